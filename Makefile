@@ -1,0 +1,44 @@
+# Every target starts from nothing but Python 3.11 and make.
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+READY   = $(VENV)/.ready
+
+.PHONY: setup demo test check format bench test-torch clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml setup.py constraints.txt src/bridle/_native/kernels.c
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt setuptools wheel
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python benchmarks/clip.py
+
+# The suite on another torch, in its own environment: make test-torch VERSION=2.15.0
+test-torch:
+	test -n "$(VERSION)" || { echo "say which: make test-torch VERSION=2.15.0"; exit 2; }
+	test -x .venv-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-$(VERSION)
+	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check torch==$(VERSION)
+	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check '.[test]'
+	.venv-$(VERSION)/bin/python -m pytest
+
+clean:
+	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_native/*.so

@@ -1,0 +1,63 @@
+"""Every error bridle raises.
+
+Each is also the builtin that people already catch, so `except RuntimeError` around a torch call keeps working
+when the import line changes.
+
+```
+BridleError
+├── ArgumentError (ValueError)                 an argument that cannot mean anything
+├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
+├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
+├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+└── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
+BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
+```
+
+A message says where, what was found, and what to do about it.
+"""
+
+__all__ = [
+    "ArgumentError",
+    "BridleError",
+    "BridleWarning",
+    "FoldError",
+    "GradientTypeError",
+    "NonFiniteGradientError",
+    "UnsupportedDeviceError",
+]
+
+
+class BridleError(Exception):
+    """The root: `except bridle.errors.BridleError` catches everything bridle raises on purpose."""
+
+
+class ArgumentError(BridleError, ValueError):
+    """An argument that cannot mean anything, such as a negative threshold."""
+
+
+class GradientTypeError(BridleError, TypeError):
+    """Something that is not a parameter, or a gradient of a kind that cannot be clipped."""
+
+
+class NonFiniteGradientError(BridleError, RuntimeError):
+    """A gradient holds NaN or infinite values.
+
+    Attributes:
+        offenders: name of each parameter whose gradient is non-finite, with how many values are.
+    """
+
+    def __init__(self, message: str, offenders: dict[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.offenders = offenders or {}
+
+
+class UnsupportedDeviceError(BridleError, RuntimeError):
+    """A code path was asked for by name that the tensors' device does not have."""
+
+
+class FoldError(BridleError, RuntimeError):
+    """The optimizer cannot take the clipping coefficient into its own step."""
+
+
+class BridleWarning(UserWarning):
+    """What was asked for was done, and is probably not what was meant."""

@@ -11,7 +11,7 @@ class OptionalOpenMP(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         if sys.platform != "win32":
-            ext.extra_compile_args = ["-O3", "-std=c11", "-fno-math-errno", "-fopenmp"]
+            ext.extra_compile_args = ["-O3", "-std=gnu11", "-fno-math-errno", "-fopenmp"]
             ext.extra_link_args = ["-fopenmp"]
         try:
             super().build_extension(ext)

@@ -6,7 +6,8 @@ when the import line changes.
 ```
 BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
-├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
+├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
+├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
@@ -24,6 +25,7 @@ __all__ = [
     "GradientTypeError",
     "NonFiniteGradientError",
     "UnsupportedDeviceError",
+    "UnsupportedGradientError",
 ]
 
 
@@ -36,7 +38,11 @@ class ArgumentError(BridleError, ValueError):
 
 
 class GradientTypeError(BridleError, TypeError):
-    """Something that is not a parameter, or a gradient of a kind that cannot be clipped."""
+    """Something that is not a parameter where one is expected."""
+
+
+class UnsupportedGradientError(BridleError, NotImplementedError):
+    """A kind of gradient (integer, nested) that is not handled; the message says which."""
 
 
 class NonFiniteGradientError(BridleError, RuntimeError):

@@ -1,0 +1,117 @@
+"""What people pass where parameters are expected, as a list of parameters with names where there are any."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import BridleWarning, GradientTypeError
+
+__all__ = ["Target", "gradients", "named", "unique"]
+
+Target: TypeAlias = (
+    Tensor
+    | torch.nn.Module
+    | torch.optim.Optimizer
+    | Mapping[str, Tensor]
+    | Iterable[Tensor]
+    | Iterable[tuple[str, Tensor]]
+)
+"""A tensor, an iterable of them, a module, an optimizer, `named_parameters()`, or a dict."""
+
+# torch's own words, kept: people filter on them.
+_EMPTY_GENERATOR = "`parameters` is an empty generator, no gradient clipping will occur."
+
+
+def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
+    """Names (None where the target has none) and parameters, in order. An iterator is walked once."""
+    if isinstance(target, Tensor):
+        return None, [target]
+    if isinstance(target, torch.nn.Module):
+        target = dict(target.named_parameters())
+    if isinstance(target, torch.optim.Optimizer):
+        return None, [p for group in target.param_groups for p in group["params"]]
+    if isinstance(target, Mapping):
+        return [str(name) for name in target], [_parameter(p) for p in target.values()]
+    try:
+        entries: list[Any] = list(target)
+    except TypeError as error:
+        raise _not_a_parameter(target) from error
+    if not entries and not hasattr(target, "__len__"):
+        _warn_exhausted(target)
+    if entries and isinstance(entries[0], tuple):
+        return [str(name) for name, _ in entries], [_parameter(p) for _, p in entries]
+    if entries and isinstance(entries[0], Mapping):  # optimizer.param_groups
+        entries = [p for group in entries for p in group["params"]]
+    return None, [_parameter(p) for p in entries]
+
+
+def gradients(target: Target) -> list[Tensor]:
+    """The gradients of a target, each once, however often its parameter is listed."""
+    try:  # the usual case, and the one that has to be fast: a list of parameters
+        if type(target) is not list:
+            target = named(target)[1]
+        grads: list[Tensor] = [g for p in target if (g := p.grad) is not None]
+    except AttributeError:
+        target = named(target)[1]
+        grads = [g for p in target if (g := p.grad) is not None]
+    if not grads:
+        warn_raw_gradients(target)
+    return unique(grads)
+
+
+def unique(tensors: list[Tensor]) -> list[Tensor]:
+    """Each tensor object once, in order."""
+    seen = {id(t): t for t in tensors}
+    return tensors if len(seen) == len(tensors) else list(seen.values())
+
+
+def _parameter(entry: Any) -> Tensor:
+    if isinstance(entry, Tensor):
+        return entry
+    raise _not_a_parameter(entry)
+
+
+def _not_a_parameter(found: object) -> GradientTypeError:
+    return GradientTypeError(
+        f"a parameter was expected, found {type(found).__name__}: {found!r:.80}. Pass a tensor, an iterable of "
+        "tensors, a module, an optimizer, `model.named_parameters()` or a dict of tensors."
+    )
+
+
+def _warn_exhausted(target: object) -> None:
+    if isinstance(target, types.GeneratorType):
+        warnings.warn(_EMPTY_GENERATOR, stacklevel=_outside())
+        return
+    warnings.warn(
+        f"the {type(target).__name__} passed as parameters yields nothing, so no gradient was clipped. An "
+        "iterator can be walked only once: pass a list, or make a new one for each call.",
+        BridleWarning,
+        stacklevel=_outside(),
+    )
+
+
+def warn_raw_gradients(parameters: list[Tensor]) -> None:
+    """Say so where nothing could be clipped because gradients were passed in place of parameters."""
+    if parameters and not any(p.requires_grad or p.grad is not None for p in parameters):
+        warnings.warn(
+            f"none of the {len(parameters)} tensors passed requires a gradient or has one, so nothing was clipped. "
+            "If these are gradients, pass the parameters they belong to (their `.grad` is what is clipped).",
+            BridleWarning,
+            stacklevel=_outside(),
+        )
+
+
+def _outside() -> int:
+    """The stacklevel of the first caller that is not bridle, counted from the function that asks."""
+    import sys
+
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("bridle."):
+        level, frame = level + 1, frame.f_back
+    return level

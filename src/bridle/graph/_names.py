@@ -1,0 +1,90 @@
+"""Names for tensors: those the user gave, those of live modules, those of the caller's variables."""
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+from torch import Tensor, nn
+
+NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """Names of parameters and buffers, by identity.
+
+    A tensor known by several names goes by the first.
+    """
+
+    # The tensors are held as well, so that an id stays theirs.
+    _by_id: Mapping[int, tuple[str, Tensor]]
+
+    def of(self, tensor: Tensor) -> str | None:
+        """Return the name of this very tensor, or None."""
+        return self._by_id[id(tensor)][0] if id(tensor) in self._by_id else None
+
+    def module_of(self, tensor: Tensor) -> str | None:
+        """Return the path of the module that owns this tensor, '' for the model itself."""
+        name = self.of(tensor)
+        return None if name is None else name.rpartition(".")[0]
+
+
+def find_names(source: NameSource | None = None) -> Names:
+    """Return names for parameters and buffers.
+
+    Args:
+        source: a model, a mapping from names to tensors, or pairs such as `named_parameters()`. Without it
+            every module alive in the process is looked through, and names begin with the class of the
+            outermost module. That takes milliseconds: meant for the moment after something has gone wrong.
+
+    Returns:
+        The names.
+
+    Example:
+        >>> import torch
+        >>> from bridle import graph
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        >>> graph.find_names(model).of(model[0].bias)
+        '0.bias'
+        >>> graph.find_names().of(model[0].bias)
+        'Sequential.0.bias'
+    """
+    if source is None:
+        pairs = [pair for root in _live_roots() for pair in _named(root, type(root).__name__)]
+    elif isinstance(source, nn.Module):
+        pairs = list(_named(source, ""))
+    else:
+        pairs = list(source.items() if isinstance(source, Mapping) else source)
+    return Names({id(tensor): (name, tensor) for name, tensor in reversed(pairs)})
+
+
+def variable_name(tensor: Tensor) -> str | None:
+    """Return the name of a variable of the calling code that holds this very tensor, or None."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in ("bridle", "torch"):
+            for name, value in frame.f_locals.items():
+                if value is tensor and name.isidentifier():  # a debugger or test runner adds others
+                    return name
+        frame = frame.f_back
+    return None
+
+
+def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    return chain(
+        root.named_parameters(prefix, remove_duplicate=False),
+        root.named_buffers(prefix, remove_duplicate=False),
+    )
+
+
+def _live_roots() -> list[nn.Module]:
+    # The type is asked, not isinstance: that would wake lazy proxies. A module still in its __init__ has no
+    # children.
+    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and "_modules" in vars(o)]
+    inside = {id(child) for module in modules for child in module.children()}
+    roots = [module for module in modules if id(module) not in inside]
+    return sorted(roots, key=lambda root: -sum(1 for _ in root.modules()))

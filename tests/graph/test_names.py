@@ -1,0 +1,120 @@
+"""Names of tensors and places of nodes, given and found."""
+
+import contextlib
+import threading
+
+import torch
+from torch import nn
+
+from bridle import graph
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.head = nn.Linear(4, 1)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh() * self.scale)
+
+
+def test_names_from_model_mapping_and_pairs_agree():
+    net = Net()
+    sources = (net, dict(net.named_parameters()), net.named_parameters())
+    assert {graph.find_names(source).of(net.body[2].bias) for source in sources} == {"body.2.bias"}
+
+
+def test_buffers_have_names_and_strangers_have_none():
+    net = Net()
+    assert graph.find_names(net).of(net.scale) == "scale"
+    assert graph.find_names(net).of(torch.ones(1)) is None
+    assert graph.find_names(net).module_of(net.head.weight) == "head"
+
+
+def test_live_modules_are_found_by_their_outermost_owner():
+    net = nn.Sequential(Net())
+    inner = net[0]
+    assert graph.find_names().of(inner.head.weight) == "Sequential.0.head.weight"
+
+
+def test_a_shared_weight_goes_by_its_first_name():
+    net = Net()
+    net.body[2].weight = nn.Parameter(torch.ones(4, 4))
+    net.copy = net.body[2]
+    assert graph.find_names(net).of(net.copy.weight) == "body.2.weight"
+
+
+def test_a_module_still_being_built_is_not_in_the_way():
+    class Half(nn.Module):
+        def __init__(self):
+            self.__dict__["early"] = graph.find_names()
+            super().__init__()
+
+    assert Half().early.of(torch.ones(1)) is None
+
+
+def test_variable_name_is_the_callers():
+    momentum = torch.ones(1)
+    assert graph.variable_name(momentum) == "momentum"
+    assert graph.variable_name(torch.ones(1)) is None
+
+
+def test_places_from_parameters_alone():
+    net = Net()
+    read = graph.read(net(torch.ones(2, 3)).sum())
+    found = graph.places(read, graph.find_names(net))
+    told = {graph.op(node): str(found[node]) for node in read.nodes if node in found}
+    assert told["SumBackward0"] == "after head"
+    assert told["TanhBackward0"] == "after body.2"
+    assert told["AddmmBackward0"] == "in body.0"  # the last of three in this order
+    assert told["ReluBackward0"] == "after body.0"
+
+
+def test_recorded_places_are_exact_and_leave_no_hook_behind():
+    net = Net()
+    with graph.record_modules(net) as record:
+        out = net(torch.ones(2, 3))
+    read = graph.read(out.sum())
+    told = {graph.op(node): record.module_of(node) for node in read.nodes}
+    assert told["ReluBackward0"] == "body.1"
+    assert told["TanhBackward0"] == ""
+    assert told["SumBackward0"] is None  # made after the block
+    assert told["AccumulateGrad"] is None
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+    exact = graph.places(read, graph.find_names(net), record)
+    assert str(exact[out.grad_fn]) == "in head"
+    tanh = next(node for node in read.nodes if graph.op(node) == "TanhBackward0")
+    assert str(exact[tanh]) == "in the model itself"
+
+
+def test_record_survives_a_forward_that_raises():
+    class Fails(nn.Module):
+        def forward(self, x):
+            raise ValueError("no")
+
+    net = nn.Sequential(nn.Linear(3, 3), Fails())
+    with graph.record_modules(net) as record:
+        with contextlib.suppress(ValueError):
+            net(torch.ones(1, 3))
+        after = torch.ones(1, requires_grad=True).exp()
+    assert record.module_of(after.grad_fn) is None
+
+
+def test_threads_that_disagree_about_a_number_give_no_answer():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    outs = []
+
+    def in_a_thread_of_its_own(module):
+        thread = threading.Thread(target=lambda: outs.append(module(torch.ones(2, 3, requires_grad=True))))
+        thread.start()
+        thread.join()
+
+    with graph.record_modules(net) as record:
+        in_a_thread_of_its_own(net[0])
+        in_a_thread_of_its_own(net[1])
+    first, second = outs
+    assert graph.sequence_nr(first.grad_fn) < graph.sequence_nr(second.grad_fn)
+    assert record.module_of(first.grad_fn) is None
+    assert record.module_of(second.grad_fn) == "1.1"

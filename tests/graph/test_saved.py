@@ -1,0 +1,123 @@
+"""Saved values in every state: ready, freed, stale, packed; of torch's ops and of custom Functions."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+
+from bridle import graph
+from bridle.graph import State
+
+
+def states(node, **kwargs):
+    return {entry.name: entry.state for entry in graph.saved(node, **kwargs)}
+
+
+def test_ready_values_are_the_tensors_themselves():
+    x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0)
+    entries = {entry.name: entry for entry in graph.saved((x * y).grad_fn)}
+    assert entries["other"].value is y
+    assert entries["self"].value is None  # y wants no gradient, so torch did not keep x
+    assert all(entry.state is State.READY for entry in entries.values())
+
+
+def test_an_output_that_was_saved_is_readable():
+    out = torch.ones(3, requires_grad=True).exp()
+    (entry,) = graph.saved(out.grad_fn)
+    assert entry.name == "result"
+    assert torch.equal(entry.value, out)
+
+
+def test_freed_after_backward():
+    out = torch.ones(3, requires_grad=True).exp()
+    out.sum().backward()
+    assert states(out.grad_fn) == {"result": State.FREED}
+
+
+def test_stale_tells_versions_and_holds_the_changed_tensor():
+    hidden = torch.ones(3, requires_grad=True).exp()
+    out = hidden * hidden
+    hidden.add_(1).mul_(2)
+    for entry in graph.saved(out.grad_fn):
+        assert entry.state is State.STALE
+        assert entry.versions == (0, 2)
+        assert entry.held is hidden
+        assert entry.value is None
+
+
+def test_lists_are_read_one_by_one():
+    index, other = torch.tensor([0, 1]), torch.tensor([1, 0])
+    out = torch.ones(3, 3, requires_grad=True)[index, other]
+    assert states(out.grad_fn)["indices[1]"] is State.READY
+    other.add_(0)
+    assert states(out.grad_fn)["indices[0]"] is State.READY
+    assert states(out.grad_fn)["indices[1]"] is State.STALE
+
+
+def test_packed_is_not_unpacked_unless_asked():
+    layer, x = nn.Linear(3, 3), torch.ones(2, 3, requires_grad=True)
+    calls = []
+
+    def run(x):
+        calls.append(1)
+        return layer(x).exp()
+
+    out = checkpoint(run, x, use_reentrant=False)
+    assert states(out.grad_fn) == {"result": State.PACKED}
+    assert len(calls) == 1
+    (entry,) = graph.saved(out.grad_fn, unpack=True)
+    assert torch.equal(entry.value, out)
+    assert len(calls) == 2
+
+
+def test_offloaded_is_packed():
+    x = torch.ones(3, requires_grad=True)
+    with save_on_cpu():
+        out = x.exp()
+    assert states(out.grad_fn) == {"result": State.PACKED}
+    assert states(out.grad_fn, unpack=True) == {"result": State.READY}
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, factor):
+        out = x * factor
+        ctx.save_for_backward(x, factor, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, factor, _ = ctx.saved_tensors
+        return grad * factor, None
+
+
+def test_custom_function():
+    x, factor = torch.ones(3, requires_grad=True), torch.tensor(2.0)
+    out = Scale.apply(x, factor)
+    entries = graph.saved(out.grad_fn)
+    assert [entry.name for entry in entries] == ["tensors[0]", "tensors[1]", "tensors[2]"]
+    assert entries[1].value is factor
+    factor.mul_(2)
+    assert states(out.grad_fn) == {
+        "tensors[0]": State.READY,
+        "tensors[1]": State.STALE,
+        "tensors[2]": State.READY,
+    }
+
+
+def test_custom_function_freed():
+    out = Scale.apply(torch.ones(3, requires_grad=True), torch.tensor(2.0))
+    out.sum().backward()
+    assert states(out.grad_fn) == {"tensors": State.FREED}
+
+
+def test_a_failing_unpack_hook_is_the_users_error_not_ours():
+    def fail(_):
+        raise RuntimeError("disk full")
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), fail):
+        out = torch.ones(3, requires_grad=True).exp()
+    assert states(out.grad_fn) == {"result": State.PACKED}
+    with pytest.raises(RuntimeError, match="disk full"):
+        graph.saved(out.grad_fn, unpack=True)

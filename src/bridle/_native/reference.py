@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -98,16 +98,10 @@ def clamp_(tensors: Sequence[Tensor], limit: float | Tensor, *, foreach: bool) -
     """Limit every element to [-limit, limit] in place."""
     for (device, _), where in _by_kind(tensors).items():
         group = [tensors[i] for i in where]
-        if isinstance(limit, Tensor):
-            on_device = limit.to(device)
-            _each(group, lambda t, top=on_device: t.clamp_(-top, top))
-        elif foreach:
+        if foreach and not isinstance(limit, Tensor):
             torch._foreach_clamp_min_(group, -limit)
             torch._foreach_clamp_max_(group, limit)
-        else:
-            _each(group, lambda t: t.clamp_(-limit, limit))
-
-
-def _each(tensors: list[Tensor], change: Callable[[Tensor], object]) -> None:
-    for t in tensors:
-        change(t)
+            continue
+        top = limit.to(device) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=wide(device), device=device)
+        for t in group:
+            t.clamp_(-top.to(t.dtype), top.to(t.dtype))

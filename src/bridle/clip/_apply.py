@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _native
 from .._native import reference
 
-__all__ = ["clamp_", "scale_", "zero_", "zero_nonfinite_"]
+__all__ = ["clamp_", "scale_", "scale_slices_", "zero_", "zero_nonfinite_"]
 
 
 def scale_(grads: list[Tensor], by: float | Tensor, foreach: bool | None = None) -> None:
@@ -20,19 +20,18 @@ def scale_(grads: list[Tensor], by: float | Tensor, foreach: bool | None = None)
         _mark_written(grads)
         return
     taken, rest = _native.partition(grads, False if kernels is None else foreach)
-    each = isinstance(by, Tensor) and by.dim() == 1
     if taken:
-        scale_([grads[i] for i in taken], by[taken] if each else by, foreach)
+        scale_([grads[i] for i in taken], _entries(by, taken), foreach)
     with torch.no_grad():
         plain = [_storage_once(grads[i]) for i in rest]
-        factor = by[rest] if each else torch.as_tensor(by, dtype=torch.float64)
+        factor = torch.as_tensor(_entries(by, rest), dtype=None if isinstance(by, Tensor) else torch.float64)
         reference.scale_(plain, factor, foreach=_use_foreach(plain, foreach))
 
 
 def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = None) -> None:
     """Limit every element to [-limit, limit]; of a complex element, its magnitude."""
     kernels = _native.usable(foreach) if isinstance(limit, float) else None
-    if kernels is not None and kernels.clamp(grads, limit, torch.get_num_threads()):
+    if kernels is not None and kernels.clamp(grads, float(limit), torch.get_num_threads()):
         _mark_written(grads)
         return
     taken, rest = _native.partition(grads, False if kernels is None else foreach)
@@ -45,6 +44,13 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
         for t in plain:
             if t.is_complex():
                 t.mul_((limit / t.abs()).clamp(max=1).nan_to_num(1.0))
+
+
+def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
+    """Multiply each gradient by a tensor that broadcasts over it."""
+    with torch.no_grad():
+        for g, factor in zip(grads, by, strict=True):
+            g.copy_(g * factor)
 
 
 def zero_(grads: Sequence[Tensor], where: Tensor | None = None) -> None:
@@ -61,6 +67,10 @@ def zero_nonfinite_(grads: Sequence[Tensor]) -> None:
         for g in grads:
             t = _storage_once(_coalesce_(g))
             t.masked_fill_(torch.isfinite(t).logical_not(), 0)
+
+
+def _entries(by: float | Tensor, where: list[int]) -> float | Tensor:
+    return by[where] if isinstance(by, Tensor) and by.dim() == 1 else by
 
 
 def _plain_vector(by: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,10 +12,17 @@ from .. import _native
 from .._native import reference
 from ..errors import UnsupportedDeviceError, UnsupportedGradientError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["check_foreach", "count_nonfinite", "norms", "readable_now", "total", "total_on_host"]
+__all__ = [
+    "check_foreach",
+    "count_nonfinite",
+    "list_offenders",
+    "norm_along",
+    "norms",
+    "offenders",
+    "readable_now",
+    "total",
+    "total_norm",
+]
 
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
@@ -38,15 +44,24 @@ def check_foreach(grads: Sequence[Tensor], foreach: bool | None) -> None:
             )
 
 
-def total_on_host(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, torch.dtype] | None:
-    """The norm of all gradients as a number, with the type to return it in; None where C cannot measure them all."""
+def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Tensor, float | None]:
+    """The norm of all gradients as a 0-dim tensor, and as a number where that needs no waiting."""
     kernels = _native.usable(foreach)
-    found = kernels and kernels.norm(grads, p, torch.get_num_threads())
-    if found is None:
-        return None
-    norm, any_double = found
-    # A finite norm is returned as one, even where it is larger than any float32.
-    return norm, torch.float64 if any_double or _LARGEST_FLOAT32 < norm < math.inf else torch.float32
+    found = kernels.norm(grads, p, torch.get_num_threads()) if kernels is not None else None
+    if found is not None:
+        value, any_double = found
+        return torch.tensor(value, dtype=_result_dtype(any_double, value)), value
+    with torch.no_grad():
+        norm = total(norms(grads, p, foreach), p)
+        any_double = any(g.dtype in (torch.float64, torch.complex128) for g in grads)
+        number = norm.item() if readable_now(grads) else None
+        return norm.to(_result_dtype(any_double, number)), number
+
+
+def _result_dtype(any_double: bool, value: float | None) -> torch.dtype:
+    """Never narrower than float32; float64 also where a finite norm is larger than any float32."""
+    too_large = value is not None and _LARGEST_FLOAT32 < value < math.inf
+    return torch.float64 if any_double or too_large else torch.float32
 
 
 def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
@@ -57,8 +72,9 @@ def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
             return each
     taken, rest = _native.partition(grads, foreach)
     with torch.no_grad():
-        parts = [norms([grads[i] for i in taken], p)] if taken else []
-        parts += [_norms_by_torch([grads[i] for i in rest], p, foreach)] if rest else []
+        if not taken:
+            return _norms_by_torch(grads, p, foreach)
+        parts = [norms([grads[i] for i in taken], p), _norms_by_torch([grads[i] for i in rest], p, foreach)]
         home = grads[0].device
         back = torch.tensor(taken + rest).argsort().to(home)
         return torch.cat([part.to(home) for part in parts])[back]
@@ -101,15 +117,39 @@ def _values(g: Tensor, p: float) -> Tensor:
 
 def total(each: Tensor, p: float) -> Tensor:
     """The p-norm of all gradients from the p-norm of each, as a 0-dim tensor on the same device."""
-    if p in (1, math.inf):
-        return torch.linalg.vector_norm(each, p)
-    top = each.amax()
-    by = torch.where((top > 0) & (top < math.inf), top, 1)
-    return torch.linalg.vector_norm(each / by, p) * by
+    by = _usable_scale(each.amax())
+    norm: Tensor = torch.linalg.vector_norm(each / by, p)
+    return norm * by
 
 
-def count_nonfinite(grads: Sequence[Tensor]) -> list[int]:
-    """How many values of each gradient are NaN or infinite. Reads from the device."""
-    not_finite: Callable[[Tensor], Tensor] = lambda g: torch.isfinite(_values(g, 1.0)).logical_not().sum()
+def _usable_scale(top: Tensor) -> Tensor:
+    """What to divide by so that no power overflows or vanishes: the largest value, or 1 where that says nothing."""
+    return torch.where((top > 0) & (top < math.inf), top, 1)
+
+
+def norm_along(t: Tensor, axes: int | Sequence[int] | None) -> Tensor:
+    """The 2-norm of slices along `axes`, with those dimensions kept at size 1: right for every finite value."""
+    dims = axes if axes is None or isinstance(axes, int) else tuple(axes)
+    magnitudes = t.abs().to(reference.wide(t.device))
+    by = _usable_scale(magnitudes.amax(dim=() if dims is None else dims, keepdim=True)) if t.numel() else 1.0
+    norm: Tensor = torch.linalg.vector_norm(magnitudes / by, 2, dim=dims, keepdim=True)
+    return norm * by
+
+
+def count_nonfinite(grads: Sequence[Tensor]) -> Tensor:
+    """How many values of each gradient are NaN or infinite: a vector on the first gradient's device."""
     with torch.no_grad():
-        return torch.stack([not_finite(g).cpu() for g in grads]).tolist() if grads else []
+        counts = [torch.isfinite(_values(g, 1.0)).logical_not().sum() for g in grads]
+        return torch.stack([n.to(grads[0].device) for n in counts])
+
+
+def offenders(names: Sequence[str], grads: Sequence[Tensor]) -> dict[str, int]:
+    """The gradients that hold NaN or infinite values, by name, with how many. Reads from the device."""
+    return {name: n for name, n in zip(names, count_nonfinite(grads).tolist(), strict=True) if n}
+
+
+def list_offenders(found: dict[str, int], at_most: int = 20) -> str:
+    """Offenders in words."""
+    listed = [f"{name} ({n} value{'s' if n > 1 else ''})" for name, n in list(found.items())[:at_most]]
+    more = [f"and {len(found) - at_most} more"] if len(found) > at_most else []
+    return ", ".join(listed + more)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import types
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import BridleWarning, GradientTypeError
+from ..graph import find_names
 
-__all__ = ["Target", "gradients", "named", "unique"]
+__all__ = ["Target", "gradients", "live_names", "named", "unique", "warn_raw_gradients"]
 
 Target: TypeAlias = (
     Tensor
@@ -35,7 +37,7 @@ def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     if isinstance(target, torch.nn.Module):
         target = dict(target.named_parameters())
     if isinstance(target, torch.optim.Optimizer):
-        return None, [p for group in target.param_groups for p in group["params"]]
+        return _of_groups(target.param_groups)
     if isinstance(target, Mapping):
         return [str(name) for name in target], [_parameter(p) for p in target.values()]
     try:
@@ -47,22 +49,35 @@ def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     if entries and isinstance(entries[0], tuple):
         return [str(name) for name, _ in entries], [_parameter(p) for _, p in entries]
     if entries and isinstance(entries[0], Mapping):  # optimizer.param_groups
-        entries = [p for group in entries for p in group["params"]]
+        return _of_groups(entries)
     return None, [_parameter(p) for p in entries]
 
 
-def gradients(target: Target) -> list[Tensor]:
-    """The gradients of a target, each once, however often its parameter is listed."""
-    try:  # the usual case, and the one that has to be fast: a list of parameters
-        if type(target) is not list:
-            target = named(target)[1]
-        grads: list[Tensor] = [g for p in target if (g := p.grad) is not None]
-    except AttributeError:
-        target = named(target)[1]
-        grads = [g for p in target if (g := p.grad) is not None]
+def _of_groups(groups: list[dict[str, Any]]) -> tuple[list[str] | None, list[Tensor]]:
+    parameters = [p for group in groups for p in group["params"]]
+    if groups and all("param_names" in group for group in groups):  # the optimizer was given named parameters
+        return [name for group in groups for name in group["param_names"]], parameters
+    return None, parameters
+
+
+def gradients(target: Target) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters of a target, and their gradients: each once, however often its parameter is listed."""
+    # The usual case, and the one that has to be fast, is a list of parameters.
+    parameters = target if type(target) is list else named(target)[1]
+    try:
+        grads: list[Tensor] = [g for p in parameters if (g := p.grad) is not None]
+    except AttributeError:  # a list of pairs, of param groups, or of something else
+        parameters = named(target)[1]
+        grads = [g for p in parameters if (g := p.grad) is not None]
     if not grads:
-        warn_raw_gradients(target)
-    return unique(grads)
+        warn_raw_gradients(parameters)
+    return parameters, unique(grads)
+
+
+def live_names(parameters: Sequence[Tensor]) -> list[str]:
+    """A name for each parameter: that of the live module that owns it, else its place in the list."""
+    known = find_names()
+    return [known.of(p) or f"parameter {i}" for i, p in enumerate(parameters)]
 
 
 def unique(tensors: list[Tensor]) -> list[Tensor]:
@@ -109,8 +124,6 @@ def warn_raw_gradients(parameters: list[Tensor]) -> None:
 
 def _outside() -> int:
     """The stacklevel of the first caller that is not bridle, counted from the function that asks."""
-    import sys
-
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("bridle."):
         level, frame = level + 1, frame.f_back

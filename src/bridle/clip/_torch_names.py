@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from .._native import reference
 from ..errors import NonFiniteGradientError
 from . import _apply, _check, _measure
-from ._target import Target, gradients, named, unique
+from ._target import Target, gradients, live_names, named, unique
 
 __all__ = ["clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
@@ -53,9 +55,9 @@ def clip_grad_norm_(
         tensor([0.6000, 0.8000])
     """
     p, limit = _check.order(norm_type), _check.threshold(max_norm, "max_norm")
-    grads = gradients(parameters)
-    norm = _total(grads, p, error_if_nonfinite, foreach, parameters)
-    _scale_down(grads, limit, norm, foreach)
+    listed, grads = gradients(parameters)
+    norm, value = _total(grads, p, error_if_nonfinite, foreach, listed)
+    _scale_down(grads, limit, norm if value is None else value, foreach)
     return norm
 
 
@@ -67,9 +69,7 @@ def clip_grad_norm(
     foreach: bool | None = None,
 ) -> Tensor:
     """The deprecated name of `clip_grad_norm_`."""
-    warnings.warn(
-        "`clip_grad_norm` is deprecated in favor of `clip_grad_norm_`.", category=FutureWarning, stacklevel=2
-    )
+    warnings.warn("`clip_grad_norm` is deprecated in favor of `clip_grad_norm_`.", category=FutureWarning, stacklevel=2)
     return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
@@ -91,7 +91,7 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
         tensor([-1.0000,  0.5000,  1.0000])
     """
     limit = _check.threshold(clip_value, "clip_value")
-    grads = gradients(parameters)
+    _, grads = gradients(parameters)
     _measure.check_foreach(grads, foreach)
     if grads:
         _apply.clamp_(grads, limit, foreach)
@@ -121,7 +121,7 @@ def get_total_norm(
         tensor(5.)
     """
     p = _check.order(norm_type)
-    return _total(unique(named(tensors)[1]), p, error_if_nonfinite, foreach, None)
+    return _total(unique(named(tensors)[1]), p, error_if_nonfinite, foreach, ())[0]
 
 
 def clip_grads_with_norm_(
@@ -143,52 +143,53 @@ def clip_grads_with_norm_(
         tensor([0.6000, 0.8000])
     """
     limit = _check.threshold(max_norm, "max_norm")
-    grads = gradients(parameters)
+    _, grads = gradients(parameters)
     _measure.check_foreach(grads, foreach)
-    _scale_down(grads, limit, torch.as_tensor(total_norm), foreach)
+    known = float(total_norm) if _measure.readable_now([*grads, *_tensors(total_norm)]) else total_norm
+    _scale_down(grads, limit, known, foreach)
+
+
+def _tensors(value: float | Tensor) -> list[Tensor]:
+    return [value] if isinstance(value, Tensor) else []
 
 
 def _total(
-    grads: list[Tensor], p: float, error_if_nonfinite: bool, foreach: bool | None, parameters: Target | None
-) -> Tensor:
+    grads: list[Tensor], p: float, error_if_nonfinite: bool, foreach: bool | None, listed: Sequence[Tensor]
+) -> tuple[Tensor, float | None]:
+    """The norm as a tensor to return, and as a number where it could be had without waiting."""
     if not grads:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0), 0.0
     _measure.check_foreach(grads, foreach)
-    found = _measure.total_on_host(grads, p, foreach)
-    if found is not None:
-        norm = torch.tensor(found[0], dtype=found[1])
-    else:
-        with torch.no_grad():
-            norm = _measure.total(_measure.norms(grads, p, foreach), p)
-            norm = norm.to(_measure.result_dtype(grads, norm))
-    if error_if_nonfinite and not math.isfinite(norm.item()):
-        _raise_nonfinite(grads, p, parameters)
-    return norm
+    norm, value = _measure.total_norm(grads, p, foreach)
+    if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
+        raise _nonfinite(grads, p, listed)
+    return norm, value
 
 
-def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: Tensor, foreach: bool | None) -> None:
+def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor, foreach: bool | None) -> None:
     """Multiply by `limit / (norm + eps)` where that is below 1. On the CPU nothing is written otherwise."""
     if not grads or (isinstance(limit, float) and limit == math.inf):
         return
-    if norm.device.type == "cpu" and _measure.readable_now(grads):
+    if isinstance(norm, float):
         ceiling = _check.on_host(limit, "max_norm")
-        coefficient = ceiling / (norm.item() + _EPS)
+        coefficient = ceiling / (norm + _EPS)
         if not coefficient >= 1 and ceiling != math.inf:  # a NaN norm scales too: torch's contract
             _apply.scale_(grads, coefficient, foreach)
         return
     with torch.no_grad():
-        coefficient_ = torch.clamp(limit / (norm.to(_measure.wide_for(norm)) + _EPS), max=1.0)
+        factor = (limit / (norm.to(reference.wide(norm.device)) + _EPS)).clamp(max=1.0)
         if isinstance(limit, Tensor):
-            coefficient_ = torch.where(limit == math.inf, 1.0, coefficient_)
-        _apply.scale_(grads, coefficient_, foreach)
+            factor = torch.where(limit == math.inf, 1.0, factor)
+        _apply.scale_(grads, factor, foreach)
 
 
-def _raise_nonfinite(grads: list[Tensor], p: float, parameters: Target | None) -> None:
-    counts = [(i, n) for i, n in enumerate(_measure.count_nonfinite(grads)) if n]
-    where = "; ".join(f"gradient {i}: {n} of {grads[i].numel()} values" for i, n in counts[:10])
-    raise NonFiniteGradientError(
+def _nonfinite(grads: list[Tensor], p: float, listed: Sequence[Tensor]) -> NonFiniteGradientError:
+    owner = {id(q.grad): name for name, q in zip(live_names(listed), listed, strict=True)}
+    names = [owner.get(id(g), f"tensor {i}") for i, g in enumerate(grads)]
+    offenders = _measure.offenders(names, grads)
+    return NonFiniteGradientError(
         f"The total norm of order {p} for gradients from `parameters` is non-finite, so it cannot be clipped. To "
-        "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`. "
-        f"Found NaN or infinite: {where}.",
-        {str(i): n for i, n in counts},
+        "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`."
+        f"\nNaN or infinite values: {_measure.list_offenders(offenders)}.",
+        offenders,
     )

@@ -93,6 +93,8 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
     limit = _check.threshold(clip_value, "clip_value")
     _, grads = gradients(parameters)
     _measure.check_foreach(grads, foreach)
+    if isinstance(limit, Tensor) and _measure.readable_now([limit, *grads]):
+        limit = _check.on_host(limit, "clip_value")
     if grads:
         _apply.clamp_(grads, limit, foreach)
 

@@ -2,12 +2,20 @@
 
 from . import errors
 from .clip import (
+    Clipper,
     ClipReport,
+    by_element_spike,
+    by_median,
     by_norm,
     by_parameter,
+    by_quantile,
     by_rms,
+    by_running_norm,
+    by_stable_norm,
+    by_tracked_quantile,
     by_unit,
     by_value,
+    by_zscore,
     clip_,
     clip_by_global_norm,
     clip_by_norm,
@@ -17,15 +25,24 @@ from .clip import (
     clip_grad_value_,
     clip_grads_with_norm_,
     get_total_norm,
+    skip_spikes,
 )
 
 __all__ = [
     "ClipReport",
+    "Clipper",
+    "by_element_spike",
+    "by_median",
     "by_norm",
     "by_parameter",
+    "by_quantile",
     "by_rms",
+    "by_running_norm",
+    "by_stable_norm",
+    "by_tracked_quantile",
     "by_unit",
     "by_value",
+    "by_zscore",
     "clip_",
     "clip_by_global_norm",
     "clip_by_norm",
@@ -36,6 +53,7 @@ __all__ = [
     "clip_grads_with_norm_",
     "errors",
     "get_total_norm",
+    "skip_spikes",
 ]
 
 __version__ = "0.1.0"

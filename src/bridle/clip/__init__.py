@@ -14,6 +14,7 @@ from ._torch_names import (
 from .adaptive import (
     by_element_spike,
     by_median,
+    by_overshoot,
     by_quantile,
     by_running_norm,
     by_stable_norm,
@@ -29,6 +30,7 @@ __all__ = [
     "by_element_spike",
     "by_median",
     "by_norm",
+    "by_overshoot",
     "by_parameter",
     "by_quantile",
     "by_rms",

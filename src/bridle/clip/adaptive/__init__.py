@@ -2,6 +2,7 @@
 
 from ._guard import skip_spikes
 from ._median import by_median
+from ._overshoot import by_overshoot
 from ._quantile import by_quantile
 from ._running import by_running_norm
 from ._spike import by_element_spike
@@ -12,6 +13,7 @@ from ._zscore import by_zscore
 __all__ = [
     "by_element_spike",
     "by_median",
+    "by_overshoot",
     "by_quantile",
     "by_running_norm",
     "by_stable_norm",

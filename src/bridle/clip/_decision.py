@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ class Clamp:
 Decision: TypeAlias = Scale | Clamp
 
 
-@runtime_checkable
 class Policy(Protocol):
     """A rule for clipping: a value that looks at gradients and decides what becomes of them.
 

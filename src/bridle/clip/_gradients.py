@@ -40,11 +40,12 @@ class Gradients:
     def of(cls, target: Target) -> Gradients:
         """The gradients of whatever was passed to `clip_`."""
         names, parameters = named(target)
-        first = {id(p.grad): i for i, p in reversed(list(enumerate(parameters))) if p.grad is not None}
+        found = [p.grad for p in parameters]
+        first = {id(g): i for i, g in reversed(list(enumerate(found))) if g is not None}
         kept = sorted(first.values())
         if not kept:
             warn_raw_gradients(parameters)
-        grads = [g for i in kept if (g := parameters[i].grad) is not None]
+        grads = [g for g in [found[i] for i in kept] if g is not None]
         known = None if names is None else [names[i] for i in kept]
         return cls([parameters[i] for i in kept], grads, known, names)
 

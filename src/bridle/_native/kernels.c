@@ -423,37 +423,54 @@ DEFINE_CHANGE(scale_f32_wide, float, double, AT_F32, (float), SCALED)
 DEFINE_CHANGE(scale_f64, double, double, AT_F32, TO_F32, SCALED)
 DEFINE_CHANGE(clamp_f64, double, double, AT_F32, TO_F32, CLAMPED)
 DEFINE_CHANGE(scale_bf16, uint16_t, float, AT_BF16, float_to_bf16, SCALED)
-DEFINE_CHANGE(clamp_bf16, uint16_t, float, AT_BF16, float_to_bf16, CLAMPED)
+
+/* Half types by their bits: a magnitude above the limit's but not above infinity's (which would be NaN) is replaced,
+ * and the sign kept. */
+VECTORISED static void clamp_bits16(uint16_t *x, int64_t n, uint16_t limit, uint16_t infinity) {
+  for (int64_t i = 0; i < n; i++) {
+    uint16_t size = x[i] & 0x7fffu;
+    x[i] = size > limit && size <= infinity ? (uint16_t)((x[i] & 0x8000u) | limit) : x[i];
+  }
+}
 
 /* A coefficient that no normal float holds is applied in double, so that what it yields is still right. */
 static int needs_double(double by) { return by != 0 && fabs(by) < 0x1p-126; }
 
-static void change_f32(float *x, int64_t n, Change change, double by) {
-  if (change == CLAMP) clamp_f32(x, n, (float)by);
-  else if (needs_double(by)) scale_f32_wide(x, n, by);
+static void scale_any_f32(float *x, int64_t n, double by) {
+  if (needs_double(by)) scale_f32_wide(x, n, by);
   else scale_f32(x, n, (float)by);
 }
 
-static void change_half(const Span *s, uint16_t *x, int64_t n, Change change, double by) {
+static void scale_half(const Span *s, uint16_t *x, int64_t n, double by) {
   float block[BLOCK];
   for (int64_t at = 0; at < n; at += BLOCK) {
     int64_t m = n - at < BLOCK ? n - at : BLOCK;
     (s->type == BF16 ? widen_bf16 : widen_f16)(x + at, block, m);
-    change_f32(block, m, change, by);
+    scale_any_f32(block, m, by);
     (s->type == BF16 ? narrow_bf16 : narrow_f16)(block, x + at, m);
   }
 }
 
-static void change_chunk(const Work *w, const Chunk *c, Change change, double by) {
-  const Span *s = &w->spans[c->span];
-  char *at = s->data + c->start * SIZE[s->type];
-  if (s->type == F64) {
-    if (change == CLAMP) clamp_f64((double *)at, c->n, by);
-    else scale_f64((double *)at, c->n, by);
-  } else if (s->type == F32) change_f32((float *)at, c->n, change, by);
-  else if (s->type == F16 || (change == SCALE && needs_double(by))) change_half(s, (uint16_t *)at, c->n, change, by);
-  else if (change == CLAMP) clamp_bf16((uint16_t *)at, c->n, (float)by);
-  else scale_bf16((uint16_t *)at, c->n, (float)by);
+static void scale_chunk(const Span *s, int64_t start, int64_t n, double by) {
+  char *at = s->data + start * SIZE[s->type];
+  if (s->type == F64) scale_f64((double *)at, n, by);
+  else if (s->type == F32) scale_any_f32((float *)at, n, by);
+  else if (s->type == F16 || needs_double(by)) scale_half(s, (uint16_t *)at, n, by);
+  else scale_bf16((uint16_t *)at, n, (float)by);
+}
+
+/* A block is written only where something in it is over the limit (or NaN, which then stays): it has been read, so
+ * it is in the nearest cache, and memory is spared the write. */
+static void clamp_chunk(const Span *s, int64_t start, int64_t n, double by) {
+  for (int64_t at = start; at < start + n; at += BLOCK) {
+    int64_t m = start + n - at < BLOCK ? start + n - at : BLOCK;
+    char *x = s->data + at * SIZE[s->type];
+    if (largest(s, at, m) <= (s->type == F64 ? by : (double)(float)by)) continue;
+    if (s->type == F64) clamp_f64((double *)x, m, by);
+    else if (s->type == F32) clamp_f32((float *)x, m, (float)by);
+    else if (s->type == BF16) clamp_bits16((uint16_t *)x, m, float_to_bf16((float)by), 0x7f80);
+    else clamp_bits16((uint16_t *)x, m, float_to_half((float)by), 0x7c00);
+  }
 }
 
 static void change_all(const Work *w, Change change, const double *by, int one_for_all, int threads) {
@@ -463,7 +480,8 @@ static void change_all(const Work *w, Change change, const double *by, int one_f
   for (int64_t k = 0; k < w->n_chunks; k++) {
     const Chunk *c = &w->chunks[w->n_chunks - 1 - k]; /* backwards: what the norm read last is still in the cache */
     double b = one_for_all ? *by : by[c->span];
-    if (change == CLAMP || b != 1) change_chunk(w, c, change, b);
+    if (change == CLAMP) clamp_chunk(&w->spans[c->span], c->start, c->n, b);
+    else if (b != 1) scale_chunk(&w->spans[c->span], c->start, c->n, b);
   }
 }
 

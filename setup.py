@@ -10,6 +10,7 @@ class OptionalOpenMP(build_ext):
     """Build with threads, else without, else not at all: bridle then runs on torch operations."""
 
     def build_extension(self, ext: Extension) -> None:
+        """Try with OpenMP first."""
         if sys.platform != "win32":
             ext.extra_compile_args = ["-O3", "-std=gnu11", "-fno-math-errno", "-fopenmp"]
             ext.extra_link_args = ["-fopenmp"]

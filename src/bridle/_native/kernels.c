@@ -132,9 +132,8 @@ static int work_make(PyObject *tensors, Work *w) {
   return 1;
 }
 
-static int threads_for(const Work *w, int threads) {
-  return w->n_elements <= CHUNK || w->n_chunks < 2 ? 1 : threads;
-}
+/* Little work is not worth waiting for another thread, least of all on a busy machine. */
+static int threads_for(const Work *w, int threads) { return w->n_elements <= 4 * CHUNK ? 1 : threads; }
 
 static int grain_for(const Work *w, int threads) {
   int64_t grain = w->n_chunks / (8 * (int64_t)threads);

@@ -159,13 +159,15 @@ DENSE = {
     "0-dim": lambda: torch.tensor(2.0),
     "empty": lambda: torch.zeros(0, 3),
     "grad of a graph": lambda: torch.randn(3, requires_grad=True) * 2,
+    "parameter": lambda: torch.nn.Parameter(torch.randn(3)).requires_grad_(False),
     "negated view": lambda: torch._neg_view(torch.randn(3)),
 }
 
 
 @pytest.mark.parametrize("kind", DENSE)
 def test_any_dense_block_is_taken(kind):
-    x = DENSE[kind]().detach()
+    x = DENSE[kind]()
+    x = x.detach() if x.requires_grad else x
     before = x.clone()
     assert _native.kernels.norm([x], 2.0, 1)[0] == pytest.approx(before.double().norm().item(), rel=1e-6)
     assert _native.kernels.scale([x], 0.5, 1)

@@ -52,7 +52,7 @@ typedef struct {
 enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4 };
 
 static const DLExchange *exchange = NULL;
-static PyObject *tensor_type = NULL;
+static PyObject *tensor_type = NULL, *parameter_type = NULL; /* subclasses may be anything: they are torch's */
 
 /* ---- one dense block of memory per tensor, cut into chunks ------------------------------------------------- */
 
@@ -92,7 +92,8 @@ static int is_dense(const DLTensor *t, int64_t n) {
 
 static int describe(PyObject *object, Span *out) {
   DLTensor t;
-  if ((PyObject *)Py_TYPE(object) != tensor_type) return 0;
+  PyObject *type = (PyObject *)Py_TYPE(object);
+  if (type != tensor_type && type != parameter_type) return 0;
   if (exchange->dltensor_from_py_object(object, &t) != 0) {
     PyErr_Clear();
     return 0;
@@ -601,14 +602,15 @@ static void change_task(void *context, int64_t k) {
 /* ---- Python ------------------------------------------------------------------------------------------------ */
 
 static PyObject *py_connect(PyObject *self, PyObject *args) {
-  PyObject *type, *capsule;
+  PyObject *tensor, *parameter, *capsule;
   (void)self;
-  if (!PyArg_ParseTuple(args, "OO", &type, &capsule)) return NULL;
+  if (!PyArg_ParseTuple(args, "OOO", &tensor, &parameter, &capsule)) return NULL;
   const DLExchange *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!api) return NULL;
   if (api->version.major != 1) Py_RETURN_FALSE;
-  Py_INCREF(type);
-  tensor_type = type;
+  Py_INCREF(tensor);
+  Py_INCREF(parameter);
+  tensor_type = tensor, parameter_type = parameter;
   exchange = api;
   Py_RETURN_TRUE;
 }
@@ -691,7 +693,7 @@ static PyObject *py_plain_half(PyObject *self, PyObject *flag) {
 }
 
 static PyMethodDef methods[] = {
-    {"connect", py_connect, METH_VARARGS, "connect(Tensor, capsule) -> bool: take torch's DLPack exchange table"},
+    {"connect", py_connect, METH_VARARGS, "connect(Tensor, Parameter, capsule) -> bool: take torch's DLPack exchange table"},
     {"norm", py_norm, METH_VARARGS, "norm(tensors, p, threads, each=None) -> (total, is any float64), or None: not ours to measure"},
     {"scale", py_scale, METH_VARARGS, "scale(tensors, coefficient(s), threads) -> bool: False, nothing was done"},
     {"clamp", py_clamp, METH_VARARGS, "clamp(tensors, limit(s), threads) -> bool: False, nothing was done"},

@@ -20,8 +20,8 @@ _SAME_GRAPH = (
 )
 _CARRIED_OVER = (
     "If it was carried over from an earlier step, `.detach()` it where the new step begins: "
-    "retain_graph=True would send gradients through all earlier steps, and keep them in memory. If it belongs "
-    "to this step, compute all losses first, add them up, and call backward once."
+    "retain_graph=True would send gradients through all earlier steps, and keep them in memory. If it "
+    "belongs to this step, compute all losses first, add them up, and call backward once."
 )
 
 

@@ -1,6 +1,7 @@
 """See, split and hold every gradient in a PyTorch program."""
 
-from . import errors
+from . import autograd, errors, graph
+from .autograd import backward, grad, unreached
 from .clip import (
     ClipReport,
     by_norm,
@@ -21,6 +22,8 @@ from .clip import (
 
 __all__ = [
     "ClipReport",
+    "autograd",
+    "backward",
     "by_norm",
     "by_parameter",
     "by_rms",
@@ -36,6 +39,9 @@ __all__ = [
     "clip_grads_with_norm_",
     "errors",
     "get_total_norm",
+    "grad",
+    "graph",
+    "unreached",
 ]
 
 __version__ = "0.1.0"

@@ -1,6 +1,5 @@
 """Names for tensors: those the user gave, those of live modules, those of the caller's variables."""
 
-import gc
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,6 +7,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from torch import Tensor, nn
+
+from ._live import live_models
 
 NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -53,7 +54,7 @@ def find_names(source: NameSource | None = None) -> Names:
         'Sequential.0.bias'
     """
     if source is None:
-        pairs = [pair for root in _live_roots() for pair in _named(root, type(root).__name__)]
+        pairs = [pair for root in live_models() for pair in _named(root, type(root).__name__)]
     elif isinstance(source, nn.Module):
         pairs = list(_named(source, ""))
     else:
@@ -79,12 +80,3 @@ def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
         root.named_parameters(prefix, remove_duplicate=False),
         root.named_buffers(prefix, remove_duplicate=False),
     )
-
-
-def _live_roots() -> list[nn.Module]:
-    # The type is asked, not isinstance: that would wake lazy proxies. A module still in its __init__ has no
-    # children.
-    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and "_modules" in vars(o)]
-    inside = {id(child) for module in modules for child in module.children()}
-    roots = [module for module in modules if id(module) not in inside]
-    return sorted(roots, key=lambda root: -sum(1 for _ in root.modules()))

@@ -41,7 +41,9 @@ class Outcome:
         if self.measured_after is not None:
             return self.measured_after
         if isinstance(self.decision, Clamp):  # p is infinite here: the norm is the largest magnitude
-            return self.before.clamp(max=torch.as_tensor(self.decision.limit).to(self.before))
+            return self.before.clamp(
+                max=torch.as_tensor(self.decision.limit, dtype=self.before.dtype).to(self.before.device)
+            )
         assert isinstance(self.decision.by, Tensor)
         return self.before * self.decision.by
 

@@ -2,7 +2,46 @@
 
 from . import autograd, errors, graph
 from .autograd import backward, grad, unreached
+from .clip import (
+    ClipReport,
+    by_norm,
+    by_parameter,
+    by_rms,
+    by_unit,
+    by_value,
+    clip_,
+    clip_by_global_norm,
+    clip_by_norm,
+    clip_by_value,
+    clip_grad_norm,
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
 
-__all__ = ["autograd", "backward", "errors", "grad", "graph", "unreached"]
+__all__ = [
+    "ClipReport",
+    "autograd",
+    "backward",
+    "by_norm",
+    "by_parameter",
+    "by_rms",
+    "by_unit",
+    "by_value",
+    "clip_",
+    "clip_by_global_norm",
+    "clip_by_norm",
+    "clip_by_value",
+    "clip_grad_norm",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "clip_grads_with_norm_",
+    "errors",
+    "get_total_norm",
+    "grad",
+    "graph",
+    "unreached",
+]
 
 __version__ = "0.1.0"

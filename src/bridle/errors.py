@@ -6,7 +6,8 @@ when the import line changes.
 ```
 BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
-├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
+├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
+├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of its holders
 ├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
 │   ├── UnusedInputError                       inputs without a gradient, each by name and with its reason
@@ -40,6 +41,7 @@ __all__ = [
     "NonScalarOutputError",
     "OpaqueGraphError",
     "UnsupportedDeviceError",
+    "UnsupportedGradientError",
     "UnusedInputError",
     "VectorizationError",
 ]
@@ -54,7 +56,11 @@ class ArgumentError(BridleError, ValueError):
 
 
 class GradientTypeError(BridleError, TypeError):
-    """Something that is not a parameter, or a gradient of a kind that cannot be clipped."""
+    """Something that is not a parameter where one is expected."""
+
+
+class UnsupportedGradientError(BridleError, NotImplementedError):
+    """A kind of gradient (integer, nested) that is not handled; the message says which."""
 
 
 class NonFiniteGradientError(BridleError, RuntimeError):

@@ -1,0 +1,140 @@
+"""`clip_`: measure, decide, apply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, NonFiniteGradientError
+from . import _apply, _measure
+from ._check import on_host
+from ._decision import Clamp, Decision, Policy, Scale
+from ._fold import check_fold, fold
+from ._gradients import Gradients
+from ._patterns import assign
+from ._report import ClipReport, Outcome
+from ._target import Target
+
+__all__ = ["NonFinite", "clip_"]
+
+NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
+
+
+def clip_(
+    target: Target,
+    policy: Policy | Mapping[str, Policy | None],
+    *,
+    nonfinite: NonFinite = "raise",
+    fold_into: torch.optim.Optimizer | None = None,
+) -> ClipReport:
+    """Clip gradients in place by a policy, and report what was done.
+
+    No choice of arguments turns a finite gradient into a NaN or infinite one.
+
+    Args:
+        target: a module, an optimizer, `named_parameters()`, a dict, a tensor or an iterable of tensors.
+        policy: such as `by_norm(1.0)`, or a mapping from name patterns to policies: the first pattern that matches
+            a name wins, each group has its own norm, None leaves a group alone.
+        nonfinite: what to do where a gradient holds NaN or infinite values. `"raise"` names them and changes
+            nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to zero.
+            `"zero"` sets those values to zero and clips the rest. `"propagate"` leaves them for others to find;
+            what shares a norm with them is left as it is, for there is no factor to scale it by.
+        fold_into: a fused optimizer that multiplies by the coefficient (and skips) inside its own step, so that
+            the gradients are not written here. `by_norm` only.
+
+    Returns:
+        A `ClipReport`; it reads from the device only when asked.
+
+    Raises:
+        NonFiniteGradientError: (a RuntimeError) a gradient is not finite and `nonfinite="raise"`.
+        ArgumentError: (a ValueError) a pattern that is never used, a parameter no pattern matches, a wrong mode.
+        FoldError: (a RuntimeError) `fold_into` an optimizer or with a policy that cannot do it.
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        >>> model(torch.ones(2, 4)).sum().backward()
+        >>> report = bridle.clip_(model, {"1.*": bridle.by_norm(0.5), "*": bridle.by_norm(1.0)})
+        >>> report.groups["1.*"].norm_after <= 0.5 + 1e-6
+        True
+    """
+    if nonfinite not in get_args(NonFinite):
+        raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
+    grads = Gradients.of(target)
+    groups = assign(policy, grads)
+    if fold_into is not None:
+        check_fold(fold_into, groups, grads)
+    held = [(pattern, rule, part) for pattern, rule, part in groups if rule is not None and part.tensors]
+    bad, counts = _look_for_nonfinite([(rule, part) for _, rule, part in held], nonfinite)
+    outcomes = []
+    for pattern, rule, part in held:
+        before, decision = part.norms(rule.p), rule.decide(part)
+        after = None
+        if fold_into is None:
+            after = _carry_out(decision, part, rule.p)
+        outcomes.append(Outcome(pattern, rule.p, part, before, decision, after))
+    skipped = bad if nonfinite == "skip" else False
+    if fold_into is not None and outcomes:
+        fold(fold_into, outcomes[0].decision, skipped)
+    elif skipped is not False:
+        _apply.zero_(grads.tensors, skipped if isinstance(skipped, Tensor) else None)
+    return ClipReport(outcomes, skipped, counts)
+
+
+def _look_for_nonfinite(
+    held: list[tuple[Policy, Gradients]], mode: NonFinite
+) -> tuple[bool | Tensor, list[tuple[Gradients, Tensor]]]:
+    """Is any gradient not finite (a tensor where that would have to wait), and how many values of each are not.
+
+    The norms show it, so the usual finite step costs no further pass where values can be read.
+    """
+    if mode == "propagate" or not held:
+        return False, []
+    waits = not all(part.readable_now() for _, part in held)
+    home = held[0][1].tensors[0].device
+    totals = torch.stack([part.norms(rule.p).amax().to(home) for rule, part in held])
+    bad = torch.isfinite(totals).all().logical_not()
+    if (not waits or mode == "raise") and not bool(bad):
+        return False, []
+    counts = [(part, _measure.count_nonfinite(part.tensors)) for _, part in held]
+    if mode == "raise":
+        offenders = ClipReport([], False, counts).offenders
+        raise NonFiniteGradientError(
+            f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite: "
+            f'{_measure.list_offenders(offenders)}. No gradient was changed. Pass nonfinite="skip" to zero the whole '
+            'step or "zero" to zero only those values.',
+            offenders,
+        )
+    if mode == "zero":
+        for _, part in held:
+            _apply.zero_nonfinite_(part.tensors)
+            part.forget()
+    return (bad if waits else True), counts
+
+
+def _carry_out(decision: Decision, part: Gradients, p: float) -> Tensor | None:
+    """Change the gradients; their norms after, where they have to be measured. Under the limit nothing is written."""
+    now = part.readable_now()
+    if isinstance(decision, Clamp):
+        limit = on_host(decision.limit, "limit") if now else decision.limit
+        if not now or bool((part.norms(p) > limit).any()):
+            _apply.clamp_(part.tensors, limit)
+        return None
+    return _scale(decision, part, p, now)
+
+
+def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | None:
+    by = decision.by
+    if isinstance(by, Tensor):
+        if not now:
+            _apply.scale_(part.tensors, by)
+        elif by.dim() == 0:
+            if (factor := by.item()) < 1:
+                _apply.scale_(part.tensors, factor)
+        elif bool((by < 1).any()):
+            _apply.scale_(part.tensors, by)
+        return None
+    _apply.scale_slices_(part.tensors, by)
+    return _measure.norms(part.tensors, p)

@@ -68,7 +68,7 @@ def _loop_after(error: Exception, what: Run, size: int, read: graph.Graph) -> tu
         found = _run_looped(what, size)
     except GraphFreedError:
         raise VectorizationError(
-            f"{error}\ntorch could not vectorise {where}, and the nodes before it are already freed. "
+            f"{error}\ntorch could not vectorise {where}, and the way to it is already freed. "
             "Pass retain_graph=True, and the gradients will be computed one by one."
         ) from error
     _warn(f"torch could not vectorise {where} ({error}); the whole backward ran once per gradient instead.")
@@ -83,12 +83,14 @@ def _where_it_fails(what: Run, size: int, read: graph.Graph) -> str:
         with _torch.open_batch(size) as batch:
             grads = tuple(None if g is None else batch.hide(g) for g in what.grads)
             run(replace(what, grads=grads, retain_graph=True))
+    except GraphFreedError:
+        started.clear()  # stopped short of the failure: the first attempt freed the way to it
     except (RuntimeError, IndexError):
         pass
     finally:
         for handle in handles:
             handle.remove()
-    return Scene(what.outputs).tell(started[-1]) if started else "the backward pass"
+    return Scene(what.outputs).tell(started[-1]) if started else "a node of this graph"
 
 
 def _looping_where_needed(node: Node, apply: Callable[..., Any], batch: _torch.Batch) -> Callable[..., Any]:

@@ -84,4 +84,7 @@ def _post_mortem(error: RuntimeError, what: Run) -> BackwardError | None:
         return None  # raised by a backward inside this one, and already explained
     text = str(error)
     explain = next((explain for piece, explain in _POST_MORTEMS.items() if piece in text), None)
-    return None if explain is None else explain(text, what)
+    try:
+        return None if explain is None else explain(text, what)
+    except Exception:
+        return None  # whatever goes wrong while looking for the cause must not hide torch's own error

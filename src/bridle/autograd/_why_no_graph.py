@@ -3,7 +3,7 @@
 import re
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import graph
 from ..errors import NoGraphError
@@ -23,7 +23,7 @@ def explain(text: str, run: Run) -> NoGraphError:
     output = run.outputs[int(match[1]) if match else 0]
     assert isinstance(output, Tensor), "an edge is a graph"
     scene = Scene(())
-    causes = tuple(_causes(output, scene)) or (_UNSEEN,)
+    causes = tuple(_causes(output, scene)) or (*_suspects(), _UNSEEN)
     return NoGraphError(
         f"{text}\n{scene.describe(output)} has no recorded graph:\n{indent(causes)}\n"
         "Setting requires_grad on it would silence this error and train nothing: no parameter is behind it.",
@@ -47,9 +47,6 @@ def _causes(output: Tensor, scene: Scene) -> list[str]:
     source = _detached_from(output)
     if source is not None:
         found.append(f"it was detached from {scene.describe(source)}: same memory, no history")
-    found += [
-        f"every parameter of {type(m).__name__} is frozen (requires_grad=False)" for m in _frozen_models()
-    ]
     return found
 
 
@@ -60,6 +57,11 @@ def _detached_from(output: Tensor) -> Tensor | None:
     return next((t for t in graph.live_tensors() if t.requires_grad and graph.memory_of(t) == memory), None)
 
 
-def _frozen_models() -> list[nn.Module]:
-    models = [model for model in graph.live_models() if any(True for _ in model.parameters())]
-    return [model for model in models if not any(p.requires_grad for p in model.parameters())]
+def _suspects() -> list[str]:
+    """Name the models that are frozen from top to bottom; whether the output came from one is not known."""
+    frozen = [
+        type(model).__name__
+        for model in graph.live_models()
+        if (flags := [p.requires_grad for p in model.parameters()]) and not any(flags)
+    ]
+    return [f"every parameter of {name} is frozen: if {name} computed it, this is why" for name in frozen]

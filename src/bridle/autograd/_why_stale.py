@@ -31,7 +31,7 @@ def explain(text: str, run: Run) -> InplaceModifiedError:
 def _tell(scene: Scene, node: Node, entry: graph.Saved) -> str:
     held = entry.held
     expected, found = entry.versions or (None, None)
-    name = scene.name(held) if held is not None else None
+    name = scene.name(graph.base_of(held)) if held is not None else None
     subject = f"`{entry.name}` of {scene.tell(node)}" + (f", which is `{name}`" if name else "")
     shape = f", shape {tuple(held.shape)}" if held is not None else ""
     return f"{subject}{shape}: saved at version {expected}, now at {found}; {_writer(scene, node, held)}"
@@ -40,7 +40,8 @@ def _tell(scene: Scene, node: Node, entry: graph.Saved) -> str:
 def _writer(scene: Scene, node: Node, held: Tensor | None) -> str:
     if held is None:
         return "the writer is not known"
-    if held.is_leaf and held.requires_grad:
+    base = graph.base_of(held)
+    if base.is_leaf and base.requires_grad:
         return "most likely written by an optimizer step between forward and backward"
     memory = graph.memory_of(held)
     same = [held, *(t for t in graph.live_tensors() if memory is not None and graph.memory_of(t) == memory)]

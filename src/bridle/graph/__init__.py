@@ -10,7 +10,16 @@ from ._modules import ModuleRecord, Place, places, record_modules
 from ._names import Names, find_names, variable_name
 from ._read import Consumer, Described, Graph, describe, edge_of, read
 from ._saved import Saved, State, saved
-from ._torch import current_sequence_nr, is_custom, is_leaf, is_relayout, leaf_tensor, op, sequence_nr
+from ._torch import (
+    base_of,
+    current_sequence_nr,
+    is_custom,
+    is_leaf,
+    is_relayout,
+    leaf_tensor,
+    op,
+    sequence_nr,
+)
 from ._uses import Use, uses
 
 __all__ = [
@@ -23,6 +32,7 @@ __all__ = [
     "Saved",
     "State",
     "Use",
+    "base_of",
     "current_sequence_nr",
     "describe",
     "edge_of",

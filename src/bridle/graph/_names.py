@@ -1,9 +1,11 @@
 """Names for tensors: those the user gave, those of live modules, those of the caller's variables."""
 
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from types import FrameType
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -67,12 +69,21 @@ def variable_name(tensor: Tensor) -> str | None:
     frame = sys._getframe().f_back
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in ("bridle", "torch"):
-            for name, value in frame.f_locals.items():
-                if value is tensor and name.isidentifier():  # a debugger or test runner adds others
-                    return name
+        name = None if module.partition(".")[0] in ("bridle", "torch") else _name_in(frame, tensor)
+        if name is not None:
+            return name
         frame = frame.f_back
     return None
+
+
+def _name_in(frame: FrameType, tensor: Tensor) -> str | None:
+    variables = frame.f_locals
+    # A debugger or a test runner adds names that nobody could have written.
+    name = next((name for name, value in variables.items() if value is tensor and name.isidentifier()), None)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        # A copy that the frame would keep, and with it everything its variables held at this moment.
+        variables.clear()
+    return name
 
 
 def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:

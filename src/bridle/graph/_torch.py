@@ -116,6 +116,12 @@ def held_tensor(handle: Any) -> Tensor | None:
     return data if isinstance(data, Tensor) else None
 
 
+def base_of(tensor: Tensor) -> Tensor:
+    """Return the tensor this one is a view of, or itself."""
+    base = tensor._base
+    return tensor if base is None else base
+
+
 def is_freed_message(message: str) -> bool:
     """Tell whether torch's text says that saved values are gone."""
     return "backward through the graph a second time" in message

@@ -1,7 +1,7 @@
 """See, split and hold every gradient in a PyTorch program."""
 
-from . import errors
+from . import autograd, errors, graph
 
-__all__ = ["errors"]
+__all__ = ["autograd", "errors", "graph"]
 
 __version__ = "0.1.0"

@@ -8,6 +8,7 @@ BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
 ├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
+├── ReplayError (RuntimeError)                 a graph that our own engine cannot run right
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
@@ -23,6 +24,7 @@ __all__ = [
     "FoldError",
     "GradientTypeError",
     "NonFiniteGradientError",
+    "ReplayError",
     "UnsupportedDeviceError",
 ]
 
@@ -49,6 +51,10 @@ class NonFiniteGradientError(BridleError, RuntimeError):
     def __init__(self, message: str, offenders: dict[str, int] | None = None) -> None:
         super().__init__(message)
         self.offenders = offenders or {}
+
+
+class ReplayError(BridleError, RuntimeError):
+    """Our own engine was asked for a pass that it cannot run right, and says what is in the way."""
 
 
 class UnsupportedDeviceError(BridleError, RuntimeError):

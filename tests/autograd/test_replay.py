@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def test_double_backward():
 class Pair(torch.autograd.Function):
     """Two outputs; says what it was given."""
 
-    given: list = []
+    given: ClassVar[list] = []
     materialize = True
 
     @classmethod

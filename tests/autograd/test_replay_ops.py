@@ -31,15 +31,15 @@ def differentiable(value):
 
 
 def compare(op, sample):
-    """Return the node kinds of one sample's graph, or raise Skip with torch's own reason."""
+    """Return the node kinds of one sample's graph, or raise SkipError with torch's own reason."""
     torch.manual_seed(0)
     inputs = differentiable((sample.input, sample.args, sample.kwargs))
     try:
         outputs = differentiable(op(sample.input, *sample.args, **sample.kwargs))
     except Exception as error:
-        raise Skip(f"torch cannot compute it: {type(error).__name__}") from None
+        raise SkipError(f"torch cannot compute it: {type(error).__name__}") from None
     if not inputs or not outputs:
-        raise Skip("nothing to differentiate")
+        raise SkipError("nothing to differentiate")
     strided = [output.layout == torch.strided for output in outputs]
     grads = [
         torch.randn_like(o) if easy else o.detach().clone() for o, easy in zip(outputs, strided, strict=True)
@@ -48,25 +48,25 @@ def compare(op, sample):
         torch.manual_seed(1)
         expected = torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True)
     except Exception as error:
-        raise Skip(f"torch cannot differentiate it: {type(error).__name__}") from None
+        raise SkipError(f"torch cannot differentiate it: {type(error).__name__}") from None
     torch.manual_seed(1)
     found = replay(outputs, inputs, grads)
     assert all(map(same_bits, found, expected)), f"{op.name}: replay differs from torch"
     return {graph.op(node) for node in graph.read(outputs).nodes}
 
 
-class Skip(Exception):
+class SkipError(Exception):
     pass
 
 
 def samples_of(op):
     dtypes = [d for d in (torch.float64, torch.complex128) if d in op.supported_backward_dtypes("cpu")]
     if not op.supports_autograd or not dtypes:
-        raise Skip("torch says it has no gradient in double precision on CPU")
+        raise SkipError("torch says it has no gradient in double precision on CPU")
     try:
         return list(islice(op.sample_inputs("cpu", dtypes[0], requires_grad=True), SAMPLES_PER_OP))
     except Exception as error:
-        raise Skip(f"torch's sample inputs fail: {type(error).__name__}") from None
+        raise SkipError(f"torch's sample inputs fail: {type(error).__name__}") from None
 
 
 # torch's own sample inputs warn about deprecated arguments, beta features and the like.
@@ -83,13 +83,13 @@ def test_every_op_of_torchs_database_bit_for_bit(capsys):
                 try:
                     kinds |= compare(op, sample)
                     compared[name] += 1
-                except Skip as skip:
+                except SkipError as skip:
                     skips[f"one sample: {skip}"].append(name)
-        except Skip as skip:
+        except SkipError as skip:
             skips[str(skip)].append(name)
     with capsys.disabled():
         print(
-            f"\nreplay: {len(compared)} ops, {compared.total()} samples, {len(kinds)} kinds of node: all equal"
+            f"\nreplay equals torch: {len(compared)} ops, {compared.total()} samples, {len(kinds)} node kinds"
         )
         for reason, names in skips.items():
             print(f"  skipped, {reason} ({len(names)}): {', '.join(dict.fromkeys(names))}")

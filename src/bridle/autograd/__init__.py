@@ -1,5 +1,8 @@
 """Backward passes: run, watched, replayed."""
 
+from ._records import ModuleSummary, NodeRecord, Trace
 from ._replay import Edge, replay
+from ._stats import Stats
+from ._trace import trace
 
-__all__ = ["Edge", "replay"]
+__all__ = ["Edge", "ModuleSummary", "NodeRecord", "Stats", "Trace", "replay", "trace"]

@@ -46,11 +46,28 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
     Attributes:
         offenders: name of each parameter whose gradient is non-finite, with how many values are.
+        node: the op where it began, by torch's name; None if that was not looked for or not found.
+        module: path of the module that op belongs to.
+        operand: torch's name for the saved value that did it.
+        rows: where in the first dimension of that value, which for most data is the number of the sample.
     """
 
-    def __init__(self, message: str, offenders: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        offenders: dict[str, int] | None = None,
+        *,
+        node: str | None = None,
+        module: str | None = None,
+        operand: str | None = None,
+        rows: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.offenders = offenders or {}
+        self.node = node
+        self.module = module
+        self.operand = operand
+        self.rows = rows
 
 
 class ReplayError(BridleError, RuntimeError):

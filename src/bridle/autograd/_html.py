@@ -108,8 +108,8 @@ def _module_table(modules: tuple[ModuleSummary, ...], scale: _Scale) -> str:
     return (
         "<h2>By module</h2><p>In the order in which the gradient reaches them. The norm of what enters a "
         "module from outside, of what it sends on, and of its own parameters.</p>"
-        '<div class="scroll"><table><tr><th class="name">module</th><th>nodes</th><th>ms</th><th>time</th><th>entering</th>'
-        "<th>leaving</th><th>parameters</th><th>zeros</th><th>non-finite</th></tr>"
+        '<div class="scroll"><table><tr><th class="name">module</th><th>nodes</th><th>ms</th><th>time</th>'
+        "<th>entering</th><th>leaving</th><th>parameters</th><th>zeros</th><th>non-finite</th></tr>"
         f"{''.join(rows)}</table></div>"
     )
 

@@ -138,7 +138,7 @@ def run(
             incoming = passing.collect(node)
             if node in targets:
                 # As in torch: an input that the pass goes through is caught before the hooks of its tensor.
-                caught = incoming if node in leading else _through_tensor_hooks(node, incoming, create_graph)
+                caught = incoming if node in leading else through_tensor_hooks(node, incoming, create_graph)
                 found |= {(node, number): grad for number, grad in enumerate(caught)}
             if node in leading:
                 for position, outgoing in enumerate(passing.execute(node, incoming)):
@@ -180,7 +180,7 @@ class _Pass:
         """Run one node, with its hooks, and return one gradient per input of its op."""
         if graph.is_custom(node):
             return self._execute_custom(node, incoming)
-        gradients = tuple(_through_tensor_hooks(node, incoming, self.create_graph))
+        gradients = tuple(through_tensor_hooks(node, incoming, self.create_graph))
         for before in _torch.hooks_before(node):
             gradients = _or(before(gradients), gradients)
         result = node(*gradients)  # type: ignore[operator]
@@ -260,7 +260,7 @@ def _engine(
     )
 
 
-def _through_tensor_hooks(
+def through_tensor_hooks(
     node: Node, incoming: list[Tensor | None], create_graph: bool
 ) -> list[Tensor | None]:
     """Let the hooks of the tensors this node made see, and change, their gradients.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.utils.checkpoint import GraphExecGroup
 
-from ..graph import is_leaf, leaf_tensor
+from ..graph import is_leaf, leaf_tensor, op
 
 Hook = Callable[..., Any]
 
@@ -91,3 +92,51 @@ def checkpoints_recomputed_once() -> Generator[None, None, None]:
         return
     with GraphExecGroup():
         yield
+
+
+class _WatchedEngine:
+    """torch's engine, with one method taken over and the rest left alone."""
+
+    def __init__(self, engine: Any, run: Callable[..., Any]) -> None:
+        self.engine = engine
+        self.run_backward = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def take_over_engine(run: Callable[..., Any]) -> None:
+    """Let `run(original, ...)` stand before every backward pass that starts in Python, in all threads."""
+    engine = torch.autograd.Variable._execution_engine
+    taken = _WatchedEngine(engine, partial(run, engine.run_backward))
+    torch.autograd.Variable._execution_engine = taken  # type: ignore[assignment]
+
+
+def give_back_engine() -> None:
+    """Undo `take_over_engine`."""
+    taken = torch.autograd.Variable._execution_engine
+    torch.autograd.Variable._execution_engine = taken.engine  # type: ignore[attr-defined]
+
+
+_TRACING = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+
+
+def values_are_real(tensors: Sequence[Any]) -> bool:
+    """Tell whether these are tensors with values to look at: not while compiling, not inside a vmap."""
+    if torch._C._are_functorch_transforms_active():
+        return False
+    if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
+        return False
+    legacy = torch._C._functorch.is_legacy_batchedtensor
+    return not any(isinstance(tensor, Tensor) and legacy(tensor) for tensor in tensors)
+
+
+def gives_away_saved(node: Node) -> bool:
+    """Tell whether a compiled function's backward overwrites what it saved, so that it can run only once."""
+    return op(node) == "CompiledFunctionBackward" and bool(node._forward_cls.metadata.bw_donated_idxs)  # type: ignore[attr-defined]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a distributed tensor that is in this process; any other tensor as it is."""
+    local: Tensor = tensor.to_local() if type(tensor).__name__ == "DTensor" else tensor  # type: ignore[attr-defined]
+    return local

@@ -1,7 +1,7 @@
 """See, split and hold every gradient in a PyTorch program."""
 
 from . import autograd, errors, graph
-from .autograd import backward, grad, unreached
+from .autograd import backward, detect_anomaly, grad, trace, unreached
 from .clip import (
     ClipReport,
     by_norm,
@@ -37,10 +37,12 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
+    "detect_anomaly",
     "errors",
     "get_total_norm",
     "grad",
     "graph",
+    "trace",
     "unreached",
 ]
 

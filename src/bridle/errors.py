@@ -9,6 +9,7 @@ BridleError
 ├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
 ├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of its holders
+├── ReplayError (RuntimeError)                 a graph that our own engine cannot run right
 ├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
 │   ├── UnusedInputError                       inputs without a gradient, each by name and with its reason
 │   ├── GraphFreedError                        a graph that was already freed, and where this one enters it
@@ -40,6 +41,7 @@ __all__ = [
     "NonFiniteGradientError",
     "NonScalarOutputError",
     "OpaqueGraphError",
+    "ReplayError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
     "UnusedInputError",
@@ -68,11 +70,32 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
     Attributes:
         offenders: name of each parameter whose gradient is non-finite, with how many values are.
+        node: the op where it began, by torch's name; None if that was not looked for or not found.
+        module: path of the module that op belongs to.
+        operand: torch's name for the saved value that did it.
+        rows: where in the first dimension of that value, which for most data is the number of the sample.
     """
 
-    def __init__(self, message: str, offenders: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        offenders: dict[str, int] | None = None,
+        *,
+        node: str | None = None,
+        module: str | None = None,
+        operand: str | None = None,
+        rows: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.offenders = offenders or {}
+        self.node = node
+        self.module = module
+        self.operand = operand
+        self.rows = rows
+
+
+class ReplayError(BridleError, RuntimeError):
+    """Our own engine was asked for a pass that it cannot run right, and says what is in the way."""
 
 
 class BackwardError(BridleError, RuntimeError):

@@ -8,11 +8,28 @@ from typing import Any
 
 import torch.autograd as _theirs
 
+from ._anomaly import detect_anomaly
 from ._backward import backward
 from ._grad import grad
+from ._records import ModuleSummary, NodeRecord, Trace
+from ._replay import Edge, replay
+from ._stats import Stats
+from ._trace import trace
 from ._unreached import unreached
 
-__all__ = ["backward", "grad", "unreached"]
+__all__ = [
+    "Edge",
+    "ModuleSummary",
+    "NodeRecord",
+    "Stats",
+    "Trace",
+    "backward",
+    "detect_anomaly",
+    "grad",
+    "replay",
+    "trace",
+    "unreached",
+]
 __all__ += [name for name in _theirs.__all__ if name not in __all__]
 
 

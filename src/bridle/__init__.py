@@ -1,7 +1,8 @@
 """See, split and hold every gradient in a PyTorch program."""
 
 from . import autograd, errors, graph
-from .autograd import backward, detect_anomaly, grad, trace, unreached
+from .autograd import backward, grad, trace, unreached
+from .autograd._anomaly import detect_anomaly  # bridle.autograd.detect_anomaly is torch's own
 from .clip import (
     ClipReport,
     by_norm,

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch.autograd as _theirs
 
-from ._anomaly import detect_anomaly
 from ._backward import backward
 from ._grad import grad
 from ._records import ModuleSummary, NodeRecord, Trace
@@ -24,7 +23,6 @@ __all__ = [
     "Stats",
     "Trace",
     "backward",
-    "detect_anomaly",
     "grad",
     "replay",
     "trace",

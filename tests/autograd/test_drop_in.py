@@ -1,6 +1,7 @@
 """The module as a drop-in for `torch.autograd`, and everything around it that must keep working."""
 
 import gc
+import pathlib
 import weakref
 
 import pytest
@@ -222,9 +223,7 @@ def run_unreached(model, x):
     bridle.unreached(model(x).sum(), model)
 
 
-@pytest.mark.parametrize(
-    "use", [run_backward, run_grad, run_create_graph, run_batched, run_failing, run_unreached]
-)
+@pytest.mark.parametrize("use", [run_backward, run_grad, run_create_graph, run_batched, run_failing, run_unreached])
 def test_graph_and_model_are_gone_afterwards(use):
     model, x = model_and_input()
     hidden = weakref.WeakSet()
@@ -247,3 +246,10 @@ def test_create_graph_keeps_the_circle_that_torch_documents_until_grad_is_droppe
     weight.grad = None
     del weight
     assert alive() is None
+
+
+@pytest.mark.parametrize("name", ["backward", "grad", "unreached", *NAMES])
+def test_every_name_has_a_row_in_the_docs(name):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "autograd.md"
+    if name != "grad_mode":  # a module torch exports by accident of its layout
+        assert f"\n| `{name}` | " in page.read_text()

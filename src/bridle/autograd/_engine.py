@@ -65,9 +65,7 @@ def overriding(outputs: tuple[Output, ...], inputs: Inputs) -> tuple[Any, ...]:
     return tensors if has_torch_function(tensors) else ()
 
 
-def hand_over(
-    function: Callable[..., Any], tensors: tuple[Any, ...], what: Run, *args: Any, **kwargs: Any
-) -> Any:
+def hand_over(function: Callable[..., Any], tensors: tuple[Any, ...], what: Run, *args: Any, **kwargs: Any) -> Any:
     """Let subclasses and modes have the call; they are shown torch's own function, the one they know."""
     try:
         return handle_torch_function(function, tensors, *args, **kwargs)

@@ -156,6 +156,15 @@ def test_a_subclass_may_answer_in_its_own_way():
     assert bridle.grad(x, {"x": x}) == {"x": "mine"}
 
 
+def test_under_a_mode_ours_runs():
+    x = torch.ones(3, requires_grad=True)
+    with torch.device("cpu"):
+        (found,) = bridle.grad(x * 2, x, torch.eye(3), is_grads_batched=True, chunk_size=1)
+        with pytest.raises(bridle.errors.NonScalarOutputError):
+            bridle.backward(x * 2)
+    assert torch.equal(found, 2 * torch.eye(3))
+
+
 def test_errors_are_explained_under_a_mode_too():
     with torch.device("cpu"), pytest.raises(bridle.errors.NoGraphError, match="nothing that is still alive"):
         bridle.backward(torch.tensor(1.0))

@@ -92,9 +92,7 @@ def test_frozen(net):
     )
     assert "idle.weight: it does not require grad" in text
     assert "allow_unused does not cover it" in text
-    text = told(
-        errors.UnusedInputError, lambda: bridle.backward(loss, inputs=[net.idle.weight]), "can't retain_grad"
-    )
+    text = told(errors.UnusedInputError, lambda: bridle.backward(loss, inputs=[net.idle.weight]), "can't retain_grad")
     assert "input 0 (`Net.idle.weight`): it does not require grad" in text
 
 

@@ -226,27 +226,34 @@ def test_looping_keeps_undefined_gradients_undefined(leaf):
     assert torch.equal(found, 2 * torch.eye(3))
 
 
-def group_norm():
-    """Make outputs through a node of torch's own that fails when vectorised."""
-    x = torch.randn(2, 4, 3, requires_grad=True)
-    return x, torch.native_group_norm(x, None, None, 2, 4, 3, 2, 1e-5)
-
-
 def test_a_torch_node_that_cannot_be_vectorised_makes_the_call_loop():
-    x, outs = group_norm()
-    grads = [torch.randn(3, *out.shape) for out in outs]
-    rows = [torch.autograd.grad(outs, x, [g[i] for g in grads], retain_graph=True)[0] for i in range(3)]
-    with pytest.warns(errors.BridleWarning, match="could not vectorise NativeGroupNormBackward0"):
-        (found,) = bridle.grad(outs, x, grads, is_grads_batched=True)
-    assert torch.equal(found, torch.stack(rows))
+    x = torch.randn(0, 3, 3, requires_grad=True)
+    out = torch.nn.functional.pad(x, (1, 2), mode="circular")
+    with pytest.warns(errors.BridleWarning, match="could not vectorise CopySlices"):
+        (found,) = bridle.grad(out, x, torch.ones(2, *out.shape), is_grads_batched=True, retain_graph=True)
+    assert found.shape == (2, 0, 3, 3)
 
 
-def test_when_the_loop_comes_too_late_it_says_how_to_get_it():
-    x, outs = group_norm()
-    outs = [out.exp() for out in outs]
-    grads = [torch.randn(3, *out.shape) for out in outs]
+def with_a_hook_that_looks(leaf):
+    """Make an output behind a hook that branches on numbers, which a batch does not have."""
+    hidden = leaf.exp()
+    hidden.register_hook(lambda grad: grad * 2 if float(grad.sum()) > 0 else grad)
+    return hidden.square()
+
+
+def test_a_hook_that_cannot_be_vectorised_makes_the_call_loop(leaf):
+    out = with_a_hook_that_looks(leaf)
+    grads = torch.tensor([[1.0, 0, 0], [0, -1, 0]])
+    expected = torch.stack([torch.autograd.grad(out, leaf, g, retain_graph=True)[0] for g in grads])
+    with pytest.warns(errors.BridleWarning, match="could not vectorise a hook that runs after PowBackward0"):
+        (found,) = bridle.grad(out, leaf, grads, is_grads_batched=True, retain_graph=True)
+    assert torch.equal(found, expected)
+
+
+def test_when_the_loop_comes_too_late_it_says_how_to_get_it(leaf):
+    out = with_a_hook_that_looks(leaf)
     with pytest.raises(errors.VectorizationError, match=r"a node .* freed\. Pass retain_graph=True"):
-        bridle.grad(outs, x, grads, is_grads_batched=True)
+        bridle.grad(out, leaf, torch.eye(3), is_grads_batched=True)
 
 
 def test_where_torch_vectorises_wrongly_we_loop():

@@ -119,8 +119,7 @@ def _check_not_batched(index: int, batched: bool) -> None:
 def _checked(output: Output, grad: Any, index: int, batched: bool) -> Tensor:
     if not isinstance(grad, Tensor):
         raise GradientTypeError(
-            f"gradients can be either Tensors or None, but got {type(grad).__name__}\n"
-            f"It is the one for output {index}."
+            f"gradients can be either Tensors or None, but got {type(grad).__name__}\nIt is the one for output {index}."
         )
     if isinstance(output, GradientEdge):
         _refuse_nested_edge(output)

@@ -20,12 +20,7 @@ def backward(
     retain_graph: bool | None = None,
     create_graph: bool = False,
     grad_variables: Gradients = None,
-    inputs: Tensor
-    | GradientEdge
-    | Sequence[Tensor | GradientEdge]
-    | dict[str, Tensor]
-    | nn.Module
-    | None = None,
+    inputs: Tensor | GradientEdge | Sequence[Tensor | GradientEdge] | dict[str, Tensor] | nn.Module | None = None,
 ) -> None:
     """Add the gradients of `tensors` to the ``.grad`` of the leaves they were computed from.
 

@@ -33,9 +33,7 @@ def run_batched(what: Run, size: int, chunk_size: int | None) -> tuple[Tensor | 
     for start in range(0, size, step):
         part = replace(what, grads=tuple(None if g is None else g[start : start + step] for g in what.grads))
         last = start + step >= size
-        results.append(
-            _run_chunk(part if last else replace(part, retain_graph=True), min(step, size - start))
-        )
+        results.append(_run_chunk(part if last else replace(part, retain_graph=True), min(step, size - start)))
     return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*results, strict=True))
 
 
@@ -78,7 +76,9 @@ def _loop_after(error: Exception, what: Run, size: int, read: graph.Graph) -> tu
 def _where_it_fails(what: Run, size: int, read: graph.Graph) -> str:
     """Run into the failure once more, watching which node it is."""
     started: list[Node] = []
+    finished: list[Node] = []
     handles = [node.register_prehook(lambda _, node=node: started.append(node)) for node in read.nodes]
+    handles += [node.register_hook(lambda *_, node=node: finished.append(node)) for node in read.nodes]
     try:
         with _torch.open_batch(size) as batch:
             grads = tuple(None if g is None else batch.hide(g) for g in what.grads)
@@ -90,7 +90,10 @@ def _where_it_fails(what: Run, size: int, read: graph.Graph) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return Scene(what.outputs).tell(started[-1]) if started else "a node of this graph"
+    if not started:
+        return "a node of this graph"
+    told = Scene(what.outputs).tell(started[-1])
+    return f"a hook that runs after {told}" if started[-1] in finished else told
 
 
 def _looping_where_needed(node: Node, apply: Callable[..., Any], batch: _torch.Batch) -> Callable[..., Any]:

@@ -60,15 +60,18 @@ def run(what: Run) -> tuple[Tensor | None, ...]:
 
 
 def overriding(outputs: tuple[Output, ...], inputs: Inputs) -> tuple[Any, ...]:
-    """Return the tensors among these if a subclass or mode wants to see the call, else nothing."""
+    """Return the tensors among these if one of them is of a type that wants to see the call, else nothing.
+
+    A mode alone, such as a default device, is no reason: then ours runs, and the mode sees what it does.
+    """
     tensors = tuple(t for t in (*outputs, *inputs.values) if _torch.is_tensor_like(t))
-    return tensors if has_torch_function(tensors) else ()
+    if has_torch_function(tensors) and any(_torch.overrides_functions(type(t)) for t in tensors):
+        return tensors
+    return ()
 
 
-def hand_over(
-    function: Callable[..., Any], tensors: tuple[Any, ...], what: Run, *args: Any, **kwargs: Any
-) -> Any:
-    """Let subclasses and modes have the call; they are shown torch's own function, the one they know."""
+def hand_over(function: Callable[..., Any], tensors: tuple[Any, ...], what: Run, *args: Any, **kwargs: Any) -> Any:
+    """Let tensor subclasses have the call; they are shown torch's own function, the one they know."""
     try:
         return handle_torch_function(function, tensors, *args, **kwargs)
     except RuntimeError as error:

@@ -141,8 +141,7 @@ def grad(
 def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_size: int | None) -> None:
     if materialize and allow_unused is False:
         raise ArgumentError(
-            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: "
-            "allow_unused=False."
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
         )
     if chunk_size is None:
         return

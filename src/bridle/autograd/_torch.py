@@ -50,6 +50,12 @@ def is_tensor_like(value: Any) -> bool:
     return bool(overrides.is_tensor_like(value))  # type: ignore[no-untyped-call]
 
 
+def overrides_functions(kind: type) -> bool:
+    """Tell whether tensors of this type have a say in what torch's functions do with them."""
+    disabled = torch._C._disabled_torch_function_impl
+    return kind is not Tensor and getattr(kind, "__torch_function__", disabled) is not disabled
+
+
 def is_cpp_nested(tensor: Tensor) -> bool:
     """Tell whether this is one of the older nested tensors, which have no shape."""
     return tensor.is_nested and tensor.layout == torch.strided

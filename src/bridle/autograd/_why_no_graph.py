@@ -41,9 +41,7 @@ def _causes(output: Tensor, scene: Scene) -> list[str]:
     if output.is_inference():
         found.append("it was made under torch.inference_mode(): run the forward pass outside of it")
     if not torch.is_grad_enabled():
-        found.append(
-            "gradients are switched off here (no_grad, set_grad_enabled(False)), perhaps there as well"
-        )
+        found.append("gradients are switched off here (no_grad, set_grad_enabled(False)), perhaps there as well")
     source = _detached_from(output)
     if source is not None:
         found.append(f"it was detached from {scene.describe(source)}: same memory, no history")

@@ -64,7 +64,8 @@ def guilty_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Opera
         if zero is not None:
             text = (
                 f"Its saved operand `{name}` is zero {describe(zero)}. Keep it away from zero before this "
-                "op, by a clamp or a small constant; masking the result does not help, because 0 * inf is NaN."
+                "op, by a clamp or a small constant; masking the result does not help, because 0 * inf is "
+                "NaN."
             )
             return Operand(text, name, rows_of(zero))
     largest = max((gradient.abs().max().item() for gradient in incoming if gradient.numel()), default=0.0)

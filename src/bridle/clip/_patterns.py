@@ -33,7 +33,9 @@ def assign(
             )
         places[pattern].append(i)
     _refuse_idle_patterns(policy, grads.target_names)
-    return [(pattern, rule and _policy(rule), grads.subset(places[pattern])) for pattern, rule in policy.items()]
+    return [
+        (pattern, rule and _policy(rule), grads.subset(places[pattern], pattern)) for pattern, rule in policy.items()
+    ]
 
 
 def _first_match(policy: Mapping[str, Any], name: str) -> str | None:

@@ -3,6 +3,9 @@
 from . import errors
 from .clip import (
     ClipReport,
+    Replicated,
+    Sharded,
+    Stages,
     by_norm,
     by_parameter,
     by_rms,
@@ -21,6 +24,9 @@ from .clip import (
 
 __all__ = [
     "ClipReport",
+    "Replicated",
+    "Sharded",
+    "Stages",
     "by_norm",
     "by_parameter",
     "by_rms",

@@ -10,6 +10,7 @@ BridleError
 ├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
 ```
@@ -24,6 +25,7 @@ __all__ = [
     "FoldError",
     "GradientTypeError",
     "NonFiniteGradientError",
+    "RankError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
 ]
@@ -59,6 +61,10 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
 class UnsupportedDeviceError(BridleError, RuntimeError):
     """A code path was asked for by name that the tensors' device does not have."""
+
+
+class RankError(BridleError, RuntimeError):
+    """The ranks of a process group do not hold the same parameters, or one of them is gone or late."""
 
 
 class FoldError(BridleError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from ._clip import clip_
 from ._functional import clip_by_global_norm, clip_by_norm, clip_by_value
+from ._groups import Replicated, Sharded, Stages
 from ._report import ClipReport
 from ._torch_names import (
     clip_grad_norm,
@@ -14,6 +15,9 @@ from .policies import by_norm, by_parameter, by_rms, by_unit, by_value
 
 __all__ = [
     "ClipReport",
+    "Replicated",
+    "Sharded",
+    "Stages",
     "by_norm",
     "by_parameter",
     "by_rms",

@@ -5,7 +5,7 @@ import math
 import layouts
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 ORDERS = [1.0, 2.0, 3.5, math.inf]
@@ -70,24 +70,32 @@ def any_case(draw, size):
         where = draw(st.sampled_from(["plain", *layouts.MESHES[size]]))
         dims = 0 if where == "plain" else layouts.depth(size, where)
         letters = "".join(draw(st.sampled_from(["r", "p", *map(str, range(len(shape)))])) for _ in range(dims))
-        missing = () if "p" in letters or where == "plain" else draw(st.sets(st.integers(0, size - 1), max_size=size))
-        missing = () if "r" in letters else tuple(missing)
+        # A rank that lacks the gradient of a copy is in the table; of a slice of a mesh only its own ranks know.
+        lacks = where != "plain" and "/" not in where and not set("rp") & set(letters)
+        missing = tuple(draw(st.sets(st.integers(0, size - 1)))) if lacks else ()
         rows.append((tuple(shape), where, letters, missing))
     dtype = draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
     dtype = torch.float32 if any("p" in row[2] for row in rows) and dtype == torch.bfloat16 else dtype
     return {"seed": draw(st.integers(0, 99)), "tensors": rows, "dtype": dtype}
 
 
-SLOW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
+# No shrinking: a layout that fails may leave ranks waiting for each other, and trying again would take minutes.
+RANDOM = settings(
+    max_examples=40,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
-@SLOW
+@RANDOM
 @given(case=any_case(4), p=st.sampled_from([*ORDERS, 0.5]))
 def test_any_layout_on_four(four, case, p):
     four.run(layouts.check_norm, case, p, 0.5)
 
 
-@SLOW
+@RANDOM
 @given(case=any_case(2), p=st.sampled_from([*ORDERS, 0.5]))
 def test_any_layout_on_two(two, case, p):
     two.run(layouts.check_norm, case, p, 0.5)

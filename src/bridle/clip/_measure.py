@@ -71,14 +71,14 @@ def _result_dtype(any_double: bool, value: float | None) -> torch.dtype:
 
 def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
     """The p-norm of each gradient: a float64 vector on the first gradient's device."""
+    if not grads:
+        return torch.zeros(0, dtype=torch.float64)
     if (kernels := _native.usable(foreach)) is not None:
         each = torch.empty(len(grads), dtype=torch.float64)
         if kernels.norm(grads, p, torch.get_num_threads(), each) is not None:
             return each
     taken, rest = _native.partition(grads, foreach)
     with torch.no_grad():
-        if not grads:
-            return torch.zeros(0, dtype=torch.float64)
         if not taken:
             return _norms_by_torch(grads, p, foreach)
         parts = [norms([grads[i] for i in taken], p), _norms_by_torch([grads[i] for i in rest], p, foreach)]

@@ -318,9 +318,9 @@ def _groups_of(patterns: Iterable[tuple[Mark, ...]], kinds: tuple[type, ...]) ->
 
 
 def _device_of(group: Any) -> torch.device:
-    """An accelerator's, where the group has one: the choice may not depend on what a rank happens to hold."""
+    """Where a bare group's messages are: the choice may not depend on what a rank happens to hold. A mesh says it."""
     types = sorted(device.type for device in group._device_types)
-    return torch.device(next((t for t in types if t != "cpu"), "cpu"))
+    return torch.device("cpu" if "cpu" in types else types[0])
 
 
 def _ready(t: Any) -> Tensor:

@@ -6,6 +6,9 @@ from .autograd._anomaly import detect_anomaly  # bridle.autograd.detect_anomaly 
 from .clip import (
     Clipper,
     ClipReport,
+    Replicated,
+    Sharded,
+    Stages,
     by_element_spike,
     by_median,
     by_norm,
@@ -34,6 +37,9 @@ from .clip import (
 __all__ = [
     "ClipReport",
     "Clipper",
+    "Replicated",
+    "Sharded",
+    "Stages",
     "autograd",
     "backward",
     "by_element_spike",

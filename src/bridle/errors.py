@@ -20,6 +20,7 @@ BridleError
 │   ├── VectorizationError                     a batch of gradients that cannot be vectorised
 │   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
 ```
@@ -41,6 +42,7 @@ __all__ = [
     "NonFiniteGradientError",
     "NonScalarOutputError",
     "OpaqueGraphError",
+    "RankError",
     "ReplayError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
@@ -168,6 +170,10 @@ class OpaqueGraphError(BackwardError):
 
 class UnsupportedDeviceError(BridleError, RuntimeError):
     """A code path was asked for by name that the tensors' device does not have."""
+
+
+class RankError(BridleError, RuntimeError):
+    """The ranks of a process group do not hold the same parameters, or one of them is gone or late."""
 
 
 class FoldError(BridleError, RuntimeError):

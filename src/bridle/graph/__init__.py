@@ -8,7 +8,7 @@ docstring says so.
 from ._live import live_models, live_tensors, memory_of
 from ._modules import ModuleRecord, Place, places, record_modules
 from ._names import Names, find_names, variable_name
-from ._read import Consumer, Described, Graph, describe, edge_of, read
+from ._read import Consumer, Described, Graph, describe, edge_of, reachable, read
 from ._saved import Saved, State, saved
 from ._torch import (
     base_of,
@@ -46,6 +46,7 @@ __all__ = [
     "memory_of",
     "op",
     "places",
+    "reachable",
     "read",
     "record_modules",
     "saved",

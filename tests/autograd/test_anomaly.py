@@ -215,6 +215,18 @@ def test_sparse_and_complex_gradients():
     assert "PowBackward0" in caught(lambda: (z**0.5).abs().sum().backward()).node
 
 
+def test_gradients_of_other_kinds_never_break_a_pass():
+    with bridle.detect_anomaly():
+        meta = torch.ones(2, device="meta", requires_grad=True)
+        meta.exp().sum().backward()
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        nested.requires_grad_()
+        (nested * 2).values().sum().backward()
+    nested.grad = None
+    zero = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged).requires_grad_()
+    assert caught(lambda: zero.sqrt().values().sum().backward()).offenders == {"zero": 3}
+
+
 def test_custom_functions():
     class Bad(torch.autograd.Function):
         @staticmethod

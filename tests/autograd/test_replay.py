@@ -180,6 +180,14 @@ def test_nested_tensors():
     assert_as_torch((nested * 2).values().square().sum(), [x, y])
 
 
+def test_writing_into_a_part_of_a_tensor():
+    x, y = torch.ones(2, 2, requires_grad=True), torch.ones(2, requires_grad=True)
+    hidden = x * 2
+    hidden[0] = y.exp()
+    hidden[:, 1].mul_(y)
+    assert_as_torch(hidden.square().sum(), [x, y])
+
+
 def test_half_and_complex_gradients_are_cast():
     x = torch.randn(3, requires_grad=True)
     assert_as_torch((x.half().float() * (x + 1j).abs()).sum(), [x])

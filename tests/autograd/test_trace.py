@@ -210,6 +210,12 @@ def test_sparse_nested_half_and_complex_gradients():
     assert measure(torch.tensor([3 + 4j, 0])) == Stats(5.0, 2, 1, 0)
 
 
+def test_a_pass_without_values():
+    x = torch.ones(3, device="meta", requires_grad=True)
+    trace = bridle.trace(x.exp().sum())
+    assert [(node.op, node.incoming) for node in trace.nodes][-1] == ("AccumulateGrad", None)
+
+
 def test_norms_beyond_the_range_of_squares():
     assert measure(torch.full((4,), 1e30)) == Stats(pytest.approx(2e30), 4, 0, 0)
     assert measure(torch.full((4,), 1e-30)) == Stats(pytest.approx(2e-30), 4, 0, 0)

@@ -13,6 +13,7 @@ from .. import graph
 from ..errors import NonFiniteGradientError
 from . import _torch
 from ._origin import Failure, post_mortem
+from ._stats import plain_values
 
 
 class _Thread(threading.local):
@@ -43,7 +44,8 @@ def detect_anomaly(model: nn.Module | None = None) -> Generator[None, None, None
     What it costs: one walk over the graph and one reading of the gradients per pass. And memory: the graph is
     kept until the loss is dropped, because without it nothing could be found afterwards; so a second pass
     over it is no error here. A compiled function that overwrites what it saved is left to do so, and the
-    origin is then not looked for. Batched gradients (``is_grads_batched``) are not looked at.
+    origin is then not looked for. Batched gradients (``is_grads_batched``) and tensor subclasses other than
+    DTensor are not looked at.
 
     Args:
         model: the model whose names to use. Without it, the modules alive in the process are searched when
@@ -154,6 +156,10 @@ def _look(failure: Failure, yielded: Sequence[Tensor | None]) -> NonFiniteGradie
     _this_thread.looking = True
     try:
         return post_mortem(failure, yielded, next(filter(None, reversed(_this_thread.models)), None))
+    except Exception as error:  # what was found must be told, whatever goes wrong while looking for its cause
+        return NonFiniteGradientError(
+            f"NaN or infinity in this pass. Looking for its origin failed: {error!r}"
+        )
     finally:
         _this_thread.looking = False
 
@@ -167,8 +173,9 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     by_device: dict[torch.device, list[Tensor]] = {}
     with torch.no_grad():
         for tensor in tensors:
-            values = _torch.local_part(tensor)
-            values = values.coalesce().values() if values.layout == torch.sparse_coo else values
+            values = plain_values(_torch.local_part(tensor.detach()))
+            if values is None:
+                continue
             values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
             by_device.setdefault(values.device, []).append(values)
         for there in by_device.values():

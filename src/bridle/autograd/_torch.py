@@ -128,7 +128,7 @@ def values_are_real(tensors: Sequence[Any]) -> bool:
     if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
         return False
     legacy = torch._C._functorch.is_legacy_batchedtensor
-    return not any(isinstance(tensor, Tensor) and legacy(tensor) for tensor in tensors)
+    return not any(isinstance(tensor, Tensor) and (tensor.is_meta or legacy(tensor)) for tensor in tensors)
 
 
 def gives_away_saved(node: Node) -> bool:

@@ -6,10 +6,21 @@ when the import line changes.
 ```
 BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
-├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
-├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
+├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
+├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
+├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of its holders
 ├── ReplayError (RuntimeError)                 a graph that our own engine cannot run right
+├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
+│   ├── UnusedInputError                       inputs without a gradient, each by name and with its reason
+│   ├── GraphFreedError                        a graph that was already freed, and where this one enters it
+│   ├── InplaceModifiedError                   saved values that were changed in place: all of them
+│   ├── NoGraphError                           an output that has no recorded graph, and why
+│   ├── NonScalarOutputError                   an output that is no real number, and came without a gradient
+│   ├── GradientMismatchError                  a gradient whose number, shape, dtype or device does not fit
+│   ├── VectorizationError                     a batch of gradients that cannot be vectorised
+│   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
 ```
@@ -19,13 +30,24 @@ A message says where, what was found, and what to do about it.
 
 __all__ = [
     "ArgumentError",
+    "BackwardError",
     "BridleError",
     "BridleWarning",
     "FoldError",
+    "GradientMismatchError",
     "GradientTypeError",
+    "GraphFreedError",
+    "InplaceModifiedError",
+    "NoGraphError",
     "NonFiniteGradientError",
+    "NonScalarOutputError",
+    "OpaqueGraphError",
+    "RankError",
     "ReplayError",
     "UnsupportedDeviceError",
+    "UnsupportedGradientError",
+    "UnusedInputError",
+    "VectorizationError",
 ]
 
 
@@ -38,7 +60,11 @@ class ArgumentError(BridleError, ValueError):
 
 
 class GradientTypeError(BridleError, TypeError):
-    """Something that is not a parameter, or a gradient of a kind that cannot be clipped."""
+    """Something that is not a parameter where one is expected."""
+
+
+class UnsupportedGradientError(BridleError, NotImplementedError):
+    """A kind of gradient (integer, nested) that is not handled; the message says which."""
 
 
 class NonFiniteGradientError(BridleError, RuntimeError):
@@ -74,8 +100,80 @@ class ReplayError(BridleError, RuntimeError):
     """Our own engine was asked for a pass that it cannot run right, and says what is in the way."""
 
 
+class BackwardError(BridleError, RuntimeError):
+    """A backward pass that could not run: torch's first line, then what was found and what to do."""
+
+
+class UnusedInputError(BackwardError):
+    """Inputs that get no gradient.
+
+    Attributes:
+        names: the name of each, or its number where it has no name.
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
+class GraphFreedError(BackwardError):
+    """A backward pass through a graph that an earlier one has freed.
+
+    Attributes:
+        crossings: each place where this graph enters the freed one; empty if it is the same graph.
+    """
+
+    def __init__(self, message: str, crossings: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.crossings = crossings
+
+
+class InplaceModifiedError(BackwardError):
+    """Values saved for the backward pass were changed in place.
+
+    Attributes:
+        stale: each of them, with its op, module, versions and likely writer.
+    """
+
+    def __init__(self, message: str, stale: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.stale = stale
+
+
+class NoGraphError(BackwardError):
+    """An output that has no recorded graph.
+
+    Attributes:
+        causes: what was found that explains it.
+    """
+
+    def __init__(self, message: str, causes: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.causes = causes
+
+
+class NonScalarOutputError(BackwardError):
+    """An output that is no real number, and came without the gradient to start from."""
+
+
+class GradientMismatchError(BackwardError):
+    """A gradient that does not fit its output in number, shape, dtype or device."""
+
+
+class VectorizationError(BackwardError):
+    """A batch of gradients that torch cannot vectorise, where the graph is gone before a loop could run."""
+
+
+class OpaqueGraphError(BackwardError):
+    """A question about a part of the graph that nobody can look into, such as a reentrant checkpoint."""
+
+
 class UnsupportedDeviceError(BridleError, RuntimeError):
     """A code path was asked for by name that the tensors' device does not have."""
+
+
+class RankError(BridleError, RuntimeError):
+    """The ranks of a process group do not hold the same parameters, or one of them is gone or late."""
 
 
 class FoldError(BridleError, RuntimeError):

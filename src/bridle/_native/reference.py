@@ -1,0 +1,113 @@
+"""Norm, scale and clamp over many tensors in torch operations.
+
+The C kernels' twin: what runs where they cannot (accelerators, tensor subclasses, under `torch.compile`, no
+compiler), and what they are tested against. Nothing here reads a value from a device, so nothing waits for one.
+
+This is the only file of the package's clipping side that calls private torch functions (`torch._foreach_*`).
+Checked on torch 2.13.0 and 2.15.0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["clamp_", "has_foreach", "norms", "scale_", "wide"]
+
+_FOREACH_DEVICES = frozenset({"cpu", "cuda", "xpu", "mtia", torch._C._get_privateuse1_backend_name()})
+
+
+def has_foreach(device: torch.device) -> bool:
+    """Does torch have multi-tensor operations on this device?"""
+    return device.type in _FOREACH_DEVICES
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """The widest type to accumulate in: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[int]]:
+    kinds = defaultdict(list)
+    for i, t in enumerate(tensors):
+        kinds[t.device, t.dtype].append(i)
+    return kinds
+
+
+def norms(tensors: Sequence[Tensor], p: float, *, foreach: bool) -> Tensor:
+    """The p-norm of each tensor, as one vector on the first tensor's device. No tensor may be empty."""
+    found: list[Tensor] = [torch.empty(0)] * len(tensors)
+    for (device, dtype), where in _by_kind(tensors).items():
+        group = [tensors[i] for i in where]
+        safe_in_one_pass = p in (1, math.inf) or (p == 2 and dtype != torch.float64)
+        measure = _plain_norms if safe_in_one_pass and device.type != "mps" else _scaled_norms
+        for i, norm in zip(where, measure(group, p, foreach), strict=True):
+            found[i] = norm
+    home = tensors[0].device
+    return torch.stack([n.to(device=home, dtype=wide(home)) for n in found])
+
+
+def _plain_norms(tensors: list[Tensor], p: float, foreach: bool) -> Sequence[Tensor]:
+    """Accumulated in float64, where no power of a narrower type overflows or vanishes."""
+    if foreach:
+        return torch._foreach_norm(tensors, p, dtype=torch.float64)
+    return [torch.linalg.vector_norm(t, p, dtype=torch.float64) for t in tensors]
+
+
+def _scaled_norms(tensors: list[Tensor], p: float, foreach: bool) -> Sequence[Tensor]:
+    """Each tensor divided by its largest value first: for powers that overflow the widest type there is."""
+    dtype = wide(tensors[0].device)
+    if foreach:
+        tops = list(torch._foreach_norm(tensors, math.inf))
+    else:
+        tops = [torch.linalg.vector_norm(t, math.inf) for t in tensors]
+    found = []
+    for t, top in zip(tensors, tops, strict=True):
+        usable = (top > 0) & (top < math.inf)
+        by = torch.where(usable, top, 1).to(dtype)
+        found.append(torch.linalg.vector_norm(t.to(dtype) / by, p) * by)
+    return found
+
+
+def scale_(tensors: Sequence[Tensor], by: Tensor, *, foreach: bool) -> None:
+    """Multiply every tensor in place: by one 0-dim tensor, or by the i-th of a vector."""
+    each = by.dim() == 1
+    for (device, dtype), where in _by_kind(tensors).items():
+        group = [tensors[i] for i in where]
+        factor = by.to(device=device, dtype=wide(device) if dtype in _DOUBLE else torch.float32)
+        factors = [factor[i] for i in where] if each else [factor] * len(where)
+        if dtype in _HALF:
+            for t, f in zip(group, factors, strict=True):
+                _scale_half_(t, f)
+        elif not foreach:
+            for t, f in zip(group, factors, strict=True):
+                t.mul_(f)
+        else:  # with 0-dim tensors, not floats: faster on the CPU, and no accelerator is asked for a value
+            torch._foreach_mul_(group, factors if each else factor)
+
+
+_HALF = (torch.float16, torch.bfloat16)
+_DOUBLE = (torch.float64, torch.complex128)
+
+
+def _scale_half_(t: Tensor, factor: Tensor) -> None:
+    """Multiply in float32 and round once: a 0-dim factor would first be rounded to the half type itself."""
+    flat = t if t.dim() else t.view(1)
+    torch.mul(flat, factor.view(1), out=flat)
+
+
+def clamp_(tensors: Sequence[Tensor], limit: float | Tensor, *, foreach: bool) -> None:
+    """Limit every element to [-limit, limit] in place."""
+    for (device, _), where in _by_kind(tensors).items():
+        group = [tensors[i] for i in where]
+        if foreach and not isinstance(limit, Tensor):
+            torch._foreach_clamp_min_(group, -limit)
+            torch._foreach_clamp_max_(group, limit)
+            continue
+        top = limit.to(device) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=wide(device), device=device)
+        for t in group:
+            t.clamp_(-top.to(t.dtype), top.to(t.dtype))

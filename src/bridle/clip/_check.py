@@ -1,0 +1,57 @@
+"""Arguments that cannot mean anything are refused before a gradient is touched."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+__all__ = ["number", "on_host", "order", "threshold"]
+
+
+def threshold(value: float | Tensor, name: str) -> float | Tensor:
+    """A limit: a number of zero or more, or a 0-dim tensor, which is not read here (it may live on a device)."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ArgumentError(f"`{name}` is one number; found a tensor of shape {tuple(value.shape)}.")
+        return value.detach().reshape(())
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"`{name}` is a number; found {value!r:.80}.") from error
+    return _size(number, name)
+
+
+def number(value: float, name: str, low: float = 0.0, high: float = math.inf) -> float:
+    """A number from `low` to `high`, both included."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"`{name}` is a number; found {value!r:.80}.") from error
+    if not low <= found <= high:
+        raise ArgumentError(f"`{name}` lies between {low:g} and {high:g}; found {found:g}.")
+    return found
+
+
+def on_host(limit: float | Tensor, name: str) -> float:
+    """The limit as a number, for gradients whose values can be read without waiting."""
+    return _size(float(limit), name)
+
+
+def _size(number: float, name: str) -> float:
+    if math.isnan(number) or number < 0:
+        raise ArgumentError(f"`{name}` is a limit on a size, so it is zero or more; found {number}.")
+    return number
+
+
+def order(norm_type: float | str) -> float:
+    """The p of a p-norm as a float; `"inf"` is one."""
+    try:
+        p = float(norm_type)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"the order of a norm is a number or 'inf'; found {norm_type!r:.80}.") from error
+    if not p > 0:
+        raise ArgumentError(f"the order of a norm is greater than zero; found {p}.")
+    return p

@@ -1,0 +1,81 @@
+"""What a policy is, and what it can decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ._gradients import Gradients
+
+__all__ = ["Clamp", "Decision", "Policy", "Scale", "Skip", "Stateful", "down_to"]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiply the gradients.
+
+    Attributes:
+        by: one factor for all (0-dim), one for each (a vector), or for each a tensor that broadcasts over it.
+    """
+
+    by: Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Limit every element to [-limit, limit].
+
+    Attributes:
+        limit: one for all, or for each gradient a tensor of its shape.
+    """
+
+    limit: float | Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Set the gradients to zero if `when` (0-dim, bool) is true; otherwise do something else."""
+
+    when: Tensor
+    otherwise: Scale | Clamp
+
+
+Decision: TypeAlias = Scale | Clamp | Skip
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A rule for clipping: a value that looks at gradients and decides what becomes of them.
+
+    Attributes:
+        p: the order of the norm it looks at; what the report shows, and where non-finite values are looked for.
+    """
+
+    @property
+    def p(self) -> float:
+        """The order of the norm it looks at."""
+
+    def decide(self, grads: Gradients) -> Decision:
+        """Decide, without touching a gradient and without reading a value from a device. It may remember."""
+
+
+@runtime_checkable
+class Stateful(Policy, Protocol):
+    """A policy with a memory."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what was learned."""
+
+
+def down_to(limit: float | Tensor, norm: Tensor) -> Tensor:
+    """The factor that brings a norm down to a limit: exactly 1 under it, and 1 where the norm is not finite."""
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else limit
+    return torch.where((norm > ceiling) & (norm < math.inf), ceiling / norm, 1.0)

@@ -1,0 +1,219 @@
+"""What a call to `clip_` did. Nothing is read from a device until someone asks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from . import _measure
+from ._decision import Clamp, Scale
+from ._gradients import Gradients
+
+__all__ = ["ClipReport", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one policy did to the gradients it was for.
+
+    Attributes:
+        pattern: the name pattern it came from, `"*"` where there was none.
+        p: the order of the norms.
+        grads: the gradients, for their names.
+        before: the norm of each before.
+        summands: values whose norm is that of all before: the same, or with them what other ranks hold beside them.
+        decision: what the policy decided.
+        measured_after: the norm of each after, where it does not follow from the decision.
+        skipped: were they set to zero instead?
+    """
+
+    pattern: str
+    p: float
+    grads: Gradients
+    before: Tensor
+    summands: Tensor
+    decision: Scale | Clamp
+    measured_after: Tensor | None
+    skipped: bool | Tensor = False
+
+    def after(self) -> Tensor:
+        """The norm of each gradient after."""
+        if bool(self.skipped):
+            return torch.zeros_like(self.before)
+        if self.measured_after is not None:
+            return self.measured_after
+        if isinstance(self.decision, Clamp):  # p is infinite here: the norm is the largest magnitude
+            limit = self.decision.limit
+            assert isinstance(limit, float | Tensor)
+            return self.before.clamp(max=torch.as_tensor(limit, dtype=self.before.dtype).to(self.before.device))
+        assert isinstance(self.decision.by, Tensor)
+        return self.before * self.decision.by
+
+    def summands_after(self) -> Tensor:
+        """Values whose norm is that of all gradients after."""
+        if self.summands is self.before:
+            return self.after()
+        if isinstance(self.decision, Clamp):
+            return self.summands.clamp(max=torch.as_tensor(self.decision.limit).to(self.summands))
+        if isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
+            return self.summands * self.decision.by
+        raise ArgumentError(
+            "other ranks clipped their gradients by factors of their own, which are not known here: see "
+            "`norms_after` for the gradients of this rank."
+        )
+
+    def factor(self) -> float | None:
+        """The smallest factor used; None for a clamp, which has none."""
+        if isinstance(self.decision, Clamp):
+            return None
+        by = self.decision.by
+        each = [by] if isinstance(by, Tensor) else by
+        return min((float(f.amin()) for f in each if f.numel()), default=1.0)
+
+    def clipped(self) -> bool:
+        """Was anything changed?"""
+        if isinstance(self.decision, Clamp):
+            return bool((self.after() < self.before).any())
+        by = self.decision.by
+        return any(bool((f != 1).any()) for f in ([by] if isinstance(by, Tensor) else by))
+
+
+class ClipReport:
+    """What a call to `clip_` did.
+
+    Values are read from the device when a property is asked for, not before.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
+        >>> report = bridle.clip_(model, bridle.by_norm(1.0))
+        >>> report.norm, report.norm_after, report.coefficient, report.clipped
+        (5.0, 1.0, 0.2, True)
+        >>> print(report)
+        clipped: norm 5 -> 1, coefficient 0.2
+          weight  5 -> 1
+    """
+
+    def __init__(
+        self,
+        outcomes: list[Outcome],
+        skipped: bool | Tensor,
+        counts: list[tuple[Gradients, Tensor]],
+        dry_run: bool = False,
+    ) -> None:
+        self._outcomes = outcomes
+        self._skipped = skipped
+        self._counts = counts
+        self._dry_run = dry_run
+
+    def _total(self, after: bool) -> float:
+        if not self._outcomes:
+            return 0.0
+        orders = {o.p for o in self._outcomes}
+        if len(orders) > 1:
+            raise ArgumentError(f"the groups were measured by norms of different order {orders}: see `report.groups`.")
+        if after and self.skipped:
+            return 0.0
+        home = self._outcomes[0].before.device
+        each = torch.cat([(o.summands_after() if after else o.summands).to(home) for o in self._outcomes])
+        return float(_measure.total(each, orders.pop()))
+
+    @property
+    def norm(self) -> float:
+        """The norm of all gradients before clipping, in the policy's order (for `by_value`: the largest magnitude)."""
+        return self._total(after=False)
+
+    @property
+    def norm_after(self) -> float:
+        """The norm after clipping."""
+        return self._total(after=True)
+
+    @property
+    def coefficient(self) -> float | None:
+        """What the gradients were multiplied by: the smallest such factor; None where only values were limited."""
+        factors = [f for o in self._outcomes if (f := o.factor()) is not None]
+        return min(factors) if factors else None if self._outcomes else 1.0
+
+    @property
+    def clipped(self) -> bool:
+        """Was any gradient changed by a policy?"""
+        return any(o.clipped() for o in self._outcomes)
+
+    @property
+    def skipped(self) -> bool:
+        """Were all gradients set to zero, because some were not finite or by a policy such as `skip_spikes`?"""
+        return bool(self._skipped) or (bool(self._outcomes) and all(bool(o.skipped) for o in self._outcomes))
+
+    @property
+    def dry_run(self) -> bool:
+        """Was nothing done? Everything else then says what would have been."""
+        return self._dry_run
+
+    @property
+    def norms(self) -> dict[str, float]:
+        """The norm of each gradient before clipping, by parameter name."""
+        return {name: n for o in self._outcomes for name, n in zip(o.grads.names(), o.before.tolist(), strict=True)}
+
+    @property
+    def norms_after(self) -> dict[str, float]:
+        """The norm of each gradient after clipping, by parameter name."""
+        gone = 0.0 if self.skipped else 1.0
+        pairs = ((o.grads.names(), o.after().tolist()) for o in self._outcomes)
+        return {name: n if gone else 0.0 for names, each in pairs for name, n in zip(names, each, strict=True)}
+
+    @property
+    def offenders(self) -> dict[str, int]:
+        """The parameters whose gradients held NaN or infinite values, with how many."""
+        found = ((g.names(), n.tolist()) for g, n in self._counts)
+        return {name: int(n) for names, counts in found for name, n in zip(names, counts, strict=True) if n}
+
+    @property
+    def groups(self) -> dict[str, ClipReport]:
+        """A report for each name pattern."""
+        return {o.pattern: ClipReport([o], self._skipped, [], self._dry_run) for o in self._outcomes}
+
+    def _known_skips(self, everything: list[Tensor]) -> list[Tensor]:
+        """The parameters of `everything` whose gradients were set to zero, as far as known without waiting."""
+        if self._dry_run:
+            return []
+        if self._skipped is True:
+            return everything
+        return [p for o in self._outcomes if o.skipped is True for p in o.grads.parameters]
+
+    def worst(self, k: int = 5) -> list[tuple[str, float]]:
+        """The k parameters with the largest norm before clipping, non-finite ones first."""
+        size = lambda item: math.inf if math.isnan(item[1]) else item[1]  # noqa: E731
+        return sorted(self.norms.items(), key=size, reverse=True)[:k]
+
+    def __str__(self) -> str:
+        if not self._outcomes:
+            return "nothing to clip: no gradient"
+        if len(self._outcomes) > 1:
+            indented = (f"{pattern}: {report}".replace("\n", "\n  ") for pattern, report in self.groups.items())
+            return "\n".join(indented)
+        return "\n".join([self._headline(), *self._lines()])
+
+    def _headline(self) -> str:
+        found = f"; not finite: {_measure.list_offenders(self.offenders)}" if self.offenders else ""
+        if self._dry_run:
+            found += " (dry run: nothing was changed)"
+        if self.skipped:
+            return f"skipped: all gradients set to zero{found}"
+        if not self.clipped:
+            return f"not clipped: norm {self.norm:.4g}{found}"
+        factor = "" if self.coefficient is None else f", coefficient {self.coefficient:.4g}"
+        return f"clipped: norm {self.norm:.4g} -> {self.norm_after:.4g}{factor}{found}"
+
+    def _lines(self) -> list[str]:
+        after, worst = self.norms_after, self.worst()
+        width = max((len(name) for name, _ in worst), default=0)
+        lines = [f"  {name:<{width}}  {n:.4g} -> {after[name]:.4g}" for name, n in worst]
+        more = sum(len(o.grads.tensors) for o in self._outcomes) - len(worst)
+        return [*lines, f"  and {more} more"] if more else lines
+
+    def __repr__(self) -> str:
+        return f"<ClipReport {self._headline() if self._outcomes else str(self)}>"

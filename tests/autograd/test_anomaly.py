@@ -271,9 +271,7 @@ def test_outside_a_reentrant_checkpoint():
 def test_compiled_functions_run_and_are_one_node(donated):
     torch._dynamo.reset()
     with torch._functorch.config.patch(donated_buffer=donated):
-        compiled = torch.compile(
-            nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), backend="aot_eager"
-        )
+        compiled = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), backend="aot_eager")
         x = torch.zeros(2, 3, requires_grad=True)
         with bridle.detect_anomaly():
             for _ in range(3):

@@ -76,9 +76,7 @@ def test_same_gradients_and_same_hook_calls_as_torch():
         model[2].weight.register_hook(lambda g: calls.append("leaf") or g * 3)
         model[2].weight.register_post_accumulate_grad_hook(lambda p: calls.append("accumulated"))
         model[2].register_full_backward_hook(lambda m, gi, go: calls.append("module"))
-        torch.autograd.graph.register_multi_grad_hook(
-            [hidden, model[0].bias], lambda gs: calls.append("multi")
-        )
+        torch.autograd.graph.register_multi_grad_hook([hidden, model[0].bias], lambda gs: calls.append("multi"))
         model[0].bias.grad = torch.ones(4)
         backward(model[2](model[1](hidden)).sum(), model)
         return [hidden.grad, *grads(model)], calls

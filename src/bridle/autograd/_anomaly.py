@@ -157,9 +157,7 @@ def _look(failure: Failure, yielded: Sequence[Tensor | None]) -> NonFiniteGradie
     try:
         return post_mortem(failure, yielded, next(filter(None, reversed(_this_thread.models)), None))
     except Exception as error:  # what was found must be told, whatever goes wrong while looking for its cause
-        return NonFiniteGradientError(
-            f"NaN or infinity in this pass. Looking for its origin failed: {error!r}"
-        )
+        return NonFiniteGradientError(f"NaN or infinity in this pass. Looking for its origin failed: {error!r}")
     finally:
         _this_thread.looking = False
 

@@ -34,9 +34,7 @@ class Failure:
     kept: bool
 
 
-def post_mortem(
-    failure: Failure, yielded: Sequence[Tensor | None], model: nn.Module | None
-) -> NonFiniteGradientError:
+def post_mortem(failure: Failure, yielded: Sequence[Tensor | None], model: nn.Module | None) -> NonFiniteGradientError:
     """Return the error that says what was found."""
     read = graph.read(failure.outputs)
     names = graph.find_names(model)
@@ -96,9 +94,8 @@ def _first_bad_edge(failure: Failure, read: graph.Graph) -> _FoundError | None:
         if bad_places(gradient).any():
             raise _FoundError(edge, gradient)
 
-    grads = _replay.seeds(failure.outputs, failure.grads)
     try:
-        _replay.run(read, failure.inputs, grads, create_graph=failure.create_graph, visit=check)
+        _replay.run(read, failure.inputs, failure.grads, create_graph=failure.create_graph, visit=check)
     except _FoundError as found:
         return found
     return None
@@ -115,9 +112,8 @@ def _incoming(failure: Failure, read: graph.Graph, node: Node) -> list[Tensor | 
             earlier = sums.get(edge.output_nr)
             sums[edge.output_nr] = gradient if earlier is None else earlier + gradient
 
-    grads = _replay.seeds(failure.outputs, failure.grads)
     with suppress(_FoundError):
-        _replay.run(read, failure.inputs, grads, create_graph=failure.create_graph, visit=collect)
+        _replay.run(read, failure.inputs, failure.grads, create_graph=failure.create_graph, visit=collect)
     return [sums.get(number) for number in range(len(graph.describe(node)))]
 
 
@@ -150,9 +146,7 @@ def _backward_origin(
     incoming = _incoming(failure, read, node)
     blame = None
     if _any_bad(incoming):
-        blame = (
-            "Each gradient that arrives there is finite, their sum is not: too large to add in this dtype."
-        )
+        blame = "Each gradient that arrives there is finite, their sum is not: too large to add in this dtype."
     elif _any_bad(_replay.through_tensor_hooks(node, incoming, failure.create_graph)):
         blame = "The gradient that arrives there is finite; a hook on the tensor this op made spoils it."
     if blame is not None:

@@ -218,6 +218,12 @@ def gives_away_saved(node: Node) -> bool:
     return op(node) == "CompiledFunctionBackward" and bool(node._forward_cls.metadata.bw_donated_idxs)  # type: ignore[attr-defined]
 
 
+def communicates(node: Node) -> bool:
+    """Tell whether this node of a Python Function was put there by torch's distributed training."""
+    defined_in: str = node._forward_cls.__module__  # type: ignore[attr-defined]
+    return defined_in.startswith("torch.distributed")
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a distributed tensor that is in this process; any other tensor as it is."""
     local: Tensor = tensor.to_local() if type(tensor).__name__ == "DTensor" else tensor  # type: ignore[attr-defined]

@@ -9,6 +9,8 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from ..graph import State
+from ._stats import plain_values
+from ._torch import local_part
 
 
 class Operand(NamedTuple):
@@ -27,10 +29,8 @@ class Operand(NamedTuple):
 
 def bad_places(values: Tensor) -> Tensor:
     """Return where values are NaN or infinite."""
-    values = values.detach()
-    if values.layout == torch.sparse_coo:
-        values = values.coalesce().values()
-    return ~torch.isfinite(values)
+    plain = plain_values(local_part(values.detach()))
+    return torch.zeros((), dtype=torch.bool) if plain is None else ~torch.isfinite(plain)
 
 
 def saved_tensors(node: Node) -> dict[str, Tensor]:
@@ -55,9 +55,7 @@ def guilty_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Opera
     for name, value in operands.items():
         wrong = _that_explain(bad_places(value), bad)
         if wrong is not None:
-            text = (
-                f"Its saved operand `{name}` is NaN or infinite {describe(wrong)}: look for what computed it."
-            )
+            text = f"Its saved operand `{name}` is NaN or infinite {describe(wrong)}: look for what computed it."
             return Operand(text, name, rows_of(wrong))
     for name, value in operands.items():
         zero = _that_explain(value == 0, bad)

@@ -11,10 +11,9 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from ..errors import ReplayError
 from . import _torch
+from ._arguments import Gradients, as_outputs, gradients_for
 from ._refuse import refuse_unreplayable
-
-Output: TypeAlias = Tensor | GradientEdge
-Gradients: TypeAlias = Tensor | Iterable[Tensor | None] | None
+from ._run import Output
 
 
 class Edge(NamedTuple):
@@ -65,7 +64,8 @@ def replay(
 
     Raises:
         ReplayError: the graph holds something that cannot be replayed right, such as a reentrant checkpoint
-            or a model under distributed training; or an argument does not fit.
+            or a model under distributed training; or an output or input has no graph.
+        BackwardError: a gradient is missing or does not fit its output.
 
     Example:
         What would the gradient be if nothing came back through the exponential?
@@ -80,47 +80,21 @@ def replay(
         >>> bridle.autograd.replay(y, x, visit=cut)
         (tensor(3.),)
     """
-    starts, wanted = _several(outputs), _several(inputs)
+    starts, wanted = as_outputs(outputs), as_outputs(inputs)
     for kind, tensors in (("output", starts), ("input", wanted)):
         for index, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor) and not tensor.requires_grad:
                 raise ReplayError(f"{kind} {index} does not require grad, so no graph was recorded for it.")
     read = graph.read(starts)
     refuse_unreplayable(read)
-    return run(read, wanted, seeds(starts, grad_outputs), create_graph=create_graph, visit=visit)
-
-
-def seeds(outputs: tuple[Output, ...], grad_outputs: Gradients) -> list[Tensor]:
-    """Return the gradient each output starts from."""
-    given = [grad_outputs] if grad_outputs is None or isinstance(grad_outputs, Tensor) else list(grad_outputs)
-    if grad_outputs is None:
-        given = [None] * len(outputs)
-    if len(given) != len(outputs):
-        raise ReplayError(
-            f"got {len(outputs)} outputs and {len(given)} grad_outputs; each output needs its own."
-        )
-    found = []
-    for index, (output, gradient) in enumerate(zip(outputs, given, strict=True)):
-        shape, dtype, device = _describe(output)
-        if gradient is None:
-            if shape.numel() != 1 or not dtype.is_floating_point:
-                raise ReplayError(
-                    f"output {index} has shape {tuple(shape)} and dtype {dtype}: only a real scalar has an "
-                    "implicit gradient of one. Pass grad_outputs, or reduce it with .sum() or .mean()."
-                )
-            gradient = torch.ones(shape, dtype=dtype, device=device)
-        elif gradient.shape != shape:
-            raise ReplayError(
-                f"grad_outputs[{index}] has shape {tuple(gradient.shape)}, its output has {tuple(shape)}."
-            )
-        found.append(gradient)
-    return found
+    grads = gradients_for(starts, grad_outputs, batched=False)
+    return run(read, wanted, grads, create_graph=create_graph, visit=visit)
 
 
 def run(
     read: graph.Graph,
     inputs: tuple[Output, ...],
-    grads: list[Tensor],
+    grads: tuple[Tensor | None, ...],
     *,
     create_graph: bool = False,
     visit: Visitor | None = None,
@@ -203,9 +177,7 @@ class _Pass:
         outgoing: list[tuple[Tensor | None, ...]] = []
         starts = {number: gradient for number, gradient in enumerate(incoming) if gradient is not None}
         handles = [node.register_hook(lambda grad_inputs, _: outgoing.append(grad_inputs))]
-        if (
-            not starts
-        ):  # the engine does not start from nothing: give it zeros, and take them away at the node
+        if not starts:  # the engine does not start from nothing: give it zeros, and take them away at the node
             starts = {0: _torch.zeros_for(node, 0)}
             handles.append(node.register_prehook(lambda grads: (None,) * len(grads)))
         used = [(child, number) for child, number in node.next_functions if child is not None]
@@ -219,17 +191,6 @@ class _Pass:
             for handle in handles:
                 handle.remove()
         return outgoing[0]
-
-
-def _several(tensors: Output | Iterable[Output]) -> tuple[Output, ...]:
-    return (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
-
-
-def _describe(output: Output) -> tuple[torch.Size, torch.dtype, torch.device]:
-    if isinstance(output, Tensor):
-        return output.shape, output.dtype, output.device
-    shape, dtype, device = graph.describe(output.node)[output.output_nr]
-    return torch.Size(shape), dtype, device
 
 
 def _nodes_leading_to(targets: set[Node], read: graph.Graph) -> set[Node]:
@@ -255,14 +216,10 @@ def _visited(visit: Visitor, edge: Edge, gradient: Tensor) -> Tensor:
 def _engine(
     starts: list[GradientEdge], grads: list[Tensor], ends: list[GradientEdge], create_graph: bool
 ) -> tuple[Tensor | None, ...]:
-    return _torch.run_engine(
-        starts, grads, True, create_graph, ends, allow_unreachable=True, accumulate=False
-    )
+    return _torch.run_engine(starts, grads, True, create_graph, ends, allow_unreachable=True, accumulate=False)
 
 
-def through_tensor_hooks(
-    node: Node, incoming: list[Tensor | None], create_graph: bool
-) -> list[Tensor | None]:
+def through_tensor_hooks(node: Node, incoming: list[Tensor | None], create_graph: bool) -> list[Tensor | None]:
     """Let the hooks of the tensors this node made see, and change, their gradients.
 
     An engine call that ends where it starts does nothing else than that.

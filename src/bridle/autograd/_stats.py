@@ -41,7 +41,7 @@ def together(several: Iterable[Stats | None]) -> Stats | None:
 
 def measure(gradient: Tensor) -> Stats | None:
     """Measure one gradient; None for kinds of tensor whose values are not all here, such as a DTensor."""
-    values = _values(gradient)
+    values = plain_values(gradient.detach())
     if values is None:
         return None
     size = gradient.numel()
@@ -70,14 +70,18 @@ def _count(flags: Tensor) -> int:
     return int(lanes.sum().item() + flat[whole:].sum().item())
 
 
-def _values(gradient: Tensor) -> Tensor | None:
-    if gradient.is_nested:
-        gradient = torch.cat([part.flatten() for part in gradient.unbind()])
-    if type(gradient) not in (Tensor, torch.nn.Parameter):
-        return None
-    if gradient.layout == torch.sparse_coo:
-        gradient = gradient.coalesce().values()
-    return gradient if gradient.layout == torch.strided else None
+def plain_values(tensor: Tensor) -> Tensor | None:
+    """Return the values a tensor holds as a plain one; None if they are not here, or of an unknown kind."""
+    if tensor.is_nested:
+        tensor = torch.cat([part.flatten() for part in tensor.unbind()])
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor.coalesce().values()
+    elif tensor.layout != torch.strided:
+        tensor = tensor.values() if tensor.layout in _COMPRESSED else tensor.to_dense()
+    return tensor if type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta else None
+
+
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 class Meter:

@@ -210,12 +210,18 @@ def values_are_real(tensors: Sequence[Any]) -> bool:
     if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
         return False
     legacy = torch._C._functorch.is_legacy_batchedtensor
-    return not any(isinstance(tensor, Tensor) and legacy(tensor) for tensor in tensors)
+    return not any(isinstance(tensor, Tensor) and (tensor.is_meta or legacy(tensor)) for tensor in tensors)
 
 
 def gives_away_saved(node: Node) -> bool:
     """Tell whether a compiled function's backward overwrites what it saved, so that it can run only once."""
     return op(node) == "CompiledFunctionBackward" and bool(node._forward_cls.metadata.bw_donated_idxs)  # type: ignore[attr-defined]
+
+
+def communicates(node: Node) -> bool:
+    """Tell whether this node of a Python Function was put there by torch's distributed training."""
+    defined_in: str = node._forward_cls.__module__  # type: ignore[attr-defined]
+    return defined_in.startswith("torch.distributed")
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import bridle
 
 # Meshes by number of ranks: shapes, orders of ranks that are not regular, and slices of another mesh ("2d/a").
 MESHES = {
+    3: {"line": [0, 1, 2]},
     2: {"line": [0, 1], "reversed": [1, 0], "1x2": [[0, 1]], "2x1": [[0], [1]]},
     4: {
         "line": [0, 1, 2, 3],

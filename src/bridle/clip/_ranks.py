@@ -81,12 +81,19 @@ class _Group:
 @dataclass(frozen=True)
 class _Mesh:
     groups: tuple[_Group, ...]
-    order: tuple[Any, ...] = field(compare=False)
+    order: tuple[Any, ...] = field(compare=False)  # larger first, then by ranks: the same on all of its ranks
 
     def holds(self, other: _Mesh) -> bool:
         """Are the other's groups among these, in the same order? Then its values can travel along."""
         rest = iter(self.groups)
         return all(group in rest for group in other.groups)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    mesh: _Mesh
+    pieces: tuple[bool, ...]  # for each dimension of the mesh: do its ranks hold pieces, or copies?
+    partial: bool
 
 
 class Ranks:
@@ -105,31 +112,34 @@ class Ranks:
         pattern_of: Sequence[int] | None = None,
     ) -> None:
         self.local: list[Tensor] = []
-        self.values: list[Tensor] = []
         self._patterns = patterns
         self._pattern_of = pattern_of or [0] * len(grads)
         self._speaks: dict[int, bool] = {}
-        self._meshes: dict[int, _Mesh] = {}
-        self._layout: dict[int, tuple[_Mesh, tuple[bool, ...]]] = {}
+        self._layouts: dict[tuple[int, Any], _Layout] = {}
+        self._layout_of: dict[int, _Layout] = {}
+        kind = _dtensor() or ()
         with torch.no_grad():
             for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
-                self._add(i, p, g)
+                t = p if g is None else g
+                piece = self._piece(i, p, t) if isinstance(t, kind) else t
+                self.local.append(piece.detach().new_empty(0) if g is None else piece)
+            self.values = [*self.local]
+            for i, layout in self._layout_of.items():
+                if layout.partial and grads[i] is not None:
+                    self.values[i] = _reduced(grads[i])
+                    self._speaks[i] = _first_of_partial(grads[i])
 
-    def _add(self, i: int, parameter: Any, grad: Any) -> None:
-        t = parameter if grad is None else grad
-        if _is_spread(t):
-            mesh, placements = t.device_mesh, t.placements
+    def _piece(self, i: int, parameter: Any, t: Any) -> Tensor:
+        """What this rank has of a DTensor, whose layout is noted."""
+        mesh, placements = t.device_mesh, t.placements
+        layout = self._layouts.get((id(mesh), placements))
+        if layout is None:
+            layout = self._layouts[id(mesh), placements] = _read_layout(mesh, placements)
+        self._layout_of[i] = layout
+        if getattr(parameter, "device_mesh", mesh) is not mesh:
             _refuse_other_mesh(parameter, t)
-            if id(mesh) not in self._meshes:
-                self._meshes[id(mesh)] = _read_mesh(mesh)
-            copies = (kind.is_replicate() or kind.is_partial() for kind in placements)
-            self._layout[i] = self._meshes[id(mesh)], tuple(not c for c in copies)
-            t = _ready(t.to_local())
-        self.local.append(t.detach().new_empty(0) if grad is None else t)
-        self.values.append(self.local[i])
-        if grad is not None and i in self._layout and any(kind.is_partial() for kind in placements):
-            self.values[i] = _reduced(grad)
-            self._speaks[i] = _first_of_partial(grad)
+        piece = t.to_local()
+        return piece if type(piece) is Tensor else _ready(piece)
 
     @property
     def marked(self) -> bool:
@@ -138,7 +148,7 @@ class Ranks:
 
     def whole(self, i: int) -> bool:
         """Does this rank hold the whole gradient as a plain tensor?"""
-        return i not in self._layout and self.size_known(i)
+        return i not in self._layout_of and self.size_known(i)
 
     def size_known(self, i: int) -> bool:
         """Or is it a piece of something whose size the tensor does not tell?"""
@@ -170,13 +180,14 @@ class Ranks:
 
     def _spread_over(self) -> Iterator[tuple[_Group, list[tuple[int, bool]]]]:
         """The groups that pieces lie on, in order, with the gradients on each: in pieces, or else in copies?"""
-        for mesh, riders in _plan(self._meshes.values()):
+        for mesh, riders in _plan(layout.mesh for layout in self._layouts.values()):
             for group in mesh.groups:
-                yield group, [
-                    (i, pieces[own.groups.index(group)])
-                    for i, (own, pieces) in self._layout.items()
-                    if own in riders and group in own.groups
-                ]
+                on = {
+                    id(layout): layout.pieces[layout.mesh.groups.index(group)]
+                    for layout in self._layouts.values()
+                    if layout.mesh in riders and group in layout.mesh.groups
+                }
+                yield group, [(i, on[id(layout)]) for i, layout in self._layout_of.items() if id(layout) in on]
         for group in _groups_of(self._patterns, (Sharded,)):
             over = [group in _groups_of([marks], (Sharded,)) for marks in self._patterns]
             yield group, [(i, True) for i, number in enumerate(self._pattern_of) if over[number]]
@@ -294,6 +305,11 @@ def _plan(meshes: Iterable[_Mesh]) -> list[tuple[_Mesh, list[_Mesh]]]:
     return plan
 
 
+def _read_layout(mesh: Any, placements: Sequence[Any]) -> _Layout:
+    partial = any(kind.is_partial() for kind in placements)
+    return _Layout(_read_mesh(mesh), tuple(not (k.is_replicate() or k.is_partial()) for k in placements), partial)
+
+
 def _read_mesh(mesh: Any) -> _Mesh:
     if mesh.get_coordinate() is None:
         raise RankError(
@@ -326,7 +342,7 @@ def _device_of(group: Any) -> torch.device:
 def _ready(t: Any) -> Tensor:
     """A local tensor whose communication, if it is still under way, has been waited for."""
     module = sys.modules.get("torch.distributed._functional_collectives")
-    waiting = type(t) is not Tensor and module is not None and isinstance(t, module.AsyncCollectiveTensor)
+    waiting = module is not None and isinstance(t, module.AsyncCollectiveTensor)
     found: Tensor = t.wait() if waiting else t
     return found
 
@@ -353,7 +369,7 @@ def _first_of_partial(grad: Any) -> bool:
 
 
 def _refuse_other_mesh(parameter: Any, t: Any) -> None:
-    if parameter is not t and _is_spread(parameter) and parameter.device_mesh != t.device_mesh:
+    if parameter.device_mesh != t.device_mesh:
         raise UnsupportedGradientError(
             f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
             "Redistribute the gradient to the parameter's mesh before clipping."

@@ -200,7 +200,7 @@ def _total_over_ranks(
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
         found = zip(grads.names(), grads.count_nonfinite().tolist(), strict=True)
         raise _nonfinite({name: int(n) for name, n in found if n}, p)
-    return norm.to(_measure.result_dtype(grads.parameters, value)), value
+    return norm.to(_measure.result_dtype(grads.local, value)), value
 
 
 def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor, foreach: bool | None) -> None:

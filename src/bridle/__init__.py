@@ -18,9 +18,11 @@ from .clip import (
     clip_grads_with_norm_,
     get_total_norm,
 )
+from .watch import Monitor
 
 __all__ = [
     "ClipReport",
+    "Monitor",
     "by_norm",
     "by_parameter",
     "by_rms",

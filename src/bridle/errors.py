@@ -9,6 +9,8 @@ BridleError
 ├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
 ├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
+├── RecordError (ValueError)                   a file that is no record of a run, or a damaged one
+├── MissingDependencyError (ImportError)       a package that an extra brings is not installed
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
@@ -23,7 +25,9 @@ __all__ = [
     "BridleWarning",
     "FoldError",
     "GradientTypeError",
+    "MissingDependencyError",
     "NonFiniteGradientError",
+    "RecordError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
 ]
@@ -55,6 +59,14 @@ class NonFiniteGradientError(BridleError, RuntimeError):
     def __init__(self, message: str, offenders: dict[str, int] | None = None) -> None:
         super().__init__(message)
         self.offenders = offenders or {}
+
+
+class RecordError(BridleError, ValueError):
+    """A file that is not the record of a run, is of another version, or is damaged."""
+
+
+class MissingDependencyError(BridleError, ImportError):
+    """A package that comes with an extra is not installed; the message has the line that installs it."""
 
 
 class UnsupportedDeviceError(BridleError, RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ class Monitor:
         clip: None to only watch; a number (the largest norm), a name ("auto", "zscore") or a policy of `bridle`.
         every: record every so many steps; clipping is done at each.
         max_bytes: about how large the record may grow; beyond it, steps are thinned out evenly.
+        on_step: called after each recorded step with what `latest` holds.
 
     Raises:
         ArgumentError: (a ValueError) `every`, `clip` or `max_bytes` that cannot mean anything.
@@ -65,6 +67,7 @@ class Monitor:
         clip: Clip = None,
         every: int = 1,
         max_bytes: int = 32_000_000,
+        on_step: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
         if not isinstance(every, int) or every < 1:
             raise ArgumentError(f"`every` is a whole number of steps, 1 or more; found {every!r}.")
@@ -72,7 +75,8 @@ class Monitor:
             raise ArgumentError(f"`max_bytes` is a number of bytes, 10000 or more; found {max_bytes!r}.")
         policy_of(clip)  # a wrong one is refused here, not in the middle of the run
         self._writer = Writer(record, max_bytes)
-        self._recorder = Recorder(model, optimizer, clip, every, self._writer)
+        told = None if on_step is None else lambda: on_step(self.latest)
+        self._recorder = Recorder(model, optimizer, clip, every, self._writer, told)
         self._writer.write(
             {
                 "bridle": VERSION,
@@ -98,7 +102,7 @@ class Monitor:
     def latest(self) -> dict[str, float]:
         """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as they are known."""
         line = self._recorder.latest
-        found = {key: line[key] for key in ("step", "loss", "norm", "update", "clip") if key in line}
+        found: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
         if line.get("lr"):
             found["lr"] = line["lr"][0]
         return {key: float(value) for key, value in found.items()}

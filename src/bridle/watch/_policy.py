@@ -40,4 +40,6 @@ def policy_of(clip: Clip) -> Policy | None:
         found = None
     if isinstance(found, Policy):
         return found
-    raise ArgumentError(f'clipping is a largest norm such as 1.0, "auto", or a policy such as "zscore"; found {clip!r}.')
+    raise ArgumentError(
+        f'clipping is a largest norm such as 1.0, "auto", or a policy such as "zscore"; found {clip!r}.'
+    )

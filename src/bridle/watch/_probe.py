@@ -89,7 +89,7 @@ class Probe:
             return
         after = self._gather(self._sampled)
         moved, self._before = after - self._before, None
-        each = _measure.norms(list(moved.split([self._count(p) for p in self._sampled])), 2.0)
+        each = _measure.norms(list(torch.split(moved, [self._count(p) for p in self._sampled])), 2.0)
         size = float(_measure.norms([after], 2.0))
         reading.update = float(_measure.total(each, 2.0)) / size if size > 0 else None
         place = {id(p): i for i, p in enumerate(self.parameters)}

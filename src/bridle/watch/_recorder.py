@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,9 +46,11 @@ class Recorder:
         clip: Clip,
         every: int,
         writer: Writer,
+        on_step: Callable[[], None] | None = None,
     ) -> None:
         self._model, self._only, self._clip, self._every, self._writer = model, only, clip, every, writer
         self.watched: dict[int, _Watched] = {}
+        self._on_step = on_step
         self.broken: str | None = None
         self.latest: dict[str, Any] = {}
         self._losses: list[Tensor] = []
@@ -128,6 +131,9 @@ class Recorder:
             self._writer.step(self.latest)
         except Exception as error:  # the program must not suffer from being watched
             self._give_up(error)
+            return
+        if self._on_step is not None:
+            self._on_step()
 
     def _measure(self, watched: _Watched) -> None:
         watched.reading = None
@@ -184,9 +190,7 @@ class Recorder:
             line["bad"] = {self._names[watched.index][i]: n for i, n in reading.bad.items()}
         return line
 
-    def _undo_clipping(
-        self, watched: _Watched, reading: Reading
-    ) -> tuple[float, list[float | None], dict[str, Any]]:
+    def _undo_clipping(self, watched: _Watched, reading: Reading) -> tuple[float, list[float | None], dict[str, Any]]:
         """The norms as they were before the script itself clipped, and what it did."""
         if (folded := folded_scale(watched.optimizer)) is not None:
             return reading.norm, reading.norms, {"clip": rounded([folded])[0]}

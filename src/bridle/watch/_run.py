@@ -79,9 +79,20 @@ class Run:
         return [name.rpartition(".")[0] or name for name in self.names]
 
     @property
+    def threshold(self) -> float | None:
+        """The fixed threshold that was in force, of the script's own clipping or of ours; None if none or adaptive."""
+        own = [limit for limit in self.limit if math.isfinite(limit)]
+        try:
+            return own[-1] if own else float(self.header.get("clip"))  # type: ignore[arg-type]  # None, a name, a number
+        except (TypeError, ValueError):
+            return None
+
+    @property
     def is_whole(self) -> bool:
         """Is every step in the record (none left out by `every`, none thinned out)?"""
-        return all(n == 1 for n in self.of) and all(b - a == 1 for a, b in zip(self.steps, self.steps[1:], strict=False))
+        return all(n == 1 for n in self.of) and all(
+            b - a == 1 for a, b in zip(self.steps, self.steps[1:], strict=False)
+        )
 
     def by_module(self) -> dict[str, list[float]]:
         """The gradient norm of each module's own parameters, step by step."""
@@ -123,7 +134,14 @@ def read(path: str | os.PathLike[str], opt: int | None = None) -> Run:
     head = heads[chosen]
     notes = [line for line in lines[1:] if "step" not in line and "optimizer" not in line]
     run = Run(
-        Path(path), lines[0], head["optimizer"], len(heads) - 1, head["names"], head["sizes"], head["trained"], notes=notes
+        Path(path),
+        lines[0],
+        head["optimizer"],
+        len(heads) - 1,
+        head["names"],
+        head["sizes"],
+        head["trained"],
+        notes=notes,
     )
     for line in steps:
         if line["opt"] == chosen and len(line["norms"]) == len(run.names):
@@ -132,7 +150,9 @@ def read(path: str | os.PathLike[str], opt: int | None = None) -> Run:
 
 
 def _append(run: Run, line: dict[str, Any]) -> None:
-    number = lambda key: float(line.get(key, "nan"))  # noqa: E731
+    def number(key: str) -> float:
+        return float(line.get(key, "nan"))
+
     run.steps.append(line["step"])
     for name in ("loss", "norm", "peak", "update", "turn", "clip", "limit"):
         getattr(run, name).append(number(name))

@@ -47,7 +47,9 @@ def running_median(values: Sequence[float], width: int) -> list[float]:
 def relative(values: Sequence[float], width: int) -> list[float]:
     """The logarithm of each value over the running median: what is left when the trend is taken out."""
     trend = running_median(values, width)
-    return [math.log(v / t) if v > 0 and t > 0 and v < math.inf else math.nan for v, t in zip(values, trend, strict=True)]
+    return [
+        math.log(v / t) if v > 0 and t > 0 and v < math.inf else math.nan for v, t in zip(values, trend, strict=True)
+    ]
 
 
 def autocorrelation(values: Sequence[float], lag: int) -> float:

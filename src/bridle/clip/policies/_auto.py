@@ -11,8 +11,9 @@ __all__ = ["by_auto"]
 
 
 class _ByAuto:
+    p = 2.0
+
     def __init__(self, share: float, warmup: int, window: int) -> None:
-        self.p = 2.0
         self._share, self._warmup, self._window = share, warmup, window
         self._norms: Tensor | None = None
         self._seen: Tensor | None = None
@@ -25,16 +26,37 @@ class _ByAuto:
                 self._seen = torch.zeros((), dtype=torch.int64, device=norm.device)
             finite = torch.isfinite(norm)
             place = (self._seen % self._window).reshape(1)
-            kept = torch.where(finite, norm, self._norms[place].squeeze(0))
-            self._norms.index_copy_(0, place, kept.reshape(1))
+            # A step that is not finite leaves no trace: what stood in its place is written back.
+            self._norms.index_copy_(0, place, torch.where(finite, norm, self._norms[place]).reshape(1))
             self._seen += finite
             limit = torch.nanquantile(self._norms, self._share)
-            factor = down_to(limit, norm)
-            return Scale(torch.where(self._seen > self._warmup, factor, 1.0))
+            return Scale(torch.where(self._seen > self._warmup, down_to(limit, norm), 1.0))
 
     def __repr__(self) -> str:
         return f"by_auto(share={self._share}, warmup={self._warmup}, window={self._window})"
 
 
 def by_auto(share: float = 0.25, warmup: int = 20, window: int = 1000) -> _ByAuto:
+    """The norm of all gradients, brought down to a low quantile of the norms seen so far. Nothing to choose.
+
+    The threshold is the `share`-quantile of the last `window` finite norms, measured before clipping: most steps are
+    scaled to the length of a calm one, and the threshold follows the run as it settles. The quantile of a run's own
+    history as threshold is AutoClip's (Seetharaman et al., arXiv 2007.14469), with a bounded history, a warm-up and a
+    gentler quantile. It remembers: use one for each optimizer.
+
+    Args:
+        share: which quantile, between 0 and 1.
+        warmup: how many steps are only measured.
+        window: how many norms are remembered.
+
+    Returns:
+        A policy for `bridle.clip_`.
+
+    Raises:
+        ArgumentError: (a ValueError) `share` outside 0 to 1, `warmup` below 1, `window` below `warmup`.
+    """
+    if not 0 < share < 1:
+        raise ArgumentError(f"`share` lies between 0 and 1; found {share!r}.")
+    if warmup < 1 or window < warmup:
+        raise ArgumentError(f"`warmup` is 1 or more and `window` not below it; found {warmup!r} and {window!r}.")
     return _ByAuto(share, warmup, window)

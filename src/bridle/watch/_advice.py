@@ -76,7 +76,8 @@ def advise(run: Run) -> Advice:
     if threshold <= 0:
         return Advice(None, "The gradients are zero: there is nothing to clip.", None, levels, candidates)
     because = (
-        f"Found: {', '.join(reasons)}. The norms of a run that swings are swollen by the swinging, so the threshold comes "
+        f"Found: {', '.join(reasons)}. The norms of a run that swings are swollen by the swinging, so the "
+        f"threshold comes "
         f"from their calm part: steps below it make {_CALM:.0%} of the sum of all norms. `auto` starts without "
         "knowing this run and follows the lower quarter of the norms it sees."
     )

@@ -73,7 +73,7 @@ def lines(
     ticks_at: Sequence[float] = (),
     x_label: str = "step",
 ) -> str:
-    """Lines over steps; `marks` are upright, `levels` level lines with a name, `ticks_at` a row of ticks at the foot."""
+    """Lines over steps; `marks` are upright lines, `levels` named level ones, `ticks_at` ticks at the foot."""
     xs = Axis.around([x for one in series for x, _ in one.points])
     xs = Axis(min((x for one in series for x, _ in one.points), default=0), xs.high - 0.05 * (xs.high - xs.low) / 1.1)
     ys = Axis.around([y for one in series for _, y in one.points] + [v for _, v in levels], log)

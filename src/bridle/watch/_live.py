@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -23,28 +24,26 @@ class LiveLine:
     """Draws on stderr. The script's streams are wrapped so that the line is wiped before the script writes."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-
-        self._console = Console(stderr=True, soft_wrap=False)
+        # Not imported by name: the extra may not be there, and type checkers then know nothing of it.
+        self._rich = importlib.import_module("rich.text")
+        self._console = importlib.import_module("rich.console").Console(stderr=True, soft_wrap=False)
         self._stderr: TextIO = sys.stderr
         self._shown = False
         self.at_margin = True
         self._drawn_at = 0.0
         self._streams = (sys.stdout, sys.stderr)
-        sys.stdout, sys.stderr = _Polite(sys.stdout, self), _Polite(sys.stderr, self)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = _Polite(sys.stdout, self), _Polite(sys.stderr, self)
 
     def draw(self, latest: dict[str, float]) -> None:
         """Show the latest step, unless the script is in the middle of a line of its own."""
         now = time.monotonic()
         if now - self._drawn_at < _PERIOD or not self.at_margin or not latest:
             return
-        from rich.text import Text
-
         parts = [("step ", "dim"), (f"{latest['step']:.0f}", "bold")]
         for name, style in (("loss", "cyan"), ("norm", "green"), ("lr", ""), ("update", ""), ("clip", "magenta")):
             if name in latest:
                 parts += [(f"  {name} ", "dim"), (f"{latest[name]:.4g}", style)]
-        text = Text.assemble(("bridle  ", "bold blue"), *parts)
+        text = self._rich.Text.assemble(("bridle  ", "bold blue"), *parts)
         text.truncate(self._console.width - 1)
         with self._console.capture() as drawn:
             self._console.print(text, end="")

@@ -145,8 +145,10 @@ def _advice_section(runs: Sequence[Run], advice: Advice) -> str:
     else:
         words = (
             f"<p class=do><b>Clip:</b> <code>bridle watch --clip {advice.policy} ...</code>, or at a fixed norm: "
-            f"<code>bridle.clip_(model, bridle.by_norm({advice.threshold:g}))</code></p><p>{escape(advice.because)} On this "
-            f"run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps, by {number(advice.effect.factor)} in the "
+            f"<code>bridle.clip_(model, "
+            f"bridle.by_norm({advice.threshold:g}))</code></p><p>{escape(advice.because)} On this "
+            f"run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps, by "
+            f"{number(advice.effect.factor)} in the "
             f"median, and taken away {advice.effect.removed:.0%} of the sum of all norms.</p>"
         )
         levels = [(f"advised {advice.threshold:g}", advice.threshold)]
@@ -164,7 +166,8 @@ def _advice_section(runs: Sequence[Run], advice: Advice) -> str:
     )
     return (
         f"<section><h2>How large the gradients are, and where to clip</h2>{words}"
-        f"{_chart.histogram(groups, levels)}<p class=hint>What each threshold would have done on this run:</p>{table}</section>"
+        f"{_chart.histogram(groups, levels)}<p class=hint>What each threshold would have done on this "
+        f"run:</p>{table}</section>"
     )
 
 

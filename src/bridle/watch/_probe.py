@@ -64,7 +64,8 @@ class Probe:
         for g in grads.values():
             if not is_plain(g):
                 raise UnsupportedGradientError(
-                    f"a gradient is a {type(g).__name__}, one rank's part of a whole. Only whole gradients are measured."
+                    f"a gradient is a {type(g).__name__}, one rank's part of a whole. Only whole gradients are "
+                    f"measured."
                 )
         norms: list[float | None] = [None] * len(self.parameters)
         if not grads:

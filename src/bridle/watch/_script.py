@@ -30,11 +30,10 @@ def run_script(path: str, args: list[str]) -> None:
         raise ArgumentError(f"can't open file {path!r}: {error.strerror}.") from error
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None, __cached__=None, __loader__=loader)
-    main.__dict__["__annotations__"] = {}
     _kept.append(sys.modules["__main__"])  # a module that nobody holds is emptied
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
-    if not sys.flags.safe_path if hasattr(sys.flags, "safe_path") else True:
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11 and later
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     with _tracebacks_of_the_script():
         exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)

@@ -65,4 +65,4 @@ code { font:.9em ui-monospace,monospace; background:color-mix(in srgb,var(--line
   .heat { grid-template-columns:minmax(4rem,30%) 1fr; } .xs span:nth-child(even) { display:none; } }
 @media print { :root { --ground:#fff; } body { font-size:11pt; } section,article,.tile { break-inside:avoid; }
   main { max-width:none; padding:0; } * { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
-"""
+"""  # noqa: E501

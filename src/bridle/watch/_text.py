@@ -69,7 +69,8 @@ def _advice(advice: Advice) -> str:
             f"Clipping: --clip {advice.policy}, or at a fixed norm: --clip {advice.threshold:g}",
             _wrap(advice.because),
             _wrap(
-                f"On this run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps (median factor "
+                f"On this run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps "
+                f"(median factor "
                 f"{number(advice.effect.factor)}) and taken away {advice.effect.removed:.0%} of the sum of all norms."
             ),
         ]

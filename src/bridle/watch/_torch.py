@@ -3,8 +3,8 @@
 Listening to a run means standing where torch can be overheard: optimizer steps through torch's global step hooks
 (public), and a few functions that are replaced while someone listens: `torch.autograd.backward` (it is what
 `Tensor.backward` calls), `torch.nn.utils.clip_grad_norm_` (the norm before clipping is gone afterwards) and
-`torch.amp.GradScaler`'s `scale` and `update` (so that the loss is the loss, not its scaled copy). Each is put back when the last
-listener leaves. Checked on torch 2.13.0 and 2.15.0.
+`torch.amp.GradScaler`'s `scale` and `update` (so that the loss is the loss, not its scaled copy). Each is
+put back when the last listener leaves. Checked on torch 2.13.0 and 2.15.0.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ class _ByAuto:
             # A step that is not finite leaves no trace: what stood in its place is written back.
             self._norms.index_copy_(0, place, torch.where(finite, norm, self._norms[place]).reshape(1))
             self._seen += finite
-            limit = torch.nanquantile(self._norms, self._share)
-            return Scale(torch.where(self._seen > self._warmup, down_to(limit, norm), 1.0))
+            # A run can blow up within its first steps: until there is a history, the middle of what there is holds it.
+            share = torch.where(self._seen > self._warmup, self._share, 0.5).to(self._norms)
+            return Scale(down_to(torch.nanquantile(self._norms, share), norm))
 
     def __repr__(self) -> str:
         return f"by_auto(share={self._share}, warmup={self._warmup}, window={self._window})"
@@ -46,7 +47,7 @@ def by_auto(share: float = 0.25, warmup: int = 20, window: int = 1000) -> _ByAut
 
     Args:
         share: which quantile, between 0 and 1.
-        warmup: how many steps are only measured.
+        warmup: for how many steps the median of those so far is used instead, which is gentler.
         window: how many norms are remembered.
 
     Returns:

@@ -32,7 +32,8 @@ def edge_of_stability(run: Run) -> Finding | None:
         test=f"cosine between a step and the gradient after it, second half of the run: mean above {_COSINE}, "
         f"and positive for more than {_SHARE:.0%} of the steps",
         evidence={"mean cosine": cosine, "share of steps that overshoot": share, "learning rate (median)": lr},
-        advice=f"Lower the learning rate: {lr / 2:.3g} first (half), {lr / 4:.3g} if it still overshoots; or warm it up. "
+        advice=f"Lower the learning rate: {lr / 2:.3g} first (half), {lr / 4:.3g} if it still overshoots; or "
+        f"warm it up. "
         "Clipping hides this more than it cures it.",
         picture=Picture("step against next gradient (running median of the cosine)",
                         {"cosine": running_median(run.turn, 15)}, [float(s) for s in run.steps]),

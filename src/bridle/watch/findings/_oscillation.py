@@ -62,7 +62,8 @@ def oscillation(run: Run) -> Finding | None:
         title=f"the loss swings {kind}{grows}",
         weight=min(0.95, 0.7 + 0.02 * len(rises) + (0.1 if growth > 1.5 else 0.0)),
         test=f"mean loss of {len(levels)} stretches rises at least {_RISES} times by {_RISE}x, {_CLIMB:g}x in all, or "
-        f"the loss over its running median repeats itself (correlation above {_CORRELATION} at some lag, amplitude above {_AMPLITUDE})",
+        f"the loss over its running median repeats itself (correlation above {_CORRELATION} at some lag, "
+        f"amplitude above {_AMPLITUDE})",
         evidence=evidence,
         advice=advice,
         picture=Picture(
@@ -83,6 +84,12 @@ def _period(residue: list[float]) -> tuple[int | None, float]:
     dip = next((i for i, c in enumerate(correlations) if c < -0.2), None)
     if dip is None:
         return None, 0.0
-    lag = max(range(dip, len(correlations)), key=lambda i: correlations[i])
     needed = max(_CORRELATION, 4 / math.sqrt(len(residue)))
-    return (lag + 1, correlations[lag]) if correlations[lag] > needed else (None, 0.0)
+    strongest = max(correlations[dip:])
+    if strongest < needed:
+        return None, 0.0
+    # Every multiple of a period repeats as well, some of them better by chance: the first good one is meant.
+    near = next(i for i in range(dip, len(correlations)) if correlations[i] > max(needed, 0.8 * strongest))
+    while near + 1 < len(correlations) and correlations[near + 1] > correlations[near]:
+        near += 1
+    return near + 1, correlations[near]

@@ -35,7 +35,8 @@ def spikes(run: Run) -> Finding | None:
         title=f"{len(starts)} gradient spike{'s' if len(starts) > 1 else ''}, the largest {math.exp(over[worst]):.3g} "
         f"times its surroundings (step {run.steps[worst]})" + (f"; {told[0]}" if told else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
-        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_Z:g} robust standard deviations "
+        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_Z:g} robust standard "
+        f"deviations "
         "of the logarithm",
         evidence={
             "steps": [run.steps[i] for i in starts[:20]],

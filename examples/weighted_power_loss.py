@@ -27,15 +27,15 @@ def weighted_power_loss(logits, digits, power: float):
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--epochs", type=int, default=40)
-    options.add_argument("--lr", type=float, default=0.02)
+    options.add_argument("--epochs", type=int, default=30)
+    options.add_argument("--lr", type=float, default=0.025)
     options.add_argument("--power", type=float, default=2.0)
     args = options.parse_args()
     torch.set_num_threads(1)  # the model is small
     torch.manual_seed(args.seed)
     (x, y), (test_x, test_y) = load(args.seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-3)
     for epoch in range(args.epochs):
         losses = []
         for batch in torch.randperm(len(x)).split(32):

@@ -16,7 +16,7 @@ def test_a_healthy_run_needs_no_clipping_and_is_told_so():
     assert advice.policy is None
     text = as_text(healthy())
     assert "Nothing found" in text
-    assert "none advised" in text
+    assert "no change advised" in text
 
 
 def test_a_heavy_tail_gets_a_threshold_with_what_it_would_have_changed():
@@ -54,3 +54,11 @@ def test_json_is_json_even_with_numbers_that_are_not():
     again = json.loads(json.dumps(found, allow_nan=False))
     assert again["findings"][0]["name"] == "spikes"
     assert again["advice"]["policy"] == "auto"
+
+
+def test_a_run_that_clipping_holds_is_left_alone():
+    run = heavy_tailed()
+    run.clip[:] = [min(1.0, 2.0 / n) for n in run.norm]
+    advice = advise(run)
+    assert advice.threshold is None
+    assert "clipped already" in advice.because

@@ -72,6 +72,11 @@ def advise(run: Run) -> Advice:
     reasons = [f.name for f in find(run) if f.name in _CURABLE]
     if not reasons:
         return Advice(None, "Nothing in this run calls for clipping.", None, levels, candidates)
+    held = finite(run.clip)
+    if "oscillation" not in reasons and any(f < 1 for f in held):
+        rate = sum(1 for f in held if f < 1) / len(held)
+        because = f"This run was clipped already ({rate:.0%} of the steps) and does not swing. Keep it as it is."
+        return Advice(None, because, None, levels, candidates)
     threshold = _round(_calm(norms))
     if threshold <= 0:
         return Advice(None, "The gradients are zero: there is nothing to clip.", None, levels, candidates)

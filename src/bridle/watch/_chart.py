@@ -55,6 +55,9 @@ class Axis:
         """Round values inside the range."""
         if self.log and self.high / self.low > 10:
             first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            if last - first < 2:
+                several = (m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5))
+                return [v for v in several if self.low <= v <= self.high]
             step = max(1, round((last - first) / about))
             return [10.0**e for e in range(first, last + 1, step)]
         raw = (self.high - self.low) / about

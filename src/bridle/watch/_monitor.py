@@ -77,16 +77,14 @@ class Monitor:
         self._writer = Writer(record, max_bytes)
         told = None if on_step is None else lambda: on_step(self.latest)
         self._recorder = Recorder(model, optimizer, clip, every, self._writer, told)
-        self._writer.write(
-            {
-                "bridle": VERSION,
-                "torch": torch.__version__,
-                "python": platform.python_version(),
-                "argv": sys.argv,
-                "clip": clip if clip is None or isinstance(clip, (int, float, str)) else repr(clip),
-                "every": every,
-            }
-        )
+        self._header = {
+            "bridle": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "argv": sys.argv,
+            "clip": clip if clip is None or isinstance(clip, (int, float, str)) else repr(clip),
+            "every": every,
+        }
 
     @property
     def path(self) -> str:
@@ -113,7 +111,9 @@ class Monitor:
         return self._recorder.broken
 
     def start(self) -> Monitor:
-        """Begin to listen."""
+        """Begin a new record, and to listen."""
+        self._writer.open()
+        self._writer.write(self._header)
         _torch.listen(self._recorder)
         return self
 

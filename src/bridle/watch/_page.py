@@ -50,21 +50,27 @@ def _label(runs: Sequence[Run], i: int) -> str:
 
 
 def _head(runs: Sequence[Run]) -> str:
-    found = find(runs[0])
-    lead = (
-        found[0].title[0].upper() + found[0].title[1:] + "." if found else "Nothing found: no test speaks on this run."
-    )
-    script = " ".join(map(str, runs[0].header.get("argv", [])[:1])) or runs[0].path.name
-    against = f" against {escape(runs[1].path.name)}" if len(runs) == 2 else ""
-    name = os.path.basename(script)
+    argv = runs[0].header.get("argv") or [runs[0].path.name]
+    names = " and ".join(escape(run.path.name) for run in runs)
     return (
-        f"<h1>{escape(lead)}</h1><p class=lead>{escape(name)}: {escape(runs[0].optimizer)}, "
-        f"{sum(runs[0].of)} steps, {len(runs[0].names)} parameters; record {escape(runs[0].path.name)}{against}</p>"
+        f"<h1>{escape(_headline(runs))}</h1><p class=lead>{escape(os.path.basename(str(argv[0])))}: "
+        f"{escape(runs[0].optimizer)}, {sum(runs[0].of)} steps, {len(runs[0].names)} parameters; record {names}</p>"
     )
+
+
+def _headline(runs: Sequence[Run]) -> str:
+    found = find(runs[0])
+    first = found[0].title[0].upper() + found[0].title[1:] + "." if found else "Nothing found on this run."
+    if len(runs) == 1:
+        return first
+    before, after = summary(runs[0]), summary(runs[1])
+    told = next((k for k in before if "swing" in k and "test" in k and not math.isnan(before[k] + after[k])), None)
+    key = told or next(iter(before))
+    return f"{first} After: {'test' if told else 'training'} swing {number(before[key])} → {number(after[key])}."
 
 
 def _tiles(runs: Sequence[Run]) -> str:
-    run = runs[-1]
+    run, when = runs[-1], " (after)" if len(runs) == 2 else ""
     loss, norm = finite(run.loss), finite(run.norm)
     clipped = finite(run.clip)
     tiles = [
@@ -77,7 +83,7 @@ def _tiles(runs: Sequence[Run]) -> str:
     ]
     return (
         '<div class="tiles">'
-        + "".join(f"<div class=tile><b>{v}</b><span>{k}</span></div>" for k, v in tiles)
+        + "".join(f"<div class=tile><b>{v}</b><span>{k}{when}</span></div>" for k, v in tiles)
         + "</div>"
     )
 
@@ -140,7 +146,7 @@ def _norms(runs: Sequence[Run], advice: Advice) -> str:
 
 def _advice_section(runs: Sequence[Run], advice: Advice) -> str:
     if advice.threshold is None or advice.effect is None:
-        words = f"<p><b>No clipping is advised.</b> {escape(advice.because)}</p>"
+        words = f"<p><b>No change is advised.</b> {escape(advice.because)}</p>"
         levels = []
     else:
         words = (

@@ -8,6 +8,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,17 @@ class Writer:
             weakref.finalize(self, Path(name).unlink, missing_ok=True)
             path = name
         self.path = Path(path)
-        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115  # open for as long as the run lasts
+        self._file: FileIO | None = None
         self._size = 0
+
+    def open(self) -> None:
+        """Begin a new record, in place of what the file may hold."""
+        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115  # open for as long as the run lasts
 
     def write(self, line: dict[str, Any]) -> None:
         """Write a line that is not a step's."""
-        self._put(json.dumps(line, allow_nan=False).encode() + b"\n")
+        if self._file is not None:
+            self._size += self._file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
 
     def step(self, line: dict[str, Any]) -> None:
         """Write a step, or hold it until it has company."""
@@ -61,15 +67,12 @@ class Writer:
 
     def close(self) -> None:
         """Write what is held, and close."""
-        if not self._file.closed:
+        if self._file is not None:
             for line in self._held.values():
                 self.write(line)
             self._held.clear()
             self._file.close()
-
-    def _put(self, data: bytes) -> None:
-        self._file.write(data)
-        self._size += len(data)
+            self._file = None
 
     def _thin(self) -> None:
         """Join pairs of step lines, into a new file that takes the old one's place at once."""
@@ -89,9 +92,10 @@ class Writer:
                 kept.append(line)
         kept.extend(waiting.values())
         new = self.path.with_name(self.path.name + ".thinner")
-        self._file.close()
         new.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in kept))
         os.replace(new, self.path)
+        if self._file is not None:
+            self._file.close()
         self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115
         self._size = self.path.stat().st_size
 

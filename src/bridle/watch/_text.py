@@ -63,7 +63,7 @@ def _finding(place: int, finding: Finding) -> str:
 
 def _advice(advice: Advice) -> str:
     if advice.threshold is None or advice.effect is None:
-        lines = [_wrap(f"Clipping: none advised. {advice.because}", "", "   ")]
+        lines = [_wrap(f"Clipping: no change advised. {advice.because}", "", "   ")]
     else:
         lines = [
             f"Clipping: --clip {advice.policy}, or at a fixed norm: --clip {advice.threshold:g}",

@@ -16,7 +16,7 @@ from ..errors import BridleError
 from ._live import LiveLine, possible
 from ._monitor import Monitor
 from ._run import read
-from ._script import run_module, run_script
+from ._script import check_script, run_module, run_script
 from ._text import as_json, as_text
 
 __all__ = ["main"]
@@ -76,6 +76,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> None:
+    if not options.module:
+        check_script(options.script)
     record = options.record or _free_name(options.script)
     line = LiveLine() if possible() else None
     sys.argv = [options.script, *options.args]  # what the record says was run

@@ -66,7 +66,7 @@ def _headline(runs: Sequence[Run]) -> str:
     before, after = summary(runs[0]), summary(runs[1])
     told = next((k for k in before if "swing" in k and "test" in k and not math.isnan(before[k] + after[k])), None)
     key = told or next(iter(before))
-    return f"{first} After: {'test' if told else 'training'} swing {number(before[key])} → {number(after[key])}."
+    return f"{first} After: {'test' if told else 'training'} swing {before[key]:.3g}x → {after[key]:.3g}x."
 
 
 def _tiles(runs: Sequence[Run]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import importlib.machinery
 import os
 import runpy
@@ -11,32 +12,37 @@ from pathlib import Path
 
 from ..errors import ArgumentError
 
-__all__ = ["run_module", "run_script"]
+__all__ = ["check_script", "run_module", "run_script"]
 
 _ROOM = str(Path(__file__).parent)
 _kept: list[types.ModuleType] = []
 
 
-def run_script(path: str, args: list[str]) -> None:
-    """Run a file as `__main__`: its argv, its directory first on the path, its classes picklable.
+def check_script(path: str) -> None:
+    """Refuse what is no file, before anything has begun.
 
     Raises:
-        ArgumentError: there is no such file, or it cannot be read.
+        ArgumentError: there is no such file.
     """
-    loader = importlib.machinery.SourceFileLoader("__main__", path)
-    try:
-        source = loader.get_data(path)
-    except OSError as error:
-        raise ArgumentError(f"can't open file {path!r}: {error.strerror}.") from error
+    if not os.path.isfile(path):
+        raise ArgumentError(f"can't open file {path!r}: there is no such file.")
+
+
+def run_script(path: str, args: list[str]) -> None:
+    """Run a file as `__main__`: its argv, its directory first on the path, its classes picklable."""
+    file = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
     main = types.ModuleType("__main__")
-    main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None, __cached__=None, __loader__=loader)
+    main.__dict__.update(__file__=file, __builtins__=builtins, __cached__=None, __loader__=loader)
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
     _kept.append(sys.modules["__main__"])  # a module that nobody holds is emptied
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11 and later
         sys.path[0] = os.path.dirname(os.path.realpath(path))
     with _tracebacks_of_the_script():
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+        exec(compile(loader.get_data(file), file, "exec", dont_inherit=True), main.__dict__)
 
 
 def run_module(name: str, args: list[str]) -> None:

@@ -62,7 +62,7 @@ code { font:.9em ui-monospace,monospace; background:color-mix(in srgb,var(--line
 .good { color:var(--c); } .slug { color:var(--soft); font:.78rem ui-monospace,monospace; }
 @media (max-width:40rem) { main { padding:1.1rem .7rem 3rem; } section { padding:.9rem .8rem; }
   .plot { grid-template-columns:2.7rem 1fr; grid-template-rows:12rem 1.2rem auto; } h1 { font-size:1.35rem; }
-  .heat { grid-template-columns:minmax(4rem,30%) 1fr; } .xs span:nth-child(even) { display:none; } }
+  .heat { grid-template-columns:minmax(4rem,30%) 1fr; } th,td { padding-right:.5rem; } th { font-size:.8rem; } .xs span:nth-child(even) { display:none; } }
 @media print { :root { --ground:#fff; } body { font-size:11pt; } section,article,.tile { break-inside:avoid; }
   main { max-width:none; padding:0; } * { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
 """  # noqa: E501

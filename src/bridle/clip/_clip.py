@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ArgumentError, NonFiniteGradientError
 from . import _apply, _measure
 from ._check import on_host
-from ._decision import Clamp, Decision, Policy, Scale
+from ._decision import Clamp, Policy, Scale, Skip
 from ._fold import check_fold, fold
 from ._gradients import Gradients
 from ._patterns import assign
@@ -29,6 +29,7 @@ def clip_(
     *,
     nonfinite: NonFinite = "raise",
     fold_into: torch.optim.Optimizer | None = None,
+    dry_run: bool = False,
 ) -> ClipReport:
     """Clip gradients in place by a policy, and report what was done.
 
@@ -43,7 +44,9 @@ def clip_(
             `"zero"` sets those values to zero and clips the rest. `"propagate"` leaves them for others to find;
             what shares a norm with them is left as it is, for there is no factor to scale it by.
         fold_into: a fused optimizer that multiplies by the coefficient (and skips) inside its own step, so that
-            the gradients are not written here. `by_norm` only.
+            the gradients are not written here. Only for policies with one coefficient for all, such as `by_norm`.
+        dry_run: change nothing and raise nothing about values: the report says what would have been done. A policy
+            that adapts learns all the same.
 
     Returns:
         A `ClipReport`; it reads from the device only when asked.
@@ -67,24 +70,31 @@ def clip_(
     if fold_into is not None:
         check_fold(fold_into, groups, grads)
     held = [(pattern, rule, part) for pattern, rule, part in groups if rule is not None and part.tensors]
-    bad, counts = _look_for_nonfinite([(rule, part) for _, rule, part in held], nonfinite)
-    outcomes = []
-    for pattern, rule, part in held:
-        before, decision = part.norms(rule.p), rule.decide(part)
-        after = None
-        if fold_into is None:
-            after = _carry_out(decision, part, rule.p)
-        outcomes.append(Outcome(pattern, rule.p, part, before, decision, after))
+    bad, counts = _look_for_nonfinite([(rule, part) for _, rule, part in held], nonfinite, dry_run)
+    writes = fold_into is None and not dry_run
+    outcomes = [_one(pattern, rule, part, writes) for pattern, rule, part in held]
     skipped = bad if nonfinite == "skip" else False
-    if fold_into is not None and outcomes:
-        fold(fold_into, outcomes[0].decision, skipped)
-    elif skipped is not False:
+    if fold_into is not None and outcomes and not dry_run:
+        fold(fold_into, outcomes[0].decision, skipped | outcomes[0].skipped)
+    elif skipped is not False and writes:
         _apply.zero_(grads.tensors, skipped if isinstance(skipped, Tensor) else None)
-    return ClipReport(outcomes, skipped, counts)
+    return ClipReport(outcomes, skipped, counts, dry_run)
+
+
+def _one(pattern: str, rule: Policy, part: Gradients, writes: bool) -> Outcome:
+    """What one policy does to its gradients."""
+    before, decision = part.norms(rule.p), rule.decide(part)
+    skipped: bool | Tensor = False
+    if isinstance(decision, Skip):
+        skipped, decision = bool(decision.when) if part.readable_now() else decision.when, decision.otherwise
+    after = _carry_out(decision, part, rule.p) if writes else _foresee(decision, part, rule.p)
+    if writes and skipped is not False:
+        _apply.zero_(part.tensors, skipped if isinstance(skipped, Tensor) else None)
+    return Outcome(pattern, rule.p, part, before, decision, after, skipped)
 
 
 def _look_for_nonfinite(
-    held: list[tuple[Policy, Gradients]], mode: NonFinite
+    held: list[tuple[Policy, Gradients]], mode: NonFinite, dry_run: bool
 ) -> tuple[bool | Tensor, list[tuple[Gradients, Tensor]]]:
     """Is any gradient not finite (a tensor where that would have to wait), and how many values of each are not.
 
@@ -96,9 +106,11 @@ def _look_for_nonfinite(
     home = held[0][1].tensors[0].device
     totals = torch.stack([part.norms(rule.p).amax().to(home) for rule, part in held])
     bad = torch.isfinite(totals).all().logical_not()
-    if (not waits or mode == "raise") and not bool(bad):
+    if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
     counts = [(part, _measure.count_nonfinite(part.tensors)) for _, part in held]
+    if dry_run:
+        return (bad if waits else True), counts
     if mode == "raise":
         offenders = ClipReport([], False, counts).offenders
         raise NonFiniteGradientError(
@@ -114,10 +126,23 @@ def _look_for_nonfinite(
     return (bad if waits else True), counts
 
 
-def _carry_out(decision: Decision, part: Gradients, p: float) -> Tensor | None:
+def _foresee(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
+    """The norms after a decision that is not carried out, where they do not follow from it."""
+    if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
+        return _measure.norms(_apply.clamped(part.tensors, decision.limit), p)
+    if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
+        pairs = zip(part.tensors, decision.by, strict=True)
+        return _measure.norms([g.detach() * factor for g, factor in pairs], p)
+    return None
+
+
+def _carry_out(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
     """Change the gradients; their norms after, where they have to be measured. Under the limit nothing is written."""
     now = part.readable_now()
     if isinstance(decision, Clamp):
+        if not isinstance(decision.limit, float | Tensor):
+            _apply.clamp_each_(part.tensors, decision.limit)
+            return _measure.norms(part.tensors, p)
         limit = on_host(decision.limit, "limit") if now else decision.limit
         if not now or bool((part.norms(p) > limit).any()):
             _apply.clamp_(part.tensors, limit)
@@ -131,9 +156,9 @@ def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | No
         if not now:
             _apply.scale_(part.tensors, by)
         elif by.dim() == 0:
-            if (factor := by.item()) < 1:
+            if (factor := by.item()) != 1:
                 _apply.scale_(part.tensors, factor)
-        elif bool((by < 1).any()):
+        elif bool((by != 1).any()):
             _apply.scale_(part.tensors, by)
         return None
     _apply.scale_slices_(part.tensors, by)

@@ -33,7 +33,9 @@ def assign(
             )
         places[pattern].append(i)
     _refuse_idle_patterns(policy, grads.target_names)
-    return [(pattern, rule and _policy(rule), grads.subset(places[pattern])) for pattern, rule in policy.items()]
+    return [
+        (pattern, rule and _policy(rule), grads.subset(places[pattern], pattern)) for pattern, rule in policy.items()
+    ]
 
 
 def _first_match(policy: Mapping[str, Any], name: str) -> str | None:
@@ -51,9 +53,10 @@ def _refuse_idle_patterns(policy: Mapping[str, Any], names: list[str]) -> None:
             raise ArgumentError(f"the pattern {pattern!r} is never used: {why}. Names here: {some}.")
 
 
-def _policy(found: object) -> Policy:
-    if isinstance(found, Policy):
-        return found
+def _policy(found: Any) -> Policy:
+    if callable(getattr(found, "decide", None)):  # not isinstance: torch.compile cannot trace a runtime protocol
+        policy: Policy = found
+        return policy
     raise GradientTypeError(
         f"a policy was expected, found {type(found).__name__}: {found!r:.80}. Pass one such as bridle.by_norm(1.0), "
         "or a mapping from name patterns to policies."

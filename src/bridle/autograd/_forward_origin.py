@@ -94,9 +94,7 @@ def _operand_bad(
     return None
 
 
-def _result_bad(
-    node: Node, operands: dict[str, Tensor], places: dict[Node, graph.Place]
-) -> ForwardOrigin | None:
+def _result_bad(node: Node, operands: dict[str, Tensor], places: dict[Node, graph.Place]) -> ForwardOrigin | None:
     given = {name: value for name, value in operands.items() if not _is_result(name)}
     for name, made in (*operands.items(), *_computed_again(node, operands)):
         if name in given:
@@ -105,9 +103,7 @@ def _result_bad(
         if bad.any():
             cause = next(iter(given), None)
             ranges = ", ".join(
-                f"`{n}` from {v.min().item():.3g} to {v.max().item():.3g}"
-                for n, v in given.items()
-                if v.numel()
+                f"`{n}` from {v.min().item():.3g} to {v.max().item():.3g}" for n, v in given.items() if v.numel()
             )
             text = f"Origin: {_tell(node, places)} made NaN or infinity {describe(bad)}" + (
                 f" out of {ranges}." if ranges else "."

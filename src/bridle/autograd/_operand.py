@@ -55,9 +55,7 @@ def guilty_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Opera
     for name, value in operands.items():
         wrong = _that_explain(bad_places(value), bad)
         if wrong is not None:
-            text = (
-                f"Its saved operand `{name}` is NaN or infinite {describe(wrong)}: look for what computed it."
-            )
+            text = f"Its saved operand `{name}` is NaN or infinite {describe(wrong)}: look for what computed it."
             return Operand(text, name, rows_of(wrong))
     for name, value in operands.items():
         zero = _that_explain(value == 0, bad)

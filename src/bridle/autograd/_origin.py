@@ -34,9 +34,7 @@ class Failure:
     kept: bool
 
 
-def post_mortem(
-    failure: Failure, yielded: Sequence[Tensor | None], model: nn.Module | None
-) -> NonFiniteGradientError:
+def post_mortem(failure: Failure, yielded: Sequence[Tensor | None], model: nn.Module | None) -> NonFiniteGradientError:
     """Return the error that says what was found."""
     read = graph.read(failure.outputs)
     names = graph.find_names(model)
@@ -150,9 +148,7 @@ def _backward_origin(
     incoming = _incoming(failure, read, node)
     blame = None
     if _any_bad(incoming):
-        blame = (
-            "Each gradient that arrives there is finite, their sum is not: too large to add in this dtype."
-        )
+        blame = "Each gradient that arrives there is finite, their sum is not: too large to add in this dtype."
     elif _any_bad(_replay.through_tensor_hooks(node, incoming, failure.create_graph)):
         blame = "The gradient that arrives there is finite; a hook on the tensor this op made spoils it."
     if blame is not None:

@@ -96,9 +96,7 @@ def seeds(outputs: tuple[Output, ...], grad_outputs: Gradients) -> list[Tensor]:
     if grad_outputs is None:
         given = [None] * len(outputs)
     if len(given) != len(outputs):
-        raise ReplayError(
-            f"got {len(outputs)} outputs and {len(given)} grad_outputs; each output needs its own."
-        )
+        raise ReplayError(f"got {len(outputs)} outputs and {len(given)} grad_outputs; each output needs its own.")
     found = []
     for index, (output, gradient) in enumerate(zip(outputs, given, strict=True)):
         shape, dtype, device = _describe(output)
@@ -203,9 +201,7 @@ class _Pass:
         outgoing: list[tuple[Tensor | None, ...]] = []
         starts = {number: gradient for number, gradient in enumerate(incoming) if gradient is not None}
         handles = [node.register_hook(lambda grad_inputs, _: outgoing.append(grad_inputs))]
-        if (
-            not starts
-        ):  # the engine does not start from nothing: give it zeros, and take them away at the node
+        if not starts:  # the engine does not start from nothing: give it zeros, and take them away at the node
             starts = {0: _torch.zeros_for(node, 0)}
             handles.append(node.register_prehook(lambda grads: (None,) * len(grads)))
         used = [(child, number) for child, number in node.next_functions if child is not None]
@@ -255,14 +251,10 @@ def _visited(visit: Visitor, edge: Edge, gradient: Tensor) -> Tensor:
 def _engine(
     starts: list[GradientEdge], grads: list[Tensor], ends: list[GradientEdge], create_graph: bool
 ) -> tuple[Tensor | None, ...]:
-    return _torch.run_engine(
-        starts, grads, True, create_graph, ends, allow_unreachable=True, accumulate=False
-    )
+    return _torch.run_engine(starts, grads, True, create_graph, ends, allow_unreachable=True, accumulate=False)
 
 
-def through_tensor_hooks(
-    node: Node, incoming: list[Tensor | None], create_graph: bool
-) -> list[Tensor | None]:
+def through_tensor_hooks(node: Node, incoming: list[Tensor | None], create_graph: bool) -> list[Tensor | None]:
     """Let the hooks of the tensors this node made see, and change, their gradients.
 
     An engine call that ends where it starts does nothing else than that.

@@ -81,10 +81,9 @@ def advise(run: Run) -> Advice:
     if threshold <= 0:
         return Advice(None, "The gradients are zero: there is nothing to clip.", None, levels, candidates)
     because = (
-        f"Found: {', '.join(reasons)}. The norms of a run that swings are swollen by the swinging, so the "
-        f"threshold comes "
-        f"from their calm part: steps below it make {_CALM:.0%} of the sum of all norms. `auto` starts without "
-        "knowing this run and follows the lower quarter of the norms it sees."
+        f"Found: {', '.join(reasons)}. The norms of a run that swings are swollen by the swinging, so the threshold "
+        f"comes from their calm part: steps below it make {_CALM:.0%} of the sum of all norms. `auto` needs no "
+        "threshold: its limit shrinks when steps go too far and grows while they do not."
     )
     return Advice(threshold, because, _candidate(norms, threshold), levels, candidates)
 

@@ -64,8 +64,7 @@ class Probe:
         for g in grads.values():
             if not is_plain(g):
                 raise UnsupportedGradientError(
-                    f"a gradient is a {type(g).__name__}, one rank's part of a whole. Only whole gradients are "
-                    f"measured."
+                    f"a gradient is a {type(g).__name__}, one rank's part of a whole. Whole ones are measured."
                 )
         norms: list[float | None] = [None] * len(self.parameters)
         if not grads:

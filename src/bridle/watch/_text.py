@@ -70,8 +70,8 @@ def _advice(advice: Advice) -> str:
             _wrap(advice.because),
             _wrap(
                 f"On this run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps "
-                f"(median factor "
-                f"{number(advice.effect.factor)}) and taken away {advice.effect.removed:.0%} of the sum of all norms."
+                f"(median factor {number(advice.effect.factor)}) and taken away {advice.effect.removed:.0%} of "
+                "the sum of all norms."
             ),
         ]
     if advice.quantiles:

@@ -24,6 +24,5 @@ def clip_idle(run: Run) -> Finding | None:
         test=f"clipping is on and changed none of at least {_LEAST} steps",
         evidence=evidence,
         advice="As a guard against a rare spike that is as it should be. If it was meant to do something, the "
-        "threshold "
-        "is too high: the advice has one that would have acted.",
+        "threshold is too high: the advice has one that would have acted.",
     )

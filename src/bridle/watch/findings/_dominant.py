@@ -31,8 +31,7 @@ def dominant(run: Run) -> Finding | None:
         title=f"one module dominates: {top} makes {shares[top]:.0%} of the squared gradient norm",
         weight=0.3 + 0.3 * shares[top],
         test=f"median share of one of {len(modules)} modules in the squared norm above {_SHARE:.0%}, with less "
-        f"than half "
-        "of the parameters",
+        "than half of the parameters",
         evidence={"module": top, "its share of the squared norm": shares[top], "its share of the parameters": size},
         advice="A global threshold then only sees this module, and scales all others with it. Give it its own: "
         f'`bridle.clip_(model, {{"{top}.*": bridle.by_norm(...), "*": bridle.by_norm(...)}})`, or '

@@ -33,8 +33,7 @@ def edge_of_stability(run: Run) -> Finding | None:
         f"and positive for more than {_SHARE:.0%} of the steps",
         evidence={"mean cosine": cosine, "share of steps that overshoot": share, "learning rate (median)": lr},
         advice=f"Lower the learning rate: {lr / 2:.3g} first (half), {lr / 4:.3g} if it still overshoots; or "
-        f"warm it up. "
-        "Clipping hides this more than it cures it.",
+        "warm it up. Clipping hides this more than it cures it.",
         picture=Picture("step against next gradient (running median of the cosine)",
                         {"cosine": running_median(run.turn, 15)}, [float(s) for s in run.steps]),
     )  # fmt: skip

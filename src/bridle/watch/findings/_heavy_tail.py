@@ -28,8 +28,7 @@ def heavy_tail(run: Run) -> Finding | None:
         title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the total",
         weight=min(0.9, 0.5 + share),
         test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
-        f"the sum, "
-        f"and Hill's tail index over them is below {_INDEX:g} (a normal spread has 10 and more)",
+        f"the sum, and Hill's tail index over them is below {_INDEX:g} (a normal spread has 10 and more)",
         evidence={
             "share of the sum from the largest 5% of steps": share,
             "tail index": index,

@@ -36,8 +36,7 @@ def spikes(run: Run) -> Finding | None:
         f"times its surroundings (step {run.steps[worst]})" + (f"; {told[0]}" if told else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
         test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_Z:g} robust standard "
-        f"deviations "
-        "of the logarithm",
+        "deviations of the logarithm",
         evidence={
             "steps": [run.steps[i] for i in starts[:20]],
             "largest, over its surroundings": math.exp(over[worst]),

@@ -33,10 +33,12 @@ from .clip import (
     get_total_norm,
     skip_spikes,
 )
+from .watch import Monitor
 
 __all__ = [
     "ClipReport",
     "Clipper",
+    "Monitor",
     "Replicated",
     "Sharded",
     "Stages",

@@ -19,6 +19,8 @@ BridleError
 │   ├── GradientMismatchError                  a gradient whose number, shape, dtype or device does not fit
 │   ├── VectorizationError                     a batch of gradients that cannot be vectorised
 │   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
+├── RecordError (ValueError)                   a file that is no record of a run, or a damaged one
+├── MissingDependencyError (ImportError)       a package that an extra brings is not installed
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
@@ -38,11 +40,13 @@ __all__ = [
     "GradientTypeError",
     "GraphFreedError",
     "InplaceModifiedError",
+    "MissingDependencyError",
     "NoGraphError",
     "NonFiniteGradientError",
     "NonScalarOutputError",
     "OpaqueGraphError",
     "RankError",
+    "RecordError",
     "ReplayError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
@@ -166,6 +170,14 @@ class VectorizationError(BackwardError):
 
 class OpaqueGraphError(BackwardError):
     """A question about a part of the graph that nobody can look into, such as a reentrant checkpoint."""
+
+
+class RecordError(BridleError, ValueError):
+    """A file that is not the record of a run, is of another version, or is damaged."""
+
+
+class MissingDependencyError(BridleError, ImportError):
+    """A package that comes with an extra is not installed; the message has the line that installs it."""
 
 
 class UnsupportedDeviceError(BridleError, RuntimeError):

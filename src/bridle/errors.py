@@ -9,6 +9,10 @@ BridleError
 ├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+├── UnsupportedOperationError (NotImplementedError)
+│   │                                          an op whose per-sample gradients we refuse to guess
+│   └── BatchCouplingError                     one sample's loss depends on another sample
+├── GraphStateError (RuntimeError)             the recorded graph is missing, freed or changed
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
 ```
@@ -18,12 +22,15 @@ A message says where, what was found, and what to do about it.
 
 __all__ = [
     "ArgumentError",
+    "BatchCouplingError",
     "BridleError",
     "BridleWarning",
     "FoldError",
     "GradientTypeError",
+    "GraphStateError",
     "NonFiniteGradientError",
     "UnsupportedDeviceError",
+    "UnsupportedOperationError",
 ]
 
 
@@ -53,6 +60,28 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
 class UnsupportedDeviceError(BridleError, RuntimeError):
     """A code path was asked for by name that the tensors' device does not have."""
+
+
+class UnsupportedOperationError(BridleError, NotImplementedError):
+    """An op in the recorded graph whose per-sample gradients cannot be told, or not without being asked to.
+
+    Attributes:
+        op: torch's name for the op.
+        where: the parameter or module it stands at.
+    """
+
+    def __init__(self, message: str, op: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+        self.where = where
+
+
+class BatchCouplingError(UnsupportedOperationError):
+    """The loss of one sample depends on the data of another, as with batch normalisation in training."""
+
+
+class GraphStateError(BridleError, RuntimeError):
+    """The recorded graph is missing, has been freed, or a tensor it needs was changed."""
 
 
 class FoldError(BridleError, RuntimeError):

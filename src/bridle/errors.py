@@ -6,12 +6,14 @@ when the import line changes.
 ```
 BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
+│   └── CallArgumentError (RuntimeError)       the same, where torch's own function raises RuntimeError
 ├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
 ├── UnsupportedOperationError (NotImplementedError)
 │   │                                          an op whose per-sample gradients we refuse to guess
 │   └── BatchCouplingError                     one sample's loss depends on another sample
+├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
 ├── GraphStateError (RuntimeError)             the recorded graph is missing, freed or changed
 └── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
@@ -22,9 +24,11 @@ A message says where, what was found, and what to do about it.
 
 __all__ = [
     "ArgumentError",
+    "AuditError",
     "BatchCouplingError",
     "BridleError",
     "BridleWarning",
+    "CallArgumentError",
     "FoldError",
     "GradientTypeError",
     "GraphStateError",
@@ -40,6 +44,10 @@ class BridleError(Exception):
 
 class ArgumentError(BridleError, ValueError):
     """An argument that cannot mean anything, such as a negative threshold."""
+
+
+class CallArgumentError(ArgumentError, RuntimeError):
+    """An argument that cannot mean anything, in a function whose torch original raises RuntimeError."""
 
 
 class GradientTypeError(BridleError, TypeError):
@@ -78,6 +86,18 @@ class UnsupportedOperationError(BridleError, NotImplementedError):
 
 class BatchCouplingError(UnsupportedOperationError):
     """The loss of one sample depends on the data of another, as with batch normalisation in training."""
+
+
+class AuditError(BridleError, RuntimeError):
+    """Per-sample gradients do not add up to what autograd computes itself.
+
+    Attributes:
+        parameter: name of the parameter for which they do not.
+    """
+
+    def __init__(self, message: str, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
 
 
 class GraphStateError(BridleError, RuntimeError):

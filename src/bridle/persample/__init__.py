@@ -2,7 +2,9 @@
 
 from ._answers import PerSample, Stats
 from ._api import per_sample
+from ._audit import Audit
+from ._dropin import call_for_per_sample_grads
 from ._use import Use
 from .rules import register_rule
 
-__all__ = ["PerSample", "Stats", "Use", "per_sample", "register_rule"]
+__all__ = ["Audit", "PerSample", "Stats", "Use", "call_for_per_sample_grads", "per_sample", "register_rule"]

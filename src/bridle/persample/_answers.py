@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, NonFiniteGradientError
+from ._audit import Audit, audit
 from ._pieces import Dense, Piece
 
 Weights = Tensor | Callable[[Tensor], Tensor]
@@ -73,7 +74,9 @@ class PerSample:
         """
         squares = self._squared_norms()
         if per_parameter:
-            return {name: self._unscaled(s.sqrt()).to(self._parameters[name].dtype) for name, s in squares.items()}
+            return {
+                name: self._unscaled(s.sqrt()).to(self._parameters[name].dtype) for name, s in squares.items()
+            }
         return self._unscaled(self._total(squares).sqrt()).to(self._dtype())
 
     def grads(self) -> dict[str, Tensor]:
@@ -155,7 +158,9 @@ class PerSample:
         if not limit > 0:
             raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
         if noise_multiplier < 0 or (divide_by is not None and divide_by <= 0):
-            raise ArgumentError("clip_: noise_multiplier must not be negative and divide_by must be positive.")
+            raise ArgumentError(
+                "clip_: noise_multiplier must not be negative and divide_by must be positive."
+            )
         self._keep_what_pays()
         squares = self._squared_norms()
         total = self._unscaled(self._total(squares).sqrt())
@@ -226,6 +231,26 @@ class PerSample:
             alignment=float(self.cosine(mean).mean()),
         )
 
+    def audit(self, *, tolerance: float | None = None) -> Audit:
+        """Prove on this very step that nothing was missed and every sample got its own gradient.
+
+        Costs two ordinary backward passes. Weighted sums of the per-sample gradients are compared with the
+        gradient of the weighted losses, as autograd computes it, for every parameter.
+
+        Args:
+            tolerance: largest relative error to accept; by default what the dtype can give.
+
+        Returns:
+            The errors found, all within the tolerance.
+
+        Raises:
+            AuditError: a parameter was missed, or its gradients do not add up.
+        """
+        if tolerance is None:
+            half = any(torch.finfo(p.dtype).bits < 32 for p in self._parameters.values())
+            tolerance = 5e-2 if half else 1e-3
+        return audit(self._samples, list(self._parameters), self._pieces, self._engine, tolerance)
+
     def plan(self) -> str:
         """Return, for each parameter, in which form its gradients are held and asked."""
         width = max((len(name) for name in self._parameters), default=0)
@@ -246,7 +271,9 @@ class PerSample:
         if self._squares is not None:
             return
         left = self._budget
-        ranked = sorted(self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape)))
+        ranked = sorted(
+            self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape))
+        )
         for name, piece in ranked:
             size = 4 * self._samples * prod(piece.shape)
             if piece.saving() > 0 and size <= left:
@@ -271,7 +298,9 @@ class PerSample:
 
     def _add_noise(self, deviation: float, generator: torch.Generator | None) -> None:
         for parameter in self._parameters.values():
-            noise = torch.empty_like(parameter, requires_grad=False).normal_(0, deviation, generator=generator)
+            noise = torch.empty_like(parameter, requires_grad=False).normal_(
+                0, deviation, generator=generator
+            )
             _accumulate(parameter, noise)
 
     def _total(self, squares: dict[str, Tensor]) -> Tensor:
@@ -311,4 +340,6 @@ def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
         else:
-            parameter.grad = parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)
+            parameter.grad = (
+                parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)
+            )

@@ -12,7 +12,9 @@ from ._answers import PerSample
 from ._capture import Options, capture
 from ._cuts import Losses
 
-Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
+Parameters: TypeAlias = (
+    nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
+)
 
 
 def per_sample(
@@ -130,7 +132,9 @@ def _named(parameters: Parameters) -> dict[str, Tensor]:
     seen: set[int] = set()
     for name, tensor in pairs:
         if not isinstance(tensor, Tensor):
-            raise GradientTypeError(f"per_sample: parameter {name!r} is no tensor but {type(tensor).__name__}.")
+            raise GradientTypeError(
+                f"per_sample: parameter {name!r} is no tensor but {type(tensor).__name__}."
+            )
         if tensor.requires_grad and not tensor.is_leaf:
             raise GradientTypeError(
                 f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such as "

@@ -46,7 +46,9 @@ class Captured:
 
 
 # Owners by form of graph, for graphs whose owners cannot change: (cuts, layouts) by the nodes' numbers.
-_KNOWN: OrderedDict[Any, tuple[list[tuple[int, int, int, int]], dict[int, tuple[Layout, ...]]]] = OrderedDict()
+_KNOWN: OrderedDict[Any, tuple[list[tuple[int, int, int, int]], dict[int, tuple[Layout, ...]]]] = (
+    OrderedDict()
+)
 _KNOWN_AT_MOST = 64
 
 
@@ -63,7 +65,9 @@ def capture(
         if graph.is_leaf(node) and id(tensor := graph.leaf_tensor(node)) in names
     }
     if losses.samples <= 1:
-        return Captured(_few_samples(losses, {leaves[node]: graph.leaf_tensor(node) for node in leaves}), False)
+        return Captured(
+            _few_samples(losses, {leaves[node]: graph.leaf_tensor(node) for node in leaves}), False
+        )
     cuts, layouts, reused = _cuts(read, leaves, losses)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
@@ -141,8 +145,14 @@ def _shape(value: GradientEdge) -> tuple[int, ...]:
 def _few_samples(losses: Losses, leaves: dict[str, Tensor]) -> dict[str, Piece]:
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(losses.root.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
-    dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
+    found = torch.autograd.grad(
+        losses.root.sum(), list(leaves.values()), retain_graph=True, allow_unused=True
+    )
+    dense = {
+        name: g.to_dense() if g.is_sparse else g
+        for name, g in zip(leaves, found, strict=True)
+        if g is not None
+    }
     return {name: Dense(g[None]) for name, g in dense.items()}
 
 

@@ -117,9 +117,7 @@ def leaves_below(node: Node) -> list[Node]:
     return list(found)
 
 
-def refuse_coupling(
-    cuts: Sequence[Cut], batch: int, buffers: frozenset[int], where: graph.Names
-) -> None:
+def refuse_coupling(cuts: Sequence[Cut], batch: int, buffers: frozenset[int], where: graph.Names) -> None:
     """Refuse a model in which a shared value is made from the data of the batch.
 
     Then the loss of one sample depends on the others. A value that is merely broadcast over the samples is a
@@ -131,7 +129,11 @@ def refuse_coupling(
         if _made_from_batch(cut.value.node, batch, buffers):
             known = (where.of(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
             names = [name for name in known if name is not None]
-            beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
+            beneath = (
+                f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "")
+                if names
+                else "parameters"
+            )
             raise BatchCouplingError(
                 f"per_sample: `{graph.op(cut.node)}` mixes the samples of the batch. What {beneath} made of "
                 "one sample enters the losses of others, so one sample has no gradient of its own. "

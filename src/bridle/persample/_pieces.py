@@ -39,7 +39,9 @@ class Piece(ABC):
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Return the sum over samples of weight times gradient."""
-        parts = [torch.tensordot(weights[part].to(d), d, 1) for part in self.chunks() for d in [self.dense(part)]]
+        parts = [
+            torch.tensordot(weights[part].to(d), d, 1) for part in self.chunks() for d in [self.dense(part)]
+        ]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -129,9 +131,7 @@ class Sum(Piece):
         return total
 
     def squared_norms(self) -> Tensor:  # noqa: D102
-        crosses = [
-            cross_products(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]
-        ]
+        crosses = [cross_products(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]]
         if any(cross is None for cross in crosses):
             return super().squared_norms()
         total = torch.stack([piece.squared_norms() for piece in self.pieces]).sum(0)

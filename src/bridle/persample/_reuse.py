@@ -23,7 +23,19 @@ _BY_SHAPE = frozenset(
     f"{name}Backward{i}"
     for i in range(5)
     for name in (
-        *("Abs", "Acos", "Add", "Addcdiv", "Addcmul", "Alias", "AsStrided", "Atan", "Cat", "Clamp", "ClampMax"),
+        *(
+            "Abs",
+            "Acos",
+            "Add",
+            "Addcdiv",
+            "Addcmul",
+            "Alias",
+            "AsStrided",
+            "Atan",
+            "Cat",
+            "Clamp",
+            "ClampMax",
+        ),
         *("ClampMin", "Clone", "ConstantPadNd", "Copy", "CopySlices", "Cos", "Diagonal", "Div", "Elu", "Erf"),
         *("Exp", "Expand", "Expm1", "Flip", "Gelu", "Glu", "HardtanhBackward", "Hardsigmoid", "Hardswish"),
         *("Hardtanh", "LeakyRelu", "Lerp", "Log", "Log1P", "LogSigmoid", "MaskedFill", "Maximum", "Mean"),

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+from torch.utils import _pytree
 
 from .. import graph
 from ..errors import GraphStateError
@@ -51,9 +52,7 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
     return answer if isinstance(answer, tuple) else (answer,)
 
 
-def gradients_at(
-    root: Tensor, weights: Tensor, edges: Sequence[GradientEdge]
-) -> tuple[Tensor | None, ...]:
+def gradients_at(root: Tensor, weights: Tensor, edges: Sequence[GradientEdge]) -> tuple[Tensor | None, ...]:
     """Return the gradient of ``(root * weights).sum()`` at the edges; the engine runs nothing else."""
     if not edges:
         return ()
@@ -101,6 +100,12 @@ def inside_engine(question: Callable[[], T]) -> T:
     return answers[0]
 
 
+def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return what nested containers hold, and a function that puts other things into their places."""
+    leaves, spec = _pytree.tree_flatten(tree)
+    return leaves, lambda others: _pytree.tree_unflatten(others, spec)
+
+
 _FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
 
 
@@ -108,9 +113,7 @@ def _fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if kind not in _FIELDS:
         names = dir(kind)
         raw = tuple(name for name in names if name.startswith("_raw_saved_"))
-        plain = tuple(
-            name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw
-        )
+        plain = tuple(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
         _FIELDS[kind] = raw, plain
     return _FIELDS[kind]
 

@@ -34,7 +34,9 @@ class Convolved(Piece):
         g, x = self.g[part], self.x[part]
         n, k = g.shape[:2]
         if self._many_channels():
-            return torch.stack([self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)])
+            return torch.stack(
+                [self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)]
+            )
         g, x = g.transpose(0, 1).flatten(1, 2), x.transpose(0, 1).flatten(1, 2)
         return self._weight_gradient(g, x, n).view(n, *self.shape)
 

@@ -57,5 +57,3 @@ def batch_norm(use: Use) -> Piece:
         rstd = (use.saved("running_var") + use.saved("eps")).rsqrt()
     centred = (wide(x) - wide(mean).view(channels)) * wide(rstd).view(channels)
     return _scale_or_shift(use, centred, channels)
-
-

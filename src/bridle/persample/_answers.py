@@ -246,10 +246,11 @@ class PerSample:
         Raises:
             AuditError: a parameter was missed, or its gradients do not add up.
         """
+        eps = max((torch.finfo(p.dtype).eps for p in self._parameters.values()), default=0.0)
         if tolerance is None:
-            half = any(torch.finfo(p.dtype).bits < 32 for p in self._parameters.values())
-            tolerance = 5e-2 if half else 1e-3
-        return audit(self._samples, list(self._parameters), self._pieces, self._engine, tolerance)
+            tolerance = 5e-2 if eps > 1e-5 else 1e-3
+        names = list(self._parameters)
+        return audit(self._samples, names, self._pieces, self._engine, tolerance, min(eps, 1e-7))
 
     def plan(self) -> str:
         """Return, for each parameter, in which form its gradients are held and asked."""

@@ -31,6 +31,7 @@ def audit(
     pieces: dict[str, Piece],
     engine: Callable[[Tensor], dict[str, Tensor]],
     tolerance: float,
+    eps: float,
 ) -> Audit:
     """Compare with the engine under weights that tell every sample from every other.
 
@@ -38,6 +39,9 @@ def audit(
     or a use of a parameter missed, the two would differ for nearly all weights; they are random here, and
     once more all equal.
     """
+    sizes = {name: float(piece.squared_norms().sum().sqrt()) for name, piece in pieces.items()}
+    # A gradient that is zero but for rounding, such as that of a key's bias, is measured against the largest.
+    floor = 1e4 * eps * max(sizes.values(), default=0.0)
     generator = torch.Generator().manual_seed(7)
     errors: dict[str, float] = {}
     covered: set[str] = set()
@@ -51,7 +55,7 @@ def audit(
             found = pieces[name].weighted(weights.double())
             found = found.to_dense() if found.is_sparse else found
             size = float(torch.linalg.vector_norm(expected.double()))
-            scale = max(size, float(pieces[name].squared_norms().sum().sqrt()) if samples else 0.0)
+            scale = max(size, sizes[name], floor)
             gap = float(torch.linalg.vector_norm(found.double() - expected.double()))
             errors[name] = max(errors.get(name, 0.0), gap / scale if scale else gap)
             if not errors[name] <= tolerance:
@@ -60,10 +64,10 @@ def audit(
                     f"own gradient. Please report the model: this is a bug in bridle or in a registered rule.",
                     name,
                 )
-    return Audit(errors, _norms_error(samples, pieces, tolerance), tuple(n for n in names if n not in covered))
+    return Audit(errors, _norms_error(samples, pieces, tolerance, floor), tuple(n for n in names if n not in covered))
 
 
-def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float) -> float:
+def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float, floor: float) -> float:
     """Compare the norms of one sample with those of its gradient written down."""
     worst = 0.0
     if not samples:
@@ -71,7 +75,8 @@ def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float) -> fl
     for name, piece in pieces.items():
         direct = float(_lengths(piece.dense(slice(0, 1)))[0])
         short = float(piece.squared_norms()[0].sqrt())
-        gap = abs(direct - short) / direct if direct else short
+        scale = max(direct, floor)
+        gap = abs(direct - short) / scale if scale else short
         if not gap <= 10 * tolerance:
             raise AuditError(f"audit: two ways to the norm of `{name}` differ by {gap:.1e}.", name)
         worst = max(worst, gap)

@@ -62,28 +62,28 @@ class Losses:
 def find_cuts(
     read: graph.Graph, leaves: Iterable[Node], losses: Losses
 ) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]]]:
-    """Climb from the leaves until everything has an owner."""
+    """Climb from the leaves until everything has an owner.
+
+    What lies below a shared value is shared as well, even where it happens to get its gradient from one
+    sample only (a dead unit may hide the others): what is cut is not passed through a second time.
+    """
     owners: dict[Node, tuple[Layout, ...] | None] = {}
-    shared: list[Node] = list(leaves)
-    seen = set(shared)
-    frontier = shared
+    shared: dict[Node, None] = dict.fromkeys(leaves)
+    below: set[Node] = set()
+    frontier = list(shared)
     while frontier:
-        asked = [node for node in _above(read, frontier) if node not in owners]
-        owners |= losses.owners(asked)
-        frontier = [
-            consumer.node
-            for node in frontier
-            for consumer in read.consumers[node]
-            if owners[consumer.node] is None and consumer.node not in seen
-        ]
-        frontier = list(dict.fromkeys(frontier))
-        seen.update(frontier)
-        shared = [*shared, *frontier]
+        owners |= losses.owners(node for node in _above(read, frontier) if node not in owners)
+        consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
+        for node in consumers:
+            if owners[node] is None:
+                _add_below(node, below)
+        frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
+        shared |= dict.fromkeys(frontier)
     cuts = [
         Cut(consumer.node, consumer.position, GradientEdge(node, consumer.output_nr))
         for node in shared
         for consumer in read.consumers[node]
-        if owners[consumer.node] is not None
+        if consumer.node not in shared
     ]
     layouts = {cut.node: layouts for cut in cuts if (layouts := owners[cut.node]) is not None}
     return cuts, layouts
@@ -100,6 +100,15 @@ def _above(read: graph.Graph, nodes: Iterable[Node]) -> list[Node]:
                 if graph.is_relayout(consumer.node):
                     stack.append(consumer.node)
     return list(found)
+
+
+def _add_below(node: Node, below: set[Node]) -> None:
+    stack = [node]
+    while stack:
+        for used, _ in stack.pop().next_functions:
+            if used is not None and used not in below:
+                below.add(used)
+                stack.append(used)
 
 
 def leaves_below(node: Node) -> list[Node]:

@@ -53,10 +53,12 @@ class PerSample:
         memory_budget: int,
         scale: float,
         reused: bool,
+        eps: float,
         engine: Callable[[Tensor], dict[str, Tensor]],
     ) -> None:
         self._samples, self._parameters, self._pieces = samples, parameters, pieces
         self._budget, self._scale, self._reused, self._engine = memory_budget, scale, reused, engine
+        self._eps = eps
         self._squares: dict[str, Tensor] | None = None
 
     def __len__(self) -> int:
@@ -247,6 +249,7 @@ class PerSample:
             AuditError: a parameter was missed, or its gradients do not add up.
         """
         eps = max((torch.finfo(p.dtype).eps for p in self._parameters.values()), default=0.0)
+        eps = max(eps, self._eps)
         if tolerance is None:
             tolerance = 5e-2 if eps > 1e-5 else 1e-3
         names = list(self._parameters)

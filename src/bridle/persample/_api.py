@@ -89,6 +89,7 @@ def per_sample(
         memory_budget=memory_budget,
         scale=1.0 if scaler is None else float(scaler.get_scale()),
         reused=captured.reused,
+        eps=captured.eps,
         engine=engine,
     )
 

@@ -39,10 +39,12 @@ class Captured:
     Attributes:
         pieces: one for each parameter that the losses depend on.
         reused: whether the owners were known from an earlier graph of the same form.
+        eps: rounding of the coarsest dtype that gradients were computed in.
     """
 
     pieces: dict[str, Piece]
     reused: bool
+    eps: float
 
 
 # Owners by form of graph, for graphs whose owners cannot change: (cuts, layouts) by the nodes' numbers.
@@ -65,10 +67,9 @@ def capture(
         if graph.is_leaf(node) and id(tensor := graph.leaf_tensor(node)) in names
     }
     if losses.samples <= 1:
-        return Captured(
-            _few_samples(losses, {leaves[node]: graph.leaf_tensor(node) for node in leaves}), False
-        )
-    cuts, layouts, reused = _cuts(read, leaves, losses)
+        used = set(leaves.values())
+        return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}), False, 0.0)
+    cuts, layouts, reused = _cuts(read, leaves, losses, options)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:
@@ -83,7 +84,9 @@ def capture(
             if leaf in leaves:
                 pieces.setdefault(leaves[leaf], []).append(lower(piece, cut.value, leaf))
     order = [name for name in parameters if name in pieces]
-    return Captured({name: merged(pieces[name]) for name in order}, reused)
+    dtypes = {g.dtype for use in uses for g in use.gradients if g is not None}
+    eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
+    return Captured({name: merged(pieces[name]) for name in order}, reused, eps)
 
 
 def _apply(uses: list[Use]) -> list[Piece]:
@@ -92,10 +95,10 @@ def _apply(uses: list[Use]) -> list[Piece]:
 
 
 def _cuts(
-    read: graph.Graph, leaves: dict[Node, str], losses: Losses
+    read: graph.Graph, leaves: dict[Node, str], losses: Losses, options: Options
 ) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]], bool]:
     wanted = tuple(i for i, node in enumerate(read.nodes) if node in leaves)
-    form = (form_of(read, losses), wanted)
+    form = (form_of(read, losses), wanted, options)
     if form in _KNOWN:
         _KNOWN.move_to_end(form)
         places, known = _KNOWN[form]

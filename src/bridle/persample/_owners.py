@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from ..errors import NonFiniteGradientError
 from . import _torch
 
 
@@ -199,10 +198,7 @@ def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Lay
     blocks = _fitting_blocks(owners, samples)
     certain = len(blocks) == 1
     if not certain and gradient.numel() and not bool(torch.isfinite(gradient.sum())):
-        raise NonFiniteGradientError(
-            "per_sample: gradients are NaN or infinite in so many places that the samples cannot be told "
-            "apart. Look at `losses` first; bridle.trace_backward finds where non-finite values begin."
-        )
+        return None  # nobody can tell whose the NaNs are, so nobody owns them
     if blocks:
         return Layout(samples, blocks[0], None, certain)
     return Layout(samples, None, owners, certain=False)

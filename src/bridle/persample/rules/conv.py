@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._owners import NotSeparable
 from .._pieces import ALL, Dense, Piece, wide
 from .._use import Use
 from .linear import TRAFFIC, Outer
@@ -102,6 +103,8 @@ class Convolved(Piece):
 
 def convolution(use: Use) -> Piece:
     """Weight at position 1, bias at position 2."""
+    if use.position == 0:
+        raise NotSeparable
     if use.position == 2:
         channels = (use.shape[0],) + (1,) * (use.gradient.dim() - 2)
         return Dense(use.layout.sums(wide(use.gradient), channels).reshape(use.samples, *use.shape))

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from ...errors import BatchCouplingError
+from .._owners import NotSeparable
 from .._pieces import Dense, Piece, wide
 from .._use import Use
 
@@ -14,8 +15,14 @@ def _scale_or_shift(use: Use, normalised: Tensor | None, shape: tuple[int, ...])
     return Dense(use.layout.sums(values, shape).reshape(use.samples, *use.shape))
 
 
+def _only_scale_and_shift(use: Use) -> None:
+    if use.position not in (1, 2):
+        raise NotSeparable
+
+
 def layer_norm(use: Use) -> Piece:
     """Scale at position 1, shift at position 2."""
+    _only_scale_and_shift(use)
     if use.position == 2:
         return _scale_or_shift(use, None, use.shape)
     mean, rstd = use.saved("result1"), use.saved("result2")
@@ -24,6 +31,7 @@ def layer_norm(use: Use) -> Piece:
 
 def group_norm(use: Use) -> Piece:
     """Scale at position 1, shift at position 2; one mean per sample and group."""
+    _only_scale_and_shift(use)
     channels = (use.shape[0],) + (1,) * (use.gradient.dim() - 2)
     if use.position == 2:
         return _scale_or_shift(use, None, channels)
@@ -35,6 +43,7 @@ def group_norm(use: Use) -> Piece:
 
 def batch_norm(use: Use) -> Piece:
     """Scale at position 1, shift at position 2, with stored statistics or with those of this batch."""
+    _only_scale_and_shift(use)
     x = use.saved("input")
     channels = (use.shape[0],) + (1,) * (x.dim() - 2)
     training = use.saved("training")

@@ -33,6 +33,7 @@ from .clip import (
     get_total_norm,
     skip_spikes,
 )
+from .persample import call_for_per_sample_grads, per_sample, register_rule
 from .watch import Monitor
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "by_unit",
     "by_value",
     "by_zscore",
+    "call_for_per_sample_grads",
     "clip_",
     "clip_by_global_norm",
     "clip_by_norm",
@@ -70,6 +72,8 @@ __all__ = [
     "get_total_norm",
     "grad",
     "graph",
+    "per_sample",
+    "register_rule",
     "skip_spikes",
     "trace",
     "unreached",

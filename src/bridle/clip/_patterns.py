@@ -32,7 +32,8 @@ def assign(
                 f'no pattern matches the parameter {name!r}. Add one ("*" matches all; None leaves a group alone).'
             )
         places[pattern].append(i)
-    _refuse_idle_patterns(policy, grads.target_names)
+    if grads.ranks is None or not grads.ranks.marked:  # else another rank may hold what a pattern is for
+        _refuse_idle_patterns(policy, grads.target_names)
     return [
         (pattern, rule and _policy(rule), grads.subset(places[pattern], pattern)) for pattern, rule in policy.items()
     ]
@@ -53,9 +54,10 @@ def _refuse_idle_patterns(policy: Mapping[str, Any], names: list[str]) -> None:
             raise ArgumentError(f"the pattern {pattern!r} is never used: {why}. Names here: {some}.")
 
 
-def _policy(found: object) -> Policy:
-    if isinstance(found, Policy):
-        return found
+def _policy(found: Any) -> Policy:
+    if callable(getattr(found, "decide", None)):  # not isinstance: torch.compile cannot trace a runtime protocol
+        policy: Policy = found
+        return policy
     raise GradientTypeError(
         f"a policy was expected, found {type(found).__name__}: {found!r:.80}. Pass one such as bridle.by_norm(1.0), "
         "or a mapping from name patterns to policies."

@@ -65,13 +65,17 @@ def gradients(target: Target) -> tuple[list[Tensor], list[Tensor]]:
     # The usual case, and the one that has to be fast, is a list of parameters.
     parameters = target if type(target) is list else named(target)[1]
     try:
-        grads: list[Tensor] = [g for p in parameters if (g := p.grad) is not None]
+        grads = _present(parameters)
     except AttributeError:  # a list of pairs, of param groups, or of something else
         parameters = named(target)[1]
-        grads = [g for p in parameters if (g := p.grad) is not None]
+        grads = _present(parameters)
     if not grads:
         warn_raw_gradients(parameters)
     return parameters, unique(grads)
+
+
+def _present(parameters: list[Tensor]) -> list[Tensor]:
+    return [g for g in [p.grad for p in parameters] if g is not None]
 
 
 def live_names(parameters: Sequence[Tensor]) -> list[str]:

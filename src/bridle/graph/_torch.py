@@ -5,7 +5,7 @@ change to one file.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,10 +50,8 @@ def sequence_nr(node: Node) -> int:
     return node._sequence_nr()
 
 
-def current_sequence_nr() -> int:
-    """Return the number that this thread's next node will get."""
-    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return number
+# The number that this thread's next node will get. Bound as it is, without a frame of ours for the compiler to trace.
+current_sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 def output_metadata(node: Node) -> list[Any]:

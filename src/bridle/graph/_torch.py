@@ -124,6 +124,20 @@ def base_of(tensor: Tensor) -> Tensor:
     return tensor if base is None else base
 
 
+def memory_of(tensor: Tensor) -> int | None:
+    """Return where the tensor's storage begins, or None if it has none of its own.
+
+    Two tensors with the same answer share memory: one is a view of the other, or was detached from it.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return None
+        try:
+            return tensor.untyped_storage().data_ptr() or None
+        except (RuntimeError, NotImplementedError):  # a wrapper without storage, such as those of torch.func
+            return None
+
+
 def is_freed_message(message: str) -> bool:
     """Tell whether torch's text says that saved values are gone."""
     return "backward through the graph a second time" in message

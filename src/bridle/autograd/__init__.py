@@ -10,9 +10,24 @@ import torch.autograd as _theirs
 
 from ._backward import backward
 from ._grad import grad
+from ._records import ModuleSummary, NodeRecord, Trace
+from ._replay import Edge, replay
+from ._stats import Stats
+from ._trace import trace
 from ._unreached import unreached
 
-__all__ = ["backward", "grad", "unreached"]
+__all__ = [
+    "Edge",
+    "ModuleSummary",
+    "NodeRecord",
+    "Stats",
+    "Trace",
+    "backward",
+    "grad",
+    "replay",
+    "trace",
+    "unreached",
+]
 __all__ += [name for name in _theirs.__all__ if name not in __all__]
 
 

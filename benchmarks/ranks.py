@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-import side_by_side
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -23,6 +22,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import bridle
+import side_by_side
 
 RANKS = 4
 METHOD = __doc__ or ""
@@ -39,7 +39,19 @@ def parameters(mesh: Any, shapes: list[tuple[int, ...]], placements: list[Any]) 
 
 
 def gpt2() -> list[tuple[int, ...]]:
-    block = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,), (768,), (768,), (3072, 768), (3072,), (768, 3072)]
+    block = [
+        (768,),
+        (768,),
+        (2304, 768),
+        (2304,),
+        (768, 768),
+        (768,),
+        (768,),
+        (768,),
+        (3072, 768),
+        (3072,),
+        (768, 3072),
+    ]
     return block * 2 + [(768,)] * 2
 
 

@@ -62,6 +62,8 @@ def cases() -> dict[str, tuple[list[torch.nn.Parameter], float]]:
     return {
         "800 sharded, under the limit": (parameters(line, small, [Shard(0)]), 1e9),
         "800 sharded, clipped": (parameters(line, small, [Shard(0)]), 1.0),
+        "100 sharded, clipped": (parameters(line, small[:100], [Shard(0)]), 1.0),
+        "3200 sharded, clipped": (parameters(line, small * 4, [Shard(0)]), 1.0),
         "800 on a 2 x 2 mesh, clipped": (parameters(grid, small, [Shard(0), Shard(1)]), 1.0),
         "800 replicated and sharded, clipped": (parameters(grid, small, [Replicate(), Shard(0)]), 1.0),
         "two blocks of GPT-2, clipped": (parameters(line, gpt2(), [Shard(0)]), 1.0),
@@ -72,6 +74,24 @@ def collectives(run: Callable[[], object]) -> int:
     with CommDebugMode() as seen:
         run()
     return seen.get_total_counts()
+
+
+def exchange_alone(rounds: int) -> dict[str, object]:
+    """The one message of a call by itself, between two and between four ranks."""
+    pair = dist.new_group([0, 1])
+    mine = torch.zeros(1024, dtype=torch.float64)
+
+    def run(group: Any, size: int) -> None:
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.all_gather_single(torch.empty(size * len(mine), dtype=torch.float64), mine, group=group)
+
+    contenders = {"4 ranks": lambda: run(dist.group.WORLD, RANKS), "2 ranks": lambda: run(pair, 2)}
+    times = side_by_side.interleave(contenders, rounds=rounds, before=dist.barrier, inner=20)
+    return {
+        "case": "the exchange alone",
+        "4 ranks take longer than 2 by": side_by_side.ratio(times["4 ranks"], times["2 ranks"]),
+        "milliseconds": {who: round(1e3 * sorted(t)[len(t) // 2], 3) for who, t in times.items()},
+    }
 
 
 def measure(rank: int, store: str, rounds: int) -> None:
@@ -102,7 +122,9 @@ def measure(rank: int, store: str, rounds: int) -> None:
         if rank == 0:
             ours, also = (side_by_side.show(row[f"{who} is faster by"]) for who in ("clip_grad_norm_", "clip_"))
             print(f"{name:38} clip_grad_norm_ {ours:20} clip_ {also:20} collectives {counts}", flush=True)
+    rows.append(exchange_alone(rounds))
     if rank == 0:
+        print(rows[-1])
         side_by_side.save("ranks", METHOD, rows)
     dist.destroy_process_group()
 

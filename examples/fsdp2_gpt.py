@@ -95,4 +95,4 @@ if __name__ == "__main__":
         dist.destroy_process_group()
     else:
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(start, (2, os.path.join(folder, "store")), nprocs=2)
+            mp.start_processes(start, (2, os.path.join(folder, "store")), nprocs=2, start_method="fork")

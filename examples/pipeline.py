@@ -78,4 +78,4 @@ if __name__ == "__main__":
         dist.destroy_process_group()
     else:
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(start, (os.path.join(folder, "store"),), nprocs=2)
+            mp.start_processes(start, (os.path.join(folder, "store"),), nprocs=2, start_method="fork")

@@ -106,7 +106,7 @@ class Ranks:
         if layout is None:
             layout = self._layouts[id(mesh), placements] = _read_layout(mesh, placements)
         self._layout_of[i] = layout
-        if getattr(parameter, "device_mesh", mesh) is not mesh:
+        if parameter is not t and getattr(parameter, "device_mesh", mesh) is not mesh:
             _refuse_other_mesh(parameter, t)
         piece = t.to_local()
         return piece if type(piece) is Tensor else _ready(piece)

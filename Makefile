@@ -15,7 +15,7 @@ $(READY): pyproject.toml setup.py constraints.txt src/bridle/_native/kernels.c
 	touch $@
 
 demo: setup
-	$(BIN)/python examples/demo.py
+	$(BIN)/python examples/clipping.py
 
 test: setup
 	$(BIN)/python -m pytest
@@ -31,6 +31,8 @@ format: setup
 
 bench: setup
 	$(BIN)/python benchmarks/clip.py
+	$(BIN)/python benchmarks/fold.py
+	$(BIN)/python benchmarks/page.py
 
 # The suite on another torch, in its own environment: make test-torch VERSION=2.15.0
 test-torch:

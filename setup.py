@@ -3,23 +3,6 @@
 import sys
 
 from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
-
-
-class OptionalOpenMP(build_ext):
-    """Build with threads, else without, else not at all: bridle then runs on torch operations."""
-
-    def build_extension(self, ext: Extension) -> None:
-        if sys.platform != "win32":
-            ext.extra_compile_args = ["-O3", "-std=gnu11", "-fno-math-errno", "-fopenmp"]
-            ext.extra_link_args = ["-fopenmp"]
-        try:
-            super().build_extension(ext)
-        except Exception:  # no OpenMP in this compiler (or no compiler: the second try says so and is optional)
-            ext.extra_compile_args = [a for a in ext.extra_compile_args if a != "-fopenmp"]
-            ext.extra_link_args = []
-            super().build_extension(ext)
-
 
 setup(
     ext_modules=[
@@ -27,10 +10,11 @@ setup(
             "bridle._native._kernels",
             ["src/bridle/_native/kernels.c"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
+            extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-std=gnu11", "-fno-math-errno", "-pthread"],
+            extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
             py_limited_api=True,
-            optional=True,
+            optional=True,  # no compiler: bridle installs all the same and runs on torch operations
         )
     ],
-    cmdclass={"build_ext": OptionalOpenMP},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

@@ -4,8 +4,10 @@
     python benchmarks/clip.py --quick    fewer rounds, fewer rows
 
 Contenders: `torch.nn.utils` with `foreach=None` and `foreach=False`, and bridle. Two regimes: the norm is under the
-threshold, or twice it (untimed, the gradients are restored before every turn). `limit` is a plain multi-tensor read (under) or read and scale (clipping) of the same memory by the same C
-code with nothing else around it: what memory allows at that moment, measured in the same round.
+threshold, or twice it (untimed, the gradients are restored before every turn); value clipping likewise, with one
+element in twenty over the limit. `limit` is a plain multi-tensor read (under) or read and scale (clipping) of the
+same memory by the same C code with nothing else around it: what memory allows at that moment, measured in the same
+round.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ import argparse
 import math
 
 import torch
-from side_by_side import interleave, ratio, save, show
 
 import bridle
 from bridle import _native
+from side_by_side import interleave, ratio, save, show
 
 METHOD = __doc__ or ""
 

@@ -1,16 +1,27 @@
 """See, split and hold every gradient in a PyTorch program."""
 
-from . import errors
+from . import autograd, errors, graph
+from .autograd import backward, grad, trace, unreached
+from .autograd._anomaly import detect_anomaly  # bridle.autograd.detect_anomaly is torch's own
 from .clip import (
+    Clipper,
     ClipReport,
     Replicated,
     Sharded,
     Stages,
+    by_element_spike,
+    by_median,
     by_norm,
+    by_overshoot,
     by_parameter,
+    by_quantile,
     by_rms,
+    by_running_norm,
+    by_stable_norm,
+    by_tracked_quantile,
     by_unit,
     by_value,
+    by_zscore,
     clip_,
     clip_by_global_norm,
     clip_by_norm,
@@ -20,18 +31,34 @@ from .clip import (
     clip_grad_value_,
     clip_grads_with_norm_,
     get_total_norm,
+    skip_spikes,
 )
+from .persample import call_for_per_sample_grads, per_sample, register_rule
+from .watch import Monitor
 
 __all__ = [
     "ClipReport",
+    "Clipper",
+    "Monitor",
     "Replicated",
     "Sharded",
     "Stages",
+    "autograd",
+    "backward",
+    "by_element_spike",
+    "by_median",
     "by_norm",
+    "by_overshoot",
     "by_parameter",
+    "by_quantile",
     "by_rms",
+    "by_running_norm",
+    "by_stable_norm",
+    "by_tracked_quantile",
     "by_unit",
     "by_value",
+    "by_zscore",
+    "call_for_per_sample_grads",
     "clip_",
     "clip_by_global_norm",
     "clip_by_norm",
@@ -40,8 +67,16 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
+    "detect_anomaly",
     "errors",
     "get_total_norm",
+    "grad",
+    "graph",
+    "per_sample",
+    "register_rule",
+    "skip_spikes",
+    "trace",
+    "unreached",
 ]
 
 __version__ = "0.1.0"

@@ -6,12 +6,29 @@ when the import line changes.
 ```
 BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
+│   └── CallArgumentError (RuntimeError)       the same, where torch's own function raises RuntimeError
 ├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
 ├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
-├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
-├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+├── UnsupportedOperationError (NotImplementedError)  an op whose per-sample gradients we refuse to guess
+│   └── BatchCouplingError                     one sample's loss depends on another sample
+├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of its holders
+├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
+│   ├── UnusedInputError                       inputs without a gradient, each by name and with its reason
+│   ├── GraphFreedError                        a graph that was already freed, and where this one enters it
+│   ├── InplaceModifiedError                   saved values that were changed in place: all of them
+│   ├── NoGraphError                           an output that has no recorded graph, and why
+│   ├── NonScalarOutputError                   an output that is no real number, and came without a gradient
+│   ├── GradientMismatchError                  a gradient whose number, shape, dtype or device does not fit
+│   ├── VectorizationError                     a batch of gradients that cannot be vectorised
+│   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
+├── ReplayError (RuntimeError)                 a graph that our own engine cannot run right
+├── GraphStateError (RuntimeError)             the recorded graph is missing, freed or changed
+├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
-└── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
+├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+├── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
+├── RecordError (ValueError)                   a file that is no record of a run, or a damaged one
+└── MissingDependencyError (ImportError)       a package that an extra brings is not installed
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
 ```
 
@@ -20,14 +37,31 @@ A message says where, what was found, and what to do about it.
 
 __all__ = [
     "ArgumentError",
+    "AuditError",
+    "BackwardError",
+    "BatchCouplingError",
     "BridleError",
     "BridleWarning",
+    "CallArgumentError",
     "FoldError",
+    "GradientMismatchError",
     "GradientTypeError",
+    "GraphFreedError",
+    "GraphStateError",
+    "InplaceModifiedError",
+    "MissingDependencyError",
+    "NoGraphError",
     "NonFiniteGradientError",
+    "NonScalarOutputError",
+    "OpaqueGraphError",
     "RankError",
+    "RecordError",
+    "ReplayError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
+    "UnsupportedOperationError",
+    "UnusedInputError",
+    "VectorizationError",
 ]
 
 
@@ -37,6 +71,10 @@ class BridleError(Exception):
 
 class ArgumentError(BridleError, ValueError):
     """An argument that cannot mean anything, such as a negative threshold."""
+
+
+class CallArgumentError(ArgumentError, RuntimeError):
+    """An argument that cannot mean anything, in a function whose torch original raises RuntimeError."""
 
 
 class GradientTypeError(BridleError, TypeError):
@@ -52,11 +90,108 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
     Attributes:
         offenders: name of each parameter whose gradient is non-finite, with how many values are.
+        node: the op where it began, by torch's name; None if that was not looked for or not found.
+        module: path of the module that op belongs to.
+        operand: torch's name for the saved value that did it.
+        rows: where in the first dimension of that value, which for most data is the number of the sample.
     """
 
-    def __init__(self, message: str, offenders: dict[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        offenders: dict[str, int] | None = None,
+        *,
+        node: str | None = None,
+        module: str | None = None,
+        operand: str | None = None,
+        rows: tuple[int, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.offenders = offenders or {}
+        self.node = node
+        self.module = module
+        self.operand = operand
+        self.rows = rows
+
+
+class ReplayError(BridleError, RuntimeError):
+    """Our own engine was asked for a pass that it cannot run right, and says what is in the way."""
+
+
+class BackwardError(BridleError, RuntimeError):
+    """A backward pass that could not run: torch's first line, then what was found and what to do."""
+
+
+class UnusedInputError(BackwardError):
+    """Inputs that get no gradient.
+
+    Attributes:
+        names: the name of each, or its number where it has no name.
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.names = names
+
+
+class GraphFreedError(BackwardError):
+    """A backward pass through a graph that an earlier one has freed.
+
+    Attributes:
+        crossings: each place where this graph enters the freed one; empty if it is the same graph.
+    """
+
+    def __init__(self, message: str, crossings: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.crossings = crossings
+
+
+class InplaceModifiedError(BackwardError):
+    """Values saved for the backward pass were changed in place.
+
+    Attributes:
+        stale: each of them, with its op, module, versions and likely writer.
+    """
+
+    def __init__(self, message: str, stale: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.stale = stale
+
+
+class NoGraphError(BackwardError):
+    """An output that has no recorded graph.
+
+    Attributes:
+        causes: what was found that explains it.
+    """
+
+    def __init__(self, message: str, causes: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.causes = causes
+
+
+class NonScalarOutputError(BackwardError):
+    """An output that is no real number, and came without the gradient to start from."""
+
+
+class GradientMismatchError(BackwardError):
+    """A gradient that does not fit its output in number, shape, dtype or device."""
+
+
+class VectorizationError(BackwardError):
+    """A batch of gradients that torch cannot vectorise, where the graph is gone before a loop could run."""
+
+
+class OpaqueGraphError(BackwardError):
+    """A question about a part of the graph that nobody can look into, such as a reentrant checkpoint."""
+
+
+class RecordError(BridleError, ValueError):
+    """A file that is not the record of a run, is of another version, or is damaged."""
+
+
+class MissingDependencyError(BridleError, ImportError):
+    """A package that comes with an extra is not installed; the message has the line that installs it."""
 
 
 class UnsupportedDeviceError(BridleError, RuntimeError):
@@ -65,6 +200,38 @@ class UnsupportedDeviceError(BridleError, RuntimeError):
 
 class RankError(BridleError, RuntimeError):
     """The ranks of a process group do not hold the same parameters, or one of them is gone or late."""
+class UnsupportedOperationError(BridleError, NotImplementedError):
+    """An op in the recorded graph whose per-sample gradients cannot be told, or not without being asked to.
+
+    Attributes:
+        op: torch's name for the op.
+        where: the parameter or module it stands at.
+    """
+
+    def __init__(self, message: str, op: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+        self.where = where
+
+
+class BatchCouplingError(UnsupportedOperationError):
+    """The loss of one sample depends on the data of another, as with batch normalisation in training."""
+
+
+class AuditError(BridleError, RuntimeError):
+    """Per-sample gradients do not add up to what autograd computes itself.
+
+    Attributes:
+        parameter: name of the parameter for which they do not.
+    """
+
+    def __init__(self, message: str, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class GraphStateError(BridleError, RuntimeError):
+    """The recorded graph is missing, has been freed, or a tensor it needs was changed."""
 
 
 class FoldError(BridleError, RuntimeError):

@@ -126,7 +126,9 @@ def test_patterns_isolate_groups():
 
 def test_patterns_that_cannot_be_meant():
     m = model()
-    with pytest.raises(ValueError, match=r"'haed\.\*' is never used: no parameter has such a name. Names here: 0.weight"):
+    with pytest.raises(
+        ValueError, match=r"'haed\.\*' is never used: no parameter has such a name. Names here: 0.weight"
+    ):
         bridle.clip_(m, {"haed.*": by_norm(0.5), "*": by_norm(1.0)})
     with pytest.raises(ValueError, match="'0.weight' is never used: an earlier pattern takes all"):
         bridle.clip_(m, {"*": by_norm(0.5), "0.weight": by_norm(1.0)})
@@ -216,7 +218,9 @@ class TestNonFinite:
     def test_raise_names_every_offender_and_changes_nothing(self, policy, bad):
         m = self.spoil(bad)
         kept = grads(m)
-        with pytest.raises(RuntimeError, match=r"2 gradients are not finite: 0.weight \(2 values\), 2.bias \(1 value\)") as e:
+        with pytest.raises(
+            RuntimeError, match=r"2 gradients are not finite: 0.weight \(2 values\), 2.bias \(1 value\)"
+        ) as e:
             bridle.clip_(m, policy)
         assert isinstance(e.value, NonFiniteGradientError)
         assert e.value.offenders == {"0.weight": 2, "2.bias": 1}
@@ -272,7 +276,13 @@ def test_unknown_mode():
 
 def test_nothing_to_clip():
     report = bridle.clip_(torch.nn.Linear(2, 2), by_norm(1.0))
-    assert (report.norm, report.norm_after, report.coefficient, report.clipped, report.skipped) == (0, 0, 1, False, False)
+    assert (report.norm, report.norm_after, report.coefficient, report.clipped, report.skipped) == (
+        0,
+        0,
+        1,
+        False,
+        False,
+    )
     assert str(report) == "nothing to clip: no gradient"
 
 

@@ -77,7 +77,8 @@ def assert_exact_under_the_threshold(grads, p):
 def assert_idempotent(grads, max_norm, p):
     _, once = run(grads, max_norm, p)
     _, twice = run(once, max_norm, p)
-    allowed = tolerance(grads)
+    # torch's epsilon takes its share each time: 1e-6 of the threshold's size
+    allowed = tolerance(grads) + 2e-6 / max(max_norm, 1e-3)
     torch.testing.assert_close(helpers.vector(twice), helpers.vector(once), rtol=allowed, atol=allowed * 1e-2)
 
 

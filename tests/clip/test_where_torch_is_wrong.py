@@ -251,3 +251,20 @@ def test_a_tiny_coefficient_is_still_right():
     norm, (g,) = clip([torch.full((4,), 1e38)], 1e-10)
     assert norm.item() == pytest.approx(2e38)
     torch.testing.assert_close(g, torch.full((4,), 5e-11))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("foreach", FOREACH)
+def test_the_coefficient_is_not_rounded_to_half(dtype, foreach):
+    g = torch.randn(500).to(dtype)
+    norm, (after, scalar) = clip([g.clone(), torch.zeros((), dtype=dtype)], 1.0, foreach=foreach)
+    expected = (g.float() * torch.tensor(1.0 / (norm.item() + 1e-6))).to(dtype)
+    assert (after != expected).sum() <= 2  # a tie that falls the other way
+    assert scalar == 0
+
+
+def test_a_known_norm_may_be_any_number():
+    for known in (5, 5.0, torch.tensor(5.0)):
+        (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
+        bridle.clip_grads_with_norm_([p], 1.0, known)
+        torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))

@@ -34,12 +34,14 @@ def _load() -> Kernels | None:
     if os.environ.get("BRIDLE_NATIVE") == "0":
         return None
     # DLPack's exchange table is a public C layout that torch.Tensor carries. Checked on torch 2.13.0 and 2.15.0.
-    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
     try:
         from . import _kernels  # type: ignore[attr-defined]  # only there when a compiler was
     except ImportError:
         return None
-    return cast("Kernels", _kernels) if table is not None and _kernels.connect(torch.Tensor, table) else None
+    if table is None or not _kernels.connect(Tensor, torch.nn.Parameter, table):
+        return None
+    return cast("Kernels", _kernels)
 
 
 kernels: Kernels | None = _load()

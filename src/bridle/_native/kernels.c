@@ -16,8 +16,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
+#ifndef _WIN32
+#include <pthread.h>
+#include <stdatomic.h>
 #endif
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -51,7 +52,7 @@ typedef struct {
 enum { DL_CPU = 1, DL_FLOAT = 2, DL_BFLOAT = 4 };
 
 static const DLExchange *exchange = NULL;
-static PyObject *tensor_type = NULL;
+static PyObject *tensor_type = NULL, *parameter_type = NULL; /* subclasses may be anything: they are torch's */
 
 /* ---- one dense block of memory per tensor, cut into chunks ------------------------------------------------- */
 
@@ -91,7 +92,8 @@ static int is_dense(const DLTensor *t, int64_t n) {
 
 static int describe(PyObject *object, Span *out) {
   DLTensor t;
-  if ((PyObject *)Py_TYPE(object) != tensor_type) return 0;
+  PyObject *type = (PyObject *)Py_TYPE(object);
+  if (type != tensor_type && type != parameter_type) return 0;
   if (exchange->dltensor_from_py_object(object, &t) != 0) {
     PyErr_Clear();
     return 0;
@@ -132,14 +134,122 @@ static int work_make(PyObject *tensors, Work *w) {
   return 1;
 }
 
-static int threads_for(const Work *w, int threads) {
-  return w->n_elements <= CHUNK || w->n_chunks < 2 ? 1 : threads;
+/* A few megabytes are read sooner than another thread is woken, least of all on a busy machine. */
+static int threads_for(const Work *w, int threads) { return w->n_elements <= 32 * CHUNK ? 1 : threads; }
+
+/* ---- threads ----------------------------------------------------------------------------------------------- */
+
+/* Helpers that sleep until there is work. The caller works too and never waits for a helper that has not started,
+ * only for one in the middle of a chunk: on a busy machine (data loaders, other jobs) threads then cost nothing,
+ * where a fork-join region would wait until every member of the team had been given a core. */
+typedef void (*Task)(void *context, int64_t chunk);
+
+static void run_all(Task task, void *context, int64_t n) {
+  for (int64_t c = 0; c < n; c++) task(context, c);
 }
 
-static int grain_for(const Work *w, int threads) {
-  int64_t grain = w->n_chunks / (8 * (int64_t)threads);
-  return grain < 1 ? 1 : grain > 64 ? 64 : (int)grain;
+#ifdef _WIN32
+static void parallel(Task task, void *context, int64_t n, int threads) { (void)threads, run_all(task, context, n); }
+static void survive_fork(void) {}
+#else
+enum { MOST_HELPERS = 63, PATIENCE = 4096 }; /* turns to wait awake for a chunk in hand before sleeping */
+
+static inline void pause_briefly(void) {
+#if defined(__x86_64__)
+  _mm_pause();
+#endif
 }
+
+static struct {
+  pthread_mutex_t owner; /* held by the one caller the helpers work for */
+  pthread_mutex_t lock;  /* guards what follows */
+  pthread_cond_t wake, idle;
+  int helpers, places;
+  _Atomic int working;
+  uint64_t job;
+  Task task;
+  void *context;
+  int64_t n, grain;
+  _Atomic int64_t next;
+} pool = {.owner = PTHREAD_MUTEX_INITIALIZER,
+          .lock = PTHREAD_MUTEX_INITIALIZER,
+          .wake = PTHREAD_COND_INITIALIZER,
+          .idle = PTHREAD_COND_INITIALIZER};
+
+static void drain(void) {
+  int64_t first;
+  while ((first = atomic_fetch_add(&pool.next, pool.grain)) < pool.n) {
+    int64_t last = first + pool.grain < pool.n ? first + pool.grain : pool.n;
+    for (int64_t c = first; c < last; c++) pool.task(pool.context, c);
+  }
+}
+
+static void *help(void *unused) {
+  uint64_t seen = 0;
+  pthread_mutex_lock(&pool.lock);
+  for (;;) {
+    while (pool.job == seen || pool.places == 0) {
+      seen = pool.job;
+      pthread_cond_wait(&pool.wake, &pool.lock);
+    }
+    seen = pool.job;
+    pool.places--;
+    pool.working++;
+    pthread_mutex_unlock(&pool.lock);
+    drain();
+    pthread_mutex_lock(&pool.lock);
+    if (--pool.working == 0) pthread_cond_signal(&pool.idle);
+  }
+  return unused;
+}
+
+static void hire(int wanted) {
+  pthread_attr_t detached;
+  pthread_t thread;
+  pthread_attr_init(&detached);
+  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+  while (pool.helpers < wanted && pool.helpers < MOST_HELPERS && !pthread_create(&thread, &detached, help, NULL))
+    pool.helpers++;
+  pthread_attr_destroy(&detached);
+}
+
+static void parallel(Task task, void *context, int64_t n, int threads) {
+  if (threads < 2 || n < 2 || pthread_mutex_trylock(&pool.owner)) {
+    run_all(task, context, n);
+    return;
+  }
+  int64_t grain = n / (8 * (int64_t)threads);
+  pthread_mutex_lock(&pool.lock);
+  hire(threads - 1);
+  pool.task = task, pool.context = context, pool.n = n;
+  pool.grain = grain < 1 ? 1 : grain > 64 ? 64 : grain;
+  atomic_store(&pool.next, 0);
+  pool.places = threads - 1 < pool.helpers ? threads - 1 : pool.helpers;
+  pool.job++;
+  pthread_cond_broadcast(&pool.wake);
+  pthread_mutex_unlock(&pool.lock);
+  drain();
+  pthread_mutex_lock(&pool.lock);
+  pool.places = 0; /* who has not come by now may sleep on */
+  pthread_mutex_unlock(&pool.lock);
+  for (int turn = 0; turn < PATIENCE && atomic_load(&pool.working); turn++) pause_briefly();
+  pthread_mutex_lock(&pool.lock);
+  while (pool.working) pthread_cond_wait(&pool.idle, &pool.lock);
+  pthread_mutex_unlock(&pool.lock);
+  pthread_mutex_unlock(&pool.owner);
+}
+
+/* Threads do not follow into a forked process: it starts with none. */
+static void forget_helpers(void) {
+  pthread_mutex_init(&pool.owner, NULL);
+  pthread_mutex_init(&pool.lock, NULL);
+  pthread_cond_init(&pool.wake, NULL);
+  pthread_cond_init(&pool.idle, NULL);
+  pool.helpers = pool.places = pool.working = 0;
+}
+
+static void survive_fork(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+#endif
 
 /* ---- half and bfloat16 to float and back ------------------------------------------------------------------- */
 
@@ -395,11 +505,16 @@ static double norm_of_norms(const double *norm, int64_t n, double p) {
   return finish(sum, p) * top;
 }
 
+typedef struct { const Work *work; double p, *partial; } Measuring;
+
+static void measure_task(void *context, int64_t c) {
+  const Measuring *m = context;
+  m->partial[c] = measure_chunk(m->work, &m->work->chunks[c], m->p);
+}
+
 static void measure(const Work *w, double p, int threads, double *partial, double *norm) {
-  int team = threads_for(w, threads), grain = grain_for(w, team);
-  (void)team, (void)grain;
-#pragma omp parallel for num_threads(team) schedule(dynamic, grain) if (team > 1)
-  for (int64_t c = 0; c < w->n_chunks; c++) partial[c] = measure_chunk(w, &w->chunks[c], p);
+  Measuring m = {w, p, partial};
+  parallel(measure_task, &m, w->n_chunks, threads_for(w, threads));
   norms_from_chunks(w, partial, p, norm);
 }
 
@@ -473,29 +588,29 @@ static void clamp_chunk(const Span *s, int64_t start, int64_t n, double by) {
   }
 }
 
-static void change_all(const Work *w, Change change, const double *by, int one_for_all, int threads) {
-  int team = threads_for(w, threads), grain = grain_for(w, team);
-  (void)team, (void)grain;
-#pragma omp parallel for num_threads(team) schedule(dynamic, grain) if (team > 1)
-  for (int64_t k = 0; k < w->n_chunks; k++) {
-    const Chunk *c = &w->chunks[w->n_chunks - 1 - k]; /* backwards: what the norm read last is still in the cache */
-    double b = one_for_all ? *by : by[c->span];
-    if (change == CLAMP) clamp_chunk(&w->spans[c->span], c->start, c->n, b);
-    else if (b != 1) scale_chunk(&w->spans[c->span], c->start, c->n, b);
-  }
+typedef struct { const Work *work; Change change; const double *by; int one_for_all; } Changing;
+
+static void change_task(void *context, int64_t k) {
+  const Changing *t = context;
+  const Work *w = t->work;
+  const Chunk *c = &w->chunks[w->n_chunks - 1 - k]; /* backwards: what the norm read last is still in the cache */
+  double by = t->one_for_all ? *t->by : t->by[c->span];
+  if (t->change == CLAMP) clamp_chunk(&w->spans[c->span], c->start, c->n, by);
+  else if (by != 1) scale_chunk(&w->spans[c->span], c->start, c->n, by);
 }
 
 /* ---- Python ------------------------------------------------------------------------------------------------ */
 
 static PyObject *py_connect(PyObject *self, PyObject *args) {
-  PyObject *type, *capsule;
+  PyObject *tensor, *parameter, *capsule;
   (void)self;
-  if (!PyArg_ParseTuple(args, "OO", &type, &capsule)) return NULL;
+  if (!PyArg_ParseTuple(args, "OOO", &tensor, &parameter, &capsule)) return NULL;
   const DLExchange *api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
   if (!api) return NULL;
   if (api->version.major != 1) Py_RETURN_FALSE;
-  Py_INCREF(type);
-  tensor_type = type;
+  Py_INCREF(tensor);
+  Py_INCREF(parameter);
+  tensor_type = tensor, parameter_type = parameter;
   exchange = api;
   Py_RETURN_TRUE;
 }
@@ -544,7 +659,8 @@ static PyObject *change(PyObject *tensors, PyObject *by, Change what, int thread
   else many = doubles(by, w.n_spans);
   if (PyErr_Occurred()) { work_free(&w); return NULL; }
   Py_BEGIN_ALLOW_THREADS
-  change_all(&w, what, many ? many : &one, !many, threads);
+  Changing t = {&w, what, many ? many : &one, !many};
+  parallel(change_task, &t, w.n_chunks, threads_for(&w, threads));
   Py_END_ALLOW_THREADS
   work_free(&w);
   Py_RETURN_TRUE;
@@ -577,7 +693,7 @@ static PyObject *py_plain_half(PyObject *self, PyObject *flag) {
 }
 
 static PyMethodDef methods[] = {
-    {"connect", py_connect, METH_VARARGS, "connect(Tensor, capsule) -> bool: take torch's DLPack exchange table"},
+    {"connect", py_connect, METH_VARARGS, "connect(Tensor, Parameter, capsule) -> bool: take torch's DLPack exchange table"},
     {"norm", py_norm, METH_VARARGS, "norm(tensors, p, threads, each=None) -> (total, is any float64), or None: not ours to measure"},
     {"scale", py_scale, METH_VARARGS, "scale(tensors, coefficient(s), threads) -> bool: False, nothing was done"},
     {"clamp", py_clamp, METH_VARARGS, "clamp(tensors, limit(s), threads) -> bool: False, nothing was done"},
@@ -591,5 +707,6 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__kernels(void) {
   choose_half_conversion(0);
+  survive_fork();
   return PyModule_Create(&module);
 }

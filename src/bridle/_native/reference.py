@@ -78,20 +78,26 @@ def scale_(tensors: Sequence[Tensor], by: Tensor, *, foreach: bool) -> None:
     each = by.dim() == 1
     for (device, dtype), where in _by_kind(tensors).items():
         group = [tensors[i] for i in where]
-        # 0-dim tensors rather than floats: torch's many-tensor kernels are several times faster with them on CPU,
-        # and an accelerator is never asked for the value. A float64 factor keeps half types from rounding it.
-        factor = by.to(device=device, dtype=_factor_dtype(device, dtype))
-        if not foreach:
-            for i, t in zip(where, group, strict=True):
-                t.mul_(factor[i] if each else factor)
-        elif each:
-            torch._foreach_mul_(group, [factor[i] for i in where])
-        else:
-            torch._foreach_mul_(group, factor)
+        factor = by.to(device=device, dtype=wide(device) if dtype in _DOUBLE else torch.float32)
+        factors = [factor[i] for i in where] if each else [factor] * len(where)
+        if dtype in _HALF:
+            for t, f in zip(group, factors, strict=True):
+                _scale_half_(t, f)
+        elif not foreach:
+            for t, f in zip(group, factors, strict=True):
+                t.mul_(f)
+        else:  # with 0-dim tensors, not floats: faster on the CPU, and no accelerator is asked for a value
+            torch._foreach_mul_(group, factors if each else factor)
 
 
-def _factor_dtype(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    return wide(device) if dtype in (torch.float64, torch.complex128) else torch.float32
+_HALF = (torch.float16, torch.bfloat16)
+_DOUBLE = (torch.float64, torch.complex128)
+
+
+def _scale_half_(t: Tensor, factor: Tensor) -> None:
+    """Multiply in float32 and round once: a 0-dim factor would first be rounded to the half type itself."""
+    flat = t if t.dim() else t.view(1)
+    torch.mul(flat, factor.view(1), out=flat)
 
 
 def clamp_(tensors: Sequence[Tensor], limit: float | Tensor, *, foreach: bool) -> None:

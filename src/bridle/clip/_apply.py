@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import _native
 from .._native import reference
 
-__all__ = ["clamp_", "scale_", "scale_slices_", "zero_", "zero_nonfinite_"]
+__all__ = ["clamp_", "clamp_each_", "clamped", "scale_", "scale_slices_", "zero_", "zero_nonfinite_"]
 
 
 def scale_(grads: list[Tensor], by: float | Tensor, foreach: bool | None = None) -> None:
@@ -44,6 +44,28 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
         for t in plain:
             if t.is_complex():
                 t.mul_((limit / t.abs()).clamp(max=1).nan_to_num(1.0))
+
+
+def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> None:
+    """Limit every element by its own entry of a tensor of the gradient's shape."""
+    with torch.no_grad():
+        for g, held in zip(grads, clamped(grads, limits), strict=True):
+            t = _storage_once(g)
+            t.copy_(held[tuple(slice(0, size) for size in t.shape)])
+
+
+def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> list[Tensor]:
+    """New tensors in which every element is limited by its own entry; of a complex element, its magnitude."""
+    found = []
+    with torch.no_grad():
+        for g, limit in zip(grads, limits, strict=True):
+            if g.is_complex():
+                size = g.abs().to(limit.dtype)
+                found.append((g * torch.where(size > limit, limit / size, 1.0)).to(g.dtype))
+            else:
+                top = limit.to(g.dtype)
+                found.append(torch.clamp(g, -top, top))
+    return found
 
 
 def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 
-__all__ = ["on_host", "order", "threshold"]
+__all__ = ["number", "on_host", "order", "threshold"]
 
 
 def threshold(value: float | Tensor, name: str) -> float | Tensor:
@@ -22,6 +22,17 @@ def threshold(value: float | Tensor, name: str) -> float | Tensor:
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"`{name}` is a number; found {value!r:.80}.") from error
     return _size(number, name)
+
+
+def number(value: float, name: str, low: float = 0.0, high: float = math.inf) -> float:
+    """A number from `low` to `high`, both included."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"`{name}` is a number; found {value!r:.80}.") from error
+    if not low <= found <= high:
+        raise ArgumentError(f"`{name}` lies between {low:g} and {high:g}; found {found:g}.")
+    return found
 
 
 def on_host(limit: float | Tensor, name: str) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ArgumentError, NonFiniteGradientError
 from . import _apply, _measure
 from ._check import on_host
-from ._decision import Clamp, Decision, Policy, Scale
+from ._decision import Clamp, Policy, Scale, Skip
 from ._fold import check_fold, fold
 from ._gradients import Gradients, measure_together
 from ._groups import Groups
@@ -30,6 +30,7 @@ def clip_(
     *,
     nonfinite: NonFinite = "raise",
     fold_into: torch.optim.Optimizer | None = None,
+    dry_run: bool = False,
     groups: Groups | None = None,
 ) -> ClipReport:
     """Clip gradients in place by a policy, and report what was done.
@@ -45,7 +46,9 @@ def clip_(
             `"zero"` sets those values to zero and clips the rest. `"propagate"` leaves them for others to find;
             what shares a norm with them is left as it is, for there is no factor to scale it by.
         fold_into: a fused optimizer that multiplies by the coefficient (and skips) inside its own step, so that
-            the gradients are not written here. `by_norm` only.
+            the gradients are not written here. Only for policies with one coefficient for all, such as `by_norm`.
+        dry_run: change nothing and raise nothing about values: the report says what would have been done. A policy
+            that adapts learns all the same.
         groups: what tensors cannot say about other ranks: `Stages`, `Sharded` or `Replicated`, several of them, or
             a mapping from name patterns to those. DTensors need none of it.
 
@@ -75,24 +78,31 @@ def clip_(
         (pattern, rule, part) for pattern, rule, part in parts if rule is not None and (part.tensors or grads.ranks)
     ]
     measure_together([(part, rule.p) for _, rule, part in held])
-    bad, counts = _look_for_nonfinite([(rule, part) for _, rule, part in held], nonfinite)
-    outcomes = []
-    for pattern, rule, part in held:
-        before, summands, decision = part.norms(rule.p), part.summands(rule.p), rule.decide(part)
-        after = None
-        if fold_into is None:
-            after = _carry_out(decision, part, rule.p)
-        outcomes.append(Outcome(pattern, rule.p, part, before, summands, decision, after))
+    bad, counts = _look_for_nonfinite([(rule, part) for _, rule, part in held], nonfinite, dry_run)
+    writes = fold_into is None and not dry_run
+    outcomes = [_one(pattern, rule, part, writes) for pattern, rule, part in held]
     skipped = bad if nonfinite == "skip" else False
-    if fold_into is not None and outcomes:
-        fold(fold_into, outcomes[0].decision, skipped)
-    elif skipped is not False:
+    if fold_into is not None and outcomes and not dry_run:
+        fold(fold_into, outcomes[0].decision, skipped | outcomes[0].skipped)
+    elif skipped is not False and writes:
         _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
-    return ClipReport(outcomes, skipped, counts)
+    return ClipReport(outcomes, skipped, counts, dry_run)
+
+
+def _one(pattern: str, rule: Policy, part: Gradients, writes: bool) -> Outcome:
+    """What one policy does to its gradients."""
+    before, summands, decision = part.norms(rule.p), part.summands(rule.p), rule.decide(part)
+    skipped: bool | Tensor = False
+    if isinstance(decision, Skip):
+        skipped, decision = bool(decision.when) if part.readable_now() else decision.when, decision.otherwise
+    after = _carry_out(decision, part, rule.p) if writes else _foresee(decision, part, rule.p)
+    if writes and skipped is not False:
+        _apply.zero_(part.local, skipped if isinstance(skipped, Tensor) else None)
+    return Outcome(pattern, rule.p, part, before, summands, decision, after, skipped)
 
 
 def _look_for_nonfinite(
-    held: list[tuple[Policy, Gradients]], mode: NonFinite
+    held: list[tuple[Policy, Gradients]], mode: NonFinite, dry_run: bool
 ) -> tuple[bool | Tensor, list[tuple[Gradients, Tensor]]]:
     """Is any gradient not finite (a tensor where that would have to wait), and how many values of each are not.
 
@@ -104,9 +114,11 @@ def _look_for_nonfinite(
     found = [part.summands(rule.p) for rule, part in held]
     home = found[0].device
     bad = torch.stack([torch.isfinite(each).all().to(home) for each in found]).all().logical_not()
-    if (not waits or mode == "raise") and not bool(bad):
+    if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
     counts = [(part, part.count_nonfinite()) for _, part in held]
+    if dry_run:
+        return (bad if waits else True), counts
     if mode == "raise":
         raise _nonfinite(ClipReport([], False, counts).offenders)
     if mode == "zero":
@@ -128,10 +140,23 @@ def _nonfinite(offenders: dict[str, int]) -> NonFiniteGradientError:
     )
 
 
-def _carry_out(decision: Decision, part: Gradients, p: float) -> Tensor | None:
+def _foresee(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
+    """The norms after a decision that is not carried out, where they do not follow from it."""
+    if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
+        return _measure.norms(_apply.clamped(part.local, decision.limit), p)
+    if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
+        pairs = zip(part.local, decision.by, strict=True)
+        return _measure.norms([g.detach() * factor for g, factor in pairs], p)
+    return None
+
+
+def _carry_out(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
     """Change the gradients; their norms after, where they have to be measured. Under the limit nothing is written."""
     now = part.readable_now()
     if isinstance(decision, Clamp):
+        if not isinstance(decision.limit, float | Tensor):
+            _apply.clamp_each_(part.local, decision.limit)
+            return _measure.norms(part.local, p)
         limit = on_host(decision.limit, "limit") if now else decision.limit
         if not now or bool((part.norms(p) > limit).any()):
             _apply.clamp_(part.values, limit)
@@ -146,9 +171,9 @@ def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | No
         if not now:
             _apply.scale_(part.local, by)
         elif by.dim() == 0:
-            if (factor := by.item()) < 1:
+            if (factor := by.item()) != 1:
                 _apply.scale_(part.local, factor)
-        elif bool((by < 1).any()):
+        elif bool((by != 1).any()):
             _apply.scale_(part.local, by)
         return None
     _apply.scale_slices_(part.local, by)

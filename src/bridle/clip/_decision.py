@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ._gradients import Gradients
 
-__all__ = ["Clamp", "Decision", "Policy", "Scale", "down_to"]
+__all__ = ["Clamp", "Decision", "Policy", "Scale", "Skip", "Stateful", "down_to"]
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,27 @@ class Scale:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Limit every element to [-limit, limit]."""
+    """Limit every element to [-limit, limit].
 
-    limit: float | Tensor
+    Attributes:
+        limit: one for all, or for each gradient a tensor of its shape.
+    """
+
+    limit: float | Tensor | Sequence[Tensor]
 
 
-Decision: TypeAlias = Scale | Clamp
+@dataclass(frozen=True)
+class Skip:
+    """Set the gradients to zero if `when` (0-dim, bool) is true; otherwise do something else."""
+
+    when: Tensor
+    otherwise: Scale | Clamp
 
 
+Decision: TypeAlias = Scale | Clamp | Skip
+
+
+@runtime_checkable
 class Policy(Protocol):
     """A rule for clipping: a value that looks at gradients and decides what becomes of them.
 
@@ -48,7 +61,18 @@ class Policy(Protocol):
         """The order of the norm it looks at."""
 
     def decide(self, grads: Gradients) -> Decision:
-        """Decide, without touching a gradient and without reading a value from a device."""
+        """Decide, without touching a gradient and without reading a value from a device. It may remember."""
+
+
+@runtime_checkable
+class Stateful(Policy, Protocol):
+    """A policy with a memory."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it has learned."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what was learned."""
 
 
 def down_to(limit: float | Tensor, norm: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ class Gradients:
         tensors: the gradient of each (empty where there is none on this rank).
         known_names: their names, or None where the target had none.
         target_names: the names of all parameters of the target, with a gradient or without.
+        label: the name pattern that gathered them: what a policy with a memory remembers a whole group by.
         ranks: where their pieces are, or None where all of this is one process's own.
         local: what is on this rank of each, to be written to.
         values: what is on this rank of each, to be measured.
@@ -39,11 +40,14 @@ class Gradients:
         target_names: list[str] | None = None,
         ranks: Ranks | None = None,
         where: Sequence[int] = (),
+        places: list[int] | None = None,
     ) -> None:
         self.parameters = parameters
         self.tensors = tensors
         self.known_names = known_names
         self.target_names = target_names
+        self.label = "*"
+        self._places = places
         self.ranks = ranks
         self.local = tensors if ranks is None else [ranks.local[i] for i in where]
         self.values = tensors if ranks is None else [ranks.values[i] for i in where]
@@ -78,17 +82,29 @@ class Gradients:
                 found[i] = piece if found[i] is None else found[i]
         grads = [g for g in [found[i] for i in kept] if g is not None]
         known = None if names is None else [names[i] for i in kept]
-        return cls([parameters[i] for i in kept], grads, known, names, ranks, range(len(kept)))
+        names_tell = names is not None and len(set(names)) == len(names)
+        places = None if names_tell else kept
+        return cls([parameters[i] for i in kept], grads, known, names, ranks, range(len(kept)), places)
 
-    def subset(self, where: Sequence[int]) -> Gradients:
+    def subset(self, where: Sequence[int], label: str = "*") -> Gradients:
         """Some of them."""
         names = None if self.known_names is None else [self.known_names[i] for i in where]
         parameters, tensors = [self.parameters[i] for i in where], [self.tensors[i] for i in where]
-        return Gradients(parameters, tensors, names, None, self.ranks, [self._where[i] for i in where])
+        places = None if self._places is None else [self._places[i] for i in where]
+        inside = [] if self.ranks is None else [self._where[i] for i in where]
+        part = Gradients(parameters, tensors, names, None, self.ranks, inside, places)
+        part.label = label
+        return part
 
     def names(self) -> list[str]:
         """A name for each: the target's own, else that of the live module that owns the parameter."""
         return live_names(self.parameters) if self.known_names is None else self.known_names
+
+    def keys(self) -> list[str]:
+        """What to remember each by from step to step: its name, its place in the target where names do not tell."""
+        if self._places is None:
+            return self.names()
+        return [f"parameter {place}" for place in self._places]
 
     def norms(self, p: float = 2.0) -> Tensor:
         """The p-norm of each gradient, over all ranks: a float64 vector on the device of the first."""

@@ -34,7 +34,9 @@ def assign(
         places[pattern].append(i)
     if grads.ranks is None or not grads.ranks.marked:  # else another rank may hold what a pattern is for
         _refuse_idle_patterns(policy, grads.target_names)
-    return [(pattern, rule and _policy(rule), grads.subset(places[pattern])) for pattern, rule in policy.items()]
+    return [
+        (pattern, rule and _policy(rule), grads.subset(places[pattern], pattern)) for pattern, rule in policy.items()
+    ]
 
 
 def _first_match(policy: Mapping[str, Any], name: str) -> str | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from . import _measure
-from ._decision import Clamp, Decision
+from ._decision import Clamp, Scale
 from ._gradients import Gradients
 
 __all__ = ["ClipReport", "Outcome"]
@@ -28,6 +28,7 @@ class Outcome:
         summands: values whose norm is that of all before: the same, or with them what other ranks hold beside them.
         decision: what the policy decided.
         measured_after: the norm of each after, where it does not follow from the decision.
+        skipped: were they set to zero instead?
     """
 
     pattern: str
@@ -35,15 +36,20 @@ class Outcome:
     grads: Gradients
     before: Tensor
     summands: Tensor
-    decision: Decision
+    decision: Scale | Clamp
     measured_after: Tensor | None
+    skipped: bool | Tensor = False
 
     def after(self) -> Tensor:
         """The norm of each gradient after."""
+        if bool(self.skipped):
+            return torch.zeros_like(self.before)
         if self.measured_after is not None:
             return self.measured_after
         if isinstance(self.decision, Clamp):  # p is infinite here: the norm is the largest magnitude
-            return self.before.clamp(max=torch.as_tensor(self.decision.limit).to(self.before))
+            limit = self.decision.limit
+            assert isinstance(limit, float | Tensor)
+            return self.before.clamp(max=torch.as_tensor(limit, dtype=self.before.dtype).to(self.before.device))
         assert isinstance(self.decision.by, Tensor)
         return self.before * self.decision.by
 
@@ -70,8 +76,10 @@ class Outcome:
 
     def clipped(self) -> bool:
         """Was anything changed?"""
-        factor = self.factor()
-        return bool((self.after() < self.before).any()) if factor is None else factor < 1
+        if isinstance(self.decision, Clamp):
+            return bool((self.after() < self.before).any())
+        by = self.decision.by
+        return any(bool((f != 1).any()) for f in ([by] if isinstance(by, Tensor) else by))
 
 
 class ClipReport:
@@ -90,10 +98,17 @@ class ClipReport:
           weight  5 -> 1
     """
 
-    def __init__(self, outcomes: list[Outcome], skipped: bool | Tensor, counts: list[tuple[Gradients, Tensor]]) -> None:
+    def __init__(
+        self,
+        outcomes: list[Outcome],
+        skipped: bool | Tensor,
+        counts: list[tuple[Gradients, Tensor]],
+        dry_run: bool = False,
+    ) -> None:
         self._outcomes = outcomes
         self._skipped = skipped
         self._counts = counts
+        self._dry_run = dry_run
 
     def _total(self, after: bool) -> float:
         if not self._outcomes:
@@ -130,8 +145,13 @@ class ClipReport:
 
     @property
     def skipped(self) -> bool:
-        """Were all gradients set to zero, because some were not finite?"""
-        return bool(self._skipped)
+        """Were all gradients set to zero, because some were not finite or by a policy such as `skip_spikes`?"""
+        return bool(self._skipped) or (bool(self._outcomes) and all(bool(o.skipped) for o in self._outcomes))
+
+    @property
+    def dry_run(self) -> bool:
+        """Was nothing done? Everything else then says what would have been."""
+        return self._dry_run
 
     @property
     def norms(self) -> dict[str, float]:
@@ -154,7 +174,15 @@ class ClipReport:
     @property
     def groups(self) -> dict[str, ClipReport]:
         """A report for each name pattern."""
-        return {o.pattern: ClipReport([o], self._skipped, []) for o in self._outcomes}
+        return {o.pattern: ClipReport([o], self._skipped, [], self._dry_run) for o in self._outcomes}
+
+    def _known_skips(self, everything: list[Tensor]) -> list[Tensor]:
+        """The parameters of `everything` whose gradients were set to zero, as far as known without waiting."""
+        if self._dry_run:
+            return []
+        if self._skipped is True:
+            return everything
+        return [p for o in self._outcomes if o.skipped is True for p in o.grads.parameters]
 
     def worst(self, k: int = 5) -> list[tuple[str, float]]:
         """The k parameters with the largest norm before clipping, non-finite ones first."""
@@ -171,6 +199,8 @@ class ClipReport:
 
     def _headline(self) -> str:
         found = f"; not finite: {_measure.list_offenders(self.offenders)}" if self.offenders else ""
+        if self._dry_run:
+            found += " (dry run: nothing was changed)"
         if self.skipped:
             return f"skipped: all gradients set to zero{found}"
         if not self.clipped:

@@ -173,12 +173,9 @@ def clip_grads_with_norm_(
     listed, grads = gradients(parameters)
     grads = Gradients.of(listed).local if _ranks.spans(grads) else grads
     _measure.check_foreach(grads, foreach)
-    known = float(total_norm) if _measure.readable_now([*grads, *_tensors(total_norm)]) else total_norm
-    _scale_down(grads, limit, known, foreach)
-
-
-def _tensors(value: float | Tensor) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else []
+    if not isinstance(total_norm, Tensor) or _measure.readable_now([*grads, total_norm]):
+        total_norm = float(total_norm)
+    _scale_down(grads, limit, total_norm, foreach)
 
 
 def _total(

@@ -5,11 +5,21 @@ functions read it and change nothing. They never run a node, a hook, or a second
 docstring says so.
 """
 
+from ._live import live_models, live_tensors, memory_of
 from ._modules import ModuleRecord, Place, places, record_modules
 from ._names import Names, find_names, variable_name
-from ._read import Consumer, Described, Graph, describe, edge_of, read
+from ._read import Consumer, Described, Graph, describe, edge_of, reachable, read
 from ._saved import Saved, State, saved
-from ._torch import is_custom, is_leaf, is_relayout, leaf_tensor, op, sequence_nr
+from ._torch import (
+    base_of,
+    current_sequence_nr,
+    is_custom,
+    is_leaf,
+    is_relayout,
+    leaf_tensor,
+    op,
+    sequence_nr,
+)
 from ._uses import Use, uses
 
 __all__ = [
@@ -22,6 +32,8 @@ __all__ = [
     "Saved",
     "State",
     "Use",
+    "base_of",
+    "current_sequence_nr",
     "describe",
     "edge_of",
     "find_names",
@@ -29,8 +41,12 @@ __all__ = [
     "is_leaf",
     "is_relayout",
     "leaf_tensor",
+    "live_models",
+    "live_tensors",
+    "memory_of",
     "op",
     "places",
+    "reachable",
     "read",
     "record_modules",
     "saved",

@@ -1,13 +1,16 @@
 """Names for tensors: those the user gave, those of live modules, those of the caller's variables."""
 
-import gc
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from types import FrameType
 from typing import TypeAlias
 
 from torch import Tensor, nn
+
+from ._live import live_models
 
 NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -53,7 +56,7 @@ def find_names(source: NameSource | None = None) -> Names:
         'Sequential.0.bias'
     """
     if source is None:
-        pairs = [pair for root in _live_roots() for pair in _named(root, type(root).__name__)]
+        pairs = [pair for root in live_models() for pair in _named(root, type(root).__name__)]
     elif isinstance(source, nn.Module):
         pairs = list(_named(source, ""))
     else:
@@ -66,12 +69,21 @@ def variable_name(tensor: Tensor) -> str | None:
     frame = sys._getframe().f_back
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in ("bridle", "torch"):
-            for name, value in frame.f_locals.items():
-                if value is tensor and name.isidentifier():  # a debugger or test runner adds others
-                    return name
+        name = None if module.partition(".")[0] in ("bridle", "torch") else _name_in(frame, tensor)
+        if name is not None:
+            return name
         frame = frame.f_back
     return None
+
+
+def _name_in(frame: FrameType, tensor: Tensor) -> str | None:
+    variables = frame.f_locals
+    # A debugger or a test runner adds names that nobody could have written.
+    name = next((name for name, value in variables.items() if value is tensor and name.isidentifier()), None)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        # A copy that the frame would keep, and with it everything its variables held at this moment.
+        variables.clear()
+    return name
 
 
 def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -79,12 +91,3 @@ def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
         root.named_parameters(prefix, remove_duplicate=False),
         root.named_buffers(prefix, remove_duplicate=False),
     )
-
-
-def _live_roots() -> list[nn.Module]:
-    # The type is asked, not isinstance: that would wake lazy proxies. A module still in its __init__ has no
-    # children.
-    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and "_modules" in vars(o)]
-    inside = {id(child) for module in modules for child in module.children()}
-    roots = [module for module in modules if id(module) not in inside]
-    return sorted(roots, key=lambda root: -sum(1 for _ in root.modules()))

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from ..errors import ArgumentError
+
 # The largest number of a 64-bit counter: torch gives it to leaves, so that they run as soon as they can.
 LEAF_SEQUENCE = 2**64 - 1
 
@@ -67,10 +69,12 @@ def edge_of(tensor: Tensor) -> GradientEdge:
     node = tensor.grad_fn
     if node is not None and not is_custom(node):
         return GradientEdge(node, tensor.output_nr)
+    if not tensor.requires_grad:
+        raise ArgumentError("a tensor that requires no gradient has no edge in the recorded graph.")
     with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
         viewable = tensor.layout in (torch.strided, torch.jagged) and not _is_cpp_nested(tensor)
         alias = (tensor.view_as(tensor) if viewable else tensor.clone()).grad_fn
-    assert alias is not None, "asked for the edge of a tensor that requires no gradient"
+    assert alias is not None
     if node is None:
         accumulate = alias.next_functions[0][0]
         assert accumulate is not None
@@ -114,6 +118,12 @@ def held_tensor(handle: Any) -> Tensor | None:
     """Return the tensor behind the handle as it is now, with no version check; None if freed or packed."""
     data = handle.data
     return data if isinstance(data, Tensor) else None
+
+
+def base_of(tensor: Tensor) -> Tensor:
+    """Return the tensor this one is a view of, or itself."""
+    base = tensor._base
+    return tensor if base is None else base
 
 
 def is_freed_message(message: str) -> bool:

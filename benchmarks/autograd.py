@@ -1,0 +1,80 @@
+"""`bridle.backward` and `bridle.grad` against torch's own: what does the front half cost when nothing is wrong?
+
+Run: python benchmarks/autograd.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import bridle
+from side_by_side import interleave, ratio, save, show
+
+METHOD = (
+    "Seconds of one call on a graph that was just recorded (the forward pass is not timed), contenders taking "
+    "turns; ratio = bridle / torch, median of the ratios within each round, with quartiles. Wanted: at most 1.03."
+)
+
+
+def mlp(width: int) -> tuple[nn.Module, Tensor]:
+    layers = [part for _ in range(20) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(64, width)
+
+
+def transformer() -> tuple[nn.Module, Tensor]:
+    layer = nn.TransformerEncoderLayer(128, 4, 256, dropout=0.0, batch_first=True)
+    return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.randn(8, 32, 128)
+
+
+def calls(model: nn.Module, fresh: Callable[[], Tensor]) -> dict[str, dict[str, Callable[[], object]]]:
+    """The same call to both, on the output that `fresh` last recorded."""
+    parameters = list(model.parameters())
+
+    def batch(out: Tensor) -> Tensor:
+        return torch.ones(4, *out.shape)
+
+    return {
+        "backward": {
+            "torch": lambda: torch.autograd.backward(fresh().sum()),
+            "bridle": lambda: bridle.backward(fresh().sum()),
+        },
+        "grad": {
+            "torch": lambda: torch.autograd.grad(fresh().sum(), parameters),
+            "bridle": lambda: bridle.grad(fresh().sum(), parameters),
+        },
+        "grad, 4 at once": {
+            "torch": lambda: torch.autograd.grad(fresh(), parameters, batch(fresh()), is_grads_batched=True),
+            "bridle": lambda: bridle.grad(fresh(), parameters, batch(fresh()), is_grads_batched=True),
+        },
+    }
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # the front half runs on one: the others would only hide it
+    rows: list[dict[str, object]] = []
+    cases = {
+        "MLP of 20 layers, width 16": (mlp(16), 300),
+        "MLP of 20 layers, width 1024": (mlp(1024), 15),
+        "transformer of 4 layers, width 128": (transformer(), 40),
+    }
+    for name, ((model, x), rounds) in cases.items():
+        recorded: list[Tensor] = []
+
+        def forward(model: nn.Module = model, x: Tensor = x, recorded: list[Tensor] = recorded) -> None:
+            model.zero_grad()
+            recorded[:] = [model(x)]
+
+        for call, contenders in calls(model, lambda recorded=recorded: recorded[0]).items():
+            times = interleave(contenders, rounds=rounds, before=forward, inner=1)
+            found = ratio(times["bridle"], times["torch"])
+            rows.append({"case": name, "call": call, "bridle_over_torch": found})
+            print(f"{name:36} {call:16} {show(found)}", flush=True)
+    save("autograd", METHOD, rows)
+
+
+if __name__ == "__main__":
+    main()

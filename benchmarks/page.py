@@ -1,0 +1,53 @@
+"""Write docs/benchmarks.md from the JSON files in results/: what was measured, how, and where, losses included.
+
+    python benchmarks/page.py
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+HERE = pathlib.Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+
+HEAD = """# Benchmarks
+
+Written by `python benchmarks/page.py` from `benchmarks/results/`. Every row is a ratio taken within one interleaved run
+(contenders take turns; the ratio is taken in each round; shown is the median with quartiles). Ratios below 1 are
+losses. Nothing here was measured on a GPU.
+"""
+
+
+def cell(value: object) -> str:
+    if isinstance(value, dict) and set(value) == {"median", "low", "high"}:
+        return f"{value['median']:.2f} [{value['low']:.2f}-{value['high']:.2f}]"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {cell(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(cell(v) for v in value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def table(rows: list[dict[str, object]]) -> list[str]:
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    lines = ["| " + " | ".join(c.replace("_", " ") for c in columns) + " |", "|" + "---|" * len(columns)]
+    return lines + ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
+
+
+def section(path: pathlib.Path) -> str:
+    content = json.loads(path.read_text())
+    where = content["environment"]
+    place = f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Python {where['python']}, {where['date']}"
+    method = content["method"].strip().splitlines()
+    lines = [f"## {path.stem}", "", method[0], "", f"Measured on: {place}.", "", *table(content["rows"])]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    sections = [section(path) for path in sorted((HERE / "results").glob("*.json"))]
+    PAGE.write_text("\n".join([HEAD, *sections]))
+
+
+if __name__ == "__main__":
+    main()

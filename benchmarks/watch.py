@@ -1,0 +1,110 @@
+"""What watching costs: a training step of a small GPT with and without `bridle.Monitor`, side by side.
+
+Two equal models take turns, step by step, so that what else the machine does falls on both alike; the listener is
+attached and detached outside of the timed stretch. Reported: the median of the ratios of neighbouring steps, with
+quartiles. Run on a quiet machine: python benchmarks/watch.py
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bridle
+from bridle import _native
+from bridle.watch import _torch
+
+WIDTH, LAYERS, TIME, BATCH, VOCABULARY, HEADS = 256, 4, 128, 16, 1024, 8
+PAIRS, WARMUP = 40, 4
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.place = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TIME, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.blocks(self.token(tokens) + self.place.weight)))
+
+
+def step(model, optimizer, tokens):
+    optimizer.zero_grad()
+    F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    optimizer.step()
+
+
+def measure(**options):
+    torch.manual_seed(0)
+    tokens = torch.randint(VOCABULARY, (BATCH, TIME))
+    plain, watched = GPT(), GPT()
+    pairs = [(m, torch.optim.AdamW(m.parameters(), lr=3e-4)) for m in (plain, watched)]
+    times = ([], [])
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = bridle.Monitor(watched, pairs[1][1], record=Path(folder) / "run.jsonl", **options)
+        with monitor:
+            _torch.stop(monitor._recorder)
+            for i in range(PAIRS + WARMUP):
+                for which in (0, 1) if i % 2 else (1, 0):
+                    if which:
+                        _torch.listen(monitor._recorder)
+                    begin = time.perf_counter()
+                    step(*pairs[which], tokens)
+                    spent = time.perf_counter() - begin
+                    _torch.stop(monitor._recorder)
+                    if i >= WARMUP:
+                        times[which].append(spent)
+    ratios = sorted(b / a for a, b in zip(*times, strict=True))
+    quarter = statistics.quantiles(ratios, n=4)
+    return {
+        "options": options,
+        "plain_ms": round(1e3 * statistics.median(times[0]), 2),
+        "watched_ms": round(1e3 * statistics.median(times[1]), 2),
+        "ratio_median": round(statistics.median(ratios), 4),
+        "ratio_quartiles": [round(quarter[0], 4), round(quarter[2], 4)],
+        "steps": PAIRS,
+    }
+
+
+def main():
+    result = {
+        "what": f"GPT width {WIDTH}, {LAYERS} layers, T={TIME}, batch {BATCH}, AdamW; one step watched over one not",
+        "environment": {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "threads": torch.get_num_threads(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "kernels": _native.kernels is not None,
+        },
+        "runs": [measure(), measure(every=10)] if "--quick" not in sys.argv else [measure()],
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    Path(__file__).with_name("results").joinpath("watch.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The demonstration: watch a script that swings, read why, run it again with the advised clipping, compare.
+
+python examples/demo_steady.py [folder for the records and the page]
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from bridle.watch._compare import summary
+from bridle.watch._page import write_page
+from bridle.watch._run import read
+from bridle.watch._text import as_json
+
+SCRIPT = Path(__file__).with_name("weighted_power_loss.py")
+
+
+def watch(record: Path, *options: str) -> None:
+    """Run the script under `bridle watch`, show what it prints, and add its test losses to the record."""
+    command = [sys.executable, "-m", "bridle", "watch", "--record", str(record), *options, str(SCRIPT)]
+    print(f"\n$ bridle watch --record {record.name} {' '.join(options)} examples/{SCRIPT.name}\n", flush=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        printed = [line for line in run.stdout if not print(line, end="", flush=True)]
+    if run.returncode:
+        sys.exit(run.returncode)
+    losses = [float(found[1]) for line in printed if (found := re.search(r"test\s+(\S+)", line))]
+    steps = read(record).steps[-1] + 1
+    with record.open("a") as file:  # what the script prints about the test set belongs in the page as well
+        for epoch, loss in enumerate(losses, start=1):
+            line = {"note": "test", "after": epoch * steps // len(losses), "loss": loss}
+            file.write(json.dumps(line) + "\n")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo")
+    folder.mkdir(exist_ok=True)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    before, after, page = folder / "before.jsonl", folder / "after.jsonl", folder / "steady.html"
+    watch(before)
+    advised = as_json(read(before))["advice"]["policy"]
+    if advised is None:
+        sys.exit("No clipping was advised, so there is nothing to compare.")
+    watch(after, "--clip", advised)
+    runs = [read(before), read(after)]
+    write_page(page, runs)
+    print(f"\n{'':66}{'before':>10}{'after':>10}")
+    for (name, old), new in zip(summary(runs[0]).items(), summary(runs[1]).values(), strict=True):
+        print(f"{name:66}{old:10.4g}{new:10.4g}")
+    print(f"\nBoth curves, findings and advice: {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,8 @@
+"""`python -m bridle` is the `bridle` command."""
+
+import sys
+
+from .watch._cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

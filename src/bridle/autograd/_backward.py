@@ -1,0 +1,88 @@
+"""`backward`: gradients into ``.grad``, as torch puts them there, with errors that tell the cause."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from ..errors import BackwardError
+from . import _torch
+from ._arguments import Gradients, as_inputs, as_outputs, gradients_for
+from ._engine import hand_over, overriding, run
+from ._run import Inputs, Run
+
+
+def backward(
+    tensors: Tensor | GradientEdge | Sequence[Tensor | GradientEdge],
+    grad_tensors: Gradients = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Gradients = None,
+    inputs: Tensor | GradientEdge | Sequence[Tensor | GradientEdge] | dict[str, Tensor] | nn.Module | None = None,
+) -> None:
+    """Add the gradients of `tensors` to the ``.grad`` of the leaves they were computed from.
+
+    The contract is that of `torch.autograd.backward`, and so is the engine that runs. What differs is what
+    happens when something is wrong: the error names tensors, parameters and modules, and says what to do.
+
+    Args:
+        tensors: one or several tensors or edges to differentiate; their gradients are summed.
+        grad_tensors: the gradient each of them starts from. None stands for one, which only a scalar has.
+        retain_graph: keep the graph for another pass. None means the value of `create_graph`.
+        create_graph: make the gradients differentiable. As in torch, ``.grad`` then refers to the graph and
+            the graph to the parameter: set ``.grad`` to None when done, or use `grad`, which has no such
+            circle.
+        grad_variables: deprecated name of `grad_tensors`.
+        inputs: where gradients go; everything else is left alone. One or several tensors or edges, leaves or
+            not, a dict of tensors, or a module, which stands for its trainable parameters.
+
+    Raises:
+        BackwardError: one of its kinds, each of which is also a `RuntimeError`.
+
+    Example:
+        >>> import torch, bridle
+        >>> weight = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> bridle.backward(weight.square().sum())
+        >>> weight.grad
+        tensor([2., 4.])
+    """
+    if _torch.inside_func_transform():
+        raise BackwardError(
+            "backward() called inside a functorch transform. This is not supported, please use "
+            "functorch.grad or functorch.vjp instead or call backward() outside of functorch transforms."
+        )
+    if grad_variables is not None:
+        message = "`grad_variables` is deprecated. Use `grad_tensors` instead."
+        warnings.warn(message, FutureWarning, stacklevel=2)
+        if grad_tensors is not None:
+            raise BackwardError(
+                "`grad_tensors` and `grad_variables` (deprecated) arguments both passed to `backward()`. "
+                "Please only use `grad_tensors`."
+            )
+        grad_tensors = grad_variables
+    outputs = as_outputs(tensors)
+    wanted = Inputs() if inputs is None else as_inputs(inputs, "backward")
+    overridden = overriding(outputs, wanted)
+    if overridden:
+        hand_over(
+            torch.autograd.backward,
+            overridden,
+            Run(outputs, wanted),
+            outputs,
+            grad_tensors=grad_tensors,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            inputs=None if inputs is None else wanted.values,
+        )
+        return
+    what = Run(
+        outputs,
+        wanted,
+        gradients_for(outputs, grad_tensors, batched=False),
+        retain_graph=create_graph if retain_graph is None else retain_graph,
+        create_graph=create_graph,
+        accumulate=True,
+    )
+    run(what)

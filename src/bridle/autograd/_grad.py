@@ -1,0 +1,169 @@
+"""`grad`: gradients returned, one by one or a batch of them, in the structure the inputs came in."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, TypeAlias, overload
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from ..errors import ArgumentError, BackwardError
+from ._arguments import Gradients, as_inputs, as_outputs, batch_size, gradients_for
+from ._batched import run_batched
+from ._engine import hand_over, overriding, run
+from ._run import Inputs, Run
+
+_ONLY_INPUTS = (
+    "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate gradient for "
+    "other parts of the graph, please use torch.autograd.backward."
+)
+_Some: TypeAlias = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
+
+
+@overload
+def grad(
+    outputs: _Some,
+    inputs: _Some,
+    grad_outputs: Gradients = ...,
+    retain_graph: bool | None = ...,
+    create_graph: bool = ...,
+    only_inputs: bool = ...,
+    allow_unused: bool | None = ...,
+    is_grads_batched: bool = ...,
+    materialize_grads: bool = ...,
+    *,
+    chunk_size: int | None = ...,
+) -> tuple[Tensor, ...]: ...
+
+
+@overload
+def grad(
+    outputs: _Some,
+    inputs: dict[str, Tensor] | nn.Module,
+    grad_outputs: Gradients = ...,
+    retain_graph: bool | None = ...,
+    create_graph: bool = ...,
+    only_inputs: bool = ...,
+    allow_unused: bool | None = ...,
+    is_grads_batched: bool = ...,
+    materialize_grads: bool = ...,
+    *,
+    chunk_size: int | None = ...,
+) -> dict[str, Tensor]: ...
+
+
+def grad(
+    outputs: _Some,
+    inputs: _Some | dict[str, Tensor] | nn.Module,
+    grad_outputs: Gradients = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, ...] | dict[str, Tensor]:
+    """Return the gradients of `outputs` with respect to `inputs`, and leave every ``.grad`` alone.
+
+    The contract is that of `torch.autograd.grad`. Beyond it, `inputs` may be a module, `chunk_size` bounds
+    the memory of a batch, and a custom Function that cannot be vectorised is looped over, alone, with a
+    warning.
+
+    Args:
+        outputs: one or several tensors or edges to differentiate; their gradients are summed.
+        inputs: one or several tensors or edges, a dict of tensors, or a module (its trainable parameters).
+        grad_outputs: the gradient each output starts from. None stands for one, which only a scalar has.
+        retain_graph: keep the graph for another pass. None means the value of `create_graph`.
+        create_graph: make the gradients differentiable.
+        only_inputs: deprecated and ignored.
+        allow_unused: give None for an input no output depends on, rather than raise. None means the value of
+            `materialize_grads`.
+        is_grads_batched: the first dimension of every grad output is a batch, and so is that of the result.
+        materialize_grads: give zeros for an input no output depends on.
+        chunk_size: how many gradients of the batch to vectorise at once; None for all.
+
+    Returns:
+        A tuple with one gradient per input; a dict with the same names if `inputs` came with names.
+
+    Raises:
+        BackwardError: one of its kinds, each of which is also a `RuntimeError`.
+        ArgumentError: (a `ValueError`) for arguments that contradict each other.
+
+    Example:
+        >>> import torch, bridle
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> bridle.grad(x.square().sum(), x)
+        (tensor([2., 4.]),)
+        >>> bridle.grad(x.square(), x, torch.eye(2), is_grads_batched=True, chunk_size=1)
+        (tensor([[2., 0.],
+                [0., 4.]]),)
+    """
+    _check(materialize_grads, allow_unused, is_grads_batched, chunk_size)
+    allow_unused = materialize_grads if allow_unused is None else allow_unused
+    starts, wanted = as_outputs(outputs), as_inputs(inputs, "grad")
+    overridden = overriding(starts, wanted)
+    if overridden:
+        found = hand_over(
+            torch.autograd.grad,
+            overridden,
+            Run(starts, wanted),
+            starts,
+            wanted.values,
+            grad_outputs=grad_outputs,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            only_inputs=only_inputs,
+            allow_unused=allow_unused,
+            is_grads_batched=is_grads_batched,
+            materialize_grads=materialize_grads,
+        )
+        return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
+    if not only_inputs:
+        warnings.warn(_ONLY_INPUTS, FutureWarning, stacklevel=2)
+    what = Run(
+        starts,
+        wanted,
+        gradients_for(starts, grad_outputs, batched=is_grads_batched),
+        retain_graph=create_graph if retain_graph is None else retain_graph,
+        create_graph=create_graph,
+        allow_unused=allow_unused,
+    )
+    size = batch_size(what.grads) if is_grads_batched else None
+    found = run(what) if size is None else run_batched(what, size, chunk_size)
+    if materialize_grads:
+        found = _with_zeros(found, wanted, size, create_graph)
+    return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
+
+
+def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_size: int | None) -> None:
+    if materialize and allow_unused is False:
+        raise ArgumentError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
+        )
+    if chunk_size is None:
+        return
+    if not batched:
+        raise ArgumentError("chunk_size divides a batch of gradients: it needs is_grads_batched=True.")
+    if not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ArgumentError(f"chunk_size must be None or an int of at least 1, got {chunk_size!r}.")
+
+
+def _with_zeros(found: Sequence[Tensor | None], wanted: Inputs, size: int | None, create_graph: bool) -> Any:
+    return tuple(
+        _zeros(value, size, create_graph) if gradient is None else gradient
+        for gradient, value in zip(found, wanted.values, strict=True)
+    )
+
+
+def _zeros(value: Tensor | GradientEdge, size: int | None, create_graph: bool) -> Tensor:
+    if isinstance(value, GradientEdge):
+        raise BackwardError(
+            "materialize_grads cannot be used when the given input is a GradientEdge\n"
+            "There is no tensor to take zeros like. Pass the tensor instead of its edge."
+        )
+    if size is None:
+        return torch.zeros_like(value, requires_grad=create_graph)
+    return value.new_zeros((size, *value.shape), requires_grad=create_graph)

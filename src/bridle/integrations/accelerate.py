@@ -1,0 +1,45 @@
+"""A monitor for what `Accelerator.prepare` returns."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..watch import Monitor
+from ..watch._policy import Clip
+from ._missing import missing
+
+try:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+except ImportError as error:
+    raise missing("accelerate", "accelerate") from error
+
+__all__ = ["monitor"]
+
+
+def monitor(
+    accelerator: Accelerator,
+    model: Any,
+    optimizer: Any,
+    *,
+    record: str | os.PathLike[str] | None = None,
+    clip: Clip = None,
+    every: int = 1,
+) -> Monitor:
+    """A `bridle.Monitor` for a prepared model and optimizer: the names are the model's own, rank 0 writes the file.
+
+    Args:
+        accelerator: the accelerator that prepared them.
+        model: the model, prepared or not.
+        optimizer: the optimizer, prepared or not.
+        record: the file to write on the main process; the others use temporary ones.
+        clip: as in `bridle.Monitor`; do not call `accelerator.clip_grad_norm_` then.
+        every: record every so many steps.
+
+    Returns:
+        The monitor, for a `with` block.
+    """
+    inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+    path = record if accelerator.is_main_process else None
+    return Monitor(accelerator.unwrap_model(model), inner, record=path, clip=clip, every=every)

@@ -1,0 +1,58 @@
+"""A Lightning callback: `Trainer(callbacks=[MonitorCallback("run.jsonl")])`."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..watch import Monitor
+from ..watch._policy import Clip
+from ._missing import missing
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError as error:
+    raise missing("lightning", "lightning") from error
+
+__all__ = ["MonitorCallback"]
+
+
+class MonitorCallback(Callback):
+    """Records the fit, clips if asked to, and logs the latest numbers as `bridle/...`.
+
+    Args:
+        record: the file to write; None for a temporary one.
+        clip: as in `bridle.Monitor`. Leave the trainer's own `gradient_clip_val` out then.
+        every: record every so many steps.
+
+    Attributes:
+        monitor: the `bridle.Monitor`, once the fit has begun.
+    """
+
+    def __init__(self, record: str | os.PathLike[str] | None = None, *, clip: Clip = None, every: int = 1) -> None:
+        self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
+        self.monitor: Monitor | None = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        if trainer.is_global_zero or self._options["clip"] is not None:
+            record = self._options["record"] if trainer.is_global_zero else None
+            self.monitor = Monitor(pl_module, **{**self._options, "record": record}).start()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Log the latest numbers, if the trainer has a logger."""
+        if self.monitor is not None and trainer.logger is not None:
+            numbers = {f"bridle/{k}": v for k, v in self.monitor.latest.items() if k != "step"}
+            pl_module.log_dict(numbers, rank_zero_only=True, batch_size=1)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Complete the record."""
+        self._stop()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Complete the record of a fit that failed."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.monitor is not None:
+            self.monitor.stop()

@@ -1,0 +1,35 @@
+"""The latest numbers as TensorBoard scalars: `Monitor(..., on_step=scalars(SummaryWriter()))`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ._missing import missing
+
+try:
+    from torch.utils.tensorboard import SummaryWriter
+except ImportError as error:
+    raise missing("tensorboard", "tensorboard") from error
+
+__all__ = ["scalars"]
+
+
+def scalars(writer: SummaryWriter, prefix: str = "bridle") -> Callable[[dict[str, float]], None]:
+    """A function for `Monitor(on_step=...)` that writes loss, norm, update, clip and lr of each recorded step.
+
+    Args:
+        writer: the writer; closing it stays with its owner.
+        prefix: what the scalars' names begin with.
+
+    Returns:
+        The function.
+    """
+    write: Any = writer.add_scalar
+
+    def on_step(latest: dict[str, float]) -> None:
+        for name, value in latest.items():
+            if name != "step":
+                write(f"{prefix}/{name}", value, int(latest["step"]))
+
+    return on_step

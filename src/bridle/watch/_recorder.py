@@ -1,0 +1,249 @@
+"""The listener behind `Monitor`: hears a run, measures each step, clips if asked to, writes lines."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..clip import ClipReport, clip_
+from ..clip._decision import Policy
+from ..graph import find_names
+from ._policy import Clip, policy_of
+from ._probe import Probe, Reading
+from ._record import Writer, rounded
+from ._torch import folded_scale
+
+__all__ = ["Recorder"]
+
+
+@dataclass
+class _Watched:
+    """One optimizer, and the step it is in."""
+
+    optimizer: torch.optim.Optimizer
+    index: int
+    policy: Policy | None
+    probe: Probe | None = None
+    steps: int = 0
+    inside: bool = False
+    reading: Reading | None = None
+    line: dict[str, Any] = field(default_factory=dict)
+
+
+class Recorder:
+    """Hears what the room's torch file tells, for one optimizer or for all."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None,
+        only: torch.optim.Optimizer | None,
+        clip: Clip,
+        every: int,
+        writer: Writer,
+        on_step: Callable[[], None] | None = None,
+    ) -> None:
+        self._model, self._only, self._clip, self._every, self._writer = model, only, clip, every, writer
+        self.watched: dict[int, _Watched] = {}
+        self._on_step = on_step
+        self.broken: str | None = None
+        self.latest: dict[str, Any] = {}
+        self._losses: list[Tensor] = []
+        self._last_loss: float | None = None
+        self._told_loss: set[int] = set()
+        self._user_clip: tuple[list[Tensor], float, Tensor] | None = None
+        self._samples: dict[str, float] = {}
+        self._names: dict[int, list[str]] = {}
+        self._began = time.perf_counter()
+
+    @property
+    def steps(self) -> int:
+        """How many optimizer steps were heard."""
+        return sum(w.steps for w in self.watched.values())
+
+    def heard_backward(self, loss: Tensor | None) -> None:
+        """A backward pass begins."""
+        if loss is not None:
+            self._losses.append(loss)
+
+    def heard_failure(self, error: BaseException) -> None:
+        """A backward pass failed: what anomaly detection says is the origin of a NaN."""
+        if "returned nan values" in str(error):
+            self._writer.write({"anomaly": str(error).splitlines()[0], "after": self.steps})
+
+    def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor) -> None:
+        """The script clipped by itself."""
+        self._user_clip = (parameters, limit, norm)
+
+    def heard_samples(self, norms: Tensor) -> None:
+        """The gradient norm of each sample of the coming step."""
+        squares = norms.detach().double().square()
+        self._samples = {"samples": squares.numel(), "sample_square": float(squares.mean())}
+
+    def heard_scaler_update(self) -> None:
+        """A GradScaler that found a non-finite gradient has left the step out: that loss is not the next step's."""
+        if self._losses:
+            self._losses.clear()
+            self._writer.write({"note": "scaler skipped", "after": self.steps})
+
+    def before_step(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
+        """Measure the gradients, and clip them."""
+        if self._only is not None and optimizer is not self._only:
+            return
+        watched = self.watched.get(id(optimizer))
+        if watched is None:
+            watched = _Watched(optimizer, len(self.watched), policy_of(self._clip))
+            self.watched[id(optimizer)] = watched
+        if watched.inside and not again and not self._losses:
+            return  # the step of a subclass calls its parent's: heard twice, taken once
+        if again:
+            self._losses.clear()
+        else:
+            watched.inside = True
+            self._measure(watched)
+        if watched.policy is not None:
+            report = clip_(optimizer, watched.policy, nonfinite="skip")
+            if not again and watched.reading is not None:
+                watched.line.update(_done(report))
+        if watched.reading is not None and watched.probe is not None and not again:
+            watched.probe.remember_weights()
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Measure the update, and write the line."""
+        watched = self.watched.get(id(optimizer))
+        if watched is None or not watched.inside:
+            return
+        watched.inside = False
+        watched.steps += 1
+        reading, watched.reading = watched.reading, None
+        if reading is None or watched.probe is None or self.broken is not None:
+            return
+        try:
+            watched.probe.read_update(reading)
+            line = watched.line
+            line["update"], line["unmoved"] = rounded([reading.update])[0], reading.unmoved
+            self.latest = {k: v for k, v in line.items() if v is not None and v != []}
+            self._writer.step(self.latest)
+        except Exception as error:  # the program must not suffer from being watched
+            self._give_up(error)
+            return
+        if self._on_step is not None:
+            self._on_step()
+
+    def _measure(self, watched: _Watched) -> None:
+        watched.reading = None
+        loss, backwards = self._take_loss(watched)
+        if self.broken is not None or watched.steps % self._every:
+            self._user_clip = None
+            return
+        try:
+            if watched.probe is None or watched.probe.is_stale():
+                watched.probe = Probe(watched.optimizer)
+                self._introduce(watched, watched.probe)
+            watched.reading = watched.probe.read_gradients()
+            watched.line = self._line(watched, watched.reading, loss, backwards)
+        except Exception as error:
+            watched.reading = None
+            self._give_up(error)
+
+    def _take_loss(self, watched: _Watched) -> tuple[float | None, int]:
+        """What backward was called on since the last step: the sum, for that is what the gradient belongs to.
+
+        Where two optimizers share a backward pass, the second is told the same loss.
+        """
+        count = len(self._losses)
+        if count:
+            self._last_loss = sum(float(loss) for loss in self._losses)
+            self._told_loss.clear()
+            self._losses.clear()
+        elif watched.index in self._told_loss:
+            return None, 0
+        self._told_loss.add(watched.index)
+        return self._last_loss, count
+
+    def _line(self, watched: _Watched, reading: Reading, loss: float | None, backwards: int) -> dict[str, Any]:
+        norm, norms, clipping = self._undo_clipping(watched, reading)
+        lrs = [float(group["lr"]) for group in watched.optimizer.param_groups if "lr" in group]
+        line = {
+            "step": watched.steps,
+            "opt": watched.index,
+            "time": round(time.perf_counter() - self._began, 3),
+            "loss": rounded([loss], 9)[0],
+            "norm": rounded([norm], 9)[0],
+            "norms": rounded(norms),
+            "lr": rounded(lrs),
+            "turn": rounded([reading.turn], 4)[0],
+            "of": 1,
+            "peak": rounded([norm], 9)[0],
+            **clipping,
+            **self._samples,
+        }
+        self._samples = {}
+        if backwards > 1:
+            line["backwards"] = backwards
+        if reading.bad:
+            line["bad"] = {self._names[watched.index][i]: n for i, n in reading.bad.items()}
+        return line
+
+    def _undo_clipping(self, watched: _Watched, reading: Reading) -> tuple[float, list[float | None], dict[str, Any]]:
+        """The norms as they were before the script itself clipped, and what it did."""
+        if (folded := folded_scale(watched.optimizer)) is not None:
+            return reading.norm, reading.norms, {"clip": rounded([folded])[0]}
+        heard, self._user_clip = self._user_clip, None
+        assert watched.probe is not None
+        stepped = {id(p) for p in watched.probe.parameters if p.grad is not None}
+        if heard is None or {id(p) for p in heard[0] if p.grad is not None} != stepped or not math.isfinite(heard[1]):
+            return reading.norm, reading.norms, {}
+        before = float(heard[2])
+        factor = reading.norm / before if math.isfinite(before) and before > reading.norm > 0 else 1.0
+        factor = factor if factor < 1 - 1e-5 else 1.0
+        norms = [None if n is None else n / factor for n in reading.norms]
+        return reading.norm / factor, norms, {"clip": rounded([factor])[0], "limit": heard[1]}
+
+    def _introduce(self, watched: _Watched, probe: Probe) -> None:
+        """A line that says what the numbers of this optimizer's lines belong to."""
+        groups = watched.optimizer.param_groups
+        names = _names(watched.optimizer, self._model, probe.parameters)
+        self._names[watched.index] = names
+        self._writer.write(
+            {
+                "optimizer": type(watched.optimizer).__name__,
+                "opt": watched.index,
+                "names": names,
+                "sizes": [p.numel() for p in probe.parameters],
+                "groups": [len(group["params"]) for group in groups],
+                "trained": [p.requires_grad for p in probe.parameters],
+                "update_on_every": probe.stride,
+            }
+        )
+
+    def _give_up(self, error: Exception) -> None:
+        self.broken = f"{type(error).__name__}: {error}"
+        self._writer.write({"stopped": self.broken, "after": self.steps})
+
+
+def _names(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, parameters: list[Tensor]) -> list[str]:
+    groups = optimizer.param_groups
+    if model is None and all("param_names" in group for group in groups):
+        return [name for group in groups for name in group["param_names"]]
+    known = find_names(model)
+    found = [known.of(p) or f"parameter {i}" for i, p in enumerate(parameters)]
+    # Names of live modules begin with the class of the outermost; where all are of one, that says nothing.
+    roots = {name.partition(".")[0] for name in found}
+    if model is None and len(roots) == 1 and all("." in name for name in found):
+        return [name.partition(".")[2] for name in found]
+    return found
+
+
+def _done(report: ClipReport) -> dict[str, Any]:
+    if report.skipped:
+        return {"clip": 0.0}
+    factor = report.coefficient
+    if factor is None:  # values were limited, each by itself: how much of the norm is left
+        factor = report.norm_after / report.norm if report.norm else 1.0
+    return {"clip": rounded([factor])[0]}

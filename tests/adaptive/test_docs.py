@@ -1,0 +1,34 @@
+"""The page and the docstrings run as written."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import bridle
+from bridle.clip import adaptive
+
+PAGE = Path(__file__).parents[2] / "docs" / "adaptive.md"
+MODULES = ["bridle.clip._clipper", *(f"{adaptive.__name__}.{m.name}" for m in pkgutil.iter_modules(adaptive.__path__))]
+
+
+def test_every_block_of_the_page_runs(capsys):
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(block, names)
+    assert "of 50 steps would have been clipped" in capsys.readouterr().out
+
+
+def test_every_policy_has_a_row():
+    text = PAGE.read_text()
+    assert [name for name in adaptive.__all__ if f"| `{name}(" not in text] == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    found = doctest.testmod(importlib.import_module(name), extraglobs={"bridle": bridle, "torch": torch})
+    assert not found.failed

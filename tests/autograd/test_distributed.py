@@ -1,0 +1,130 @@
+"""Two processes under DistributedDataParallel: watching changes nothing of what they send."""
+
+import os
+import tempfile
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import bridle
+from bridle.autograd import replay
+from bridle.errors import NonFiniteGradientError, ReplayError
+
+pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
+
+
+def build(log):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 40), nn.ReLU(), nn.Linear(40, 2))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.0001)
+
+    def count(state, bucket):
+        log.append(tuple(bucket.buffer().shape))
+        return allreduce_hook(None, bucket)
+
+    ddp.register_comm_hook(None, count)
+    return ddp
+
+
+def steps(rank, backward):
+    """Two steps, because the buckets are laid out anew after the first."""
+    log = []
+    ddp = build(log)
+    for step in range(2):
+        torch.manual_seed(10 * step + rank)
+        ddp.zero_grad()
+        backward(ddp(torch.randn(5, 3)).square().mean(), ddp)
+    return log, [p.grad.clone() for p in ddp.parameters()]
+
+
+def watched(loss, model):
+    with bridle.detect_anomaly(model):
+        loss.backward()
+
+
+def unchanged_communication(rank):
+    plain_log, plain = steps(rank, lambda loss, model: loss.backward())
+    for backward in (bridle.trace, watched):
+        log, grads = steps(rank, backward)
+        assert log == plain_log
+        assert len(log) > 2  # more than one bucket per step
+        assert all(map(torch.equal, grads, plain))
+
+
+def one_process_goes_wrong(rank):
+    ddp = build([])
+    x = torch.ones(5, 3)
+    with torch.no_grad():
+        ddp.module[2].bias.zero_()
+        ddp.module[2].weight.zero_()
+    loss = ddp(x).abs().sqrt().sum() if rank == 1 else ddp(x).sum()
+    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_anomaly(ddp.module):
+        loss.backward()
+    if rank == 1:
+        assert (info.value.node, info.value.module) == ("SqrtBackward0", "2")
+    else:
+        assert "another process" in str(info.value)
+
+
+def replay_refuses(rank):
+    ddp = build([])
+    loss = ddp(torch.ones(5, 3)).sum()
+    with pytest.raises(ReplayError, match="DistributedDataParallel"):
+        replay(loss, list(ddp.parameters()))
+    loss.backward()
+
+
+def sharded_models_are_watched(rank):
+    mesh = init_device_mesh("cpu", (2,))
+    for spoil in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        out = model(torch.ones(5, 4))
+        if not spoil:
+            with bridle.detect_anomaly(model):
+                out.sum().backward()
+            continue
+        loss = (out * 0).sqrt().sum() if rank == 1 else out.sum()
+        with pytest.raises(NonFiniteGradientError, match="in place of backward") as info, bridle.detect_anomaly(model):
+            loss.backward()
+        assert "2.weight" in info.value.offenders
+        with pytest.raises(ReplayError):
+            replay(model(torch.ones(5, 4)).sum(), list(model.parameters()))
+
+
+def sharded_models_are_traced(rank):
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    trace = bridle.trace((model(torch.ones(5, 4)) * 0).sqrt().sum(), model)
+    first = next(node for node in trace.nodes if node.outgoing is not None and node.outgoing.nonfinite)
+    assert first.op == "SqrtBackward0"
+
+
+def _process(rank, store):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    for scenario in (
+        unchanged_communication,
+        one_process_goes_wrong,
+        replay_refuses,
+        sharded_models_are_watched,
+        sharded_models_are_traced,
+    ):
+        scenario(rank)
+        dist.barrier()
+    dist.destroy_process_group()  # not after a failure: it would abort, and hide what failed
+
+
+def test_two_processes():
+    # One pair of processes for all scenarios: starting them takes longer than anything they do.
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_process, (os.path.join(folder, "store"),), nprocs=2)

@@ -1,0 +1,264 @@
+"""The module as a drop-in for `torch.autograd`, and everything around it that must keep working."""
+
+import gc
+import pathlib
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bridle
+import bridle.autograd as autograd
+
+NAMES = [
+    *("Function", "NestedIOFunction", "Variable", "variable", "no_grad", "enable_grad", "set_grad_enabled"),
+    *("inference_mode", "set_multithreading_enabled", "grad_mode", "detect_anomaly", "set_detect_anomaly"),
+    *("gradcheck", "gradgradcheck", "forward_ad", "functional", "graph", "profiler", "_is_checkpoint_valid"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_that_are_torchs(name):
+    assert getattr(autograd, name) is getattr(torch.autograd, name)
+
+
+def test_names_that_are_ours():
+    assert autograd.backward is bridle.backward is not torch.autograd.backward
+    assert autograd.grad is bridle.grad is not torch.autograd.grad
+    assert set(torch.autograd.__all__) <= set(autograd.__all__) <= set(dir(autograd))
+
+
+def test_a_name_nobody_has():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        autograd.no_such_name  # noqa: B018
+
+
+def model_and_input():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    return model, torch.randn(5, 3, requires_grad=True)
+
+
+def gradients(run, backward):
+    """Return the gradients that `backward` leaves after `run(model, x)`."""
+    model, x = model_and_input()
+    backward(run(model, x).square().sum())
+    return [t.grad for t in (x, *model.parameters())]
+
+
+WAYS = {
+    "plain": lambda model, x: model(x),
+    "checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=False),
+    "reentrant checkpoint": lambda model, x: checkpoint(model, x, use_reentrant=True),
+    "compiled": lambda model, x: torch.compile(model, backend="aot_eager")(x),
+    "autocast": lambda model, x: torch.autocast("cpu", dtype=torch.bfloat16)(model)(x).float(),
+    "inner no_grad": lambda model, x: model(x) * torch.no_grad()(model)(x),
+    "hooked": lambda model, x: (model.register_full_backward_hook(lambda *_: None), model(x))[1],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_gradients_as_torch(way):
+    ours = gradients(WAYS[way], bridle.backward)
+    theirs = gradients(WAYS[way], torch.autograd.backward)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("way", ["plain", "checkpoint", "compiled", "autocast"])
+def test_grad_of_a_model(way):
+    model, x = model_and_input()
+    found = bridle.grad(WAYS[way](model, x).square().sum(), model)
+    expected = gradients(WAYS[way], torch.autograd.backward)[1:]
+    assert all(torch.equal(a, b) for a, b in zip(found.values(), expected, strict=True))
+
+
+def test_reentrant_checkpoint_refuses_grad_as_in_torch():
+    model, x = model_and_input()
+    out = checkpoint(model, x, use_reentrant=True).sum()
+    with pytest.raises(RuntimeError, match="is incompatible with"):
+        bridle.grad(out, x)
+
+
+def test_batched_through_a_compiled_part():
+    model, x = model_and_input()
+    out, compiled = model(x), torch.compile(model, backend="aot_eager")(x)
+    grads = torch.randn(3, *out.shape)
+    expected = torch.stack([torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in grads])
+    (found,) = bridle.grad(compiled, x, grads, is_grads_batched=True)
+    torch.testing.assert_close(found, expected)
+
+
+class Marks(torch.autograd.Function):
+    """In-place on its input, one output that is not differentiable, gradients not materialised."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        x.mul_(2)
+        index = x.argmax()
+        ctx.mark_dirty(x)
+        ctx.mark_non_differentiable(index)
+        return x, index, x.sum()
+
+    @staticmethod
+    def backward(ctx, grad, _, total):
+        parts = [g.expand(3) for g in (grad, total) if g is not None]
+        return 2 * sum(parts) if parts else None
+
+
+@pytest.mark.parametrize("use", ["first", "total", "both"])
+def test_custom_functions_of_every_kind(use):
+    def run(backward):
+        x = torch.tensor([1.0, 3.0, 2.0], requires_grad=True)
+        out, index, total = Marks.apply(x.clone())
+        backward({"first": out.exp().sum(), "total": total * 3, "both": out.sum() * total}[use])
+        return x.grad, index
+
+    (ours, _), (theirs, index) = run(bridle.backward), run(torch.autograd.backward)
+    assert torch.equal(ours, theirs)
+    with pytest.raises(bridle.errors.NoGraphError, match=r"its dtype is torch\.int64"):
+        bridle.backward(index)
+
+
+class Logged(torch.Tensor):
+    """A subclass that sees the calls made on it."""
+
+    seen: list = []  # noqa: RUF012
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_subclass_sees_torchs_functions_and_gets_its_gradients():
+    x = torch.ones(3, requires_grad=True)
+    loss = (x * 2).as_subclass(Logged).sum()
+    Logged.seen.clear()
+    bridle.backward(loss, retain_graph=True)
+    (found,) = bridle.grad(loss, x)
+    assert torch.autograd.backward in Logged.seen
+    assert torch.autograd.grad in Logged.seen
+    assert torch.equal(found.as_subclass(torch.Tensor), x.grad.as_subclass(torch.Tensor))
+
+
+def test_a_subclass_may_answer_in_its_own_way():
+    class Answers(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is torch.autograd.grad:
+                return tuple("mine" for _ in args[1])
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x = torch.ones(2).as_subclass(Answers)
+    assert bridle.grad(x, {"x": x}) == {"x": "mine"}
+
+
+def test_under_a_mode_ours_runs():
+    x = torch.ones(3, requires_grad=True)
+    with torch.device("cpu"):
+        (found,) = bridle.grad(x * 2, x, torch.eye(3), is_grads_batched=True, chunk_size=1)
+        with pytest.raises(bridle.errors.NonScalarOutputError):
+            bridle.backward(x * 2)
+    assert torch.equal(found, 2 * torch.eye(3))
+
+
+def test_errors_are_explained_under_a_mode_too():
+    with torch.device("cpu"), pytest.raises(bridle.errors.NoGraphError, match="nothing that is still alive"):
+        bridle.backward(torch.tensor(1.0))
+
+
+def test_inside_torchs_anomaly_mode():
+    x = torch.ones(2, requires_grad=True)
+    with (
+        pytest.warns(UserWarning, match="Anomaly Detection has been enabled"),
+        autograd.detect_anomaly(),
+    ):
+        bridle.backward(x.square().sum())
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+def test_a_backward_inside_a_backward():
+    x = torch.ones(2, requires_grad=True)
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            with torch.enable_grad():
+                inner = torch.ones(2, requires_grad=True)
+                bridle.backward((inner * 2).sum())
+            return grad * inner.grad
+
+    bridle.backward(Inner.apply(x).sum())
+    assert x.grad.tolist() == [2.0, 2.0]
+
+
+# Nothing stays behind.
+
+
+def run_backward(model, x):
+    bridle.backward(model(x).sum())
+
+
+def run_grad(model, x):
+    bridle.grad(model(x).sum(), model)
+
+
+def run_create_graph(model, x):
+    bridle.grad(model(x).sum(), model, create_graph=True)
+
+
+def run_batched(model, x):
+    bridle.grad(model(x), model, torch.ones(2, 5, 2), is_grads_batched=True, chunk_size=1)
+
+
+def run_failing(model, x):
+    for call in (
+        lambda: bridle.backward(model(x)),
+        lambda: bridle.grad(model(x).sum(), torch.ones(1, requires_grad=True)),
+        lambda: bridle.backward(model(x).detach().sum()),
+    ):
+        with pytest.raises(RuntimeError):
+            call()
+
+
+def run_unreached(model, x):
+    bridle.unreached(model(x).sum(), model)
+
+
+@pytest.mark.parametrize("use", [run_backward, run_grad, run_create_graph, run_batched, run_failing, run_unreached])
+def test_graph_and_model_are_gone_afterwards(use):
+    model, x = model_and_input()
+    hidden = weakref.WeakSet()
+    model[1].register_forward_hook(lambda _module, _args, out: hidden.add(out))
+    use(model, x)
+    gc.collect()
+    assert len(hidden) == 0
+    alive = weakref.ref(model[0].weight)
+    del model, x
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
+def test_create_graph_keeps_the_circle_that_torch_documents_until_grad_is_dropped():
+    weight = torch.ones(2, requires_grad=True)
+    bridle.backward(weight.square().sum(), create_graph=True)
+    assert weight.grad.requires_grad
+    alive = weakref.ref(weight)
+    weight.grad = None
+    del weight
+    assert alive() is None
+
+
+@pytest.mark.parametrize("name", ["backward", "grad", "unreached", *NAMES])
+def test_every_name_has_a_row_in_the_docs(name):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "autograd.md"
+    if name != "grad_mode":  # a module torch exports by accident of its layout
+        assert f"\n| `{name}` | " in page.read_text()

@@ -1,0 +1,61 @@
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("lightning", reason="pip install 'bridle[lightning]'")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning.pytorch as pl
+
+    from bridle.integrations.lightning import MonitorCallback
+
+from bridle.watch._run import read
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns about loggers and workers
+
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        return self.net(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+def fit(folder, callback, **options):
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 4)), batch_size=4)
+    trainer = pl.Trainer(
+        max_epochs=1, callbacks=[callback], enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, accelerator="cpu", default_root_dir=folder, **options,
+    )  # fmt: skip
+    trainer.fit(Model(), data)
+    return trainer
+
+
+def test_a_fit_is_recorded(tmp_path):
+    callback = MonitorCallback(tmp_path / "run.jsonl")
+    trainer = fit(tmp_path, callback, logger=True, log_every_n_steps=1)
+    run = read(tmp_path / "run.jsonl")
+    assert len(run.steps) == 8
+    assert run.names == ["net.weight", "net.bias"]
+    assert run.optimizer == "Adam"
+    assert all(loss > 0 for loss in run.loss)
+    assert "bridle/norm" in trainer.callback_metrics
+
+
+def test_its_own_clipping_is_seen_through(tmp_path):
+    fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl"), logger=False, gradient_clip_val=1e-3)
+    run = read(tmp_path / "run.jsonl")
+    assert run.threshold == 1e-3
+    assert min(run.norm) > 1e-3
+
+
+def test_clipping_by_us(tmp_path):
+    fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl", clip=1e-3), logger=False)
+    run = read(tmp_path / "run.jsonl")
+    assert run.clip == pytest.approx([1e-3 / n for n in run.norm], rel=1e-4)

@@ -1,0 +1,48 @@
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="pip install 'bridle[transformers]'")
+pytest.importorskip("accelerate", reason="the Trainer needs it: pip install 'bridle[transformers]'")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from transformers import Trainer, TrainingArguments
+
+    from bridle.integrations.transformers import MonitorCallback
+
+from bridle.watch._run import read
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+
+    def forward(self, x, labels):
+        out = self.net(x)
+        return {"loss": (out - labels).square().mean(), "logits": out}
+
+
+def data(n=32):
+    torch.manual_seed(0)
+    return [{"x": torch.randn(4), "labels": torch.ones(1)} for _ in range(n)]
+
+
+def test_a_training_is_recorded(tmp_path, capsys):
+    callback = MonitorCallback(tmp_path / "run.jsonl")
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=4, logging_steps=1, report_to=[],
+        use_cpu=True, disable_tqdm=True, save_strategy="no", eval_strategy="steps", eval_steps=3, max_grad_norm=1e-3,
+    )  # fmt: skip
+    trainer = Trainer(model=Model(), args=args, train_dataset=data(), eval_dataset=data(8), callbacks=[callback])
+    trainer.train()
+    run = read(tmp_path / "run.jsonl")
+    assert len(run.steps) == 6
+    assert run.names == ["net.weight", "net.bias"]
+    assert run.threshold == 1e-3
+    assert min(run.norm) > 1e-3  # before the trainer's own clipping
+    assert [step for step, _ in run.told("test")] == [3, 6]
+    assert "'bridle_norm'" in capsys.readouterr().out

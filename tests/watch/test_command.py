@@ -1,0 +1,196 @@
+"""`bridle watch` runs a script as if nobody watched."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bridle.watch._cli import main
+from bridle.watch._run import read
+
+FACTS = """
+import sys, pickle, atexit, os
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        return torch.full((2,), float(i))
+
+class Payload:
+    pass
+
+if __name__ == "__main__":
+    import helper_beside_the_script
+    print(sys.argv[1:], os.path.basename(sys.argv[0]), __name__, __file__ == sys.argv[0], __doc__, __spec__)
+    print(os.path.basename(sys.path[0]), helper_beside_the_script.HERE, sorted(k for k in globals() if k[:2] == "__"))
+    print(type(pickle.loads(pickle.dumps(Payload()))) is Payload, sys.modules["__main__"].Payload is Payload)
+    print("read:", input())
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(0)
+    for epoch in range(2):
+        for batch in DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=sys.argv[1]):
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+    atexit.register(print, "at exit")
+    print("to stderr", file=sys.stderr)
+    sys.exit(7)
+"""
+
+FAILS = """
+import torch
+
+def inner(x):
+    return x.backward()
+
+try:
+    raise KeyError("first")
+except KeyError:
+    inner(torch.ones(1))
+"""
+
+TRAINS = """
+import sys, time
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(100000):
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).square().mean().backward()
+    optimizer.step()
+    if step == 30:
+        print("ready", flush=True)
+    if step > 30:
+        time.sleep(0.01)
+"""
+
+
+def command(*args):
+    return [sys.executable, *args]
+
+
+def run(folder, *args, **options):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command(*args), cwd=folder, capture_output=True, text=True, env=env, timeout=300, check=False, **options
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "facts.py").write_text(FACTS)
+    (tmp_path / "work" / "fails.py").write_text(FAILS)
+    (tmp_path / "work" / "trains.py").write_text(TRAINS)
+    (tmp_path / "work" / "helper_beside_the_script.py").write_text("HERE = 'found'\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_script_cannot_tell(folder, context):
+    plain = run(folder, "work/facts.py", context, "--flag", input="a line\n")
+    watched = run(folder, "-m", "bridle", "watch", "work/facts.py", context, "--flag", input="a line\n")
+    assert plain.returncode == 7, plain.stderr
+    assert watched.returncode == 7
+    assert watched.stdout == plain.stdout
+    assert "read: a line" in plain.stdout
+    assert watched.stderr.startswith("to stderr\n")
+    record = read(folder / "facts.bridle.jsonl")  # beside where it was run, not beside the script
+    assert len(record.steps) == 8  # the workers wrote nothing
+    assert "Nothing found" in watched.stderr
+
+
+def test_a_traceback_is_the_scripts_own(folder):
+    plain = run(folder, "work/fails.py")
+    watched = run(folder, "-m", "bridle", "watch", "work/fails.py")
+    assert watched.returncode == plain.returncode == 1
+    shown = watched.stderr.split("bridle: no optimizer step was seen")[0]
+    assert shown == plain.stderr
+    assert "watch" not in shown.replace(str(folder), "")
+
+
+def test_a_module_runs_as_with_python_m(folder):
+    watched = run(folder / "work", "-m", "bridle", "watch", "-m", "facts", "fork", input="x\n")
+    plain = run(folder / "work", "-m", "facts", "fork", input="x\n")
+    assert watched.returncode == plain.returncode == 7
+    assert "read: x" in watched.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it_as_it_would_and_the_record_is_whole(folder, number):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    args = command("-m", "bridle", "watch", "--record", "run.jsonl", "work/trains.py")
+    with subprocess.Popen(
+        args, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(0.2)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == -number
+    assert len(read(folder / "run.jsonl").steps) > 30
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in err
+        assert "_script.py" not in err
+
+
+def test_nan_is_traced_to_its_operation(folder):
+    script = "import torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
+    script += "(w * 0).sqrt().sum().backward()\no.step()\n"
+    (folder / "nan.py").write_text(script)
+    watched = run(folder, "-m", "bridle", "watch", "nan.py")
+    assert watched.returncode == 0
+    assert "gradients were not finite: first at step 0, in parameter 0" in watched.stderr
+    watched = run(folder, "-m", "bridle", "watch", "--anomaly", "nan.py")
+    assert watched.returncode == 1
+    found = read(folder / "nan-2.bridle.jsonl")
+    assert "returned nan values" in found.notes[0]["anomaly"]
+
+
+def test_clipping_from_outside(folder):
+    script = "import torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
+    script += "(w * 50).sum().backward()\no.step()\nprint(w.item())\n"
+    (folder / "one.py").write_text(script)
+    watched = run(folder, "-m", "bridle", "watch", "--clip", "0.5", "one.py")
+    assert watched.stdout == "-0.5\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["watch", "none.py"], "can't open file"),
+        (["watch", "--clip", "sometimes", "x.py"], "clipping is"),
+        (["report", "none.jsonl"], "cannot be read"),
+    ],
+)
+def test_a_mistake_is_said_and_is_2(args, why, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("x.py").touch()
+    monkeypatch.setattr(sys, "argv", ["bridle"])
+    monkeypatch.setattr("atexit.register", lambda *_: None)
+    assert main(args) == 2
+    assert why in capsys.readouterr().err
+    assert not list(Path().glob("*.jsonl"))
+
+
+def test_report_in_text_json_and_html(tmp_path, capsys):
+    from .test_record import step, write
+
+    path = tmp_path / "run.jsonl"
+    write(path, [step(t) for t in range(40)]).close()
+    assert main(["report", str(path)]) == 0
+    assert "Nothing found" in capsys.readouterr().out
+    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
+    assert main(["report", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+    assert main(["report", str(path), str(path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2

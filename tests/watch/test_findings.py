@@ -1,0 +1,177 @@
+"""Each finding: a run that shows it and a healthy one that does not."""
+
+import math
+import random
+
+import pytest
+
+from bridle.watch import findings
+from bridle.watch._run import Event
+from bridle.watch.findings import TABLE, find
+
+from .runs import NAMES, healthy
+
+N = 400
+
+
+def swinging():
+    run = healthy()
+    return healthy(loss=[v * (1 + 0.6 * math.sin(2 * math.pi * t / 25)) for t, v in enumerate(run.loss)])
+
+
+def irregular():
+    r = random.Random(1)
+    level, losses = 1.0, []
+    for t in range(N):
+        if t % 40 == 0:
+            level = r.choice([0.3, 2.5]) if level == 1.0 else 1.0
+        losses.append(level * math.exp(0.1 * r.gauss(0, 1)))
+    return healthy(loss=losses)
+
+
+def growing():
+    return healthy(loss=[1.0 + 0.02 * math.exp(3.5 * t / N) * (-1) ** t for t in range(N)])
+
+
+def overshooting():
+    return healthy(turn=[0.5 + 0.2 * math.sin(t) for t in range(N)])
+
+
+def heavy_tailed():
+    r = random.Random(2)
+    return healthy(norm=[r.paretovariate(1.2) for _ in range(N)])
+
+
+def spiking():
+    run = healthy()
+    norm = list(run.norm)
+    norm[100] *= 50
+    norm[250] *= 30
+    return healthy(norm=norm, update=[0.5 if t in (98, 99, 248, 249) else u for t, u in enumerate(run.update)])
+
+
+def dominated():
+    return healthy(norms=[[100.0 if "blocks.2" in name else 1.0 for name in NAMES] for _ in range(N)])
+
+
+def vanishing():
+    return healthy(norms=[[10.0 ** int(name.split(".")[1]) for name in NAMES] for _ in range(N)])
+
+
+def exploding():
+    return healthy(norms=[[10.0 ** -int(name.split(".")[1]) for name in NAMES] for _ in range(N)])
+
+
+def dying():
+    rows = healthy().norms
+    return healthy(norms=[[None if i == 3 else 0.0 if i == 4 else v for i, v in enumerate(row)] for row in rows])
+
+
+def standing_still():
+    return healthy(unmoved=[{5} for _ in range(N)])
+
+
+def nonfinite():
+    run = healthy()
+    run.events.append(Event(120, {"blocks.3.weight": 7}, 0.4))
+    return run
+
+
+def with_origin():
+    run = healthy()
+    run.notes.append({"anomaly": "Function 'LogBackward0' returned nan values in its 0th output.", "after": 9})
+    return run
+
+
+def clipped_too_tightly():
+    return healthy(clip=[0.05] * N, limit=[0.01] * N)
+
+
+def never_clipped():
+    return healthy(clip=[1.0] * N, limit=[100.0] * N)
+
+
+def noisy():
+    return healthy(samples=[(16, n * n * 16 * 0.99) for n in healthy().norm])
+
+
+TRIGGERS = {
+    "oscillation": [swinging, irregular, growing],
+    "edge_of_stability": [overshooting],
+    "heavy_tail": [heavy_tailed],
+    "spikes": [spiking],
+    "dominant": [dominated],
+    "depth": [vanishing, exploding],
+    "dead": [dying, standing_still],
+    "nonfinite": [nonfinite, with_origin],
+    "clip_tight": [clipped_too_tightly],
+    "clip_idle": [never_clipped],
+    "noise_scale": [noisy],
+}
+
+
+@pytest.mark.parametrize(("name", "make"), [(name, make) for name, makes in TRIGGERS.items() for make in makes])
+def test_a_run_that_shows_it_is_found(name, make):
+    found = {finding.name: finding for finding in find(make())}
+    assert name in found
+    finding = found[name]
+    assert finding.title
+    assert finding.test
+    assert finding.evidence
+    assert finding.advice
+    assert 0 < finding.weight <= 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_healthy_run_shows_nothing(seed):
+    assert find(healthy(seed=seed)) == []
+
+
+def test_every_finding_has_a_trigger():
+    assert {test.__name__ for test in TABLE} == set(TRIGGERS)
+    assert len(set(findings.TABLE)) == len(TABLE)
+
+
+def test_the_period_and_growth_are_those_of_the_run():
+    found = next(f for f in find(swinging()) if f.name == "oscillation")
+    assert found.evidence["period in steps"] == 25
+    grown = next(f for f in find(growing()) if f.name == "oscillation")
+    assert grown.evidence["period in steps"] == 2
+    assert grown.evidence["growth of the amplitude, last third over first"] > 3
+
+
+def test_spikes_say_what_came_before():
+    found = next(f for f in find(spiking()) if f.name == "spikes")
+    assert found.evidence["steps"] == [100, 250]
+    assert "unusually large updates before 2 of 2" in found.title
+
+
+def test_depth_says_which_way():
+    assert "vanish" in next(f for f in find(vanishing()) if f.name == "depth").title
+    assert "explode" in next(f for f in find(exploding()) if f.name == "depth").title
+
+
+def test_dead_parameters_are_named_by_kind():
+    found = next(f for f in find(dying()) if f.name == "dead")
+    assert found.evidence["no gradient"] == ["blocks.1.bias"]
+    assert found.evidence["gradient always zero"] == ["blocks.2.weight"]
+
+
+def test_frozen_on_purpose_is_not_dead():
+    run = dying()
+    run.trained[3] = run.trained[4] = False
+    assert find(run) == []
+
+
+def test_the_noise_scale_of_known_noise():
+    # Samples with unit gradient plus noise of variance 15: the scale is 15, one batch of 16 is not too small.
+    run = healthy(norm=[math.sqrt(1 + 15 / 16)] * N, samples=[(16, 16.0)] * N)
+    assert "noise_scale" not in {f.name for f in find(run)}
+    run = healthy(norm=[math.sqrt(1 + 480 / 16)] * N, samples=[(16, 481.0)] * N)
+    found = next(f for f in find(run) if f.name == "noise_scale")
+    assert found.evidence["noise scale"] == pytest.approx(480)
+
+
+def test_a_short_run_shows_nothing():
+    assert find(healthy(n=5)) == []
+    assert find(healthy(n=0)) == []

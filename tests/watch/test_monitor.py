@@ -1,0 +1,367 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bridle
+from bridle.errors import ArgumentError
+from bridle.watch._run import read
+
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def train(net, optimizer, steps=6, clip=None):
+    torch.manual_seed(2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(torch.randn(16, 4)).square().mean()
+        loss.backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_numbers_are_those_of_the_run(tmp_path):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    path = tmp_path / "run.jsonl"
+    expected = []
+    hook = optimizer.register_step_pre_hook(
+        lambda *_: expected.append([p.grad.norm().item() for p in net.parameters()])
+    )
+    weights = []
+    with bridle.Monitor(net, optimizer, record=path):
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        losses = train(net, optimizer, 1)
+        weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        losses += train(net, optimizer, 5)
+    hook.remove()
+    run = read(path)
+    assert run.loss == pytest.approx(losses, rel=1e-6)
+    assert run.names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    for row, total, true in zip(run.norms, run.norm, expected, strict=True):
+        assert row == pytest.approx(true, rel=1e-4)
+        assert total == pytest.approx(math.sqrt(sum(n * n for n in true)), rel=1e-6)
+    assert run.update[0] == pytest.approx(float((weights[1] - weights[0]).norm() / weights[1].norm()), rel=1e-4)
+    assert run.lr == [0.1] * 6
+    assert all(math.isnan(c) for c in run.clip)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam])
+def test_training_is_bit_for_bit_the_same(make):
+    plain, watched = model(), model()
+    one = make(plain.parameters(), lr=0.1)
+    two = make(watched.parameters(), lr=0.1)
+    train(plain, one)
+    with bridle.Monitor(watched, two):
+        train(watched, two)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
+
+
+def test_it_leaves_nothing_behind():
+    before = torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale
+    net = model()
+    with bridle.Monitor(net):
+        assert torch.autograd.backward is not before[0]
+        with bridle.Monitor(net):
+            pass
+        assert torch.autograd.backward is not before[0]
+    assert before == (torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale)
+
+
+def test_the_turn_is_the_cosine_of_step_and_next_gradient():
+    weight = nn.Parameter(torch.tensor([1.0]))
+    optimizer = torch.optim.SGD([weight], lr=1.5)
+    with bridle.Monitor(None, optimizer) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            (weight.square().sum() / 2).backward()
+            optimizer.step()
+    run = read(monitor.path)
+    assert math.isnan(run.turn[0])
+    assert run.turn[1:] == [1.0, 1.0]  # past the minimum at each step: the gradient points back
+
+
+def test_names_are_found_without_the_model():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor() as monitor:
+        train(net, optimizer, 1)
+    assert read(monitor.path).names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+def test_accumulated_losses_are_summed():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        values = []
+        for _ in range(4):
+            loss = net(torch.randn(8, 4)).square().mean() / 4
+            loss.backward()
+            values.append(loss.item())
+        optimizer.step()
+    assert read(monitor.path).loss == pytest.approx([sum(values)], rel=1e-6)
+
+
+def test_two_optimizers_of_one_backward_are_told_the_same_loss():
+    net = model()
+    one = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    two = torch.optim.Adam(net[2].parameters(), lr=0.1)
+    with bridle.Monitor(net) as monitor:
+        loss = net(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        one.step()
+        two.step()
+    runs = [read(monitor.path, opt=i) for i in (0, 1)]
+    assert [r.optimizer for r in runs] == ["SGD", "Adam"]
+    assert [r.loss for r in runs] == [pytest.approx([loss.item()], rel=1e-6)] * 2
+    assert runs[0].others == 1
+
+
+def test_a_closure_is_heard_and_clipped():
+    net = model()
+    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
+    x = torch.randn(16, 4)
+    seen = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        seen.append(loss.item())
+        return loss
+
+    with bridle.Monitor(net, optimizer, clip=1e-3) as monitor:
+        optimizer.step(closure)
+        assert math.sqrt(sum(p.grad.norm().item() ** 2 for p in net.parameters())) < 1.001e-3
+    run = read(monitor.path)
+    assert len(seen) > 1
+    assert run.loss == pytest.approx(seen[:1], rel=1e-6)
+    assert run.clip[0] < 1
+
+
+def test_a_step_that_calls_its_parents_is_one_step():
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    net = model()
+    torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = Mine(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        train(net, optimizer, 3)
+    assert monitor.steps == 3
+    assert len(read(monitor.path).steps) == 3
+
+
+def test_after_a_step_that_raised_it_goes_on():
+    class Fragile(torch.optim.SGD):
+        def step(self, closure=None):
+            if self.param_groups[0]["lr"] == 0:
+                raise RuntimeError("out of luck")
+            return super().step(closure)
+
+    net = model()
+    optimizer = Fragile(net.parameters(), lr=0.0)
+    with bridle.Monitor(net, optimizer) as monitor:
+        with pytest.raises(RuntimeError, match="out of luck"):
+            train(net, optimizer, 1)
+        optimizer.param_groups[0]["lr"] = 0.1
+        train(net, optimizer, 3)
+    assert len(read(monitor.path).steps) == 3
+
+
+def test_the_scripts_own_clipping_is_seen_through():
+    plain, clipped = model(), model()
+    with bridle.Monitor(plain) as first:
+        train(plain, torch.optim.SGD(plain.parameters(), lr=0.0), 4)
+    with bridle.Monitor(clipped) as second:
+        train(clipped, torch.optim.SGD(clipped.parameters(), lr=0.0), 4, clip=0.1)
+    a, b = read(first.path), read(second.path)
+    assert b.norm == pytest.approx(a.norm, rel=1e-5)
+    assert b.norms[0] == pytest.approx(a.norms[0], rel=1e-4)
+    assert b.clip == pytest.approx([0.1 / n for n in a.norm], rel=1e-3)
+    assert b.threshold == 0.1
+
+
+def test_clipping_holds_every_step():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with bridle.Monitor(net, optimizer, clip=0.01) as monitor:
+        before = torch.cat([p.detach().flatten() for p in net.parameters()])
+        train(net, optimizer, 1)
+        after = torch.cat([p.detach().flatten() for p in net.parameters()])
+    assert float((after - before).norm()) == pytest.approx(0.01, rel=1e-4)
+    run = read(monitor.path)
+    assert run.clip[0] == pytest.approx(0.01 / run.norm[0], rel=1e-4)
+
+
+def test_auto_holds_a_run_that_would_diverge_and_a_bad_step_leaves_no_trace():
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=2.5)  # beyond 2 over the curvature
+    with bridle.Monitor(None, optimizer, clip="auto") as monitor:
+        for t in range(100):
+            optimizer.zero_grad()
+            (weight.square().sum() / 2).backward()
+            if t == 50:
+                weight.grad[0] = math.nan
+            optimizer.step()
+    assert float(weight.detach().norm()) < 0.1
+    run = read(monitor.path)
+    assert run.clip[50] == 0.0  # left out
+    assert run.events[0].offenders == {"parameter 0": 1}
+
+
+def test_policies_go_by_name_and_each_optimizer_has_its_own():
+    net = model()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (net[0], net[2])]
+    with bridle.Monitor(net, clip="zscore") as monitor:
+        for _ in range(3):
+            net(torch.randn(8, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert monitor.steps == 6
+    assert len(read(monitor.path, opt=1).steps) == 3
+
+
+def test_every_records_fewer_and_clips_all():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer, every=3, clip=1e-6) as monitor:
+        before = net[0].weight.detach().clone()
+        train(net, optimizer, 7)
+        assert float((net[0].weight.detach() - before).norm()) < 1e-6
+    assert read(monitor.path).steps == [0, 3, 6]
+    assert monitor.steps == 7
+
+
+def test_bad_values_are_named():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        train(net, optimizer, 1)
+        net(torch.randn(4, 4)).sum().backward()
+        net[2].weight.grad[0, :3] = math.nan
+        optimizer.step()
+    assert read(monitor.path).events[0].offenders == {"2.weight": 3}
+    assert monitor.findings()[0].name == "nonfinite"
+
+
+def test_frozen_sparse_and_missing_gradients():
+    table = nn.Embedding(5, 3, sparse=True)
+    unused = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([*table.parameters(), unused], lr=0.1)
+    with bridle.Monitor(None, optimizer) as monitor:
+        for _ in range(12):
+            optimizer.zero_grad()
+            table(torch.tensor([1, 1])).sum().backward()
+            optimizer.step()
+    run = read(monitor.path)
+    assert run.norms[0] == [pytest.approx(2 * math.sqrt(3), rel=1e-4), None]
+    assert [f.name for f in monitor.findings()] == ["dead"]
+
+
+def test_a_scaled_loss_is_recorded_unscaled():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with bridle.Monitor(net, optimizer) as monitor:
+        loss = net(torch.randn(8, 4)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        bad = net(torch.randn(8, 4)).square().mean() * math.inf
+        scaler.scale(bad).backward()
+        scaler.step(optimizer)  # finds the infinity and leaves the step out
+        scaler.update()
+        optimizer.zero_grad()
+        last = net(torch.randn(8, 4)).square().mean()
+        scaler.scale(last).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    run = read(monitor.path)
+    assert run.loss == pytest.approx([loss.item(), last.item()], rel=1e-6)
+    assert run.norm[0] < 100
+    assert [n["note"] for n in run.notes] == ["scaler skipped"]
+
+
+def test_new_parameters_are_introduced_again():
+    net = model()
+    optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        train(net, optimizer, 2)
+        optimizer.add_param_group({"params": list(net[2].parameters()), "lr": 0.01})
+        train(net, optimizer, 2)
+    assert read(monitor.path).names[-1] == "2.bias"
+
+
+def test_it_is_told_of_each_step():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    told = []
+    with bridle.Monitor(net, optimizer, on_step=told.append) as monitor:
+        train(net, optimizer, 2)
+    assert [t["step"] for t in told] == [0.0, 1.0]
+    assert set(told[1]) == {"step", "loss", "norm", "update", "lr"}
+    assert monitor.latest == told[1]
+
+
+def test_recording_that_cannot_go_on_does_not_stop_the_run(monkeypatch):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        train(net, optimizer, 1)
+        monkeypatch.setattr("bridle.watch._probe.Probe.read_gradients", lambda _: 1 / 0)
+        train(net, optimizer, 2)
+    assert monitor.steps == 3
+    assert "ZeroDivisionError" in monitor.stopped_because
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"every": 0}, {"every": 1.5}, {"clip": "sometimes"}, {"clip": -1.0}, {"max_bytes": 5}]
+)
+def test_what_cannot_mean_anything_is_refused(wrong):
+    with pytest.raises(ArgumentError):
+        bridle.Monitor(**wrong)
+
+
+def test_notes_become_the_test_loss():
+    with bridle.Monitor() as monitor:
+        monitor.note("test", loss=0.25)
+    assert read(monitor.path).told("test") == [(0, 0.25)]
+
+
+def test_a_healthy_run_is_found_healthy():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    true = torch.randn(4, 1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        for _ in range(300):
+            x = torch.randn(64, 4)
+            optimizer.zero_grad()
+            (net(x) - x @ true).square().mean().backward()
+            optimizer.step()
+    assert monitor.findings() == []
+    assert monitor.advice().threshold is None
+
+
+def test_a_learning_rate_at_the_edge_is_found():
+    net = nn.Linear(3, 1, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.98)
+    x = torch.eye(3)
+    with bridle.Monitor(net, optimizer) as monitor:
+        for _ in range(120):
+            optimizer.zero_grad()
+            (net(x).square().sum()).backward()
+            optimizer.step()
+    assert "edge_of_stability" in {f.name for f in monitor.findings()}

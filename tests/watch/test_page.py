@@ -1,0 +1,98 @@
+import html.parser
+import math
+import re
+import shutil
+import struct
+import subprocess
+
+import pytest
+
+from bridle.watch._chart import Axis
+from bridle.watch._page import page, write_page
+
+from .runs import healthy
+from .test_findings import TRIGGERS, nonfinite, spiking, swinging
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EVERY = [make for makes in TRIGGERS.values() for make in makes]
+
+
+class Balanced(html.parser.HTMLParser):
+    """Checks that every element is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("make", [healthy, lambda: healthy(n=0), lambda: healthy(n=1), *EVERY])
+def test_the_page_is_whole_and_fetches_nothing(make):
+    text = page([make()])
+    parser = Balanced()
+    parser.feed(text)
+    assert parser.open == []
+    assert "http" not in text
+    assert "<script" not in text
+    assert re.search(r'="[^"]*nan', text) is None  # no coordinate that is not a number
+
+
+def test_two_runs_are_before_and_after():
+    text = page([swinging(), healthy()])
+    assert "Before and after" in text
+    assert "Findings before" in text
+    assert "Nothing found" in text
+
+
+def test_names_are_escaped():
+    run = healthy()
+    run.names[0] = "<img src=x onerror=alert(1)>.weight"
+    run.norms[:] = [[100.0 if i == 0 else 0.1 for i in range(12)] for _ in run.norms]
+    run.header["argv"] = ["<b>train</b>.py"]
+    text = page([run])
+    assert "<img" not in text
+    assert "<b>train" not in text
+    assert "&lt;img" in text
+
+
+def test_an_axis_has_ticks_inside_it():
+    for low, high, log in (
+        (0.0, 1.0, False),
+        (-3.0, 900.0, False),
+        (1e-7, 1e3, True),
+        (0.2, 3.0, True),
+        (5.0, 5.0, False),
+    ):
+        axis = Axis.around([low, high], log)
+        ticks = axis.ticks()
+        assert 1 <= len(ticks) <= 12
+        assert all(axis.low <= t <= axis.high for t in ticks)
+        assert all(0 <= axis.place(v) <= 1 for v in (low, high, -1e9, 1e9, math.inf))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_browser_shows_it(tmp_path, width):
+    file, picture = tmp_path / "page.html", tmp_path / "page.png"
+    write_page(file, [spiking(), nonfinite()])
+    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    flags += "--disable-component-update --disable-sync --enable-logging=stderr --hide-scrollbars"
+    done = subprocess.run(
+        [BROWSER, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2400",
+         f"--screenshot={picture}", file.as_uri()],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert picture.exists(), done.stderr
+    assert "CONSOLE" not in done.stderr
+    data = picture.read_bytes()
+    assert struct.unpack(">II", data[16:24])[1] == 2400
+    assert len(data) > 20_000  # something is drawn

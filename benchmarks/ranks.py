@@ -3,7 +3,8 @@
     python benchmarks/ranks.py [--rounds N]
 
 Four gloo processes on one machine, one thread each. In each round every contender runs once on all ranks, in an order
-that rotates, from the same gradients and after a barrier; ratios are taken within a round, on rank 0.
+that rotates, from the same gradients and after a barrier; ratios are taken within a round, on rank 0: of the time that
+passed, and of the processor time of that rank, which other programs on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
-import side_by_side
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -23,6 +24,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 
 import bridle
+import side_by_side
 
 RANKS = 4
 METHOD = __doc__ or ""
@@ -39,7 +41,19 @@ def parameters(mesh: Any, shapes: list[tuple[int, ...]], placements: list[Any]) 
 
 
 def gpt2() -> list[tuple[int, ...]]:
-    block = [(768,), (768,), (2304, 768), (2304,), (768, 768), (768,), (768,), (768,), (3072, 768), (3072,), (768, 3072)]
+    block = [
+        (768,),
+        (768,),
+        (2304, 768),
+        (2304,),
+        (768, 768),
+        (768,),
+        (768,),
+        (768,),
+        (3072, 768),
+        (3072,),
+        (768, 3072),
+    ]
     return block * 2 + [(768,)] * 2
 
 
@@ -50,6 +64,8 @@ def cases() -> dict[str, tuple[list[torch.nn.Parameter], float]]:
     return {
         "800 sharded, under the limit": (parameters(line, small, [Shard(0)]), 1e9),
         "800 sharded, clipped": (parameters(line, small, [Shard(0)]), 1.0),
+        "100 sharded, clipped": (parameters(line, small[:100], [Shard(0)]), 1.0),
+        "3200 sharded, clipped": (parameters(line, small * 4, [Shard(0)]), 1.0),
         "800 on a 2 x 2 mesh, clipped": (parameters(grid, small, [Shard(0), Shard(1)]), 1.0),
         "800 replicated and sharded, clipped": (parameters(grid, small, [Replicate(), Shard(0)]), 1.0),
         "two blocks of GPT-2, clipped": (parameters(line, gpt2(), [Shard(0)]), 1.0),
@@ -60,6 +76,35 @@ def collectives(run: Callable[[], object]) -> int:
     with CommDebugMode() as seen:
         run()
     return seen.get_total_counts()
+
+
+def with_cpu_time(call: Callable[[], object], seconds: list[float]) -> Callable[[], None]:
+    """Also note the processor time of a call on this rank: on a busy machine, what is left to compare."""
+
+    def run() -> None:
+        start = time.process_time()
+        call()
+        seconds.append(time.process_time() - start)
+
+    return run
+
+
+def exchange_alone(rounds: int) -> dict[str, object]:
+    """The one message of a call by itself, between two and between four ranks."""
+    pair = dist.new_group([0, 1])
+    mine = torch.zeros(1024, dtype=torch.float64)
+
+    def run(group: Any, size: int) -> None:
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.all_gather_single(torch.empty(size * len(mine), dtype=torch.float64), mine, group=group)
+
+    contenders = {"4 ranks": lambda: run(dist.group.WORLD, RANKS), "2 ranks": lambda: run(pair, 2)}
+    times = side_by_side.interleave(contenders, rounds=rounds, before=dist.barrier, inner=20)
+    return {
+        "case": "the exchange alone",
+        "4 ranks take longer than 2 by": side_by_side.ratio(times["4 ranks"], times["2 ranks"]),
+        "milliseconds": {who: round(1e3 * sorted(t)[len(t) // 2], 3) for who, t in times.items()},
+    }
 
 
 def measure(rank: int, store: str, rounds: int) -> None:
@@ -81,16 +126,25 @@ def measure(rank: int, store: str, rounds: int) -> None:
             "clip_": lambda listed=listed, limit=limit: bridle.clip_(listed, bridle.by_norm(limit)),
         }
         counts = {who: collectives(call) for who, call in run.items()}
-        times = side_by_side.interleave(run, rounds=rounds, before=before, inner=1)
+        work: dict[str, list[float]] = {who: [] for who in run}
+        counted = {who: with_cpu_time(call, work[who]) for who, call in run.items()}
+        times = side_by_side.interleave(counted, rounds=rounds, before=before, inner=1)
+        work = {who: seconds[-rounds:] for who, seconds in work.items()}
         row: dict[str, object] = {"case": name, "parameters": len(listed), "collectives": counts}
         for who in ("clip_grad_norm_", "clip_"):
             row[f"{who} is faster by"] = side_by_side.ratio(times["torch"], times[who])
+            row[f"{who} needs less processor time by"] = side_by_side.ratio(work["torch"], work[who])
         row["milliseconds"] = {who: round(1e3 * sorted(t)[len(t) // 2], 3) for who, t in times.items()}
         rows.append(row)
         if rank == 0:
-            ours, also = (side_by_side.show(row[f"{who} is faster by"]) for who in ("clip_grad_norm_", "clip_"))
-            print(f"{name:38} clip_grad_norm_ {ours:20} clip_ {also:20} collectives {counts}", flush=True)
+            for who in ("clip_grad_norm_", "clip_"):
+                wall, cpu = (
+                    side_by_side.show(row[f"{who} {what} by"]) for what in ("is faster", "needs less processor time")
+                )
+                print(f"{name:36} {who:16} {wall:20} processor time {cpu:20} collectives {counts}", flush=True)
+    rows.append(exchange_alone(rounds))
     if rank == 0:
+        print(rows[-1])
         side_by_side.save("ranks", METHOD, rows)
     dist.destroy_process_group()
 

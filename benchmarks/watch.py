@@ -2,7 +2,8 @@
 
 Two equal models take turns, step by step, so that what else the machine does falls on both alike; the listener is
 attached and detached outside of the timed stretch. Reported: the median of the ratios of neighbouring steps, with
-quartiles. Run on a quiet machine: python benchmarks/watch.py
+quartiles, and that of the processor time they took, which other programs disturb
+less. Run on a quiet machine: python benchmarks/watch.py
 """
 
 import json
@@ -61,7 +62,7 @@ def measure(**options):
     tokens = torch.randint(VOCABULARY, (BATCH, TIME))
     plain, watched = GPT(), GPT()
     pairs = [(m, torch.optim.AdamW(m.parameters(), lr=3e-4)) for m in (plain, watched)]
-    times = ([], [])
+    times, work = ([], []), ([], [])
     with tempfile.TemporaryDirectory() as folder:
         monitor = bridle.Monitor(watched, pairs[1][1], record=Path(folder) / "run.jsonl", **options)
         with monitor:
@@ -70,13 +71,14 @@ def measure(**options):
                 for which in (0, 1) if i % 2 else (1, 0):
                     if which:
                         _torch.listen(monitor._recorder)
-                    begin = time.perf_counter()
+                    begin, worked = time.perf_counter(), time.process_time()
                     step(*pairs[which], tokens)
-                    spent = time.perf_counter() - begin
+                    spent, worked = time.perf_counter() - begin, time.process_time() - worked
                     _torch.stop(monitor._recorder)
                     if i >= WARMUP:
                         times[which].append(spent)
-    ratios = sorted(b / a for a, b in zip(*times, strict=True))
+                        work[which].append(worked)
+    ratios = [b / a for a, b in zip(*times, strict=True)]
     quarter = statistics.quantiles(ratios, n=4)
     return {
         "options": options,
@@ -84,6 +86,7 @@ def measure(**options):
         "watched_ms": round(1e3 * statistics.median(times[1]), 2),
         "ratio_median": round(statistics.median(ratios), 4),
         "ratio_quartiles": [round(quarter[0], 4), round(quarter[2], 4)],
+        "ratio_of_processor_time": round(statistics.median(b / a for a, b in zip(*work, strict=True)), 4),
         "steps": PAIRS,
     }
 
@@ -97,13 +100,15 @@ def main():
             "threads": torch.get_num_threads(),
             "processor": platform.machine(),
             "cores": os.cpu_count(),
+            "load": [round(v, 1) for v in os.getloadavg()],  # a quiet machine is one below its cores
             "kernels": _native.kernels is not None,
         },
         "runs": [measure(), measure(every=10)] if "--quick" not in sys.argv else [measure()],
     }
     text = json.dumps(result, indent=1)
     print(text)
-    Path(__file__).with_name("results").joinpath("watch.json").write_text(text + "\n")
+    if "--quick" not in sys.argv:
+        Path(__file__).with_name("results").joinpath("watch.json").write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What watching a backward pass costs, against torch's plain pass and against torch's own anomaly mode.
 
-Each number is a ratio within one round: forward and backward together for `detect_anomaly`, whose modes may
-tax the forward; backward alone for `trace` and `replay`, which do not touch it. What `detect_anomaly` keeps
-alive until the loss is dropped is counted in bytes saved by the graph, not timed.
+Each number is a ratio within one round of CPU time on one thread, which a busy machine disturbs least: forward
+and backward together for `detect_anomaly`, whose modes may tax the forward; backward alone for `trace` and
+`replay`, which do not touch it. The order of the contenders rotates. What `detect_anomaly` keeps alive until the
+loss is dropped is counted in bytes saved by the graph.
 
     python benchmarks/watching.py            writes results/watching.json
 """
@@ -60,36 +61,19 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def backward_ratios(model: nn.Module, loss: Callable[[], Tensor], rounds: int) -> dict[str, object]:
-    """Time the backward alone; the forward before it is not part of it."""
+def backwards(model: nn.Module) -> dict[str, Callable[[Tensor], object]]:
+    """What is timed after a forward pass that is not."""
     parameters = list(model.parameters())
-    passes: dict[str, Callable[[Tensor], object]] = {
+    return {
         "plain": Tensor.backward,
         "trace": functools.partial(bridle.trace, model=model),
         "trace, norms=False": functools.partial(bridle.trace, model=model, norms=False),
         "replay": lambda value: bridle.autograd.replay(value, parameters),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in passes}
-    for turn in range(rounds + 3):
-        names = list(passes)
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            model.zero_grad()
-            value = loss()
-            started = time.perf_counter()
-            passes[name](value)
-            taken = time.perf_counter() - started
-            if turn >= 3:
-                seconds[name].append(taken)
-    ratios = {name: side_by_side.ratio(times, seconds["plain"]) for name, times in seconds.items()}
-    milliseconds = sorted(seconds["plain"])[rounds // 2] * 1e3
-    return {"plain backward, ms": round(milliseconds, 2), **{n: r for n, r in ratios.items() if n != "plain"}}
 
 
-def step_ratios(model: nn.Module, loss: Callable[[], Tensor], rounds: int) -> dict[str, object]:
-    """Time forward and backward together."""
-
-    def plain() -> None:
-        loss().backward()
+def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[], object]]:
+    """Forward and backward together."""
 
     def ours() -> None:
         with bridle.detect_anomaly(model):
@@ -99,9 +83,41 @@ def step_ratios(model: nn.Module, loss: Callable[[], Tensor], rounds: int) -> di
         with torch.autograd.detect_anomaly():
             loss().backward()
 
-    contenders = {"plain": plain, "bridle.detect_anomaly": ours, "torch.detect_anomaly": theirs}
-    times = side_by_side.interleave(contenders, rounds=rounds, before=model.zero_grad, inner=1)
-    return {name: side_by_side.ratio(times[name], times["plain"]) for name in contenders if name != "plain"}
+    return {"plain": lambda: loss().backward(), "bridle.detect_anomaly": ours, "torch.detect_anomaly": theirs}
+
+
+def seconds(
+    contenders: dict[str, Callable[..., object]], before: Callable[[], tuple[Tensor, ...]], rounds: int
+) -> dict[str, list[float]]:
+    """Return the CPU time of each contender in each round; `before` makes its arguments, untimed."""
+    names = list(contenders)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-3, rounds):  # three rounds to warm up
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            arguments = before()
+            started = time.process_time()
+            contenders[name](*arguments)
+            taken = time.process_time() - started
+            del arguments
+            if turn >= 0:
+                times[name].append(taken)
+    return times
+
+
+def compare(model: nn.Module, loss: Callable[[], Tensor], rounds: int) -> dict[str, object]:
+    """Return the ratio of each way to the plain one."""
+
+    def clean() -> tuple[Tensor, ...]:
+        model.zero_grad()
+        return ()
+
+    backward = seconds(backwards(model), lambda: (*clean(), loss()), rounds)
+    step = seconds(steps(model, loss), clean, rounds)
+    found: dict[str, object] = {"plain backward, ms": round(sorted(backward["plain"])[rounds // 2] * 1e3, 2)}
+    for times in (backward, step):
+        plain = times.pop("plain")
+        found |= {name: side_by_side.ratio(taken, plain) for name, taken in times.items()}
+    return found
 
 
 def kept_bytes(loss: Callable[[], Tensor]) -> int:
@@ -118,12 +134,12 @@ def kept_bytes(loss: Callable[[], Tensor]) -> int:
 
 def main() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     for name, build in CASES.items():
         model, loss = build()
         row: dict[str, object] = {"case": name, "nodes": len(graph.read(loss()).nodes)}
-        row |= backward_ratios(model, loss, rounds=15)
-        row |= step_ratios(model, loss, rounds=15)
+        row |= compare(model, loss, rounds=15)
         row["kept by detect_anomaly, MB"] = round(kept_bytes(loss) / 1e6, 2)
         rows.append(row)
         print(name, f"({row['nodes']} nodes, plain backward {row['plain backward, ms']} ms)")

@@ -1,6 +1,6 @@
 """The demonstration: watch a script that swings, read why, run it again with the advised clipping, compare.
 
-python examples/demo_steady.py [folder for the records and the page]
+python examples/demo_steady.py [folder for the records and the page [arguments of the script]]
 """
 
 import json
@@ -18,9 +18,9 @@ from bridle.watch._text import as_json
 SCRIPT = Path(__file__).with_name("weighted_power_loss.py")
 
 
-def watch(record: Path, *options: str) -> None:
+def watch(record: Path, extra: list[str], *options: str) -> None:
     """Run the script under `bridle watch`, show what it prints, and add its test losses to the record."""
-    command = [sys.executable, "-m", "bridle", "watch", "--record", str(record), *options, str(SCRIPT)]
+    command = [sys.executable, "-m", "bridle", "watch", "--record", str(record), *options, str(SCRIPT), *extra]
     print(f"\n$ bridle watch --record {record.name} {' '.join(options)} examples/{SCRIPT.name}\n", flush=True)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
         printed = [line for line in run.stdout if not print(line, end="", flush=True)]
@@ -36,14 +36,15 @@ def watch(record: Path, *options: str) -> None:
 
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "demo")
+    extra = sys.argv[2:]
     folder.mkdir(exist_ok=True)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     before, after, page = folder / "before.jsonl", folder / "after.jsonl", folder / "steady.html"
-    watch(before)
+    watch(before, extra)
     advised = as_json(read(before))["advice"]["policy"]
     if advised is None:
         sys.exit("No clipping was advised, so there is nothing to compare.")
-    watch(after, "--clip", advised)
+    watch(after, extra, "--clip", advised)
     runs = [read(before), read(after)]
     write_page(page, runs)
     print(f"\n{'':66}{'before':>10}{'after':>10}")

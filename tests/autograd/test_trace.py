@@ -221,7 +221,7 @@ def test_norms_beyond_the_range_of_squares():
     assert (found.nonfinite, found.zeros, found.size) == (2, 1, 4)
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (1023,), (1024,), (33, 100), (130, 1030)])
+@pytest.mark.parametrize("shape", [(1,), (7,), (1023,), (1024,), (33, 100), (130, 1030), (9, 1024)])
 def test_zeros_are_counted_exactly(shape):
     values = torch.randn(shape) * (torch.rand(shape) > 0.3)
     for view in (

@@ -155,7 +155,9 @@ def check_policies(case, p):
     limit = 0.5 * max(1e-30, norm_of(wholes, p))
     for policy in (bridle.by_norm(limit, p), bridle.by_parameter(limit, p), bridle.by_rms(0.3), bridle.by_value(0.4)):
         parameters, wholes = build(case)
-        alone = {name: torch.nn.Parameter(torch.zeros_like(full)) for name, full in zip(parameters, wholes, strict=True)}
+        alone = {
+            name: torch.nn.Parameter(torch.zeros_like(full)) for name, full in zip(parameters, wholes, strict=True)
+        }
         for q, full in zip(alone.values(), wholes, strict=True):
             q.grad = full.clone()
         expected = bridle.clip_(alone, policy)

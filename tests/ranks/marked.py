@@ -92,7 +92,9 @@ def dtensors_in_stages():
     stage, _ = mesh.get_coordinate()
     full = torch.arange(6.0) + 10 * stage
     p = torch.nn.Parameter(torch.distributed.tensor.distribute_tensor(torch.zeros(6), mesh["tp"], src_data_rank=None))
-    p.grad = torch.distributed.tensor.distribute_tensor(full, mesh["tp"], [torch.distributed.tensor.Shard(0)], src_data_rank=None)
+    p.grad = torch.distributed.tensor.distribute_tensor(
+        full, mesh["tp"], [torch.distributed.tensor.Shard(0)], src_data_rank=None
+    )
     norm = bridle.clip_grad_norm_([p], 1.0, groups=bridle.Stages(mesh["stage"]))
     layouts.close(norm.item(), layouts.norm_of([torch.arange(6.0), torch.arange(6.0) + 10], 2.0), 6)
 

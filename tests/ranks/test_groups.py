@@ -20,7 +20,11 @@ def test_pieces_and_stages_at_once(four):
 @pytest.mark.parametrize(
     ("case", "kind", "says"),
     [
-        (marked.copies_that_differ, "RankError", r"ranks [0, 1] hold different numbers of parameters under one Replicated"),
+        (
+            marked.copies_that_differ,
+            "RankError",
+            r"ranks [0, 1] hold different numbers of parameters under one Replicated",
+        ),
         (marked.rms_of_plain_pieces, "UnsupportedGradientError", "w was said to be Sharded"),
         (marked.units_of_pieces, "UnsupportedGradientError", "that of p0 lies on several ranks"),
         (marked.not_a_mark, "ArgumentError", "`groups` says Stages(group), Sharded(group) or Replicated(group)"),

@@ -36,8 +36,12 @@ FOUR = {
     "fsdp and tp in parts": tensors(((8, 6), "2d", "01", ()), ((5, 3), "2d/a", "0", ()), ((3,), "2d/b", "0", ())),
     "hsdp": tensors(((8, 6), "2d", "r0", ()), ((3,), "2d", "r0", ())),
     "three dimensions and a slice": tensors(((8, 6), "3d", "r01", ()), ((6, 2), "3d/ac", "01", ())),
-    "experts on their own mesh": tensors(((8, 6), "line", "0", ()), ((4, 3, 2), "2d", "10", ()), ((5,), "plain", "", ())),
-    "crossing meshes": tensors(((8, 6), "crossed", "01", ()), ((8, 6), "turned", "r1", ()), ((6,), "turned/a", "0", ())),
+    "experts on their own mesh": tensors(
+        ((8, 6), "line", "0", ()), ((4, 3, 2), "2d", "10", ()), ((5,), "plain", "", ())
+    ),
+    "crossing meshes": tensors(
+        ((8, 6), "crossed", "01", ()), ((8, 6), "turned", "r1", ()), ((6,), "turned/a", "0", ())
+    ),
     "partial in one dimension": tensors(((8, 6), "2d", "0p", ()), ((8, 6), "2d", "p1", ()), ((4,), "2d", "ap", ())),
     "ranks without gradients": tensors(((8, 6), "2d", "01", (1, 2)), ((3,), "line", "0", (0, 1, 2))),
     "a copy without a gradient": tensors(((8, 6), "line", "r", (1, 2)), ((4,), "2d", "r0", (2, 3))),

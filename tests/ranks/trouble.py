@@ -56,7 +56,9 @@ def nonfinite_by_torchs_name(value):
     kind, text = marked.error(lambda: bridle.clip_grad_norm_(parameters.values(), 0.1, error_if_nonfinite=True))
     assert kind == "NonFiniteGradientError"
     assert "parameter 0 (2 values)" in text
-    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True))
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
+    )
     norm = bridle.clip_grad_norm_(parameters, 0.1)
     assert not math.isfinite(norm.item())
 

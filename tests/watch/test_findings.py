@@ -127,6 +127,14 @@ def test_a_healthy_run_shows_nothing(seed):
     assert find(healthy(seed=seed)) == []
 
 
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("n", [80, 200, 400, 2000])
+def test_batches_that_differ_are_no_swing(n, seed):
+    r = random.Random(seed)
+    noisy = [(2 * math.exp(-3 * t / n) + 0.2) * math.exp(0.8 * r.gauss(0, 1)) for t in range(n)]
+    assert "oscillation" not in {f.name for f in find(healthy(n=n, loss=noisy))}
+
+
 def test_every_finding_has_a_trigger():
     assert {test.__name__ for test in TABLE} == set(TRIGGERS)
     assert len(set(findings.TABLE)) == len(TABLE)

@@ -191,6 +191,20 @@ def test_the_scripts_own_clipping_is_seen_through():
     assert b.threshold == 0.1
 
 
+def test_our_own_backward_and_clipping_are_heard_as_well():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        loss = net(torch.randn(8, 4)).square().mean()
+        bridle.backward(loss)
+        norm = bridle.clip_grad_norm_(net.parameters(), 0.01)
+        optimizer.step()
+    run = read(monitor.path)
+    assert run.loss == pytest.approx([loss.item()], rel=1e-6)
+    assert run.norm == pytest.approx([norm.item()], rel=1e-5)
+    assert run.threshold == 0.01
+
+
 def test_clipping_holds_every_step():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)

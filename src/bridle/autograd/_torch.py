@@ -61,6 +61,12 @@ def is_cpp_nested(tensor: Tensor) -> bool:
     return tensor.is_nested and tensor.layout == torch.strided
 
 
+def nested_sizes(tensor: Tensor) -> list[list[int]]:
+    """Return the shape of each part of one of the older nested tensors."""
+    sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
+    return sizes
+
+
 def is_cpp_nested_edge(edge: GradientEdge) -> bool:
     """Tell whether the gradient that arrives at this edge is one of the older nested tensors."""
     return bool(edge.node._input_metadata[edge.output_nr].is_cpp_nested_tensor)

@@ -30,7 +30,7 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 def readable_now(grads: Sequence[Tensor]) -> bool:
     """Can values be read without waiting for a device or breaking a compiled graph?"""
-    return not torch.compiler.is_compiling() and all(g.device.type == "cpu" for g in grads)
+    return not torch.compiler.is_compiling() and all(g.is_cpu for g in grads)
 
 
 def check_foreach(grads: Sequence[Tensor], foreach: bool | None) -> None:

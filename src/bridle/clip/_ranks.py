@@ -1,41 +1,29 @@
-"""Where the pieces of each gradient are, and what their norms come to over all ranks. No other file knows of ranks.
-
-What is sent: every rank of a process group tells the others the norm of its own piece of each gradient, one float64
-each, in one all-gather. Gathered rather than summed, so that no power is ever sent (none can overflow, whatever the
-order of the norm), every rank does the same sum over the same numbers (all get the same bits), copies count once,
-and a rank that holds something else is found and named.
+"""Where the pieces of each gradient are, and what their norms come to over all ranks.
 
 Why nothing waits for ever: which groups are joined follows from the parameters, not from who happens to have a
 gradient. Meshes are gone through in an order that is the same on every rank, and the dimensions of each in its own.
-
-Private torch: `ProcessGroup._device_types`, `torch._assert_async`. Checked on torch 2.13.0 and 2.15.0.
 """
 
 from __future__ import annotations
 
 import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..errors import RankError, UnsupportedGradientError
+from ..errors import UnsupportedGradientError
 from . import _measure
+from ._exchange import Group, Mesh, group_of, guarded, plan, read_mesh, share
 from ._groups import Mark, Replicated, Sharded, Stages
 
 __all__ = ["Part", "Ranks", "absent", "spans"]
 
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
-
-# Values in a first message, whatever a rank holds: one that holds something else is then found by what it says, not
-# by a message of another length, which ends the process under gloo. What does not fit goes in a second message.
-_MESSAGE = 1024
-_HEADER = 2
 
 
 def _dtensor() -> type[Any] | None:
@@ -72,26 +60,8 @@ def absent(
 
 
 @dataclass(frozen=True)
-class _Group:
-    name: str
-    group: Any = field(compare=False)
-    device: torch.device = field(compare=False)
-
-
-@dataclass(frozen=True)
-class _Mesh:
-    groups: tuple[_Group, ...]
-    order: tuple[Any, ...] = field(compare=False)  # larger first, then by ranks: the same on all of its ranks
-
-    def holds(self, other: _Mesh) -> bool:
-        """Are the other's groups among these, in the same order? Then its values can travel along."""
-        rest = iter(self.groups)
-        return all(group in rest for group in other.groups)
-
-
-@dataclass(frozen=True)
 class _Layout:
-    mesh: _Mesh
+    mesh: Mesh
     pieces: tuple[bool, ...]  # for each dimension of the mesh: do its ranks hold pieces, or copies?
     partial: bool
 
@@ -136,7 +106,7 @@ class Ranks:
         if layout is None:
             layout = self._layouts[id(mesh), placements] = _read_layout(mesh, placements)
         self._layout_of[i] = layout
-        if getattr(parameter, "device_mesh", mesh) is not mesh:
+        if parameter is not t and getattr(parameter, "device_mesh", mesh) is not mesh:
             _refuse_other_mesh(parameter, t)
         piece = t.to_local()
         return piece if type(piece) is Tensor else _ready(piece)
@@ -168,19 +138,19 @@ class Ranks:
             each = torch.cat([n.to(found[0].device) for n in found])
             where = [i for listed, _ in parts for i in listed]
             each = self.combine(each, where, [p for listed, p in parts for _ in listed])
-            norms = [n.to(own.device) for n, own in zip(each.split(sizes), found, strict=True)]
+            norms = [n.to(own.device) for n, own in zip(torch.split(each, sizes), found, strict=True)]
             return list(zip(norms, self._with_apart(norms, parts), strict=True))
 
     def combine(self, each: Tensor, where: Sequence[int], orders: list[float]) -> Tensor:
         """What values of some gradients on this rank come to, over all ranks that hold pieces or copies of them."""
         at = {i: k for k, i in enumerate(where)}
         for group, entries in self._spread_over():
-            _share(each, [(at[i], pieces) for i, pieces in entries if i in at], orders, group)
+            share(each, [(at[i], pieces) for i, pieces in entries if i in at], orders, group)
         return each
 
-    def _spread_over(self) -> Iterator[tuple[_Group, list[tuple[int, bool]]]]:
+    def _spread_over(self) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
         """The groups that pieces lie on, in order, with the gradients on each: in pieces, or else in copies?"""
-        for mesh, riders in _plan(layout.mesh for layout in self._layouts.values()):
+        for mesh, riders in plan(layout.mesh for layout in self._layouts.values()):
             for group in mesh.groups:
                 on = {
                     id(layout): layout.pieces[layout.mesh.groups.index(group)]
@@ -206,137 +176,27 @@ class Ranks:
             stages = {n for n in numbers if group in _groups_of([self._patterns[n]], (Stages,))}
             copies = {n for n in numbers if group in _groups_of([self._patterns[n]], (Replicated,))}
             listed = [(s, n in stages) for s, (_, n) in enumerate(slots) if n in stages | copies]
-            _share(apart, listed, orders, group, [0 if pieces else len(mine[s]) for s, pieces in listed])
+            share(apart, listed, orders, group, [0 if pieces else len(mine[s]) for s, pieces in listed])
         alone = [[j for j, i in enumerate(where) if self._pattern_of[i] not in numbers] for where, _ in parts]
-        others = apart.split(len(numbers))
+        others = torch.split(apart, len(numbers))
         return [torch.cat([n[a], o.to(n.device)]) for n, a, o in zip(norms, alone, others, strict=True)]
-
-
-def _share(
-    values: Tensor, listed: list[tuple[int, bool]], orders: list[float], group: _Group, counts: Sequence[int] = ()
-) -> None:
-    """Replace the listed values by what they come to over a group: a p-norm of pieces, the largest of copies."""
-    if not listed or group.group.size() == 1:
-        return
-    where = [k for k, _ in listed]
-    kinds = bytes(pieces for _, pieces in listed) + repr(sorted({orders[k] for k in where})).encode()
-    sent = torch.cat([values[where], values.new_tensor(counts)])
-    rows = _gather(sent, group, zlib.crc32(kinds))
-    rows, held = rows[:, : len(where)], rows[:, len(where) :]
-    if counts:
-        _require(((held == 0) | (held == held.amax(0))).all(), group, lambda: _different_copies(held))
-    best = rows.amax(0)
-    for p in {orders[k] for k in where}:
-        pieces = [c for c, (k, cut) in enumerate(listed) if cut and orders[k] == p]
-        if pieces:
-            best[pieces] = _measure.total(rows[:, pieces], p)
-    values[where] = best.to(values.device)
-
-
-def _gather(sent: Tensor, group: _Group, kinds: int) -> Tensor:
-    """What every rank of a group sent, a row for each: the one collective."""
-    size, room = len(sent), _MESSAGE - _HEADER
-    head = sent.new_tensor([size, kinds])
-    first = torch.cat([head, sent[:room], sent.new_zeros(max(0, room - size))])
-    rows = _all_gather(first, group)
-    heads = rows[:, :_HEADER]
-    _require((heads == heads[0]).all(), group, lambda: _different_parameters(heads))
-    rows = rows[:, _HEADER : _HEADER + size]
-    return rows if size <= room else torch.cat([rows, _all_gather(sent[room:], group)], dim=1)
-
-
-def _all_gather(sent: Tensor, group: _Group) -> Tensor:
-    there = sent.to(group.device)
-    rows = there.new_empty(group.group.size() * len(there))
-    _guarded(lambda: dist.all_gather_single(rows, there, group=group.group), group.group)
-    return rows.view(-1, len(there))
-
-
-def _guarded(collective: Callable[[], Any], group: Any) -> Any:
-    """A collective whose failure is an error of ours. It comes before anything is written."""
-    try:
-        return collective()
-    except RuntimeError as error:
-        raise RankError(
-            f"rank {dist.get_rank()} could not exchange gradient norms with ranks {dist.get_process_group_ranks(group)}: "
-            f"{error}\nOne of them has ended, has not come to this call within the group's timeout, or was called "
-            "with other parameters: look at the first error among their logs. No gradient was changed on this rank."
-        ) from error
-
-
-def _require(holds: Tensor, group: _Group, otherwise: Callable[[], str]) -> None:
-    """Every rank of the group sees the same numbers, so all of them stop, or none."""
-    if holds.device.type != "cpu":  # reading would wait for the device
-        torch._assert_async(holds, "bridle: the ranks of a group passed different parameters to one clipping call")
-    elif not holds:
-        ranks = dist.get_process_group_ranks(group.group)
-        raise RankError(f"ranks {ranks} {otherwise()} No gradient was changed.")
-
-
-def _different_parameters(heads: Tensor) -> str:
-    counts = [int(n) for n in heads[:, 0]]
-    found = f"hold {counts} of them" if len(set(counts)) > 1 else "have them in different layouts or measure them by different norms"
-    return (
-        f"share gradients and do not agree on them: they {found}, in this order. Every rank has to make the same call, "
-        "with the same parameters in the same order."
-    )
-
-
-def _different_copies(held: Tensor) -> str:
-    return (
-        f"hold different numbers of parameters under one Replicated pattern: {held.int().tolist()}, a row for each "
-        "rank. Those that hold any have to hold the same ones: use one pattern for each set of copies."
-    )
-
-
-def _plan(meshes: Iterable[_Mesh]) -> list[tuple[_Mesh, list[_Mesh]]]:
-    """Meshes to go through, in an order that is the same on all ranks, with the meshes whose values travel along.
-
-    A mesh is larger than its slices, and so comes before them; its members agree on which meshes hold it.
-    """
-    plan: list[tuple[_Mesh, list[_Mesh]]] = []
-    for mesh in sorted(meshes, key=lambda m: m.order):
-        for head, riders in plan:
-            if head.holds(mesh):
-                riders.append(mesh)
-                break
-        else:
-            plan.append((mesh, [mesh]))
-    return plan
 
 
 def _read_layout(mesh: Any, placements: Sequence[Any]) -> _Layout:
     partial = any(kind.is_partial() for kind in placements)
-    return _Layout(_read_mesh(mesh), tuple(not (k.is_replicate() or k.is_partial()) for k in placements), partial)
+    return _Layout(read_mesh(mesh), tuple(not (k.is_replicate() or k.is_partial()) for k in placements), partial)
 
 
-def _read_mesh(mesh: Any) -> _Mesh:
-    if mesh.get_coordinate() is None:
-        raise RankError(
-            f"rank {dist.get_rank()} is not in the mesh of one of the parameters passed ({mesh}), so it cannot know "
-            "their norm. Pass only parameters this rank takes part in, and say groups=bridle.Stages(...)."
-        )
-    groups = tuple(_Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
-    ranks = mesh.mesh
-    return _Mesh(groups, (-ranks.numel(), ranks.flatten().tolist(), list(ranks.shape)))
-
-
-def _groups_of(patterns: Iterable[tuple[Mark, ...]], kinds: tuple[type, ...]) -> list[_Group]:
+def _groups_of(patterns: Iterable[tuple[Mark, ...]], kinds: tuple[type, ...]) -> list[Group]:
     """The process groups that marks of some kinds are about, each once, in order."""
-    found: dict[_Group, None] = {}
+    found: dict[Group, None] = {}
     for mark in (m for marks in patterns for m in marks if isinstance(m, kinds)):
         group: Any = mark.group
         if isinstance(group, dist.ProcessGroup):
-            found[_Group(group.group_name, group, _device_of(group))] = None
+            found[group_of(group)] = None
         else:
-            found.update(dict.fromkeys(_read_mesh(group).groups))
+            found.update(dict.fromkeys(read_mesh(group).groups))
     return list(found)
-
-
-def _device_of(group: Any) -> torch.device:
-    """Where a bare group's messages are: the choice may not depend on what a rank happens to hold. A mesh says it."""
-    types = sorted(device.type for device in group._device_types)
-    return torch.device("cpu" if "cpu" in types else types[0])
 
 
 def _ready(t: Any) -> Tensor:
@@ -359,7 +219,7 @@ def _reduced(grad: Any) -> Tensor:
             )
     settled = [Replicate() if kind.is_partial() else kind for kind in grad.placements]
     group = grad.device_mesh.get_group(next(d for d, kind in enumerate(grad.placements) if kind.is_partial()))
-    return _ready(_guarded(lambda: grad.detach().redistribute(placements=settled).to_local(), group))
+    return _ready(guarded(lambda: grad.detach().redistribute(placements=settled).to_local(), group))
 
 
 def _first_of_partial(grad: Any) -> bool:

@@ -66,7 +66,8 @@ def clip_grad_norm_(
     p, limit = _check.order(norm_type), _check.threshold(max_norm, "max_norm")
     if groups is None:
         listed, grads = gradients(parameters)
-        spread = Gradients.of(listed) if _ranks.spans(listed) or _ranks.spans(grads) else None
+        spans = _ranks.spans(listed) or _ranks.spans(grads)
+        spread = Gradients.listed(None, listed, [p.grad for p in listed]) if spans else None
     else:
         listed, grads, spread = [], [], Gradients.of(parameters, groups)
     if spread is not None:

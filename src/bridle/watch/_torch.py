@@ -10,6 +10,7 @@ put back when the last listener leaves. Checked on torch 2.13.0 and 2.15.0.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -78,6 +79,10 @@ def _install() -> None:
     _replace(torch.autograd, "backward", _overhear_backward)
     _replace(torch.nn.utils, "clip_grad_norm_", _overhear_clip)
     _replace(torch.nn.utils.clip_grad, "clip_grad_norm_", _overhear_clip)
+    # Ours call the engine themselves. Imported here: the package is not whole yet when this file is read.
+    for owner in (importlib.import_module("bridle"), importlib.import_module("bridle.autograd")):
+        _replace(owner, "backward", _overhear_backward)
+    _replace(importlib.import_module("bridle"), "clip_grad_norm_", _overhear_clip)
     _replace(torch.amp.GradScaler, "scale", _overhear_scale)
     _replace(torch.amp.GradScaler, "update", _overhear_update)
 

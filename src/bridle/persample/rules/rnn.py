@@ -19,17 +19,17 @@ def lstm(use: Use) -> Piece:
     """Input weight, hidden weight and the two biases, at positions 1 to 4."""
     if use.position not in (1, 2, 3, 4) or use.saved("batch_sizes"):
         raise NotSeparable
-    columns = _owner_of_columns(use)
     key = (use.node, "gate gradients")
-    if key not in use._cache:
-        use._cache[key] = _gate_gradients(use)
-    deltas, hidden_before = use._cache[key]
-    right = _by_sample(columns, deltas)
+    if key not in use._cache:  # the weights and biases of a layer are four uses of one node
+        columns = _owner_of_columns(use)
+        deltas, before = (_by_sample(columns, x) for x in _gate_gradients(use))
+        use._cache[key] = columns, deltas, before, deltas.sum(1)
+    columns, deltas, before, bias = use._cache[key]
     if use.position == _WEIGHT_IH:
-        return Outer(right, _by_sample(columns, _in_time(use, use.saved("input"))))
+        return Outer(deltas, _by_sample(columns, _in_time(use, use.saved("input"))))
     if use.position == _WEIGHT_HH:
-        return Outer(right, _by_sample(columns, hidden_before))
-    return Dense(right.sum(1))
+        return Outer(deltas, before)
+    return Dense(bias)
 
 
 def _owner_of_columns(use: Use) -> Layout:
@@ -39,12 +39,14 @@ def _owner_of_columns(use: Use) -> Layout:
         if g is None:
             continue
         each = layout.owner_of_each(g.numel(), g.device).view(-1, *g.shape[-2:])
-        each = torch.where(g.view(each.shape) != 0, each, -1)
-        most = each.amax((0, 2))
-        if not bool(((each == most[:, None]) | (each < 0)).all()):
+        has_gradient = g.view(each.shape) != 0
+        most = torch.where(has_gradient, each, -1).amax((0, 2))
+        if not bool(((each == most[:, None]) | ~has_gradient).all()):
             raise NotSeparable
         owner = most if owner is None else torch.maximum(owner, most)
     assert owner is not None
+    if torch.equal(owner, torch.arange(use.samples, device=owner.device)):
+        return Layout(use.samples, 1, None, certain=False)  # the usual order needs no sorting
     return Layout(use.samples, None, owner, certain=False)
 
 

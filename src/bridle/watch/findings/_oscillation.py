@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import itertools
 import math
-from statistics import fmean, stdev
+from itertools import pairwise
+from statistics import fmean, stdev, variance
 
 from .._finding import Finding, Picture
 from .._run import Run
@@ -11,6 +11,7 @@ from .._stats import autocorrelation, finite, relative
 __all__ = ["oscillation"]
 
 _LEAST = 60  # steps, to speak of a period at all
+_BLOCK = 20  # steps in a stretch, at least
 _RISE = 1.5  # how much the loss of a stretch of steps rises over the one before to count as a swing
 _RISES, _CLIMB = 2, 4.0  # so many of them, that climb by so much together
 _CORRELATION = 0.4
@@ -23,11 +24,16 @@ def oscillation(run: Run) -> Finding | None:
     loss = [v for _, v in pairs]
     if len(loss) < _LEAST or min(loss) <= 0:
         return None
-    block = max(5, len(loss) // 40)
-    levels = [fmean(loss[i : i + block]) for i in range(0, len(loss) - block + 1, block)]
+    block = max(_BLOCK, len(loss) // 40)
+    blocks = [loss[i : i + block] for i in range(0, len(loss) - block + 1, block)]
+    levels = [fmean(part) for part in blocks]
     # Far below where it began, the loss of single batches varies by factors and nothing is wrong.
     floor = 0.01 * max(levels[:3])
-    rises = [b / a for a, b in itertools.pairwise(levels) if b > _RISE * a and b > floor]
+    rises = [
+        fmean(late) / fmean(early)
+        for early, late in pairwise(blocks)
+        if fmean(late) > max(floor, _RISE * fmean(early), fmean(early) + 3 * _error(early, late))
+    ]
     residue = [0.0 if math.isnan(r) else r for r in relative(loss, max(11, len(loss) // 6) | 1)]
     period, strength = _period(residue)
     periodic = period is not None and stdev(residue) > _AMPLITUDE
@@ -61,15 +67,20 @@ def oscillation(run: Run) -> Finding | None:
         name="oscillation",
         title=f"the loss swings {kind}{grows}",
         weight=min(0.95, 0.7 + 0.02 * len(rises) + (0.1 if growth > 1.5 else 0.0)),
-        test=f"mean loss of {len(levels)} stretches rises at least {_RISES} times by {_RISE}x, {_CLIMB:g}x in all, or "
-        f"the loss over its running median repeats itself (correlation above {_CORRELATION} at some lag, "
-        f"amplitude above {_AMPLITUDE})",
+        test=f"mean loss of {len(levels)} stretches rises at least {_RISES} times by {_RISE}x and by 3 standard "
+        f"errors, {_CLIMB:g}x in all; or the loss over its running median repeats itself (correlation above "
+        f"{_CORRELATION} at some lag, amplitude above {_AMPLITUDE})",
         evidence=evidence,
         advice=advice,
         picture=Picture(
             "mean loss of each stretch", {"loss": levels}, [pairs[i * block][0] for i in range(len(levels))]
         ),
     )
+
+
+def _error(early: list[float], late: list[float]) -> float:
+    """The standard error of the difference of two means: batches differ, and that alone is no swing."""
+    return math.sqrt((variance(early) + variance(late)) / len(early))
 
 
 def _spread(residue: list[float]) -> float:

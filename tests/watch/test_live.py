@@ -1,0 +1,113 @@
+"""The live line: drawn on a terminal, wiped before the script writes, absent elsewhere."""
+
+import io
+import os
+import pty
+import re
+import sys
+
+import pytest
+
+from bridle.watch import _live
+
+pytest.importorskip("rich", reason="pip install 'bridle[watch]'")
+LATEST = {"step": 12.0, "loss": 0.5, "norm": 2.0, "lr": 0.1}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def plain(stream):
+    return re.sub(r"\x1b\[[0-9;]*[mK]", "", stream.getvalue())
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Take both streams; called in the test, for pytest changes them between fixture and test."""
+
+    def take():
+        out, err = Terminal(), Terminal()
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        monkeypatch.setattr(_live, "_PERIOD", 0.0)
+        monkeypatch.setenv("TERM", "xterm")
+        return out, err
+
+    return take
+
+
+def test_it_is_drawn_wiped_and_given_back(streams):
+    out, err = streams()
+    line = _live.LiveLine()
+    line.draw(LATEST)
+    assert "step 12" in plain(err)
+    print("from the script")
+    assert out.getvalue() == "from the script\n"
+    assert err.getvalue().endswith("\r\x1b[2K")  # wiped before that was written
+    line.close()
+    assert (sys.stdout, sys.stderr) == (out, err)
+
+
+def test_a_line_the_script_has_not_ended_is_left_alone(streams):
+    _, err = streams()
+    line = _live.LiveLine()
+    print("Continue? ", end="")
+    before = err.getvalue()
+    line.draw(LATEST)
+    assert err.getvalue() == before
+    print()
+    line.draw(LATEST)
+    assert "step 12" in plain(err)
+    line.close()
+
+
+def test_streams_are_the_scripts_in_all_else(streams):
+    out, _ = streams()
+    line = _live.LiveLine()
+    assert sys.stdout.isatty()
+    sys.stdout.writelines(["a\n", "b\n"])
+    sys.stdout.flush()
+    assert out.getvalue() == "a\nb\n"
+    line.close()
+
+
+def test_it_is_quiet_without_a_terminal_or_rich(streams, monkeypatch):
+    streams()
+    assert _live.possible()
+    monkeypatch.setenv("TERM", "dumb")
+    assert not _live.possible()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert not _live.possible()
+    monkeypatch.undo()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert not _live.possible()
+
+
+def test_on_a_real_terminal_the_scripts_output_is_whole(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, time\nw = torch.nn.Parameter(torch.ones(2))\no = torch.optim.SGD([w], lr=0.1)\n"
+        "for i in range(8):\n    o.zero_grad(); w.square().sum().backward(); o.step(); time.sleep(0.1)\n"
+        "    print('epoch', i)\n"
+    )
+    os.environ.setdefault("TERM", "xterm")
+    shown = bytearray()
+
+    def keep(descriptor):
+        data = os.read(descriptor, 4096)
+        shown.extend(data)
+        return b"."  # nothing of it on the terminal the tests run in; empty would mean the end
+
+    status = pty.spawn(
+        [sys.executable, "-m", "bridle", "watch", "--record", str(tmp_path / "run.jsonl"), str(script)],
+        keep,
+        lambda descriptor: b"",
+    )
+    text = shown.decode()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert all(f"epoch {i}\r\n" in text for i in range(8))
+    assert "\x1b[2K" in text
+    assert "bridle" in text.split("epoch 7")[0]

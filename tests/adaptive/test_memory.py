@@ -50,6 +50,11 @@ def test_nothing_is_read_from_a_device(make, mode, no_reads):
         policy.state_dict()
 
 
+def test_a_read_would_be_seen(no_reads):
+    with pytest.raises(AssertionError, match="a value was read"), no_reads():
+        torch.ones(()).item()
+
+
 @every_policy
 def test_works_where_there_is_nothing_to_read(make):
     policy, p = make(), parameter("meta")

@@ -250,3 +250,16 @@ def test_fixed_policies_have_nothing_to_save():
     clipper = bridle.Clipper(torch.optim.SGD([parameter()], lr=1.0), bridle.by_norm(1.0))
     assert clipper.state_dict() == {}
     clipper.load_state_dict({})
+
+
+def test_what_clip_takes_is_passed_on(monkeypatch):
+    p, seen = parameter(), []
+    clip = bridle.clip_
+    monkeypatch.setattr(
+        "bridle.clip._clipper.clip_", lambda *a, **k: seen.append(k) or clip(*a, **{**k, "groups": None})
+    )
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    bridle.Clipper(optimizer, bridle.by_norm(1.0), nonfinite="zero", dry_run=True, groups={"*": "mark"})
+    p.grad = gradient(1.0)
+    optimizer.step()
+    assert seen == [{"nonfinite": "zero", "dry_run": True, "groups": {"*": "mark"}}]

@@ -13,6 +13,7 @@ from ..errors import ArgumentError
 from . import _apply
 from ._clip import NonFinite, clip_
 from ._decision import Policy, Stateful
+from ._groups import Groups
 from ._report import ClipReport
 from ._target import Target
 
@@ -37,6 +38,7 @@ class Clipper:
             `named_parameters()`.
         nonfinite: as for `bridle.clip_`.
         dry_run: change nothing; `report` says what would have been done.
+        groups: what tensors cannot say about other ranks, as for `bridle.clip_`.
 
     Raises:
         ArgumentError: (a ValueError) a wrong mode, or a parameter of the optimizer that `model` does not have.
@@ -60,6 +62,7 @@ class Clipper:
         model: torch.nn.Module | None = None,
         nonfinite: NonFinite = "raise",
         dry_run: bool = False,
+        groups: Groups | None = None,
     ) -> None:
         if nonfinite not in get_args(NonFinite):
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
@@ -67,6 +70,7 @@ class Clipper:
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
         self.dry_run = dry_run
+        self.groups = groups
         self.report: ClipReport | None = None
         self._names = None if model is None else {id(p): name for name, p in model.named_parameters()}
         self._taken: list[tuple[Tensor, Tensor]] = []
@@ -155,7 +159,7 @@ class Clipper:
             self._unscale()
             # A scaler that drives a fused optimizer has looked for such values, and makes it skip by itself.
             mode: NonFinite = "propagate" if driven else self.nonfinite
-            self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run)
+            self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, groups=self.groups)
             self._take_away(self.report._known_skips(self._parameters()))
 
     def _unscale(self) -> None:

@@ -2,6 +2,7 @@
 
     python benchmarks/steady.py                     all of it, to benchmarks/results/steady.json
     python benchmarks/steady.py --tasks powered --seeds 3 --out /dev/null
+    python benchmarks/steady.py --table             the recorded results as the table of docs/adaptive.md
 
 Needs scikit-learn for the data of one task. Two processes of one thread each; nothing here is a timing.
 
@@ -112,7 +113,11 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "steady.json")
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
+    if options.table:
+        print(table(json.loads(options.out.read_text())["tasks"]))
+        return
     tasks: dict[str, dict] = {}
     with Pool(2) as pool:
         for task in options.tasks:
@@ -131,6 +136,19 @@ def main() -> None:
         "seeds": options.seeds,
     }
     options.out.write_text(json.dumps({"environment": environment, "tasks": tasks}, indent=1) + "\n")
+
+
+def table(tasks: dict[str, dict]) -> str:
+    """The means as a table in Markdown: swing and final test loss, with the share of seeds that diverged if any."""
+    lines = ["| policy | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
+    for name in POLICIES:
+        cells = []
+        for found in tasks.values():
+            r = found["results"].get(name)
+            lost = f" ({r['diverged']:.0%} diverged)" if r and r["diverged"] else ""
+            cells.append(f"{r['swing']['mean']:.3f}, {r['final']['mean']:.3f}{lost}" if r else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def show(task: str, found: dict) -> None:

@@ -32,7 +32,7 @@ class Task:
 
 
 def powered(seed: int) -> Task:
-    """Handwritten digits (scikit-learn's bundled set): cross-entropy, weighted by class and raised to the third power."""
+    """Handwritten digits (bundled with scikit-learn): cross-entropy weighted by class, to the third power."""
     from sklearn.datasets import load_digits
 
     data = load_digits()

@@ -6,6 +6,9 @@ from .autograd._anomaly import detect_anomaly  # bridle.autograd.detect_anomaly 
 from .clip import (
     Clipper,
     ClipReport,
+    Replicated,
+    Sharded,
+    Stages,
     by_element_spike,
     by_median,
     by_norm,
@@ -30,12 +33,16 @@ from .clip import (
     get_total_norm,
     skip_spikes,
 )
+from .persample import call_for_per_sample_grads, per_sample, register_rule
 from .watch import Monitor
 
 __all__ = [
     "ClipReport",
     "Clipper",
     "Monitor",
+    "Replicated",
+    "Sharded",
+    "Stages",
     "autograd",
     "backward",
     "by_element_spike",
@@ -51,6 +58,7 @@ __all__ = [
     "by_unit",
     "by_value",
     "by_zscore",
+    "call_for_per_sample_grads",
     "clip_",
     "clip_by_global_norm",
     "clip_by_norm",
@@ -64,6 +72,8 @@ __all__ = [
     "get_total_norm",
     "grad",
     "graph",
+    "per_sample",
+    "register_rule",
     "skip_spikes",
     "trace",
     "unreached",

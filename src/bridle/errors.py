@@ -6,10 +6,12 @@ when the import line changes.
 ```
 BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
+│   └── CallArgumentError (RuntimeError)       the same, where torch's own function raises RuntimeError
 ├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
 ├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
+├── UnsupportedOperationError (NotImplementedError)  an op whose per-sample gradients we refuse to guess
+│   └── BatchCouplingError                     one sample's loss depends on another sample
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of its holders
-├── ReplayError (RuntimeError)                 a graph that our own engine cannot run right
 ├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
 │   ├── UnusedInputError                       inputs without a gradient, each by name and with its reason
 │   ├── GraphFreedError                        a graph that was already freed, and where this one enters it
@@ -19,10 +21,14 @@ BridleError
 │   ├── GradientMismatchError                  a gradient whose number, shape, dtype or device does not fit
 │   ├── VectorizationError                     a batch of gradients that cannot be vectorised
 │   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
-├── RecordError (ValueError)                   a file that is no record of a run, or a damaged one
-├── MissingDependencyError (ImportError)       a package that an extra brings is not installed
+├── ReplayError (RuntimeError)                 a graph that our own engine cannot run right
+├── GraphStateError (RuntimeError)             the recorded graph is missing, freed or changed
+├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
+├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
-└── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
+├── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
+├── RecordError (ValueError)                   a file that is no record of a run, or a damaged one
+└── MissingDependencyError (ImportError)       a package that an extra brings is not installed
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
 ```
 
@@ -31,23 +37,29 @@ A message says where, what was found, and what to do about it.
 
 __all__ = [
     "ArgumentError",
+    "AuditError",
     "BackwardError",
+    "BatchCouplingError",
     "BridleError",
     "BridleWarning",
+    "CallArgumentError",
     "FoldError",
     "GradientMismatchError",
     "GradientTypeError",
     "GraphFreedError",
+    "GraphStateError",
     "InplaceModifiedError",
     "MissingDependencyError",
     "NoGraphError",
     "NonFiniteGradientError",
     "NonScalarOutputError",
     "OpaqueGraphError",
+    "RankError",
     "RecordError",
     "ReplayError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
+    "UnsupportedOperationError",
     "UnusedInputError",
     "VectorizationError",
 ]
@@ -59,6 +71,10 @@ class BridleError(Exception):
 
 class ArgumentError(BridleError, ValueError):
     """An argument that cannot mean anything, such as a negative threshold."""
+
+
+class CallArgumentError(ArgumentError, RuntimeError):
+    """An argument that cannot mean anything, in a function whose torch original raises RuntimeError."""
 
 
 class GradientTypeError(BridleError, TypeError):
@@ -180,6 +196,42 @@ class MissingDependencyError(BridleError, ImportError):
 
 class UnsupportedDeviceError(BridleError, RuntimeError):
     """A code path was asked for by name that the tensors' device does not have."""
+
+
+class RankError(BridleError, RuntimeError):
+    """The ranks of a process group do not hold the same parameters, or one of them is gone or late."""
+class UnsupportedOperationError(BridleError, NotImplementedError):
+    """An op in the recorded graph whose per-sample gradients cannot be told, or not without being asked to.
+
+    Attributes:
+        op: torch's name for the op.
+        where: the parameter or module it stands at.
+    """
+
+    def __init__(self, message: str, op: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+        self.where = where
+
+
+class BatchCouplingError(UnsupportedOperationError):
+    """The loss of one sample depends on the data of another, as with batch normalisation in training."""
+
+
+class AuditError(BridleError, RuntimeError):
+    """Per-sample gradients do not add up to what autograd computes itself.
+
+    Attributes:
+        parameter: name of the parameter for which they do not.
+    """
+
+    def __init__(self, message: str, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class GraphStateError(BridleError, RuntimeError):
+    """The recorded graph is missing, has been freed, or a tensor it needs was changed."""
 
 
 class FoldError(BridleError, RuntimeError):

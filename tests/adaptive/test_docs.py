@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -21,6 +22,14 @@ def test_every_block_of_the_page_runs(capsys):
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(block, names)
     assert "of 50 steps would have been clipped" in capsys.readouterr().out
+
+
+def test_the_numbers_are_those_that_were_recorded(monkeypatch):
+    folder = PAGE.parents[1] / "benchmarks"
+    monkeypatch.syspath_prepend(str(folder))
+    steady = importlib.import_module("steady")
+    recorded = json.loads((folder / "results" / "steady.json").read_text())
+    assert steady.table(recorded["tasks"]) in PAGE.read_text()
 
 
 def test_every_policy_has_a_row():

@@ -215,6 +215,18 @@ def test_sparse_and_complex_gradients():
     assert "PowBackward0" in caught(lambda: (z**0.5).abs().sum().backward()).node
 
 
+def test_gradients_of_other_kinds_never_break_a_pass():
+    with bridle.detect_anomaly():
+        meta = torch.ones(2, device="meta", requires_grad=True)
+        meta.exp().sum().backward()
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        nested.requires_grad_()
+        (nested * 2).values().sum().backward()
+    nested.grad = None
+    zero = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged).requires_grad_()
+    assert caught(lambda: zero.sqrt().values().sum().backward()).offenders == {"zero": 3}
+
+
 def test_custom_functions():
     class Bad(torch.autograd.Function):
         @staticmethod
@@ -259,9 +271,7 @@ def test_outside_a_reentrant_checkpoint():
 def test_compiled_functions_run_and_are_one_node(donated):
     torch._dynamo.reset()
     with torch._functorch.config.patch(donated_buffer=donated):
-        compiled = torch.compile(
-            nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), backend="aot_eager"
-        )
+        compiled = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), backend="aot_eager")
         x = torch.zeros(2, 3, requires_grad=True)
         with bridle.detect_anomaly():
             for _ in range(3):

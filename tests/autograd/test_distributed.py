@@ -9,6 +9,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import bridle
@@ -79,10 +81,44 @@ def replay_refuses(rank):
     loss.backward()
 
 
+def sharded_models_are_watched(rank):
+    mesh = init_device_mesh("cpu", (2,))
+    for spoil in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh)
+        out = model(torch.ones(5, 4))
+        if not spoil:
+            with bridle.detect_anomaly(model):
+                out.sum().backward()
+            continue
+        loss = (out * 0).sqrt().sum() if rank == 1 else out.sum()
+        with pytest.raises(NonFiniteGradientError, match="in place of backward") as info, bridle.detect_anomaly(model):
+            loss.backward()
+        assert "2.weight" in info.value.offenders
+        with pytest.raises(ReplayError):
+            replay(model(torch.ones(5, 4)).sum(), list(model.parameters()))
+
+
+def sharded_models_are_traced(rank):
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    trace = bridle.trace((model(torch.ones(5, 4)) * 0).sqrt().sum(), model)
+    first = next(node for node in trace.nodes if node.outgoing is not None and node.outgoing.nonfinite)
+    assert first.op == "SqrtBackward0"
+
+
 def _process(rank, store):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    for scenario in (unchanged_communication, one_process_goes_wrong, replay_refuses):
+    for scenario in (
+        unchanged_communication,
+        one_process_goes_wrong,
+        replay_refuses,
+        sharded_models_are_watched,
+        sharded_models_are_traced,
+    ):
         scenario(rank)
         dist.barrier()
     dist.destroy_process_group()  # not after a failure: it would abort, and hide what failed

@@ -180,6 +180,18 @@ def test_inside_torchs_anomaly_mode():
     assert x.grad.tolist() == [2.0, 2.0]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler's own
+def test_called_from_compiled_code():
+    model, x = model_and_input()
+
+    @torch.compile(backend="eager")
+    def step(x):
+        bridle.backward(model(x).square().sum())
+        return bridle.grad(model(x).square().sum(), model)["0.weight"]
+
+    assert torch.equal(step(x), model[0].weight.grad)
+
+
 def test_a_backward_inside_a_backward():
     x = torch.ones(2, requires_grad=True)
 

@@ -38,9 +38,7 @@ def cnn():
 
 
 def transformer():
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2), torch.randn(
-        3, 5, 16
-    )
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2), torch.randn(3, 5, 16)
 
 
 def lstm():
@@ -164,9 +162,7 @@ def test_a_full_backward_hook_of_a_module():
     assert_as_torch(model(x).sum(), [x, *model.parameters()])
 
 
-@pytest.mark.parametrize(
-    "build", [lambda: nn.Embedding(9, 4, sparse=True), lambda: nn.EmbeddingBag(9, 4, sparse=True)]
-)
+@pytest.mark.parametrize("build", [lambda: nn.Embedding(9, 4, sparse=True), lambda: nn.EmbeddingBag(9, 4, sparse=True)])
 def test_sparse_gradients(build):
     layer = build()
     out = layer(torch.tensor([[0, 3], [3, 1]]))
@@ -178,6 +174,14 @@ def test_nested_tensors():
     x, y = torch.randn(2, 3, requires_grad=True), torch.randn(4, 3, requires_grad=True)
     nested = torch.nested.as_nested_tensor([x, y], layout=torch.jagged)
     assert_as_torch((nested * 2).values().square().sum(), [x, y])
+
+
+def test_writing_into_a_part_of_a_tensor():
+    x, y = torch.ones(2, 2, requires_grad=True), torch.ones(2, requires_grad=True)
+    hidden = x * 2
+    hidden[0] = y.exp()
+    hidden[:, 1].mul_(y)
+    assert_as_torch(hidden.square().sum(), [x, y])
 
 
 def test_half_and_complex_gradients_are_cast():
@@ -270,15 +274,11 @@ def test_refuses_a_reentrant_checkpoint():
 
 def test_refuses_arguments_that_do_not_fit():
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(
-        errors.ReplayError, match=r"output 0 has shape \(3,\) and dtype torch.float32: only a real"
-    ):
+    with pytest.raises(errors.NonScalarOutputError):
         replay(x * 2, x)
-    with pytest.raises(
-        errors.ReplayError, match=r"grad_outputs\[0\] has shape \(2,\), its output has \(3,\)"
-    ):
+    with pytest.raises(errors.GradientMismatchError):
         replay(x * 2, x, torch.ones(2))
-    with pytest.raises(errors.ReplayError, match="got 1 outputs and 2 grad_outputs"):
+    with pytest.raises(errors.GradientMismatchError, match="got 1 tensors and 2 gradients"):
         replay(x.sum(), x, [None, None])
     with pytest.raises(errors.ReplayError, match="output 0 does not require grad"):
         replay(torch.ones(()), x)

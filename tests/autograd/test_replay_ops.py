@@ -41,9 +41,7 @@ def compare(op, sample):
     if not inputs or not outputs:
         raise SkipError("nothing to differentiate")
     strided = [output.layout == torch.strided for output in outputs]
-    grads = [
-        torch.randn_like(o) if easy else o.detach().clone() for o, easy in zip(outputs, strided, strict=True)
-    ]
+    grads = [torch.randn_like(o) if easy else o.detach().clone() for o, easy in zip(outputs, strided, strict=True)]
     try:
         torch.manual_seed(1)
         expected = torch.autograd.grad(outputs, inputs, grads, retain_graph=True, allow_unused=True)
@@ -88,9 +86,7 @@ def test_every_op_of_torchs_database_bit_for_bit(capsys):
         except SkipError as skip:
             skips[str(skip)].append(name)
     with capsys.disabled():
-        print(
-            f"\nreplay equals torch: {len(compared)} ops, {compared.total()} samples, {len(kinds)} node kinds"
-        )
+        print(f"\nreplay equals torch: {len(compared)} ops, {compared.total()} samples, {len(kinds)} node kinds")
         for reason, names in skips.items():
             print(f"  skipped, {reason} ({len(names)}): {', '.join(dict.fromkeys(names))}")
     assert len(compared) > 500

@@ -76,9 +76,7 @@ def test_same_gradients_and_same_hook_calls_as_torch():
         model[2].weight.register_hook(lambda g: calls.append("leaf") or g * 3)
         model[2].weight.register_post_accumulate_grad_hook(lambda p: calls.append("accumulated"))
         model[2].register_full_backward_hook(lambda m, gi, go: calls.append("module"))
-        torch.autograd.graph.register_multi_grad_hook(
-            [hidden, model[0].bias], lambda gs: calls.append("multi")
-        )
+        torch.autograd.graph.register_multi_grad_hook([hidden, model[0].bias], lambda gs: calls.append("multi"))
         model[0].bias.grad = torch.ones(4)
         backward(model[2](model[1](hidden)).sum(), model)
         return [hidden.grad, *grads(model)], calls
@@ -210,6 +208,12 @@ def test_sparse_nested_half_and_complex_gradients():
     assert measure(torch.tensor([3 + 4j, 0])) == Stats(5.0, 2, 1, 0)
 
 
+def test_a_pass_without_values():
+    x = torch.ones(3, device="meta", requires_grad=True)
+    trace = bridle.trace(x.exp().sum())
+    assert [(node.op, node.incoming) for node in trace.nodes][-1] == ("AccumulateGrad", None)
+
+
 def test_norms_beyond_the_range_of_squares():
     assert measure(torch.full((4,), 1e30)) == Stats(pytest.approx(2e30), 4, 0, 0)
     assert measure(torch.full((4,), 1e-30)) == Stats(pytest.approx(2e-30), 4, 0, 0)
@@ -217,7 +221,7 @@ def test_norms_beyond_the_range_of_squares():
     assert (found.nonfinite, found.zeros, found.size) == (2, 1, 4)
 
 
-@pytest.mark.parametrize("shape", [(1,), (7,), (1023,), (1024,), (33, 100), (130, 1030)])
+@pytest.mark.parametrize("shape", [(1,), (7,), (1023,), (1024,), (33, 100), (130, 1030), (9, 1024)])
 def test_zeros_are_counted_exactly(shape):
     values = torch.randn(shape) * (torch.rand(shape) > 0.3)
     for view in (

@@ -92,6 +92,15 @@ def test_a_leaf_is_its_own_graph():
     assert read.leaves[0] is weight
 
 
+def test_a_very_deep_graph():
+    end = leaf = torch.ones(1, requires_grad=True)
+    for _ in range(20_000):
+        end = end + 1
+    read = graph.read(end)
+    assert len(read.nodes) == 20_001
+    assert graph.uses(read)[0].leaf is leaf
+
+
 def test_no_graph_without_gradient():
     assert graph.read(torch.ones(2)).nodes == ()
 

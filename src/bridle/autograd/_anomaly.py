@@ -13,6 +13,7 @@ from .. import graph
 from ..errors import NonFiniteGradientError
 from . import _torch
 from ._origin import Failure, post_mortem
+from ._stats import plain_values
 
 
 class _Thread(threading.local):
@@ -42,12 +43,13 @@ def detect_anomaly(model: nn.Module | None = None) -> Generator[None, None, None
 
     What it costs: one walk over the graph and one reading of the gradients per pass. And memory: the graph is
     kept until the loss is dropped, because without it nothing could be found afterwards; so a second pass
-    over it is no error here. A compiled function that overwrites what it saved is left to do so, and the
-    origin is then not looked for. Batched gradients (``is_grads_batched``) are not looked at.
+    over it is no error here. Where a graph can run only once (a compiled function that overwrites what it
+    saved, a sharded model) it is not kept, and the error says how to find the origin. Batched gradients
+    (``is_grads_batched``) and tensor subclasses other than DTensor are not looked at.
 
     Args:
         model: the model whose names to use. Without it, the modules alive in the process are searched when
-            something has been found.
+            something has been found. A sharded model must be given: its parameters are not in the graph.
 
     Yields:
         Nothing.
@@ -97,14 +99,14 @@ def _run(
     if not state.models or state.looking or not _torch.values_are_real((*outputs, *grads)):
         return original(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
     survey = _survey(outputs)
-    keep = retain_graph or not survey.used_up
+    keep = retain_graph or survey.once is None
     state.depth += 1
     try:
         result = original(outputs, grads, keep, create_graph, inputs, *args, **kwargs)
         if state.found is None:
-            wanted = inputs or survey.leaves
+            wanted = inputs or (*survey.leaves, *_sharded(survey.leaves))
             yielded = result if result is not None and len(result) else [_grad(tensor) for tensor in wanted]
-            state.found = _look(Failure(outputs, grads, wanted, create_graph, keep), yielded)
+            state.found = _look(Failure(outputs, grads, wanted, create_graph, survey.once), yielded)
         # A pass inside a pass (a reentrant checkpoint) must not end the outer one: other processes may be
         # waiting for what it still has to send.
         if state.depth == 1 and state.found is not None:
@@ -118,25 +120,48 @@ def _run(
 
 class _Survey(NamedTuple):
     leaves: tuple[Tensor, ...]
-    used_up: bool  # some node can run only once
+    once: str | None  # why this graph can run only once, if that is so
 
 
 def _survey(outputs: Sequence[Tensor | GradientEdge]) -> _Survey:
     """Find the leaves of the graph; a plain walk, several times as fast as reading it whole."""
     roots = [o.node if isinstance(o, GradientEdge) else o.grad_fn or graph.edge_of(o).node for o in outputs]
     seen: set[Node] = set(roots)
-    stack, leaves, used_up = list(seen), [], False
+    stack, leaves, once = list(seen), [], None
     while stack:
         node = stack.pop()
         if graph.is_leaf(node):
             leaves.append(graph.leaf_tensor(node))
         elif graph.is_custom(node):
-            used_up = used_up or _torch.gives_away_saved(node)
+            once = once or _why_once(node)
         for used, _ in node.next_functions:
             if used is not None and used not in seen:
                 seen.add(used)
                 stack.append(used)
-    return _Survey(tuple(leaves), used_up)
+    return _Survey(tuple(leaves), once)
+
+
+def _why_once(node: Node) -> str | None:
+    if _torch.gives_away_saved(node):
+        return (
+            "the graph holds a compiled function that overwrites what it saved. Set "
+            "torch._functorch.config.donated_buffer = False before compiling, or run uncompiled."
+        )
+    if _torch.communicates(node):
+        return (
+            "the model is sharded, and its weights are gone when the pass is over. Run this step with "
+            "bridle.trace in place of backward: its first node with non-finite values is the origin."
+        )
+    return None
+
+
+def _sharded(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the model's own parameters where the graph shows others: sharded training computes with copies."""
+    model = next(filter(None, reversed(_this_thread.models)), None)
+    if model is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return []
+    known = {id(leaf) for leaf in leaves}
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in known]
 
 
 def _grad(tensor: Tensor | GradientEdge) -> Tensor | None:
@@ -154,6 +179,8 @@ def _look(failure: Failure, yielded: Sequence[Tensor | None]) -> NonFiniteGradie
     _this_thread.looking = True
     try:
         return post_mortem(failure, yielded, next(filter(None, reversed(_this_thread.models)), None))
+    except Exception as error:  # what was found must be told, whatever goes wrong while looking for its cause
+        return NonFiniteGradientError(f"NaN or infinity in this pass. Looking for its origin failed: {error!r}")
     finally:
         _this_thread.looking = False
 
@@ -167,8 +194,9 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     by_device: dict[torch.device, list[Tensor]] = {}
     with torch.no_grad():
         for tensor in tensors:
-            values = _torch.local_part(tensor)
-            values = values.coalesce().values() if values.layout == torch.sparse_coo else values
+            values = plain_values(_torch.local_part(tensor.detach()))
+            if values is None:
+                continue
             values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
             by_device.setdefault(values.device, []).append(values)
         for there in by_device.values():

@@ -28,23 +28,26 @@ def run_batched(what: Run, size: int, chunk_size: int | None) -> tuple[Tensor | 
     Returns:
         The gradients, each with the batch as its first dimension; None for unused inputs.
     """
-    step = chunk_size or size
-    results = []
-    for start in range(0, size, step):
-        part = replace(what, grads=tuple(None if g is None else g[start : start + step] for g in what.grads))
-        last = start + step >= size
-        results.append(_run_chunk(part if last else replace(part, retain_graph=True), min(step, size - start)))
-    return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*results, strict=True))
-
-
-def _run_chunk(what: Run, size: int) -> tuple[Tensor | None, ...]:
-    read = graph.read(what.outputs)
-    wrong = {graph.op(node) for node in read.nodes} & _torch.WRONG_WHEN_VECTORISED
+    nodes = graph.reachable(what.outputs)
+    wrong = {type(node).__name__ for node in nodes} & _torch.WRONG_WHEN_VECTORISED
     if wrong:
         ops = ", ".join(sorted(wrong))
         _warn(f"torch vectorises {ops} wrongly; the whole backward runs once per gradient instead.")
         return _run_looped(what, size)
-    custom = [node for node in read.nodes if graph.is_custom(node)]
+    custom = [node for node in nodes if graph.is_custom(node)]
+    step = chunk_size or size
+    if step >= size:
+        return _run_chunk(what, size, custom)
+    results = []
+    for start in range(0, size, step):
+        part = replace(what, grads=tuple(None if g is None else g[start : start + step] for g in what.grads))
+        last = start + step >= size
+        chunk = part if last else replace(part, retain_graph=True)
+        results.append(_run_chunk(chunk, min(step, size - start), custom))
+    return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*results, strict=True))
+
+
+def _run_chunk(what: Run, size: int, custom: list[Node]) -> tuple[Tensor | None, ...]:
     try:
         with (
             _torch.open_batch(size) as batch,
@@ -56,12 +59,12 @@ def _run_chunk(what: Run, size: int) -> tuple[Tensor | None, ...]:
     except BackwardError:
         raise  # something is wrong with the graph or the arguments, and a loop would find the same
     except (RuntimeError, IndexError) as error:
-        return _loop_after(error, what, size, read)
+        return _loop_after(error, what, size)
 
 
-def _loop_after(error: Exception, what: Run, size: int, read: graph.Graph) -> tuple[Tensor | None, ...]:
+def _loop_after(error: Exception, what: Run, size: int) -> tuple[Tensor | None, ...]:
     """Loop over the whole run, when torch could not vectorise one of its own nodes."""
-    where = _where_it_fails(what, size, read)
+    where = _where_it_fails(what, size)
     try:
         found = _run_looped(what, size)
     except GraphFreedError:
@@ -73,12 +76,13 @@ def _loop_after(error: Exception, what: Run, size: int, read: graph.Graph) -> tu
     return found
 
 
-def _where_it_fails(what: Run, size: int, read: graph.Graph) -> str:
+def _where_it_fails(what: Run, size: int) -> str:
     """Run into the failure once more, watching which node it is."""
+    nodes = graph.reachable(what.outputs)
     started: list[Node] = []
     finished: list[Node] = []
-    handles = [node.register_prehook(lambda _, node=node: started.append(node)) for node in read.nodes]
-    handles += [node.register_hook(lambda *_, node=node: finished.append(node)) for node in read.nodes]
+    handles = [node.register_prehook(lambda _, node=node: started.append(node)) for node in nodes]
+    handles += [node.register_hook(lambda *_, node=node: finished.append(node)) for node in nodes]
     try:
         with _torch.open_batch(size) as batch:
             grads = tuple(None if g is None else batch.hide(g) for g in what.grads)

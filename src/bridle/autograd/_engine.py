@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -40,7 +41,7 @@ def run(what: Run) -> tuple[Tensor | None, ...]:
     graph an earlier pass has freed.
     """
     freed_before = _this_thread.freed_before
-    if not what.retain_graph:
+    if not what.retain_graph and not torch.compiler.is_compiling():  # the compiler cannot trace the number
         _this_thread.freed_before = current_sequence_nr()
     try:
         return _torch.run_engine(

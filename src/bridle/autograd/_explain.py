@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from .. import graph
+from . import _torch
 from ._run import Output
 from ._words import label, origin
 
@@ -73,10 +74,7 @@ def dtype_mismatch(output: Output, grad: Tensor, index: int, dtype: torch.dtype)
     )
 
 
-def _shape(output: Output) -> Sequence[int]:
+def _shape(output: Output) -> Sequence[int] | Sequence[list[int]]:
     if isinstance(output, GradientEdge):
         return torch.Size(graph.describe(output.node)[output.output_nr].shape)
-    if output.is_nested and output.layout == torch.strided:
-        sizes: list[int] = output._nested_tensor_size().tolist()
-        return sizes
-    return output.shape
+    return _torch.nested_sizes(output) if _torch.is_cpp_nested(output) else output.shape

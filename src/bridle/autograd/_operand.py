@@ -9,6 +9,8 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from ..graph import State
+from ._stats import plain_values
+from ._torch import local_part
 
 
 class Operand(NamedTuple):
@@ -27,10 +29,8 @@ class Operand(NamedTuple):
 
 def bad_places(values: Tensor) -> Tensor:
     """Return where values are NaN or infinite."""
-    values = values.detach()
-    if values.layout == torch.sparse_coo:
-        values = values.coalesce().values()
-    return ~torch.isfinite(values)
+    plain = plain_values(local_part(values.detach()))
+    return torch.zeros((), dtype=torch.bool) if plain is None else ~torch.isfinite(plain)
 
 
 def saved_tensors(node: Node) -> dict[str, Tensor]:

@@ -24,14 +24,14 @@ class Failure:
         grads: the gradient each output started from.
         inputs: where its gradients went.
         create_graph: whether the result was to be differentiable.
-        kept: whether the graph is still there.
+        once: why the graph could run only once and is gone now; None if it is still there.
     """
 
     outputs: tuple[Tensor | GradientEdge, ...]
     grads: tuple[Tensor | None, ...]
     inputs: tuple[Tensor | GradientEdge, ...]
     create_graph: bool
-    kept: bool
+    once: str | None
 
 
 def post_mortem(failure: Failure, yielded: Sequence[Tensor | None], model: nn.Module | None) -> NonFiniteGradientError:
@@ -58,11 +58,8 @@ def post_mortem(failure: Failure, yielded: Sequence[Tensor | None], model: nn.Mo
             operand=found.operand,
             rows=found.rows,
         )
-    if not failure.kept:
-        lines.append(
-            "Its origin cannot be found: the graph holds a compiled function that overwrites what it saved. "
-            "Set torch._functorch.config.donated_buffer = False before compiling, or run uncompiled."
-        )
+    if failure.once is not None:
+        lines.append(f"Its origin cannot be found: {failure.once}")
         return NonFiniteGradientError("\n".join(lines), offenders)
     return _backward_origin(failure, read, places, lines, offenders)
 
@@ -94,9 +91,8 @@ def _first_bad_edge(failure: Failure, read: graph.Graph) -> _FoundError | None:
         if bad_places(gradient).any():
             raise _FoundError(edge, gradient)
 
-    grads = _replay.seeds(failure.outputs, failure.grads)
     try:
-        _replay.run(read, failure.inputs, grads, create_graph=failure.create_graph, visit=check)
+        _replay.run(read, failure.inputs, failure.grads, create_graph=failure.create_graph, visit=check)
     except _FoundError as found:
         return found
     return None
@@ -113,9 +109,8 @@ def _incoming(failure: Failure, read: graph.Graph, node: Node) -> list[Tensor | 
             earlier = sums.get(edge.output_nr)
             sums[edge.output_nr] = gradient if earlier is None else earlier + gradient
 
-    grads = _replay.seeds(failure.outputs, failure.grads)
     with suppress(_FoundError):
-        _replay.run(read, failure.inputs, grads, create_graph=failure.create_graph, visit=collect)
+        _replay.run(read, failure.inputs, failure.grads, create_graph=failure.create_graph, visit=collect)
     return [sums.get(number) for number in range(len(graph.describe(node)))]
 
 

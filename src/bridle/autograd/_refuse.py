@@ -7,6 +7,7 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from ..errors import ReplayError
+from . import _torch
 
 
 def refuse_unreplayable(read: graph.Graph) -> None:
@@ -29,7 +30,7 @@ def _refuse_node(node: Node) -> None:
             "the graph holds a reentrant checkpoint (CheckpointFunctionBackward), which writes the gradients "
             "of its parameters from inside and cannot return them. Use checkpoint(..., use_reentrant=False)."
         )
-    if type(node).__module__.startswith("torch.distributed") or graph.op(node) == "_DDPSinkBackward":
+    if _torch.communicates(node) or graph.op(node) == "_DDPSinkBackward":
         raise ReplayError(
             f"the graph holds {graph.op(node)}, which communicates between processes as part of torch's "
             "engine. Use bridle.trace to watch such a pass."

@@ -11,10 +11,9 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from ..errors import ReplayError
 from . import _torch
+from ._arguments import Gradients, as_outputs, gradients_for
 from ._refuse import refuse_unreplayable
-
-Output: TypeAlias = Tensor | GradientEdge
-Gradients: TypeAlias = Tensor | Iterable[Tensor | None] | None
+from ._run import Output
 
 
 class Edge(NamedTuple):
@@ -65,7 +64,8 @@ def replay(
 
     Raises:
         ReplayError: the graph holds something that cannot be replayed right, such as a reentrant checkpoint
-            or a model under distributed training; or an argument does not fit.
+            or a model under distributed training; or an output or input has no graph.
+        BackwardError: a gradient is missing or does not fit its output.
 
     Example:
         What would the gradient be if nothing came back through the exponential?
@@ -80,45 +80,21 @@ def replay(
         >>> bridle.autograd.replay(y, x, visit=cut)
         (tensor(3.),)
     """
-    starts, wanted = _several(outputs), _several(inputs)
+    starts, wanted = as_outputs(outputs), as_outputs(inputs)
     for kind, tensors in (("output", starts), ("input", wanted)):
         for index, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor) and not tensor.requires_grad:
                 raise ReplayError(f"{kind} {index} does not require grad, so no graph was recorded for it.")
     read = graph.read(starts)
     refuse_unreplayable(read)
-    return run(read, wanted, seeds(starts, grad_outputs), create_graph=create_graph, visit=visit)
-
-
-def seeds(outputs: tuple[Output, ...], grad_outputs: Gradients) -> list[Tensor]:
-    """Return the gradient each output starts from."""
-    given = [grad_outputs] if grad_outputs is None or isinstance(grad_outputs, Tensor) else list(grad_outputs)
-    if grad_outputs is None:
-        given = [None] * len(outputs)
-    if len(given) != len(outputs):
-        raise ReplayError(f"got {len(outputs)} outputs and {len(given)} grad_outputs; each output needs its own.")
-    found = []
-    for index, (output, gradient) in enumerate(zip(outputs, given, strict=True)):
-        shape, dtype, device = _describe(output)
-        if gradient is None:
-            if shape.numel() != 1 or not dtype.is_floating_point:
-                raise ReplayError(
-                    f"output {index} has shape {tuple(shape)} and dtype {dtype}: only a real scalar has an "
-                    "implicit gradient of one. Pass grad_outputs, or reduce it with .sum() or .mean()."
-                )
-            gradient = torch.ones(shape, dtype=dtype, device=device)
-        elif gradient.shape != shape:
-            raise ReplayError(
-                f"grad_outputs[{index}] has shape {tuple(gradient.shape)}, its output has {tuple(shape)}."
-            )
-        found.append(gradient)
-    return found
+    grads = gradients_for(starts, grad_outputs, batched=False)
+    return run(read, wanted, grads, create_graph=create_graph, visit=visit)
 
 
 def run(
     read: graph.Graph,
     inputs: tuple[Output, ...],
-    grads: list[Tensor],
+    grads: tuple[Tensor | None, ...],
     *,
     create_graph: bool = False,
     visit: Visitor | None = None,
@@ -215,17 +191,6 @@ class _Pass:
             for handle in handles:
                 handle.remove()
         return outgoing[0]
-
-
-def _several(tensors: Output | Iterable[Output]) -> tuple[Output, ...]:
-    return (tensors,) if isinstance(tensors, Tensor | GradientEdge) else tuple(tensors)
-
-
-def _describe(output: Output) -> tuple[torch.Size, torch.dtype, torch.device]:
-    if isinstance(output, Tensor):
-        return output.shape, output.dtype, output.device
-    shape, dtype, device = graph.describe(output.node)[output.output_nr]
-    return torch.Size(shape), dtype, device
 
 
 def _nodes_leading_to(targets: set[Node], read: graph.Graph) -> set[Node]:

@@ -61,6 +61,12 @@ def is_cpp_nested(tensor: Tensor) -> bool:
     return tensor.is_nested and tensor.layout == torch.strided
 
 
+def nested_sizes(tensor: Tensor) -> list[list[int]]:
+    """Return the shape of each part of one of the older nested tensors."""
+    sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
+    return sizes
+
+
 def is_cpp_nested_edge(edge: GradientEdge) -> bool:
     """Tell whether the gradient that arrives at this edge is one of the older nested tensors."""
     return bool(edge.node._input_metadata[edge.output_nr].is_cpp_nested_tensor)
@@ -210,12 +216,18 @@ def values_are_real(tensors: Sequence[Any]) -> bool:
     if any(torch._C._get_dispatch_mode(key) is not None for key in _TRACING):
         return False
     legacy = torch._C._functorch.is_legacy_batchedtensor
-    return not any(isinstance(tensor, Tensor) and legacy(tensor) for tensor in tensors)
+    return not any(isinstance(tensor, Tensor) and (tensor.is_meta or legacy(tensor)) for tensor in tensors)
 
 
 def gives_away_saved(node: Node) -> bool:
     """Tell whether a compiled function's backward overwrites what it saved, so that it can run only once."""
     return op(node) == "CompiledFunctionBackward" and bool(node._forward_cls.metadata.bw_donated_idxs)  # type: ignore[attr-defined]
+
+
+def communicates(node: Node) -> bool:
+    """Tell whether this node of a Python Function was put there by torch's distributed training."""
+    defined_in: str = node._forward_cls.__module__  # type: ignore[attr-defined]
+    return defined_in.startswith("torch.distributed")
 
 
 def local_part(tensor: Tensor) -> Tensor:

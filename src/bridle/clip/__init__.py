@@ -3,6 +3,7 @@
 from ._clip import clip_
 from ._clipper import Clipper
 from ._functional import clip_by_global_norm, clip_by_norm, clip_by_value
+from ._groups import Replicated, Sharded, Stages
 from ._report import ClipReport
 from ._torch_names import (
     clip_grad_norm,
@@ -27,6 +28,9 @@ from .policies import by_norm, by_parameter, by_rms, by_unit, by_value
 __all__ = [
     "ClipReport",
     "Clipper",
+    "Replicated",
+    "Sharded",
+    "Stages",
     "by_element_spike",
     "by_median",
     "by_norm",

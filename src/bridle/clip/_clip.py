@@ -13,7 +13,8 @@ from . import _apply, _measure
 from ._check import on_host
 from ._decision import Clamp, Policy, Scale, Skip
 from ._fold import check_fold, fold
-from ._gradients import Gradients
+from ._gradients import Gradients, measure_together
+from ._groups import Groups
 from ._patterns import assign
 from ._report import ClipReport, Outcome
 from ._target import Target
@@ -30,6 +31,7 @@ def clip_(
     nonfinite: NonFinite = "raise",
     fold_into: torch.optim.Optimizer | None = None,
     dry_run: bool = False,
+    groups: Groups | None = None,
 ) -> ClipReport:
     """Clip gradients in place by a policy, and report what was done.
 
@@ -47,6 +49,8 @@ def clip_(
             the gradients are not written here. Only for policies with one coefficient for all, such as `by_norm`.
         dry_run: change nothing and raise nothing about values: the report says what would have been done. A policy
             that adapts learns all the same.
+        groups: what tensors cannot say about other ranks: `Stages`, `Sharded` or `Replicated`, several of them, or
+            a mapping from name patterns to those. DTensors need none of it.
 
     Returns:
         A `ClipReport`; it reads from the device only when asked.
@@ -55,6 +59,7 @@ def clip_(
         NonFiniteGradientError: (a RuntimeError) a gradient is not finite and `nonfinite="raise"`.
         ArgumentError: (a ValueError) a pattern that is never used, a parameter no pattern matches, a wrong mode.
         FoldError: (a RuntimeError) `fold_into` an optimizer or with a policy that cannot do it.
+        RankError: (a RuntimeError) ranks that passed different parameters, or one that is gone or late.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
@@ -65,11 +70,14 @@ def clip_(
     """
     if nonfinite not in get_args(NonFinite):
         raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
-    grads = Gradients.of(target)
-    groups = assign(policy, grads)
+    grads = Gradients.of(target, groups)
+    parts = assign(policy, grads)
     if fold_into is not None:
-        check_fold(fold_into, groups, grads)
-    held = [(pattern, rule, part) for pattern, rule, part in groups if rule is not None and part.tensors]
+        check_fold(fold_into, parts, grads)
+    held = [
+        (pattern, rule, part) for pattern, rule, part in parts if rule is not None and (part.tensors or grads.ranks)
+    ]
+    measure_together([(part, rule.p) for _, rule, part in held])
     bad, counts = _look_for_nonfinite([(rule, part) for _, rule, part in held], nonfinite, dry_run)
     writes = fold_into is None and not dry_run
     outcomes = [_one(pattern, rule, part, writes) for pattern, rule, part in held]
@@ -77,20 +85,20 @@ def clip_(
     if fold_into is not None and outcomes and not dry_run:
         fold(fold_into, outcomes[0].decision, skipped | outcomes[0].skipped)
     elif skipped is not False and writes:
-        _apply.zero_(grads.tensors, skipped if isinstance(skipped, Tensor) else None)
+        _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
     return ClipReport(outcomes, skipped, counts, dry_run)
 
 
 def _one(pattern: str, rule: Policy, part: Gradients, writes: bool) -> Outcome:
     """What one policy does to its gradients."""
-    before, decision = part.norms(rule.p), rule.decide(part)
+    before, summands, decision = part.norms(rule.p), part.summands(rule.p), rule.decide(part)
     skipped: bool | Tensor = False
     if isinstance(decision, Skip):
         skipped, decision = bool(decision.when) if part.readable_now() else decision.when, decision.otherwise
     after = _carry_out(decision, part, rule.p) if writes else _foresee(decision, part, rule.p)
     if writes and skipped is not False:
-        _apply.zero_(part.tensors, skipped if isinstance(skipped, Tensor) else None)
-    return Outcome(pattern, rule.p, part, before, decision, after, skipped)
+        _apply.zero_(part.local, skipped if isinstance(skipped, Tensor) else None)
+    return Outcome(pattern, rule.p, part, before, summands, decision, after, skipped)
 
 
 def _look_for_nonfinite(
@@ -103,35 +111,41 @@ def _look_for_nonfinite(
     if mode == "propagate" or not held:
         return False, []
     waits = not all(part.readable_now() for _, part in held)
-    home = held[0][1].tensors[0].device
-    totals = torch.stack([part.norms(rule.p).amax().to(home) for rule, part in held])
-    bad = torch.isfinite(totals).all().logical_not()
+    found = [part.summands(rule.p) for rule, part in held]
+    home = found[0].device
+    bad = torch.stack([torch.isfinite(each).all().to(home) for each in found]).all().logical_not()
     if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
-    counts = [(part, _measure.count_nonfinite(part.tensors)) for _, part in held]
+    counts = [(part, part.count_nonfinite()) for _, part in held]
     if dry_run:
         return (bad if waits else True), counts
     if mode == "raise":
-        offenders = ClipReport([], False, counts).offenders
-        raise NonFiniteGradientError(
-            f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite: "
-            f'{_measure.list_offenders(offenders)}. No gradient was changed. Pass nonfinite="skip" to zero the whole '
-            'step or "zero" to zero only those values.',
-            offenders,
-        )
+        raise _nonfinite(ClipReport([], False, counts).offenders)
     if mode == "zero":
         for _, part in held:
-            _apply.zero_nonfinite_(part.tensors)
+            _apply.zero_nonfinite_(part.values)
+            part.settle()
             part.forget()
+        measure_together([(part, rule.p) for rule, part in held])
     return (bad if waits else True), counts
+
+
+def _nonfinite(offenders: dict[str, int]) -> NonFiniteGradientError:
+    some = f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite"
+    found = f"{some}: {_measure.list_offenders(offenders)}" if offenders else "a gradient on another rank is not finite"
+    return NonFiniteGradientError(
+        f'{found}. No gradient was changed. Pass nonfinite="skip" to zero the whole step or "zero" to zero only those '
+        "values.",
+        offenders,
+    )
 
 
 def _foresee(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
     """The norms after a decision that is not carried out, where they do not follow from it."""
     if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
-        return _measure.norms(_apply.clamped(part.tensors, decision.limit), p)
+        return _measure.norms(_apply.clamped(part.local, decision.limit), p)
     if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
-        pairs = zip(part.tensors, decision.by, strict=True)
+        pairs = zip(part.local, decision.by, strict=True)
         return _measure.norms([g.detach() * factor for g, factor in pairs], p)
     return None
 
@@ -141,11 +155,12 @@ def _carry_out(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | N
     now = part.readable_now()
     if isinstance(decision, Clamp):
         if not isinstance(decision.limit, float | Tensor):
-            _apply.clamp_each_(part.tensors, decision.limit)
-            return _measure.norms(part.tensors, p)
+            _apply.clamp_each_(part.local, decision.limit)
+            return _measure.norms(part.local, p)
         limit = on_host(decision.limit, "limit") if now else decision.limit
         if not now or bool((part.norms(p) > limit).any()):
-            _apply.clamp_(part.tensors, limit)
+            _apply.clamp_(part.values, limit)
+            part.settle()
         return None
     return _scale(decision, part, p, now)
 
@@ -154,12 +169,12 @@ def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | No
     by = decision.by
     if isinstance(by, Tensor):
         if not now:
-            _apply.scale_(part.tensors, by)
+            _apply.scale_(part.local, by)
         elif by.dim() == 0:
             if (factor := by.item()) != 1:
-                _apply.scale_(part.tensors, factor)
+                _apply.scale_(part.local, factor)
         elif bool((by != 1).any()):
-            _apply.scale_(part.tensors, by)
+            _apply.scale_(part.local, by)
         return None
-    _apply.scale_slices_(part.tensors, by)
-    return _measure.norms(part.tensors, p)
+    _apply.scale_slices_(part.local, by)
+    return _measure.norms(part.local, p)

@@ -133,6 +133,7 @@ class Clipper:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        self._taken = []  # of a step that raised
         if callable(kwargs.get("closure")):
             return args, {**kwargs, "closure": self._clipping(kwargs["closure"])}
         if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
@@ -175,5 +176,6 @@ class Clipper:
 
     def _after_step(self, *_: Any) -> None:
         for parameter, grad in self._taken:
-            parameter.grad = grad
+            if parameter.grad is None:  # a closure may have made a new one since
+                parameter.grad = grad
         self._taken = []

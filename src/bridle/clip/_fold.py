@@ -32,7 +32,7 @@ def check_fold(
             "fused=True (SGD, Adam, AdamW, Adagrad), or leave fold_into out."
         )
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
-    clipped = {id(p) for p in grads.parameters}
+    clipped = {id(p) for p in grads.parameters if p.grad is not None}
     if stepped != clipped or len(groups) != 1:
         raise FoldError(
             f"fold_into needs one policy over exactly the parameters that {name} steps, for it multiplies all of them "

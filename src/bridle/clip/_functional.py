@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..errors import UnsupportedGradientError
 from . import _check, _measure
+from ._ranks import spans
 
 __all__ = ["clip_by_global_norm", "clip_by_norm", "clip_by_value"]
 
@@ -34,6 +36,7 @@ def clip_by_global_norm(
     """
     limit = _check.threshold(clip_norm, "clip_norm")
     present = [t.detach() for t in tensors if t is not None]
+    _refuse_pieces(present, "clip_by_global_norm")
     if use_norm is not None:
         norm = torch.as_tensor(_check.threshold(use_norm, "use_norm"))
     else:
@@ -60,6 +63,7 @@ def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence
                 [0.0000, 0.5000]])
     """
     limit = _check.threshold(clip_norm, "clip_norm")
+    _refuse_pieces([tensor], "clip_by_norm")
     with torch.no_grad():
         x = tensor.detach()
         return _times(x, _factor(limit, _measure.norm_along(x, axes)))
@@ -83,6 +87,14 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
     with torch.no_grad():
         low, high = (torch.as_tensor(v, device=tensor.device) for v in (clip_value_min, clip_value_max))
         return torch.clamp(tensor.detach(), low.to(tensor.dtype), high.to(tensor.dtype))
+
+
+def _refuse_pieces(tensors: Sequence[Tensor], name: str) -> None:
+    if spans(tensors):
+        raise UnsupportedGradientError(
+            f"{name} takes plain tensors, and was given a DTensor. Use clip_grad_norm_ or clip_, which know of ranks, "
+            "or pass `full_tensor()`."
+        )
 
 
 def _factor(limit: float | Tensor, norm: Tensor) -> Tensor:

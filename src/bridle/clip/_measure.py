@@ -20,6 +20,7 @@ __all__ = [
     "norms",
     "offenders",
     "readable_now",
+    "result_dtype",
     "total",
     "total_norm",
 ]
@@ -29,7 +30,7 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 def readable_now(grads: Sequence[Tensor]) -> bool:
     """Can values be read without waiting for a device or breaking a compiled graph?"""
-    return not torch.compiler.is_compiling() and all(g.device.type == "cpu" for g in grads)
+    return not torch.compiler.is_compiling() and all(g.is_cpu for g in grads)
 
 
 def check_foreach(grads: Sequence[Tensor], foreach: bool | None) -> None:
@@ -53,9 +54,13 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
         return torch.tensor(value, dtype=_result_dtype(any_double, value)), value
     with torch.no_grad():
         norm = total(norms(grads, p, foreach), p)
-        any_double = any(g.dtype in (torch.float64, torch.complex128) for g in grads)
         number = norm.item() if readable_now(grads) else None
-        return norm.to(_result_dtype(any_double, number)), number
+        return norm.to(result_dtype(grads, number)), number
+
+
+def result_dtype(tensors: Sequence[Tensor], value: float | None) -> torch.dtype:
+    """The type of the norm of these, where it is this or not known yet."""
+    return _result_dtype(any(t.dtype in (torch.float64, torch.complex128) for t in tensors), value)
 
 
 def _result_dtype(any_double: bool, value: float | None) -> torch.dtype:
@@ -66,6 +71,8 @@ def _result_dtype(any_double: bool, value: float | None) -> torch.dtype:
 
 def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
     """The p-norm of each gradient: a float64 vector on the first gradient's device."""
+    if not grads:
+        return torch.zeros(0, dtype=torch.float64)
     if (kernels := _native.usable(foreach)) is not None:
         each = torch.empty(len(grads), dtype=torch.float64)
         if kernels.norm(grads, p, torch.get_num_threads(), each) is not None:
@@ -116,9 +123,11 @@ def _values(g: Tensor, p: float) -> Tensor:
 
 
 def total(each: Tensor, p: float) -> Tensor:
-    """The p-norm of all gradients from the p-norm of each, as a 0-dim tensor on the same device."""
-    by = _usable_scale(each.amax())
-    norm: Tensor = torch.linalg.vector_norm(each / by, p)
+    """The p-norm of all gradients from the p-norm of each: of a vector, a 0-dim tensor; of a matrix, by column."""
+    if not len(each):
+        return each.sum(0)
+    by = _usable_scale(each.amax(0))
+    norm: Tensor = torch.linalg.vector_norm(each / by, p, dim=0)
     return norm * by
 
 
@@ -138,6 +147,8 @@ def norm_along(t: Tensor, axes: int | Sequence[int] | None) -> Tensor:
 
 def count_nonfinite(grads: Sequence[Tensor]) -> Tensor:
     """How many values of each gradient are NaN or infinite: a vector on the first gradient's device."""
+    if not grads:
+        return torch.zeros(0)
     with torch.no_grad():
         counts = [torch.isfinite(_values(g, 1.0)).logical_not().sum() for g in grads]
         return torch.stack([n.to(grads[0].device) for n in counts])

@@ -32,7 +32,8 @@ def assign(
                 f'no pattern matches the parameter {name!r}. Add one ("*" matches all; None leaves a group alone).'
             )
         places[pattern].append(i)
-    _refuse_idle_patterns(policy, grads.target_names)
+    if grads.ranks is None or not grads.ranks.marked:  # else another rank may hold what a pattern is for
+        _refuse_idle_patterns(policy, grads.target_names)
     return [
         (pattern, rule and _policy(rule), grads.subset(places[pattern], pattern)) for pattern, rule in policy.items()
     ]

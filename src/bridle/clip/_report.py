@@ -25,6 +25,7 @@ class Outcome:
         p: the order of the norms.
         grads: the gradients, for their names.
         before: the norm of each before.
+        summands: values whose norm is that of all before: the same, or with them what other ranks hold beside them.
         decision: what the policy decided.
         measured_after: the norm of each after, where it does not follow from the decision.
         skipped: were they set to zero instead?
@@ -34,6 +35,7 @@ class Outcome:
     p: float
     grads: Gradients
     before: Tensor
+    summands: Tensor
     decision: Scale | Clamp
     measured_after: Tensor | None
     skipped: bool | Tensor = False
@@ -50,6 +52,19 @@ class Outcome:
             return self.before.clamp(max=torch.as_tensor(limit, dtype=self.before.dtype).to(self.before.device))
         assert isinstance(self.decision.by, Tensor)
         return self.before * self.decision.by
+
+    def summands_after(self) -> Tensor:
+        """Values whose norm is that of all gradients after."""
+        if self.summands is self.before:
+            return self.after()
+        if isinstance(self.decision, Clamp):
+            return self.summands.clamp(max=torch.as_tensor(self.decision.limit).to(self.summands))
+        if isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
+            return self.summands * self.decision.by
+        raise ArgumentError(
+            "other ranks clipped their gradients by factors of their own, which are not known here: see "
+            "`norms_after` for the gradients of this rank."
+        )
 
     def factor(self) -> float | None:
         """The smallest factor used; None for a clamp, which has none."""
@@ -104,7 +119,7 @@ class ClipReport:
         if after and self.skipped:
             return 0.0
         home = self._outcomes[0].before.device
-        each = torch.cat([(o.after() if after else o.before).to(home) for o in self._outcomes])
+        each = torch.cat([(o.summands_after() if after else o.summands).to(home) for o in self._outcomes])
         return float(_measure.total(each, orders.pop()))
 
     @property

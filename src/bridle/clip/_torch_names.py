@@ -14,7 +14,9 @@ from torch import Tensor
 
 from .._native import reference
 from ..errors import NonFiniteGradientError
-from . import _apply, _check, _measure
+from . import _apply, _check, _measure, _ranks
+from ._gradients import Gradients
+from ._groups import Groups
 from ._target import Target, gradients, live_names, named, unique
 
 __all__ = ["clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
@@ -28,8 +30,13 @@ def clip_grad_norm_(
     norm_type: float | str = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    *,
+    groups: Groups | None = None,
 ) -> Tensor:
     """Scale gradients in place so that the norm of all of them, as one vector, is at most `max_norm`.
+
+    DTensors, sharded, replicated or partial on whatever meshes, count as the tensors they are pieces of; every rank
+    returns the norm of all. A plain tensor is taken to be the same on every rank, unless `groups` says otherwise.
 
     Args:
         parameters: a tensor, an iterable of tensors, a module, an optimizer, `named_parameters()` or a dict.
@@ -38,6 +45,7 @@ def clip_grad_norm_(
         error_if_nonfinite: raise where the norm is NaN or infinite, before anything is scaled.
         foreach: `None` takes the fastest way there is, `False` a plain loop of torch operations, `True` refuses a
             device without multi-tensor operations.
+        groups: what tensors cannot say about other ranks, as in `clip_`.
 
     Returns:
         The norm before clipping, as a 0-dim tensor: float64 if any gradient is, else float32.
@@ -45,6 +53,7 @@ def clip_grad_norm_(
     Raises:
         NonFiniteGradientError: (a RuntimeError) the norm is not finite and `error_if_nonfinite` is set.
         ArgumentError: (a ValueError) a negative or NaN `max_norm`, or an order that is not positive.
+        RankError: (a RuntimeError) ranks that passed different parameters, or one that is gone or late.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -55,8 +64,17 @@ def clip_grad_norm_(
         tensor([0.6000, 0.8000])
     """
     p, limit = _check.order(norm_type), _check.threshold(max_norm, "max_norm")
-    listed, grads = gradients(parameters)
-    norm, value = _total(grads, p, error_if_nonfinite, foreach, listed)
+    if groups is None:
+        listed, grads = gradients(parameters)
+        spans = _ranks.spans(listed) or _ranks.spans(grads)
+        spread = Gradients.listed(None, listed, [p.grad for p in listed]) if spans else None
+    else:
+        listed, grads, spread = [], [], Gradients.of(parameters, groups)
+    if spread is not None:
+        grads = spread.local
+        norm, value = _total_over_ranks(spread, p, error_if_nonfinite, foreach)
+    else:
+        norm, value = _total(grads, p, error_if_nonfinite, foreach, listed)
     _scale_down(grads, limit, norm if value is None else value, foreach)
     return norm
 
@@ -91,12 +109,16 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
         tensor([-1.0000,  0.5000,  1.0000])
     """
     limit = _check.threshold(clip_value, "clip_value")
-    _, grads = gradients(parameters)
+    listed, grads = gradients(parameters)
+    spread = Gradients.of(listed) if _ranks.spans(grads) else None
+    grads = grads if spread is None else spread.values
     _measure.check_foreach(grads, foreach)
     if isinstance(limit, Tensor) and _measure.readable_now([limit, *grads]):
         limit = _check.on_host(limit, "clip_value")
     if grads:
         _apply.clamp_(grads, limit, foreach)
+    if spread is not None:
+        spread.settle()
 
 
 def get_total_norm(
@@ -123,7 +145,10 @@ def get_total_norm(
         tensor(5.)
     """
     p = _check.order(norm_type)
-    return _total(unique(named(tensors)[1]), p, error_if_nonfinite, foreach, ())[0]
+    names, listed = named(tensors)
+    if _ranks.spans(listed):
+        return _total_over_ranks(Gradients.listed(names, listed, [*listed]), p, error_if_nonfinite, foreach)[0]
+    return _total(unique(listed), p, error_if_nonfinite, foreach, ())[0]
 
 
 def clip_grads_with_norm_(
@@ -145,7 +170,8 @@ def clip_grads_with_norm_(
         tensor([0.6000, 0.8000])
     """
     limit = _check.threshold(max_norm, "max_norm")
-    _, grads = gradients(parameters)
+    listed, grads = gradients(parameters)
+    grads = Gradients.of(listed).local if _ranks.spans(grads) else grads
     _measure.check_foreach(grads, foreach)
     if not isinstance(total_norm, Tensor) or _measure.readable_now([*grads, total_norm]):
         total_norm = float(total_norm)
@@ -161,8 +187,21 @@ def _total(
     _measure.check_foreach(grads, foreach)
     norm, value = _measure.total_norm(grads, p, foreach)
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
-        raise _nonfinite(grads, p, listed)
+        raise _nonfinite(_offenders(grads, listed), p)
     return norm, value
+
+
+def _total_over_ranks(
+    grads: Gradients, p: float, error_if_nonfinite: bool, foreach: bool | None
+) -> tuple[Tensor, float | None]:
+    """The same where gradients lie on several ranks."""
+    _measure.check_foreach(grads.local, foreach)
+    norm = grads.total(p)
+    value = norm.item() if grads.readable_now() else None
+    if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
+        found = zip(grads.names(), grads.count_nonfinite().tolist(), strict=True)
+        raise _nonfinite({name: int(n) for name, n in found if n}, p)
+    return norm.to(_measure.result_dtype(grads.local, value)), value
 
 
 def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor, foreach: bool | None) -> None:
@@ -182,13 +221,16 @@ def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor
         _apply.scale_(grads, factor, foreach)
 
 
-def _nonfinite(grads: list[Tensor], p: float, listed: Sequence[Tensor]) -> NonFiniteGradientError:
+def _offenders(grads: list[Tensor], listed: Sequence[Tensor]) -> dict[str, int]:
     owner = {id(q.grad): name for name, q in zip(live_names(listed), listed, strict=True)}
     names = [owner.get(id(g), f"tensor {i}") for i, g in enumerate(grads)]
-    offenders = _measure.offenders(names, grads)
+    return _measure.offenders(names, grads)
+
+
+def _nonfinite(offenders: dict[str, int], p: float) -> NonFiniteGradientError:
     return NonFiniteGradientError(
         f"The total norm of order {p} for gradients from `parameters` is non-finite, so it cannot be clipped. To "
         "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`."
-        f"\nNaN or infinite values: {_measure.list_offenders(offenders)}.",
+        f"\nNaN or infinite values: {_measure.list_offenders(offenders) or 'on another rank'}.",
         offenders,
     )

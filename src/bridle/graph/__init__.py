@@ -5,10 +5,10 @@ functions read it and change nothing. They never run a node, a hook, or a second
 docstring says so.
 """
 
-from ._live import live_models, live_tensors, memory_of
+from ._live import live_models, live_tensors
 from ._modules import ModuleRecord, Place, places, record_modules
 from ._names import Names, find_names, variable_name
-from ._read import Consumer, Described, Graph, describe, edge_of, read
+from ._read import Consumer, Described, Graph, describe, edge_of, reachable, read
 from ._saved import Saved, State, saved
 from ._torch import (
     base_of,
@@ -17,6 +17,7 @@ from ._torch import (
     is_leaf,
     is_relayout,
     leaf_tensor,
+    memory_of,
     op,
     sequence_nr,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "memory_of",
     "op",
     "places",
+    "reachable",
     "read",
     "record_modules",
     "saved",

@@ -2,7 +2,6 @@
 
 import gc
 
-import torch
 from torch import Tensor, nn
 
 
@@ -19,17 +18,3 @@ def live_models() -> list[nn.Module]:
     inside = {id(child) for module in modules for child in module.children()}
     outermost = [module for module in modules if id(module) not in inside]
     return sorted(outermost, key=lambda model: -sum(1 for _ in model.modules()))
-
-
-def memory_of(tensor: Tensor) -> int | None:
-    """Return where the tensor's storage begins, or None if it has none of its own.
-
-    Two tensors with the same answer share memory: one is a view of the other, or was detached from it.
-    """
-    with torch._C.DisableTorchFunctionSubclass():
-        if tensor.layout != torch.strided or tensor.is_nested:
-            return None
-        try:
-            return tensor.untyped_storage().data_ptr() or None
-        except (RuntimeError, NotImplementedError):  # a wrapper without storage, such as those of torch.func
-            return None

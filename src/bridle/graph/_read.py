@@ -89,6 +89,18 @@ def read(outputs: Output | Iterable[Output]) -> Graph:
     return Graph(roots, _order(consumers), {node: tuple(uses) for node, uses in consumers.items()})
 
 
+def reachable(outputs: Iterable[Output]) -> list[Node]:
+    """Return the nodes that `read` would find, in no particular order and in a fraction of its time."""
+    stack = [edge_of(o).node for o in outputs if isinstance(o, GradientEdge) or o.requires_grad]
+    seen = set(stack)
+    while stack:
+        for used, _ in stack.pop().next_functions:
+            if used is not None and used not in seen:
+                seen.add(used)
+                stack.append(used)
+    return list(seen)
+
+
 def describe(node: Node) -> tuple[Described, ...]:
     """Return shape, dtype and device of each output of the op that made `node`."""
     return tuple(Described(tuple(m.shape), m.dtype, m.device) for m in _torch.output_metadata(node))

@@ -5,7 +5,7 @@ change to one file.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,10 +50,8 @@ def sequence_nr(node: Node) -> int:
     return node._sequence_nr()
 
 
-def current_sequence_nr() -> int:
-    """Return the number that this thread's next node will get."""
-    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return number
+# The number that this thread's next node will get. Bound as it is, without a frame of ours for the compiler to trace.
+current_sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 
 
 def output_metadata(node: Node) -> list[Any]:
@@ -124,6 +122,20 @@ def base_of(tensor: Tensor) -> Tensor:
     """Return the tensor this one is a view of, or itself."""
     base = tensor._base
     return tensor if base is None else base
+
+
+def memory_of(tensor: Tensor) -> int | None:
+    """Return where the tensor's storage begins, or None if it has none of its own.
+
+    Two tensors with the same answer share memory: one is a view of the other, or was detached from it.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        if tensor.layout != torch.strided or tensor.is_nested:
+            return None
+        try:
+            return tensor.untyped_storage().data_ptr() or None
+        except (RuntimeError, NotImplementedError):  # a wrapper without storage, such as those of torch.func
+            return None
 
 
 def is_freed_message(message: str) -> bool:

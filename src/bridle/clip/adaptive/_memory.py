@@ -56,7 +56,7 @@ class Memory:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take the rows of `state_dict`, or refuse them whole."""
-        keys, rows = list(saved["keys"]), dict(saved["rows"])
+        keys, rows = list(saved.get("keys", ())), dict(saved.get("rows", {}))
         for name, row in self._blank.items():
             expected = (len(keys), *row.shape)
             found = tuple(rows[name].shape) if name in rows else None

@@ -32,6 +32,7 @@ class _ByOvershoot:
 
     def decide(self, grads: Gradients) -> Scale:
         """Move the limit by what the last step turned out to be, and bring the norm down to it."""
+        grads.require_whole("by_overshoot")
         with torch.no_grad():
             keys, norm = [grads.label], grads.total(self.p).reshape(1)
             state = self._memory.recall(keys, norm)
@@ -47,27 +48,27 @@ class _ByOvershoot:
 
     def _overshoot(self, grads: Gradients, norm: Tensor) -> Tensor:
         """The cosine between this gradient and the last change of the parameters: above 0, it went too far."""
-        now = [p.detach() for p in grads.parameters]
-        keys = grads.keys()
+        keys, now = grads.keys(), [p.detach() for p in grads.parameters]
         changes = [p - self._recall(key, p) for key, p in zip(keys, now, strict=True)]
-        self._before.update({key: p.clone() for key, p in zip(keys, now, strict=True)})
+        for key, p in zip(keys, now, strict=True):
+            self._before[key].copy_(p)
         length = _measure.total(_measure.norms(changes, self.p), self.p)
-        # Divided before they are multiplied, so that no product overflows or vanishes.
-        parts = [
-            _dot(d / length.to(d.device), g.detach() / norm[0].to(g.device))
-            for d, g in zip(changes, grads.tensors, strict=True)
-        ]
-        cosine = torch.stack([part.to(norm) for part in parts]).sum()
+        # Divided before they are multiplied, so that no product overflows.
+        pairs = zip(changes, grads.tensors, strict=True)
+        parts = [_dot(d.div_(length.to(d.device)), g.detach()).to(norm) for d, g in pairs]
+        cosine = torch.stack(parts).sum() / norm
         return torch.where(torch.isfinite(cosine), cosine, 0.0)  # no change yet, or nothing to compare
 
     def _recall(self, key: str, p: Tensor) -> Tensor:
-        before = self._before.get(key, p)
+        if key not in self._before:
+            self._before[key] = p.clone(memory_format=torch.contiguous_format)
+        before = self._before[key] = self._before[key].to(p)
         if before.shape != p.shape:
             raise ArgumentError(
                 f"the parameter {key!r} has shape {tuple(p.shape)} and had {tuple(before.shape)} before: one policy "
                 "was used for two models, or loaded from another one. Make a policy for each."
             )
-        return before.to(p)
+        return before
 
     def state_dict(self) -> dict[str, Any]:
         """What it has learned, for a checkpoint: loads with `torch.load(..., weights_only=True)`."""
@@ -94,7 +95,8 @@ def _dot(change: Tensor, grad: Tensor) -> Tensor:
             f"by_overshoot compares the gradient with a change of the parameter, and a gradient is {grad.layout}. "
             "Give that parameter another policy by a name pattern, or use a dense gradient."
         )
-    return (change.conj() * grad).real.sum(dtype=torch.float64) if grad.is_complex() else (change * grad).sum()
+    a, b = change.reshape(-1), grad.reshape(-1).to(change.dtype)
+    return torch.vdot(a, b).real if a.is_complex() else torch.dot(a, b)
 
 
 def by_overshoot(

@@ -31,6 +31,7 @@ class _ByElementSpike:
 
     def decide(self, grads: Gradients) -> Clamp:
         """Limit each element by its own history, and learn from it."""
+        grads.require_whole("by_element_spike")
         with torch.no_grad():
             finite = torch.isfinite(grads.norms(self.p)).unbind()
             rows = zip(grads.keys(), grads.tensors, finite, strict=True)

@@ -19,7 +19,7 @@ class _ByRms:
 
     def decide(self, grads: Gradients) -> Scale:
         each = grads.norms(2.0)
-        sizes = torch.tensor([max(1, g.numel()) for g in grads.tensors], dtype=each.dtype).to(each.device)
+        sizes = torch.tensor([max(1, n) for n in grads.sizes()], dtype=each.dtype).to(each.device)
         return Scale(down_to(self.limit, each / sizes.sqrt()))
 
 

@@ -22,6 +22,7 @@ class _ByUnit:
     p: float = 2.0
 
     def decide(self, grads: Gradients) -> Scale:
+        grads.require_whole("by_unit")
         with torch.no_grad():
             pairs = zip(grads.parameters, grads.tensors, strict=True)
             return Scale([self._factor(p.detach(), g.detach()) for p, g in pairs])

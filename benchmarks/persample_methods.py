@@ -1,0 +1,161 @@
+"""Ways to a clipped gradient: each takes a problem and returns a step that ends with it in ``.grad``.
+
+The clipped gradient is the mean over samples of ``g * min(1, 1 / norm(g))``. A method that cannot run a model
+raises; the caller writes down why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from persample_models import Problem
+
+import bridle
+
+Step = Callable[[], None]
+
+
+def plain(p: Problem) -> Step:
+    def step() -> None:
+        p.model.zero_grad()
+        p.losses(p.model(p.x), p.y).mean().backward()
+
+    return step
+
+
+def bridle_clip(p: Problem) -> Step:
+    def step() -> None:
+        p.model.zero_grad()
+        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).clip_(1.0)
+
+    return step
+
+
+def bridle_norms(p: Problem) -> Step:
+    def step() -> None:
+        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).norms()
+
+    return step
+
+
+def bridle_grads(p: Problem) -> Step:
+    def step() -> None:
+        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).grads()
+
+    return step
+
+
+def clip_written(parameters: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Clip gradients that are written down, as their users do."""
+    squares = sum(g.flatten(1).square().sum(1) for _, g in parameters)
+    factors = (1.0 / squares.sqrt().clamp(min=1e-12)).clamp(max=1.0) / len(squares)
+    for parameter, g in parameters:
+        parameter.grad = torch.tensordot(factors, g, 1)
+
+
+def torch_func(p: Problem, *, clip: bool = True) -> Step:
+    from torch.func import functional_call, grad, vmap
+
+    named = dict(p.model.named_parameters())
+    detached = {name: q.detach() for name, q in named.items()}
+
+    def loss(parameters, x, y):  # type: ignore[no-untyped-def]
+        return p.losses(functional_call(p.model, parameters, (x[None],)), y[None]).squeeze(0)
+
+    each = vmap(grad(loss), in_dims=(None, 0, 0))
+
+    def step() -> None:
+        grads = each(detached, p.x, p.y)
+        if clip:
+            clip_written([(named[name], g) for name, g in grads.items()])
+
+    return step
+
+
+def torch_func_grads(p: Problem) -> Step:
+    return torch_func(p, clip=False)
+
+
+def expanded_weights(p: Problem) -> Step:
+    from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+
+    def step() -> None:
+        for q in p.model.parameters():
+            q.grad_sample = None
+        out = call_for_per_sample_grads(p.model, batch_size=len(p.x))(p.x)
+        p.losses(out, p.y).sum().backward()
+        clip_written([(q, q.grad_sample) for q in p.model.parameters()])
+        for q in p.model.parameters():
+            q.grad_sample = None
+
+    return step
+
+
+def opacus_hooks(p: Problem) -> Step:
+    from opacus.grad_sample import GradSampleModule
+
+    wrapped = GradSampleModule(p.model, loss_reduction="sum")
+
+    def step() -> None:
+        wrapped.zero_grad()
+        p.losses(wrapped(p.x), p.y).sum().backward()
+        clip_written([(q, q.grad_sample) for q in p.model.parameters()])
+        for q in p.model.parameters():
+            q.grad_sample = None
+
+    return step
+
+
+def opacus_ghost(p: Problem) -> Step:
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+
+    wrapped = GradSampleModuleFastGradientClipping(
+        p.model, max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
+    )
+
+    def step() -> None:
+        wrapped.zero_grad()
+        wrapped.enable_hooks()
+        losses = p.losses(wrapped(p.x), p.y)
+        losses.sum().backward(retain_graph=True)
+        wrapped.zero_grad()
+        factors = wrapped.get_clipping_coef()
+        wrapped.disable_hooks()
+        (factors * losses).mean().backward()
+
+    return step
+
+
+def backpack_batch_grad(p: Problem) -> Step:
+    from backpack import backpack, extend
+    from backpack.extensions import BatchGrad
+
+    extend(p.model)
+
+    def step() -> None:
+        p.model.zero_grad()
+        losses = p.losses(p.model(p.x), p.y)
+        with backpack(BatchGrad()):
+            losses.sum().backward()
+        clip_written([(q, q.grad_batch) for q in p.model.parameters()])
+        for q in p.model.parameters():
+            del q.grad_batch
+
+    return step
+
+
+METHODS = {
+    "plain": plain,
+    "bridle": bridle_clip,
+    "bridle norms": bridle_norms,
+    "bridle grads": bridle_grads,
+    "torch.func": torch_func,
+    "torch.func grads": torch_func_grads,
+    "ExpandedWeights": expanded_weights,
+    "Opacus hooks": opacus_hooks,
+    "Opacus ghost": opacus_ghost,
+    "BackPACK": backpack_batch_grad,
+}
+# These end without a clipped gradient, so there is none to compare.
+NOT_CLIPPED = {"plain", "bridle norms", "bridle grads", "torch.func grads"}

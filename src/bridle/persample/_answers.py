@@ -1,0 +1,349 @@
+"""The questions that can be asked of per-sample gradients."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, NonFiniteGradientError
+from ._audit import Audit, audit
+from ._pieces import Dense, Piece
+
+Weights = Tensor | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What the gradients of a batch say about each other.
+
+    Attributes:
+        mean_norm: mean of the samples' norms.
+        norm_of_mean: norm of the mean gradient.
+        trace_of_covariance: summed variance of one sample's gradient, estimated without bias.
+        squared_signal: squared norm of the true gradient, estimated without bias; may be negative.
+        signal_to_noise: squared signal divided by the trace of the covariance.
+        noise_scale: its inverse, the batch size at which noise and signal are equal; infinite when the
+            signal cannot be told from zero.
+        alignment: mean cosine between a sample's gradient and the mean gradient.
+    """
+
+    mean_norm: float
+    norm_of_mean: float
+    trace_of_covariance: float
+    squared_signal: float
+    signal_to_noise: float
+    noise_scale: float
+    alignment: float
+
+
+class PerSample:
+    """The gradients of a batch, one per sample, written down only where a question needs it.
+
+    Made by `per_sample`. It holds on to the recorded graph, so let it go when done.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        parameters: dict[str, Tensor],
+        pieces: dict[str, Piece],
+        *,
+        memory_budget: int,
+        scale: float,
+        reused: bool,
+        eps: float,
+        engine: Callable[[Tensor], dict[str, Tensor]],
+    ) -> None:
+        self._samples, self._parameters, self._pieces = samples, parameters, pieces
+        self._budget, self._scale, self._reused, self._engine = memory_budget, scale, reused, engine
+        self._eps = eps
+        self._squares: dict[str, Tensor] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples, or of groups."""
+        return self._samples
+
+    def norms(self, *, per_parameter: bool = False) -> Tensor | dict[str, Tensor]:
+        """Return the norm of each sample's gradient.
+
+        Args:
+            per_parameter: return one tensor for each parameter instead.
+
+        Returns:
+            A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
+        """
+        squares = self._squared_norms()
+        if per_parameter:
+            return {
+                name: self._unscaled(s.sqrt()).to(self._parameters[name].dtype) for name, s in squares.items()
+            }
+        return self._unscaled(self._total(squares).sqrt()).to(self._dtype())
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return every sample's gradient, written down: name -> (samples, *shape)."""
+        return {name: block for name, _, block in self.stream()}
+
+    def stream(self, *, samples: int | None = None) -> Iterator[tuple[str, slice, Tensor]]:
+        """Yield the gradients parameter by parameter, so that never more than one is written down.
+
+        Args:
+            samples: at most this many samples at a time; all by default.
+
+        Yields:
+            The parameter's name, which samples, and their gradients: (samples, *shape).
+        """
+        step = max(1, self._samples) if samples is None else samples
+        if step < 1:
+            raise ArgumentError(f"stream: samples must be at least 1, found {samples}.")
+        for name, piece in self._pieces.items():
+            for start in range(0, max(1, self._samples), step):
+                part = slice(start, min(start + step, self._samples))
+                yield name, part, self._unscaled(piece.dense(part)).to(self._parameters[name].dtype)
+
+    def weighted_(self, weights: Weights) -> None:
+        """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward would.
+
+        Args:
+            weights: one number per sample, or a function that makes them from the norms.
+        """
+        if callable(weights):
+            self._keep_what_pays()
+            norms = self.norms()
+            assert isinstance(norms, Tensor)
+            weights = weights(norms)
+        if tuple(weights.shape) != (self._samples,):
+            raise ArgumentError(
+                f"weighted_: expected one weight per sample, shape ({self._samples},), found {tuple(weights.shape)}."
+            )
+        for name, piece in self._pieces.items():
+            _accumulate(self._parameters[name], piece.weighted(weights.detach()))
+
+    def clip_(
+        self,
+        max_norm: float | Tensor,
+        *,
+        per_parameter: bool = False,
+        gamma: float | None = None,
+        divide_by: float | None = None,
+        noise_multiplier: float = 0.0,
+        generator: torch.Generator | None = None,
+        drop_nonfinite: bool = False,
+    ) -> Tensor:
+        """Add the mean of the clipped gradients to each parameter's ``.grad``.
+
+        Each sample's gradient is multiplied by ``min(1, max_norm / norm)``. One sample more or less then
+        changes the sum of the clipped gradients by at most ``max_norm``, or by ``max_norm * sqrt(k)`` with
+        `per_parameter` and k parameters: the sensitivity that private training counts with.
+
+        Args:
+            max_norm: the largest norm a sample may have. A quantile of ``norms()`` will do as well.
+            per_parameter: clip each parameter's gradient by its own norm.
+            gamma: multiply by ``max_norm / (norm + gamma)`` instead, also what is short ("automatic"
+                clipping); 0 normalises.
+            divide_by: divide the sum by this, rather than by the number of samples. Private training divides
+                by the expected number.
+            noise_multiplier: add to the sum normal noise with this times the sensitivity as its standard
+                deviation, to every parameter, used or not.
+            generator: where the noise comes from.
+            drop_nonfinite: leave out a sample whose norm is NaN or infinite, rather than refuse.
+
+        Returns:
+            The norms before clipping, shape (samples,).
+
+        Raises:
+            NonFiniteGradientError: a norm is NaN or infinite; nothing was changed.
+            ArgumentError: `max_norm` is not positive, or `divide_by` or `noise_multiplier` is negative.
+        """
+        limit = float(max_norm)
+        if not limit > 0:
+            raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
+        if noise_multiplier < 0 or (divide_by is not None and divide_by <= 0):
+            raise ArgumentError(
+                "clip_: noise_multiplier must not be negative and divide_by must be positive."
+            )
+        self._keep_what_pays()
+        squares = self._squared_norms()
+        total = self._unscaled(self._total(squares).sqrt())
+        good = torch.isfinite(total)
+        if not drop_nonfinite and not bool(good.all()):
+            bad = (~good).nonzero().squeeze(1).tolist()
+            raise NonFiniteGradientError(
+                f"clip_: the gradients of {len(bad)} of {self._samples} samples are NaN or infinite, the first "
+                f"being sample {bad[0]}. Pass drop_nonfinite=True to leave them out."
+            )
+        divisor = float(divide_by if divide_by is not None else max(1, self._samples))
+        for name, piece in self._pieces.items():
+            norms = self._unscaled(squares[name].sqrt()) if per_parameter else total
+            weights = _factors(norms, limit, gamma).where(good, 0) / divisor
+            _accumulate(self._parameters[name], _finite_weighted(piece, weights, good))
+        if noise_multiplier:
+            sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
+            self._add_noise(noise_multiplier * sensitivity * self._scale / divisor, generator)
+        return total.to(self._dtype())
+
+    def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the inner product of each sample's gradient with a direction.
+
+        Args:
+            direction: name -> tensor of the parameter's shape; names left out count as zero. Without it, the
+                mean gradient.
+        """
+        chosen = self._mean() if direction is None else self._checked(direction)
+        parts = [self._pieces[name].dot(v) for name, v in chosen.items() if name in self._pieces]
+        return self._unscaled(self._sum_of(parts)).to(self._dtype())
+
+    def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
+        chosen = self._mean() if direction is None else self._checked(direction)
+        lengths = [torch.linalg.vector_norm(v.double()) for v in chosen.values()]
+        length = torch.linalg.vector_norm(torch.stack(lengths)) if lengths else torch.zeros(())
+        norms = self._unscaled(self._total(self._squared_norms()).sqrt())
+        return (self.dot(chosen).double() / (norms * length).clamp(min=1e-300)).to(self._dtype())
+
+    def gram(self) -> Tensor:
+        """Return the inner products between all samples' gradients: (samples, samples)."""
+        parts = [piece.gram() for piece in self._pieces.values()]
+        total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
+        return self._unscaled(self._unscaled(total)).to(self._dtype())
+
+    def stats(self) -> Stats:
+        """Return how large the gradients are, how they agree, and how large a batch would pay.
+
+        Raises:
+            ArgumentError: there are fewer than two samples.
+        """
+        n = self._samples
+        if n < 2:
+            raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
+        squares = self._unscaled(self._unscaled(self._total(self._squared_norms())))
+        mean = self._mean()
+        norm_of_mean = float(sum(float(v.double().square().sum()) for v in mean.values())) ** 0.5
+        mean_square = float(squares.mean())
+        noise = n / (n - 1) * max(0.0, mean_square - norm_of_mean**2)
+        signal = (n * norm_of_mean**2 - mean_square) / (n - 1)
+        return Stats(
+            mean_norm=float(squares.sqrt().mean()),
+            norm_of_mean=norm_of_mean,
+            trace_of_covariance=noise,
+            squared_signal=signal,
+            signal_to_noise=signal / noise if noise else float("inf"),
+            noise_scale=noise / signal if signal > 0 else float("inf"),
+            alignment=float(self.cosine(mean).mean()),
+        )
+
+    def audit(self, *, tolerance: float | None = None) -> Audit:
+        """Prove on this very step that nothing was missed and every sample got its own gradient.
+
+        Costs two ordinary backward passes. Weighted sums of the per-sample gradients are compared with the
+        gradient of the weighted losses, as autograd computes it, for every parameter.
+
+        Args:
+            tolerance: largest relative error to accept; by default what the dtype can give.
+
+        Returns:
+            The errors found, all within the tolerance.
+
+        Raises:
+            AuditError: a parameter was missed, or its gradients do not add up.
+        """
+        eps = max((torch.finfo(p.dtype).eps for p in self._parameters.values()), default=0.0)
+        eps = max(eps, self._eps)
+        if tolerance is None:
+            tolerance = 5e-2 if eps > 1e-5 else 1e-3
+        names = list(self._parameters)
+        return audit(self._samples, names, self._pieces, self._engine, tolerance, min(eps, 1e-7))
+
+    def plan(self) -> str:
+        """Return, for each parameter, in which form its gradients are held and asked."""
+        width = max((len(name) for name in self._parameters), default=0)
+        source = "known from an earlier graph of this form" if self._reused else "asked of the engine"
+        lines = [f"{self._samples} samples, owners {source}"]
+        for name in self._parameters:
+            how = self._pieces[name].how if name in self._pieces else "unused: no loss depends on it"
+            lines.append(f"{name:<{width}}  {how}")
+        return "\n".join(lines)
+
+    def _squared_norms(self) -> dict[str, Tensor]:
+        if self._squares is None:
+            self._squares = {name: piece.squared_norms() for name, piece in self._pieces.items()}
+        return self._squares
+
+    def _keep_what_pays(self) -> None:
+        """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
+        if self._squares is not None:
+            return
+        left = self._budget
+        ranked = sorted(
+            self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape))
+        )
+        for name, piece in ranked:
+            size = 4 * self._samples * prod(piece.shape)
+            if piece.saving() > 0 and size <= left:
+                left -= size
+                self._pieces[name] = Dense(piece.dense())
+
+    def _mean(self) -> dict[str, Tensor]:
+        weights = torch.full((self._samples,), 1 / max(1, self._samples), dtype=torch.float64)
+        found = {name: piece.weighted(weights) for name, piece in self._pieces.items()}
+        return {name: self._unscaled(g.to_dense() if g.is_sparse else g) for name, g in found.items()}
+
+    def _checked(self, direction: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        for name, v in direction.items():
+            if name not in self._parameters:
+                raise ArgumentError(f"direction: there is no parameter called {name!r}.")
+            if v.shape != self._parameters[name].shape:
+                raise ArgumentError(
+                    f"direction: {name!r} has shape {tuple(v.shape)}, its parameter "
+                    f"{tuple(self._parameters[name].shape)}."
+                )
+        return direction
+
+    def _add_noise(self, deviation: float, generator: torch.Generator | None) -> None:
+        for parameter in self._parameters.values():
+            noise = torch.empty_like(parameter, requires_grad=False).normal_(
+                0, deviation, generator=generator
+            )
+            _accumulate(parameter, noise)
+
+    def _total(self, squares: dict[str, Tensor]) -> Tensor:
+        return self._sum_of(list(squares.values()))
+
+    def _sum_of(self, parts: list[Tensor]) -> Tensor:
+        return torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
+
+    def _unscaled(self, x: Tensor) -> Tensor:
+        return x if self._scale == 1 else x / self._scale
+
+    def _dtype(self) -> torch.dtype:
+        dtypes = [p.dtype for p in self._parameters.values()] or [torch.float32]
+        widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
+        return widest if torch.finfo(widest).bits >= 32 else torch.float32
+
+
+def _factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
+    if gamma is not None:
+        return limit / (norms + gamma)
+    return (limit / norms).clamp(max=1).where(norms > 0, 1)
+
+
+def _finite_weighted(piece: Piece, weights: Tensor, good: Tensor) -> Tensor:
+    """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
+    if bool(good.all()):
+        return piece.weighted(weights)
+    total = torch.zeros(piece.shape)
+    for i in good.nonzero().squeeze(1).tolist():
+        total = total + piece.dense(slice(i, i + 1))[0] * weights[i]
+    return total
+
+
+def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    gradient = gradient.to(parameter.dtype)
+    with torch.no_grad():
+        if parameter.grad is None:
+            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
+        else:
+            parameter.grad = (
+                parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)
+            )

@@ -1,0 +1,153 @@
+"""The way in: losses and a model, or any parameters."""
+
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, GradientTypeError, GraphStateError
+from ._answers import PerSample
+from ._capture import Options, capture
+from ._cuts import Losses
+
+Parameters: TypeAlias = (
+    nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
+)
+
+
+def per_sample(
+    losses: Tensor,
+    parameters: Parameters,
+    *,
+    groups: Tensor | None = None,
+    memory_budget: int = 256 << 20,
+    scaler: Any = None,
+    allow_coupling: bool = False,
+    allow_opaque: bool = False,
+) -> PerSample:
+    """Split the gradient of a batch into those of its samples.
+
+    The model is used as it stands: the graph its forward pass recorded is read, and asked which sample owns
+    what. Nothing is wrapped, replaced or run a second time. Ask before calling backward, which frees the
+    graph.
+
+    Args:
+        losses: one loss per sample, not reduced. Further dimensions, such as tokens, are summed.
+        parameters: a model, a mapping or pairs of names and tensors, or tensors. Those that need no gradient
+            are left out.
+        groups: for each sample the number of the group it belongs to (a user, a micro-batch). Every answer is
+            then per group, in ascending order of these numbers.
+        memory_budget: how many bytes may be spent on written-down gradients to save time.
+        scaler: the `torch.amp.GradScaler` that has scaled the losses. Answers come out unscaled; what is
+            written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
+        allow_coupling: accept losses that depend on other samples, such as with batch normalisation in
+            training, and give the gradient of each loss as it is.
+        allow_opaque: run custom Functions and compiled regions once per sample instead of refusing them.
+
+    Returns:
+        An object to ask.
+
+    Raises:
+        ArgumentError: `losses` or `groups` has the wrong shape.
+        GradientTypeError: something among the parameters is no leaf tensor.
+        GraphStateError: the losses have no graph, or it was freed.
+        BatchCouplingError: a loss depends on other samples.
+        UnsupportedOperationError: a parameter is used by something that cannot be looked into.
+
+    Example:
+        >>> import torch, bridle
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[3., 4.], [0., 1.]])
+        >>> ps = bridle.per_sample(model(x), model)
+        >>> ps.norms()
+        tensor([5., 1.])
+        >>> _ = ps.clip_(max_norm=1.0)
+        >>> model.weight.grad
+        tensor([[0.3000, 0.9000]])
+    """
+    named = _named(parameters)
+    split = _losses(losses, groups)
+    buffers = _buffers(parameters)
+    captured = capture(split, named, buffers, Options(allow_coupling, allow_opaque))
+
+    def engine(weights: Tensor) -> dict[str, Tensor]:
+        found = torch.autograd.grad(
+            split.root,
+            list(named.values()),
+            grad_outputs=weights.to(split.root)[split.sample_of],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        return {name: g for name, g in zip(named, found, strict=True) if g is not None}
+
+    return PerSample(
+        split.samples,
+        named,
+        captured.pieces,
+        memory_budget=memory_budget,
+        scale=1.0 if scaler is None else float(scaler.get_scale()),
+        reused=captured.reused,
+        eps=captured.eps,
+        engine=engine,
+    )
+
+
+def _losses(losses: Tensor, groups: Tensor | None) -> Losses:
+    if losses.dim() == 0:
+        raise ArgumentError(
+            "per_sample: `losses` is a single number. Pass one loss per sample; most losses give that with "
+            "reduction='none'."
+        )
+    if not losses.requires_grad:
+        raise GraphStateError(
+            "per_sample: `losses` has no recorded graph. Was it computed under no_grad, detached, or from "
+            "parameters that need no gradient?"
+        )
+    count = losses.shape[0]
+    with torch.enable_grad():
+        root = losses.reshape(count, prod(losses.shape[1:])).sum(1)
+    if groups is None:
+        return Losses(root, torch.arange(count, device=root.device), count)
+    if tuple(groups.shape) != (count,):
+        raise ArgumentError(
+            f"per_sample: `groups` must have one number per sample, shape ({count},), found {tuple(groups.shape)}."
+        )
+    numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
+    return Losses(root, sample_of, len(numbers))
+
+
+def _named(parameters: Parameters) -> dict[str, Tensor]:
+    pairs: list[tuple[Any, Any]]
+    if isinstance(parameters, nn.Module):
+        pairs = list(parameters.named_parameters())
+    elif isinstance(parameters, Mapping):
+        pairs = list(parameters.items())
+    elif isinstance(parameters, Tensor):
+        pairs = [("0", parameters)]
+    else:
+        items = list(parameters)
+        pairs = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(items)]
+    named: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in pairs:
+        if not isinstance(tensor, Tensor):
+            raise GradientTypeError(
+                f"per_sample: parameter {name!r} is no tensor but {type(tensor).__name__}."
+            )
+        if tensor.requires_grad and not tensor.is_leaf:
+            raise GradientTypeError(
+                f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such as "
+                "model.named_parameters()."
+            )
+        if tensor.requires_grad and id(tensor) not in seen:
+            seen.add(id(tensor))
+            named[str(name)] = tensor
+    return named
+
+
+def _buffers(parameters: Parameters) -> frozenset[int]:
+    if not isinstance(parameters, nn.Module):
+        return frozenset()
+    return frozenset(buffer.data_ptr() for buffer in parameters.buffers())

@@ -1,0 +1,83 @@
+"""The proof, on a live step, that nothing was missed and every sample got its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import AuditError
+from ._pieces import Piece, _lengths
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit compared, all of it passed.
+
+    Attributes:
+        parameters: largest error of each parameter's weighted sum, relative to autograd's own gradient.
+        norms: largest relative error of the norms that were computed a second way.
+        unused: parameters that no loss depends on, by autograd's own account.
+    """
+
+    parameters: dict[str, float]
+    norms: float
+    unused: tuple[str, ...]
+
+
+def audit(
+    samples: int,
+    names: list[str],
+    pieces: dict[str, Piece],
+    engine: Callable[[Tensor], dict[str, Tensor]],
+    tolerance: float,
+    eps: float,
+) -> Audit:
+    """Compare with the engine under weights that tell every sample from every other.
+
+    A weighted sum of gradients is the gradient of the weighted losses. Were a row given to the wrong sample,
+    or a use of a parameter missed, the two would differ for nearly all weights; they are random here, and
+    once more all equal.
+    """
+    sizes = {name: float(piece.squared_norms().sum().sqrt()) for name, piece in pieces.items()}
+    # A gradient that is zero but for rounding, such as that of a key's bias, is measured against the largest.
+    floor = 1e4 * eps * max(sizes.values(), default=0.0)
+    generator = torch.Generator().manual_seed(7)
+    errors: dict[str, float] = {}
+    covered: set[str] = set()
+    for weights in (torch.ones(samples), torch.randn(samples, generator=generator)):
+        truth = engine(weights)
+        covered |= truth.keys()
+        for name, expected in truth.items():
+            if name not in pieces:
+                raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
+            expected = expected.to_dense() if expected.is_sparse else expected
+            found = pieces[name].weighted(weights.double())
+            found = found.to_dense() if found.is_sparse else found
+            size = float(torch.linalg.vector_norm(expected.double()))
+            scale = max(size, sizes[name], floor)
+            gap = float(torch.linalg.vector_norm(found.double() - expected.double()))
+            errors[name] = max(errors.get(name, 0.0), gap / scale if scale else gap)
+            if not errors[name] <= tolerance:
+                raise AuditError(
+                    f"audit: the weighted sum for `{name}` is off by {errors[name]:.1e}, relative to autograd's "
+                    f"own gradient. Please report the model: this is a bug in bridle or in a registered rule.",
+                    name,
+                )
+    return Audit(errors, _norms_error(samples, pieces, tolerance, floor), tuple(n for n in names if n not in covered))
+
+
+def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float, floor: float) -> float:
+    """Compare the norms of one sample with those of its gradient written down."""
+    worst = 0.0
+    if not samples:
+        return worst
+    for name, piece in pieces.items():
+        direct = float(_lengths(piece.dense(slice(0, 1)))[0])
+        short = float(piece.squared_norms()[0].sqrt())
+        scale = max(direct, floor)
+        gap = abs(direct - short) / scale if scale else short
+        if not gap <= 10 * tolerance:
+            raise AuditError(f"audit: two ways to the norm of `{name}` differ by {gap:.1e}.", name)
+        worst = max(worst, gap)
+    return worst

@@ -1,0 +1,204 @@
+"""Where to cut: the first ops above each parameter whose outputs belong to one sample each.
+
+Below a cut everything is made from parameters alone and shared by all samples: a transposed weight, a
+weight-normed one, ``1 + scale``, a table of positions. Above it every element has an owner.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from .. import graph
+from ..errors import BatchCouplingError
+from . import _torch
+from ._owners import Layout, probe
+from .rules.elementwise import OPS as ELEMENTWISE
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A use of a shared value by an op that sees data.
+
+    Attributes:
+        node: the op.
+        position: which of its inputs the shared value is.
+        value: the shared value, as an edge.
+    """
+
+    node: Node
+    position: int
+    value: GradientEdge
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """What is differentiated.
+
+    Attributes:
+        root: one loss per entry.
+        sample_of: which sample each entry counts for.
+        samples: how many samples there are.
+    """
+
+    root: Tensor
+    sample_of: Tensor
+    samples: int
+
+    def owners(self, nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
+        """Ask who owns the outputs of these ops; None for an op with an output that samples share."""
+        nodes = list(nodes)
+        edges = [(node, GradientEdge(node, i)) for node in nodes for i in range(len(graph.describe(node)))]
+        found = probe(self.root, self.sample_of, self.samples, [edge for _, edge in edges])
+        answer: dict[Node, tuple[Layout, ...] | None] = dict.fromkeys(nodes, ())
+        for (node, _), layout in zip(edges, found, strict=True):
+            before = answer[node]
+            answer[node] = None if before is None or layout is None else (*before, layout)
+        return answer
+
+
+def find_cuts(
+    read: graph.Graph, leaves: Iterable[Node], losses: Losses
+) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]]]:
+    """Climb from the leaves until everything has an owner.
+
+    What lies below a shared value is shared as well, even where it happens to get its gradient from one
+    sample only (a dead unit may hide the others): what is cut is not passed through a second time.
+    """
+    owners: dict[Node, tuple[Layout, ...] | None] = {}
+    shared: dict[Node, None] = dict.fromkeys(leaves)
+    below: set[Node] = set()
+    frontier = list(shared)
+    while frontier:
+        owners |= losses.owners(node for node in _above(read, frontier) if node not in owners)
+        consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
+        for node in consumers:
+            if owners[node] is None:
+                _add_below(node, below)
+        frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
+        shared |= dict.fromkeys(frontier)
+    cuts = [
+        Cut(consumer.node, consumer.position, GradientEdge(node, consumer.output_nr))
+        for node in shared
+        for consumer in read.consumers[node]
+        if consumer.node not in shared
+    ]
+    layouts = {cut.node: layouts for cut in cuts if (layouts := owners[cut.node]) is not None}
+    return cuts, layouts
+
+
+def _above(read: graph.Graph, nodes: Iterable[Node]) -> list[Node]:
+    """Return the consumers of these nodes; behind a view or cast also the consumers of that."""
+    found: dict[Node, None] = {}
+    stack = list(nodes)
+    while stack:
+        for consumer in read.consumers[stack.pop()]:
+            if consumer.node not in found:
+                found[consumer.node] = None
+                if graph.is_relayout(consumer.node):
+                    stack.append(consumer.node)
+    return list(found)
+
+
+def _add_below(node: Node, below: set[Node]) -> None:
+    stack = [node]
+    while stack:
+        for used, _ in stack.pop().next_functions:
+            if used is not None and used not in below:
+                below.add(used)
+                stack.append(used)
+
+
+def leaves_below(node: Node) -> list[Node]:
+    """Return the leaves that a shared value is made from."""
+    found: dict[Node, None] = {}
+    stack, seen = [node], {node}
+    while stack:
+        top = stack.pop()
+        if graph.is_leaf(top):
+            found[top] = None
+        for below, _ in top.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                stack.append(below)
+    return list(found)
+
+
+def refuse_coupling(cuts: Sequence[Cut], batch: int, buffers: frozenset[int], where: graph.Names) -> None:
+    """Refuse a model in which a shared value is made from the data of the batch.
+
+    Then the loss of one sample depends on the others. A value that is merely broadcast over the samples is a
+    table of positions or the like, whatever its size.
+    """
+    for cut in cuts:
+        if graph.is_leaf(cut.value.node) or _is_broadcast(cut):
+            continue
+        if _made_from_batch(cut.value.node, batch, buffers):
+            known = (where.of(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
+            names = [name for name in known if name is not None]
+            beneath = (
+                f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "")
+                if names
+                else "parameters"
+            )
+            raise BatchCouplingError(
+                f"per_sample: `{graph.op(cut.node)}` mixes the samples of the batch. What {beneath} made of "
+                "one sample enters the losses of others, so one sample has no gradient of its own. "
+                "Batch normalisation in training does this (call model.eval(), or use GroupNorm), and so do "
+                "losses over the whole batch. Pass allow_coupling=True to get the gradient of each loss as "
+                "it is.",
+                graph.op(cut.node),
+                names[0] if names else "",
+            )
+
+
+def _is_broadcast(cut: Cut) -> bool:
+    if graph.op(cut.node) not in ELEMENTWISE:
+        return False
+    value = prod(_shape(cut.value))
+    return value < prod(graph.describe(cut.node)[0].shape)
+
+
+def _shape(edge: GradientEdge) -> tuple[int, ...]:
+    if graph.is_leaf(edge.node):
+        return tuple(graph.leaf_tensor(edge.node).shape)
+    return graph.describe(edge.node)[edge.output_nr].shape
+
+
+def _made_from_batch(node: Node, batch: int, buffers: frozenset[int]) -> bool:
+    """Tell whether data of the batch went into a shared value and its batch dimension is still there."""
+    verdict: dict[Node, bool] = {}
+    for node_ in reversed(list(_region(node))):
+        if graph.is_leaf(node_):
+            verdict[node_] = False
+            continue
+        still_there = any(_has_batch(out.shape, batch) for out in graph.describe(node_))
+        beneath = any(verdict[below] for below, _ in node_.next_functions if below is not None)
+        verdict[node_] = still_there and (beneath or _eats_batch(node_, batch, buffers))
+    return verdict[node]
+
+
+def _region(node: Node) -> Iterator[Node]:
+    yield from graph.read([GradientEdge(node, 0)]).nodes
+
+
+def _eats_batch(node: Node, batch: int, buffers: frozenset[int]) -> bool:
+    parameters = {leaf.data_ptr() for below, _ in node.next_functions if below for leaf in _leaf_of(below)}
+    return any(
+        _has_batch(tensor.shape, batch)
+        for tensor in _torch.saved_tensors(node)
+        if tensor.grad_fn is None and tensor.data_ptr() not in buffers and tensor.data_ptr() not in parameters
+    )
+
+
+def _leaf_of(node: Node) -> list[Tensor]:
+    while graph.is_relayout(node) and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return [graph.leaf_tensor(node)] if graph.is_leaf(node) else []
+
+
+def _has_batch(shape: Sequence[int], batch: int) -> bool:
+    """Tell whether the first dimension may hold the batch, alone or folded, or the second does."""
+    return bool(shape) and (shape[0] % batch == 0 or (len(shape) > 1 and shape[1] == batch)) and shape[0] > 0

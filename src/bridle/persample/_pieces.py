@@ -1,0 +1,213 @@
+"""Per-sample gradients of one value, each held in the form that is cheapest to ask.
+
+A piece must be able to write its gradients down (`dense`). Every other question has a correct answer made from
+that; a form that knows a shorter way overrides it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+ALL = slice(None)
+# Gradients written down only to be looked at are written this many bytes at a time.
+CHUNK_BYTES = 1 << 26
+
+
+class Piece(ABC):
+    """Per-sample gradients of one value.
+
+    Attributes:
+        samples: how many samples there are.
+        shape: shape of the value.
+        how: one word for the plan that `PerSample.plan` prints.
+    """
+
+    samples: int
+    shape: tuple[int, ...]
+    how: str
+
+    @abstractmethod
+    def dense(self, part: slice = ALL) -> Tensor:
+        """Write down the gradients of these samples: (samples, *shape)."""
+
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each sample's gradient, in float64."""
+        return torch.cat([_square(_lengths(self.dense(part))) for part in self.chunks()])
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        """Return the sum over samples of weight times gradient."""
+        parts = [
+            torch.tensordot(weights[part].to(d), d, 1) for part in self.chunks() for d in [self.dense(part)]
+        ]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        """Return the inner product of each sample's gradient with `direction`, in float64."""
+        parts = []
+        for part in self.chunks():
+            block = self.dense(part).flatten(1)
+            parts.append((block @ direction.to(block).reshape(-1)).double())
+        return torch.cat(parts)
+
+    def gram(self) -> Tensor:
+        """Return the inner products between the gradients of all samples, in float64."""
+        out = torch.zeros(self.samples, self.samples, dtype=torch.float64)
+        for rows in self.chunks():
+            left = self.dense(rows).flatten(1)
+            for columns in self.chunks():
+                right = left if columns == rows else self.dense(columns).flatten(1)
+                out[rows, columns] = (left @ right.T).double()
+        return out
+
+    def chunks(self) -> Iterator[slice]:
+        """Yield the samples in parts small enough to be written down."""
+        size = max(1, CHUNK_BYTES // max(1, 4 * prod(self.shape)))
+        for start in range(0, max(self.samples, 1), size):
+            yield slice(start, min(start + size, self.samples))
+
+    def saving(self) -> float:
+        """Return what writing down would save when a weighted sum follows the norms, in multiply-adds."""
+        return 0.0
+
+
+class Dense(Piece):
+    """Gradients that are written down already."""
+
+    how = "stored"
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = wide(values)
+        self.samples, self.shape = values.shape[0], tuple(values.shape[1:])
+
+    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+        return self.values[part]
+
+    def chunks(self) -> Iterator[slice]:  # noqa: D102
+        yield ALL
+
+
+class Computed(Piece):
+    """Gradients that a function writes down when asked, and perhaps a shorter way to their weighted sum."""
+
+    how = "streamed"
+
+    def __init__(
+        self,
+        samples: int,
+        shape: Sequence[int],
+        dense: Callable[[slice], Tensor],
+        weighted: Callable[[Tensor], Tensor] | None = None,
+        *,
+        how: str = "streamed",
+    ) -> None:
+        self.samples, self.shape, self.how = samples, tuple(shape), how
+        self._dense, self._weighted = dense, weighted
+
+    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+        return wide(self._dense(part))
+
+    def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
+        return super().weighted(weights) if self._weighted is None else self._weighted(weights)
+
+    def saving(self) -> float:  # noqa: D102
+        return float(self.samples * prod(self.shape))
+
+
+class Sum(Piece):
+    """The gradients of a value that is used in several places."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = tuple(pieces)
+        self.samples, self.shape = pieces[0].samples, pieces[0].shape
+        self.how = "+".join(dict.fromkeys(piece.how for piece in pieces))
+
+    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+        total = self.pieces[0].dense(part)
+        for piece in self.pieces[1:]:
+            total = total + piece.dense(part)
+        return total
+
+    def squared_norms(self) -> Tensor:  # noqa: D102
+        crosses = [cross_products(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]]
+        if any(cross is None for cross in crosses):
+            return super().squared_norms()
+        total = torch.stack([piece.squared_norms() for piece in self.pieces]).sum(0)
+        bound = total.clone()
+        for cross in crosses:
+            assert cross is not None
+            total += 2 * cross
+            bound += 2 * cross.abs()
+        return _redo_where_cancelled(self, total, bound, torch.finfo(torch.float32).eps)
+
+    def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
+        total = self.pieces[0].weighted(weights)
+        for piece in self.pieces[1:]:
+            total = total + piece.weighted(weights)
+        return total
+
+    def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
+        return torch.stack([piece.dot(direction) for piece in self.pieces]).sum(0)
+
+
+def cross_products(a: Piece, b: Piece) -> Tensor | None:
+    """Return the inner product of both gradients of each sample where a short way is known, else None."""
+    from .rules.embedding import Rows, rows_with_outer
+    from .rules.linear import Outer
+
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, Rows) and isinstance(other, Outer):
+            return rows_with_outer(one, other)
+    return None
+
+
+def _redo_where_cancelled(piece: Piece, squares: Tensor, bound: Tensor, eps: float) -> Tensor:
+    """Compute those norms again from the gradients themselves that cancellation may have spoiled.
+
+    `bound` is the sum of the absolute values whose sum is `squares`; their rounding errors are about `eps`
+    times as large. Also catches an overflow, and keeps a norm from being negative.
+    """
+    spoiled = ~(squares > 3e3 * eps * bound) & ~(bound == 0)
+    if not bool(spoiled.any()):
+        return squares.clamp(min=0)
+    squares = squares.clone()
+    for i in spoiled.nonzero().squeeze(1).tolist():
+        squares[i] = _square(_lengths(piece.dense(slice(i, i + 1))))[0]
+    return squares.clamp(min=0)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return half types as float32, all else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def merged(pieces: Sequence[Piece]) -> Piece:
+    """Return one piece for all uses of a value."""
+    from .rules.embedding import Rows
+    from .rules.linear import Outer
+
+    if len(pieces) == 1:
+        return pieces[0]
+    for kind in (Outer, Rows):
+        same = [piece for piece in pieces if isinstance(piece, kind)]
+        if len(same) > 1:
+            rest = [piece for piece in pieces if not isinstance(piece, kind)]
+            return merged([kind.joined(same), *rest])  # type: ignore[arg-type]
+    small = [piece for piece in pieces if isinstance(piece, Dense)]
+    if len(small) > 1:
+        rest = [piece for piece in pieces if not isinstance(piece, Dense)]
+        total = small[0].values
+        for piece in small[1:]:
+            total = total + piece.values
+        return merged([Dense(total), *rest])
+    return Sum(pieces)
+
+
+def _lengths(block: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(block.flatten(1), dim=1)
+
+
+def _square(lengths: Tensor) -> Tensor:
+    return lengths.double().square()

@@ -1,0 +1,88 @@
+"""One use of a value by an op that sees data: what a rule is given."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from .. import graph
+from . import _torch
+from ._owners import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Use:
+    """One use of a parameter, or of a value made from parameters alone, by one op of the recorded graph.
+
+    Attributes:
+        node: the op, as torch recorded it.
+        position: which of its inputs the value is, as an index into ``node.next_functions``.
+        shape: shape of the value.
+        gradients: gradient of the sum of all losses at each output of the op; None where there is none.
+        layouts: for each output, which sample owns which element.
+        samples: how many samples there are.
+        allow_coupling: whether the user accepts losses that depend on other samples.
+    """
+
+    node: Node
+    position: int
+    shape: tuple[int, ...]
+    gradients: tuple[Tensor | None, ...]
+    layouts: tuple[Layout, ...]
+    samples: int
+    allow_coupling: bool = False
+    _cache: dict[tuple[Node, str], Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def op(self) -> str:
+        """What torch calls the op, such as ``AddmmBackward0``."""
+        return graph.op(self.node)
+
+    @property
+    def gradient(self) -> Tensor:
+        """The gradient at the first output."""
+        found = self.gradients[0]
+        assert found is not None, f"{self.op} was used without a gradient at its first output"
+        return found
+
+    @property
+    def layout(self) -> Layout:
+        """Which sample owns which element of the first output."""
+        return self.layouts[0]
+
+    def saved(self, name: str) -> Any:
+        """Return what the op saved under torch's name for it, such as ``mat1`` or ``input``."""
+        key = (self.node, name)
+        if key not in self._cache:
+            value = _torch.saved(self.node, name)
+            self._cache[key] = value.detach() if isinstance(value, Tensor) else value
+        return self._cache[key]
+
+    def run(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Run the op's backward with other gradients at its outputs; return what the value gets."""
+        with torch.no_grad():
+            answer = _torch.call(self.node, gradients)[self.position]
+        if answer is None:
+            return torch.zeros(self.shape)
+        if answer.is_sparse:
+            answer = answer.to_dense()
+        return answer.sum_to_size(self.shape)
+
+    def scaled(self, weights: Tensor) -> list[Tensor | None]:
+        """Return the gradients at the outputs with each sample's part multiplied by its weight."""
+        out: list[Tensor | None] = []
+        for gradient, layout in zip(self.gradients, self.layouts, strict=True):
+            if gradient is None:
+                out.append(None)
+                continue
+            w = weights.to(gradient)
+            if layout.block is not None:
+                cut = gradient.reshape(-1, layout.samples, layout.block) * w[:, None]
+                out.append(cut.view(gradient.shape))
+            else:
+                owner = layout.owner_of_each(gradient.numel(), gradient.device).view(gradient.shape)
+                out.append(gradient * torch.where(owner >= 0, w[owner.clamp(min=0)], 0))
+        return out

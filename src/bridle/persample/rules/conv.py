@@ -1,0 +1,111 @@
+"""Convolutions of every kind: any dimension, groups, stride, dilation, padding, transposed or not.
+
+Legend: b sample, k image of a sample (nearly always one), c and o channels, p output pixel.
+"""
+
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .._owners import NotSeparable
+from .._pieces import ALL, Dense, Piece, wide
+from .._use import Use
+from .linear import TRAFFIC, Outer
+
+
+class Convolved(Piece):
+    """Gradients of a convolution's weight, held as its input and the gradient at its output."""
+
+    def __init__(self, use: Use) -> None:
+        g, x = use.gradient, use.saved("input")
+        width = g[0].numel()
+        self.g = wide(use.layout.by_sample(g.flatten(1), width)).unflatten(2, g.shape[1:])
+        self.x = wide(use.layout.by_sample(x.flatten(1), width)).unflatten(2, x.shape[1:])
+        names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+        self.options: dict[str, Any] = {name: use.saved(name) for name in names}
+        self.samples, self.shape = use.samples, use.shape
+        self.pixels = self.g.shape[1] * prod(g.shape[2:])
+        self.how = "gram" if self._gram_is_cheaper() else "streamed"
+
+    def dense(self, part: slice = ALL) -> Tensor:
+        """Fold the samples into groups, so that one ordinary call gives each sample its own weight."""
+        g, x = self.g[part], self.x[part]
+        n, k = g.shape[:2]
+        if self._many_channels():
+            return torch.stack(
+                [self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)]
+            )
+        g, x = g.transpose(0, 1).flatten(1, 2), x.transpose(0, 1).flatten(1, 2)
+        return self._weight_gradient(g, x, n).view(n, *self.shape)
+
+    def squared_norms(self) -> Tensor:  # noqa: D102
+        return self._as_outer().squared_norms() if self.how == "gram" else super().squared_norms()
+
+    def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
+        g = self.g * weights.to(self.g).view(-1, *(1,) * (self.g.dim() - 1))
+        return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1), 1)
+
+    def saving(self) -> float:  # noqa: D102
+        return self.samples * self.pixels * prod(self.shape) * (1.0 if self.how == "streamed" else -1.0)
+
+    def _weight_gradient(self, g: Tensor, x: Tensor, folds: int) -> Tensor:
+        o = self.options
+        weight = g.new_empty(()).expand(folds * self.shape[0], *self.shape[1:])
+        answer: Tensor = torch.ops.aten.convolution_backward(
+            g,
+            x,
+            weight,
+            None,
+            o["stride"],
+            o["padding"],
+            o["dilation"],
+            o["transposed"],
+            o["output_padding"],
+            o["groups"] * folds,
+            [False, True, False],
+        )[1]
+        return answer
+
+    def _many_channels(self) -> bool:
+        """Tell whether one call per sample beats folding: grouped kernels are poor at wide groups."""
+        return self.options["groups"] == 1 and self.shape[0] * self.shape[1] >= 128 * 128
+
+    def _gram_is_cheaper(self) -> bool:
+        """Compare pixels x pixels products of unfolded images with the weight itself."""
+        plain = self.options["groups"] == 1 and not self.options["transposed"] and len(self.shape) in (3, 4)
+        if not plain or self.g.shape[1] != 1:
+            return False
+        o, side = self.shape[0], prod(self.shape[1:])
+        gram = self.pixels**2 * (o + side + 2 * TRAFFIC) + 2 * TRAFFIC * self.pixels * side
+        return gram < self.pixels * o * side
+
+    def _as_outer(self) -> Outer:
+        x, g, o = self.x[:, 0], self.g[:, 0], self.options
+        if len(self.shape) == 3:  # a row of pixels is an image of height one
+            x, g = x.unsqueeze(2), g.unsqueeze(2)
+        kernel, stride, padding, dilation = (
+            (*((fill,) if len(self.shape) == 3 else ()), *values)
+            for fill, values in (
+                (1, self.shape[2:]),
+                (1, o["stride"]),
+                (0, o["padding"]),
+                (1, o["dilation"]),
+            )
+        )
+        columns = F.unfold(x, kernel, dilation, padding, stride)
+        outer = Outer(g.flatten(2).transpose(1, 2), columns.transpose(1, 2))
+        outer.how = "gram"
+        return outer
+
+
+def convolution(use: Use) -> Piece:
+    """Weight at position 1, bias at position 2."""
+    if use.position == 0:
+        raise NotSeparable
+    if use.position == 2:
+        channels = (use.shape[0],) + (1,) * (use.gradient.dim() - 2)
+        return Dense(use.layout.sums(wide(use.gradient), channels).reshape(use.samples, *use.shape))
+    return Convolved(use)

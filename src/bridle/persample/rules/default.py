@@ -1,0 +1,30 @@
+"""The general way, right for every op: run its backward once per sample.
+
+A backward is linear in the gradient it is given. Given only the part that one sample owns, it returns that
+sample's gradient.
+"""
+
+import torch
+from torch import Tensor
+
+from .._pieces import Computed, Dense, Piece
+from .._use import Use
+
+
+def one_by_one(use: Use) -> Piece:
+    """Run the op once per sample, and once for a weighted sum."""
+
+    def dense(part: slice) -> Tensor:
+        numbers = range(*part.indices(use.samples))
+        picks = torch.eye(use.samples, dtype=torch.float64)
+        return torch.stack([use.run(use.scaled(picks[i])) for i in numbers])
+
+    def weighted(weights: Tensor) -> Tensor:
+        return use.run(use.scaled(weights))
+
+    return Computed(use.samples, use.shape, dense, weighted, how="one by one")
+
+
+def nothing(use: Use) -> Piece:
+    """Return zeros: no loss depends on this use."""
+    return Dense(torch.zeros(()).expand(use.samples, *use.shape))

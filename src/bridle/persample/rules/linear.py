@@ -1,0 +1,159 @@
+"""Matrix products: linear layers of every rank, attention projections, low-rank updates, experts.
+
+Legend: b sample, t row of a sample (a token, a pixel, one call of a shared layer), m and n the two sides of
+the matrix. The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :].
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .._owners import Layout, NotSeparable
+from .._pieces import ALL, Computed, Dense, Piece, _lengths, _redo_where_cancelled, _square, wide
+from .._use import Use
+
+# Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
+TRAFFIC = 16.0
+
+
+class Outer(Piece):
+    """Gradients that are sums of outer products, held as their two factors."""
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
+        self.left, self.right = left, right
+        self.samples, self.rows, m = left.shape
+        self.shape = (m, right.shape[-1])
+        gram, streamed = self._costs()
+        self.how = "gram" if gram <= streamed else "streamed"
+
+    @staticmethod
+    def joined(pieces: Sequence["Outer"]) -> "Outer":
+        """Put several uses of one matrix behind each other: more rows, the same sum."""
+        return Outer(
+            torch.cat([piece.left for piece in pieces], 1), torch.cat([piece.right for piece in pieces], 1)
+        )
+
+    def transposed(self) -> "Outer":
+        """Return the same for the transposed matrix."""
+        return Outer(self.right, self.left)
+
+    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+        return wide(self.left[part]).transpose(1, 2) @ wide(self.right[part])
+
+    def squared_norms(self) -> Tensor:  # noqa: D102
+        if self.rows == 1:
+            return _square(_lengths(wide(self.left))) * _square(_lengths(wide(self.right)))
+        if self.how != "gram":
+            return super().squared_norms()
+        left, right = wide(self.left), wide(self.right)
+        products = (left @ left.transpose(1, 2)).mul_(right @ right.transpose(1, 2)).flatten(1)
+        bound = torch.linalg.vector_norm(products, 1, dim=1).double()
+        squares = products.sum(1, dtype=torch.float64)
+        return _redo_where_cancelled(self, squares, bound, torch.finfo(products.dtype).eps)
+
+    def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
+        left, right = wide(self.left), wide(self.right)
+        w = weights.to(left)[:, None, None]
+        if left.shape[-1] <= right.shape[-1]:
+            left = left * w
+        else:
+            right = right * w
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
+
+    def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
+        left, right = wide(self.left), wide(self.right)
+        return ((left @ direction.to(left)) * right).sum((1, 2), dtype=torch.float64)
+
+    def gram(self) -> Tensor:  # noqa: D102
+        if self.rows > 1 and self.rows**2 * sum(self.shape) > self.shape[0] * self.shape[1]:
+            return super().gram()
+        left, right = wide(self.left).flatten(0, 1), wide(self.right).flatten(0, 1)
+        products = (left @ left.T) * (right @ right.T)
+        if self.rows == 1:
+            return products.double()
+        cut = products.view(self.samples, self.rows, self.samples, self.rows)
+        return cut.sum((1, 3), dtype=torch.float64)
+
+    def saving(self) -> float:
+        """Written down: one batched product, its norm and its sum. Otherwise the norm, then a product."""
+        m, n = self.shape
+        product = float(self.rows * m * n)
+        return self.samples * (min(self._costs()) + product - (product + 3 * TRAFFIC * m * n))
+
+    def _costs(self) -> tuple[float, float]:
+        m, n, t = *self.shape, self.rows
+        if t == 1:
+            return 0.0, 1.0
+        return t * t * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n
+
+
+def _outer(layout: Layout, left: Tensor, right: Tensor, width: int) -> Outer:
+    return Outer(layout.by_sample(left, width), layout.by_sample(right, width))
+
+
+def addmm(use: Use) -> Piece:
+    """``beta * self + alpha * mat1 @ mat2``; a linear layer has its weight at mat2."""
+    if use.position == 0:
+        return Dense(use.layout.sums(use.gradient * use.saved("beta"), use.shape))
+    return _product(use, use.position - 1, "mat1", "mat2", use.saved("alpha"))
+
+
+def mm(use: Use) -> Piece:
+    """``self @ mat2``."""
+    return _product(use, use.position, "self", "mat2", 1)
+
+
+def _product(use: Use, side: int, first: str, second: str, factor: float) -> Piece:
+    g = use.gradient if factor == 1 else use.gradient * factor
+    if side == 1:
+        return _outer(use.layout, use.saved(first), g, g.shape[-1])
+    other = use.saved(second)
+    return _outer(_transposed(use.layout, g), g.T, other.T, g.shape[0])
+
+
+def _transposed(layout: Layout, g: Tensor) -> Layout:
+    """Return the owners of ``g.T``, when whole columns of g have one owner."""
+    rows, columns = g.shape
+    if layout.block is None:
+        assert layout.owners is not None
+        return Layout(layout.samples, None, layout.owners.view(rows, columns).T.reshape(-1), certain=False)
+    if columns % (layout.block * layout.samples):
+        raise NotSeparable
+    return Layout(layout.samples, layout.block * rows, None, layout.certain)
+
+
+def bmm(use: Use) -> Piece:
+    """``self @ mat2`` for a stack of matrices: one product per member, each row with its owner."""
+    return _stack(use, use.position, "self", "mat2", 1)
+
+
+def baddbmm(use: Use) -> Piece:
+    """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
+    if use.position == 0:
+        return Dense(use.layout.sums(use.gradient * use.saved("beta"), use.shape))
+    return _stack(use, use.position - 1, "batch1", "batch2", use.saved("alpha"))
+
+
+def _stack(use: Use, side: int, first: str, second: str, factor: float) -> Piece:
+    g = use.gradient * factor if factor != 1 else use.gradient
+    layout = use.layout
+    stack, rows, columns = g.shape
+    if side != 1 or layout.block is None or rows * columns % (layout.samples * layout.block):
+        raise NotSeparable
+    if layout.block % columns:
+        raise NotSeparable
+    # (stack, outer, samples, inner, width) -> (samples, stack, outer * inner, width)
+    inner = layout.block // columns
+
+    def cut(x: Tensor) -> Tensor:
+        apart = wide(x).reshape(stack, -1, layout.samples, inner, x.shape[-1])
+        return apart.permute(2, 0, 1, 3, 4).flatten(2, 3)
+
+    left, right = cut(use.saved(first)), cut(g)
+    return Computed(
+        use.samples,
+        use.shape,
+        lambda part: left[part].transpose(2, 3) @ right[part],
+        lambda w: ((left * w.to(left).view(-1, 1, 1, 1)).transpose(2, 3) @ right).sum(0),
+    )

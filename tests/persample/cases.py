@@ -1,0 +1,489 @@
+"""Awkward models: each a function that returns a model and its losses, one per sample.
+
+The name of the function is the name of the case. B samples, T steps; some cases have T equal to B on purpose.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.utils.checkpoint import checkpoint
+
+B, T, D = 4, 5, 6
+
+
+class Calls(nn.Module):
+    """A model that is its children and a function of them and the data."""
+
+    def __init__(self, function, /, **children):
+        super().__init__()
+        self.function = function
+        for name, child in children.items():
+            setattr(self, name, child)
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+def flat_sum(out):
+    """One loss per sample that is no symmetric function of the outputs."""
+    out = out.flatten(1)
+    slope = torch.linspace(0.5, 1.5, out.shape[1], dtype=out.dtype)
+    return (out * slope + 0.1 * out**2).sum(1)
+
+
+def images(*shape):
+    return torch.randn(B, *shape)
+
+
+def tokens(*shape, high=7):
+    return torch.randint(high, (B, *shape))
+
+
+def simple(layer, *inputs):
+    return layer, lambda: flat_sum(layer(*inputs))
+
+
+CASES = {}
+
+
+def case(build):
+    CASES[build.__name__] = build
+    return build
+
+
+def many(**builders):
+    for name, build in builders.items():
+        CASES[name] = build
+
+
+many(
+    linear=lambda: simple(nn.Linear(D, 3), images(D)),
+    linear_3d=lambda: simple(nn.Linear(D, 3), images(T, D)),
+    linear_4d=lambda: simple(nn.Linear(D, 3), images(2, T, D)),
+    linear_no_bias=lambda: simple(nn.Linear(D, 3, bias=False), images(T, D)),
+    linear_steps_equal_batch=lambda: simple(
+        nn.Sequential(nn.Linear(D, B), nn.ReLU(), nn.Linear(B, B)), images(B, D)
+    ),
+    mlp=lambda: simple(
+        nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), images(D)
+    ),
+    bilinear=lambda: simple(nn.Bilinear(D, 3, 2), images(D), images(3)),
+    conv1d=lambda: simple(nn.Conv1d(3, 4, 3, stride=2, padding=1), images(3, 9)),
+    conv2d=lambda: simple(nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 7)),
+    conv2d_groups=lambda: simple(nn.Conv2d(4, 6, 3, groups=2, dilation=2), images(4, 8, 8)),
+    conv2d_depthwise=lambda: simple(nn.Conv2d(4, 8, 3, groups=4), images(4, 5, 5)),
+    conv2d_same=lambda: simple(nn.Conv2d(3, 4, (2, 3), padding="same"), images(3, 5, 5)),
+    conv2d_circular=lambda: simple(nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), images(3, 5, 5)),
+    conv2d_reflect=lambda: simple(
+        nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", stride=2), images(3, 5, 5)
+    ),
+    conv2d_wide=lambda: simple(nn.Conv2d(8, 128, 1), images(8, 2, 2)),
+    conv2d_many_channels=lambda: simple(nn.Conv2d(128, 130, 3, padding=1), images(128, 3, 3)),
+    conv1d_many_channels=lambda: simple(nn.Conv1d(64, 70, 3, padding=1, stride=2), images(64, 5)),
+    conv3d=lambda: simple(nn.Conv3d(2, 4, 2, groups=2, dilation=(1, 2, 1)), images(2, 4, 4, 4)),
+    conv_transpose1d=lambda: simple(nn.ConvTranspose1d(3, 4, 3, stride=2, output_padding=1), images(3, 5)),
+    conv_transpose2d=lambda: simple(
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2), images(4, 4, 4)
+    ),
+    conv_transpose3d=lambda: simple(nn.ConvTranspose3d(2, 3, 2, dilation=2), images(2, 3, 3, 3)),
+    embedding=lambda: simple(nn.Embedding(7, 3), tokens(T)),
+    embedding_padding=lambda: simple(nn.Embedding(7, 3, padding_idx=2), tokens(T, high=4)),
+    embedding_one_id=lambda: simple(nn.Embedding(7, 3), tokens()),
+    embedding_sparse=lambda: simple(nn.Embedding(7, 3, sparse=True), tokens(T)),
+    embedding_by_frequency=lambda: simple(nn.Embedding(7, 3, scale_grad_by_freq=True), tokens(T)),
+    layer_norm=lambda: simple(nn.LayerNorm(D), images(T, D)),
+    layer_norm_two_dims=lambda: simple(nn.LayerNorm((T, D)), images(T, D)),
+    layer_norm_no_bias=lambda: simple(nn.LayerNorm(D, bias=False), images(D)),
+    rms_norm=lambda: simple(nn.RMSNorm(D), images(T, D)),
+    group_norm=lambda: simple(nn.GroupNorm(2, 4), images(4, 3, 3)),
+    instance_norm1d=lambda: simple(nn.InstanceNorm1d(3, affine=True), images(3, 5)),
+    instance_norm2d=lambda: simple(nn.InstanceNorm2d(B, affine=True), images(B, 3, 4)),
+    batch_norm_eval=lambda: simple(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), images(3, 5, 5)
+    ),
+    prelu=lambda: simple(nn.PReLU(), images(D)),
+    prelu_channels=lambda: simple(nn.PReLU(3), images(3, 5)),
+    rnn=lambda: recurrent(nn.RNN(D, 4, batch_first=True)),
+    rnn_relu_deep=lambda: recurrent(nn.RNN(D, 4, 2, nonlinearity="relu", batch_first=True)),
+    gru=lambda: recurrent(nn.GRU(D, 4, batch_first=True)),
+    gru_deep_bidirectional=lambda: recurrent(nn.GRU(D, 4, 2, bidirectional=True, batch_first=True)),
+    lstm=lambda: recurrent(nn.LSTM(D, 4, batch_first=True)),
+    lstm_no_bias=lambda: recurrent(nn.LSTM(D, 4, bias=False, batch_first=True)),
+    lstm_deep_bidirectional=lambda: recurrent(nn.LSTM(D, 4, 2, bidirectional=True, batch_first=True)),
+    lstm_projected=lambda: recurrent(nn.LSTM(D, 4, proj_size=3, batch_first=True)),
+    lstm_batch_second=lambda: recurrent(nn.LSTM(D, 4)),
+    lstm_last_output=lambda: recurrent(nn.LSTM(D, 4, batch_first=True), lambda out, _: out[:, -1]),
+    lstm_last_state=lambda: recurrent(
+        nn.LSTM(D, 4, batch_first=True), lambda _, state: state[1].transpose(0, 1)
+    ),
+    lstm_everything=lambda: recurrent(
+        nn.LSTM(D, 4, batch_first=True),
+        lambda out, state: torch.cat([out.flatten(1), *(s.transpose(0, 1).flatten(1) for s in state)], 1),
+    ),
+    transformer_encoder=lambda: simple(
+        nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2, enable_nested_tensor=False
+        ),
+        images(T, 8),
+    ),
+    transformer_norm_first=lambda: simple(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True), images(B, 8)
+    ),
+    transformer_decoder=lambda: simple(
+        nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0, batch_first=True), images(T, 8), images(3, 8)
+    ),
+    weight_norm=lambda: simple(parametrizations.weight_norm(nn.Linear(D, 3)), images(T, D)),
+    weight_norm_conv=lambda: simple(parametrizations.weight_norm(nn.Conv1d(3, 4, 3)), images(3, 6)),
+    spectral_norm=lambda: simple(parametrizations.spectral_norm(nn.Linear(D, B)).eval(), images(T, D)),
+    orthogonal=lambda: simple(parametrizations.orthogonal(nn.Linear(D, 3)), images(D)),
+    dropout=lambda: simple(nn.Sequential(nn.Linear(D, 8), nn.Dropout(0.0), nn.Linear(8, 2)), images(D)),
+)
+
+
+def recurrent(layer, pick=lambda out, _: out):
+    x = images(T, D) if layer.batch_first else torch.randn(T, B, D)
+
+    def losses():
+        out, state = layer(x)
+        out = out if layer.batch_first else out.transpose(0, 1)
+        return flat_sum(pick(out, state))
+
+    return layer, losses
+
+
+def attention(batch_first, *, cross=False, **options):
+    layer = nn.MultiheadAttention(8, 2, batch_first=batch_first, **options)
+    q, other = images(T, 8), images(3, 8)
+    if not batch_first:
+        q, other = q.transpose(0, 1), other.transpose(0, 1)
+
+    def losses():
+        out, weights = layer(q, *((other, other) if cross else (q, q)))
+        return flat_sum(out if batch_first else out.transpose(0, 1)) + weights.square().sum((1, 2))
+
+    return layer, losses
+
+
+many(
+    attention=lambda: attention(True),
+    attention_batch_second=lambda: attention(False),
+    attention_cross=lambda: attention(True, cross=True),
+    attention_bias_kv=lambda: attention(True, add_bias_kv=True),
+    attention_no_bias=lambda: attention(False, bias=False, cross=True),
+)
+
+
+@case
+def batch_folded_into_rows():
+    model = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 2))
+    x = images(T, D)
+    return model, lambda: flat_sum(model(x.reshape(B * T, D)).reshape(B, T, 2))
+
+
+@case
+def batch_second():
+    model = nn.Sequential(nn.Linear(D, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+    x = torch.randn(T, B, D)
+    return model, lambda: flat_sum(model(x).transpose(0, 1))
+
+
+@case
+def samples_in_columns():
+    weight, bias = nn.Parameter(torch.randn(3, D)), nn.Parameter(torch.randn(3, 1))
+    x = torch.randn(D, B)
+    return Calls(None, w=weight, b=bias), lambda: (weight @ x + bias).square().sum(0)
+
+
+@case
+def shuffled_rows():
+    layer = nn.Linear(D, 3)
+    x, order = images(D), torch.tensor([2, 0, 3, 1])
+    return layer, lambda: flat_sum(torch.tanh(layer(x))[order])
+
+
+@case
+def routed_rows():
+    """A mixture of experts: each row goes to the expert its content chooses."""
+    model = nn.ModuleList([nn.Linear(D, D) for _ in range(3)])
+    x = images(T, D)
+
+    def losses():
+        rows = x.reshape(-1, D)
+        choice = rows.sum(1).mul(3).long().abs() % 3
+        out = torch.zeros_like(rows)
+        for i, expert in enumerate(model):
+            picked = (choice == i).nonzero().squeeze(1)
+            out = out.index_add(0, picked, torch.tanh(expert(rows[picked])))
+        return flat_sum(out.view(B, T, D))
+
+    return model, losses
+
+
+@case
+def stacked_experts():
+    model = Calls(lambda m, x: torch.einsum("btd,edf->betf", x, m.w), w=nn.Parameter(torch.randn(3, D, 2)))
+    x = images(T, D)
+    return model, lambda: flat_sum(model(x))
+
+
+@case
+def functional_and_keyword_calls():
+    layer = nn.Linear(D, 3)
+    x = images(T, D)
+    return layer, lambda: flat_sum(layer(input=x) + F.linear(x, weight=layer.weight * 2))
+
+
+@case
+def called_twice():
+    layer = nn.Linear(D, D)
+    x = images(T, D)
+    return layer, lambda: flat_sum(layer(torch.tanh(layer(x))))
+
+
+@case
+def conv_called_twice():
+    layer = nn.Conv2d(3, 3, 3, padding=1)
+    x = images(3, 4, 4)
+    return layer, lambda: flat_sum(layer(torch.tanh(layer(x))))
+
+
+@case
+def tied_embedding_and_head():
+    model = Calls(None, table=nn.Embedding(7, D), inner=nn.Linear(D, D))
+    ids, target = tokens(T), tokens(T)
+
+    def losses():
+        hidden = torch.tanh(model.inner(model.table(ids)))
+        logits = F.linear(hidden, model.table.weight)
+        return F.cross_entropy(logits.transpose(1, 2), target, reduction="none").sum(1)
+
+    return model, losses
+
+
+@case
+def embedding_called_twice():
+    table = nn.Embedding(7, 3)
+    a, b = tokens(T), tokens(2)
+    return table, lambda: flat_sum(table(a)) + flat_sum(table(b).exp())
+
+
+@case
+def position_ids_broadcast():
+    model = Calls(None, words=nn.Embedding(7, D), places=nn.Embedding(9, D), norm=nn.LayerNorm(D))
+    ids, positions = tokens(T), torch.arange(T)[None]
+    return model, lambda: flat_sum(model.norm(model.words(ids) + model.places(positions)))
+
+
+@case
+def positions_equal_batch():
+    model = Calls(None, words=nn.Embedding(7, D), places=nn.Embedding(9, D), norm=nn.LayerNorm(D))
+    ids, positions = tokens(B), torch.arange(B)
+    return model, lambda: flat_sum(model.norm(model.words(ids) + model.places(positions)))
+
+
+@case
+def class_token_and_layer_scale():
+    model = Calls(
+        None,
+        token=nn.Parameter(torch.randn(1, 1, D)),
+        places=nn.Parameter(torch.randn(1, T + 1, D)),
+        scale=nn.Parameter(torch.randn(D)),
+        inner=nn.Linear(D, D),
+    )
+    x = images(T, D)
+
+    def losses():
+        h = torch.cat([model.token.expand(B, -1, -1), x], 1) + model.places
+        return flat_sum((h + model.scale * model.inner(h))[:, 0])
+
+    return model, losses
+
+
+@case
+def token_repeated():
+    token = nn.Parameter(torch.randn(1, 2, D))
+    x = images(T, D)
+    return Calls(None, token=token), lambda: flat_sum(torch.cat([token.repeat(B, 1, 1), x], 1).exp())
+
+
+@case
+def made_from_parameters():
+    """Gemma's ``1 + weight``, a state space's ``-exp(a)``, a gate."""
+    model = Calls(
+        None, w=nn.Parameter(torch.randn(D)), a=nn.Parameter(torch.randn(D)), g=nn.Parameter(torch.randn(1))
+    )
+    x = images(T, D)
+    return model, lambda: flat_sum(
+        x * (1 + model.w) * torch.exp(-torch.exp(model.a)) * torch.sigmoid(model.g)
+    )
+
+
+@case
+def low_rank_merged():
+    model = Calls(
+        None, base=nn.Linear(D, 5), a=nn.Parameter(torch.randn(2, D)), b=nn.Parameter(torch.randn(5, 2))
+    )
+    model.base.weight.requires_grad_(False)
+    x = images(T, D)
+    return model, lambda: flat_sum(F.linear(x, model.base.weight + 0.5 * model.b @ model.a, model.base.bias))
+
+
+@case
+def low_rank_apart():
+    model = Calls(None, base=nn.Linear(D, 5), a=nn.Linear(D, 2, bias=False), b=nn.Linear(2, 5, bias=False))
+    model.base.requires_grad_(False)
+    x = images(T, D)
+    return model, lambda: flat_sum(model.base(x) + model.b(model.a(x)))
+
+
+@case
+def pruned_weight():
+    layer = nn.Linear(D, B)
+    prune.random_unstructured(layer, "weight", 0.3)
+    x = images(D)
+    # The mask makes the weight anew at every call.
+    return layer, lambda: flat_sum(layer(x))
+
+
+@case
+def own_parametrization():
+    class Symmetric(nn.Module):
+        def forward(self, x):
+            return x.triu() + x.triu(1).T
+
+    layer = nn.Linear(D, D)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    x = images(T, D)
+    return layer, lambda: flat_sum(layer(x))
+
+
+@case
+def frozen_and_unused():
+    model = nn.ModuleDict({"used": nn.Linear(D, 3), "frozen": nn.Linear(3, 3), "unused": nn.Linear(2, 2)})
+    model["frozen"].weight.requires_grad_(False)
+    x = images(D)
+    return model, lambda: flat_sum(model["frozen"](model["used"](x)))
+
+
+@case
+def input_needs_gradient():
+    layer = nn.Linear(D, 3)
+    x = images(T, D).requires_grad_()
+    return layer, lambda: flat_sum(layer(x))
+
+
+@case
+def checkpointed():
+    model = nn.ModuleList([nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.LayerNorm(D)) for _ in range(2)])
+    x = images(T, D)
+
+    def losses():
+        h = x
+        for block in model:
+            h = checkpoint(block, h, use_reentrant=False)
+        return flat_sum(h)
+
+    return model, losses
+
+
+@case
+def cells():
+    model = Calls(None, rnn=nn.RNNCell(D, 4), gru=nn.GRUCell(4, 4), lstm=nn.LSTMCell(4, 3))
+    x = images(T, D)
+
+    def losses():
+        a = g = torch.zeros(B, 4, dtype=x.dtype)
+        state = None
+        for t in range(T):
+            a = model.rnn(x[:, t], a)
+            g = model.gru(a, g)
+            state = model.lstm(g, state)
+        return flat_sum(torch.cat(state, 1))
+
+    return model, losses
+
+
+@case
+def packed_sequence():
+    model = nn.ModuleList([nn.LSTM(D, 4), nn.GRU(D, 4)])
+    x = torch.randn(T, B, D)
+    lengths = torch.tensor([5, 3, 2, 1])
+
+    def losses():
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths)
+        return sum(
+            flat_sum(nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0].transpose(0, 1)) for layer in model
+        )
+
+    return model, losses
+
+
+def bag(mode, **options):
+    layer = nn.EmbeddingBag(7, 3, mode=mode, **options)
+    ids, offsets = torch.randint(7, (9,)), torch.tensor([0, 2, 2, 5])
+    weights = torch.rand(9) if mode == "sum" else None
+    return layer, lambda: flat_sum(layer(ids, offsets, per_sample_weights=weights))
+
+
+many(
+    bag_sum=lambda: bag("sum"),
+    bag_mean=lambda: bag("mean"),
+    bag_mean_padding=lambda: bag("mean", padding_idx=1),
+    bag_max=lambda: bag("max"),
+    bag_of_rows=lambda: simple(nn.EmbeddingBag(7, 3), tokens(T)),
+)
+
+
+@case
+def losses_per_token():
+    model = nn.Sequential(nn.Embedding(7, D), nn.Linear(D, 7))
+    ids, target = tokens(T), tokens(T)
+    return model, lambda: F.cross_entropy(model(ids).transpose(1, 2), target, reduction="none")
+
+
+@case
+def some_losses_are_zero():
+    layer = nn.Linear(D, 3)
+    x, mask = images(T, D), torch.tensor([1.0, 0.0, 3.0, 2.0])
+    return layer, lambda: flat_sum(layer(x)) * mask
+
+
+@case
+def equal_samples():
+    """Nothing tells the samples apart but their place."""
+    model = Calls(None, inner=nn.Linear(D, D), places=nn.Parameter(torch.randn(3, D)))
+    x = torch.ones(3, 3, D)
+    return model, lambda: flat_sum(torch.tanh(model.inner(x + model.places)))
+
+
+@case
+def far_apart_in_size():
+    layer = nn.Linear(D, 3)
+    x = images(T, D)
+    size = torch.tensor([1e-9, 1.0, 1e6, 1e-3])
+    return layer, lambda: flat_sum(layer(x)) * size
+
+
+@case
+def in_place_ops():
+    model = nn.Sequential(nn.Linear(D, 8), nn.ReLU(inplace=True), nn.Linear(8, 3))
+    x = images(T, D)
+
+    def losses():
+        out = model(x)
+        out[:, 0] *= 2
+        return flat_sum(out)
+
+    return model, losses
+
+
+@case
+def small_cnn():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 3)
+    )
+    x, target = images(3, 6, 6), tokens(high=3)
+    return model, lambda: F.cross_entropy(model(x), target, reduction="none")

@@ -1,0 +1,236 @@
+"""Groups, weights, noise, statistics, streams, scalers, precision."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import bridle
+from bridle import errors
+
+from .oracle import flat, loop
+
+
+def model_and_losses(batch=4, steps=3, width=5):
+    model = nn.Sequential(nn.Linear(width, 6), nn.Tanh(), nn.LayerNorm(6), nn.Linear(6, 2))
+    x = torch.randn(batch, steps, width)
+    return model, lambda: model(x).square().sum((1, 2))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(0, 5),
+    steps=st.integers(1, 5),
+    d_in=st.integers(1, 5),
+    d_out=st.integers(1, 5),
+    order=st.permutations(range(3)),
+    bias=st.booleans(),
+)
+def test_linear_of_any_shape_and_layout(batch, steps, d_in, d_out, order, bias):
+    layer = nn.Linear(d_in, d_out, bias=bias)
+    sizes = (batch, steps, 2)
+    x = torch.randn([sizes[i] for i in order] + [d_in])
+    out = torch.tanh(layer(x)).movedim(order.index(0), 0)
+    losses = out.flatten(1).square().sum(1) if batch else out.sum((1, 2, 3))
+    ps = bridle.per_sample(losses, layer)
+    found = ps.grads()
+    assert ps.norms().shape == (batch,)
+    if batch:
+        expected = loop(losses, dict(layer.named_parameters()))
+        torch.testing.assert_close(flat(found), flat(expected))
+        torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
+    else:
+        assert found["weight"].shape == (0, d_out, d_in)
+        ps.clip_(1.0)
+        torch.testing.assert_close(layer.weight.grad, torch.zeros(d_out, d_in))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    batch=st.integers(1, 4),
+    groups=st.integers(1, 2),
+    c_in=st.integers(1, 3),
+    c_out=st.integers(1, 3),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 2),
+    dilation=st.integers(1, 2),
+    padding=st.integers(0, 2),
+    transposed=st.booleans(),
+)
+def test_convolution_with_any_options(batch, groups, c_in, c_out, kernel, stride, dilation, padding, transposed):
+    kind = nn.ConvTranspose1d if transposed else nn.Conv1d
+    layer = kind(
+        groups * c_in, groups * c_out, kernel, stride, padding, groups=groups, dilation=dilation
+    )
+    losses = layer(torch.randn(batch, groups * c_in, 9)).square().flatten(1).sum(1)
+    expected = loop(losses, dict(layer.named_parameters()))
+    ps = bridle.per_sample(losses, layer)
+    torch.testing.assert_close(flat(ps.grads()), flat(expected))
+    torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 33, 70])
+def test_batches_that_need_several_digits(batch):
+    model, losses = model_and_losses(batch)
+    out = losses()
+    expected = loop(out, dict(model.named_parameters()))
+    torch.testing.assert_close(flat(bridle.per_sample(out, model).grads()), flat(expected))
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 1, 1], [7, 3, 7, 7], [1, 1, 1, 1], [3, 2, 1, 0]])
+def test_groups(groups):
+    model, losses = model_and_losses()
+    out = losses()
+    each = flat(loop(out, dict(model.named_parameters())))
+    numbers = torch.tensor(groups)
+    expected = torch.stack([each[numbers == n].sum(0) for n in numbers.unique()])
+    ps = bridle.per_sample(out, model, groups=numbers)
+    torch.testing.assert_close(flat(ps.grads()), expected)
+    torch.testing.assert_close(ps.norms(), expected.norm(dim=1))
+
+
+def test_weights_may_be_a_function_of_the_norms():
+    model, losses = model_and_losses()
+    out = losses()
+    each = flat(loop(out, dict(model.named_parameters())))
+    weights = each.norm(dim=1) ** -0.5
+    bridle.per_sample(out, model).weighted_(lambda norms: norms**-0.5)
+    written = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(written, weights @ each)
+    bridle.per_sample(out, model).weighted_(torch.ones(4))  # adds to what is there, as backward does
+    again = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(again, weights @ each + each.sum(0))
+
+
+def test_clipping_per_parameter_and_automatic():
+    model, losses = model_and_losses()
+    out = losses()
+    expected = loop(out, dict(model.named_parameters()))
+    bridle.per_sample(out, model).clip_(0.3, per_parameter=True)
+    for name, p in model.named_parameters():
+        factor = (0.3 / expected[name].flatten(1).norm(dim=1)).clamp(max=1)
+        torch.testing.assert_close(p.grad, torch.einsum("b,b...->...", factor, expected[name]) / 4)
+    model.zero_grad()
+    bridle.per_sample(out, model).clip_(0.3, gamma=0.01, divide_by=1)
+    factor = 0.3 / (flat(expected).norm(dim=1) + 0.01)
+    written = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(written, factor @ flat(expected))
+
+
+def test_noise_has_the_stated_size_and_reaches_unused_parameters():
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(100, 100)})
+    losses = model["used"](torch.randn(4, 2)).squeeze(1)
+    generator = torch.Generator().manual_seed(0)
+    bridle.per_sample(losses, model).clip_(2.0, noise_multiplier=3.0, generator=generator)
+    assert abs(float(model["unused"].weight.grad.std()) - 2.0 * 3.0 / 4) < 0.05
+
+
+def test_stats_against_their_definitions():
+    model, losses = model_and_losses(batch=6)
+    out = losses()
+    each = flat(loop(out, dict(model.named_parameters())))
+    stats = bridle.per_sample(out, model).stats()
+    mean = each.mean(0)
+    covariance = (each - mean).square().sum() / 5
+    assert stats.trace_of_covariance == pytest.approx(float(covariance))
+    assert stats.norm_of_mean == pytest.approx(float(mean.norm()))
+    assert stats.squared_signal == pytest.approx(float(mean.square().sum() - covariance / 6))
+    assert stats.alignment == pytest.approx(float(F.cosine_similarity(each, mean[None]).mean()))
+    with pytest.raises(errors.ArgumentError, match="at least two samples are needed, found 1"):
+        bridle.per_sample(out[:1], model).stats()
+
+
+def test_a_stream_is_the_gradients_in_parts():
+    model, losses = model_and_losses()
+    ps = bridle.per_sample(losses(), model)
+    parts = {}
+    for name, part, block in ps.stream(samples=3):
+        assert len(block) == part.stop - part.start <= 3
+        parts.setdefault(name, []).append(block)
+    for name, block in ps.grads().items():
+        torch.testing.assert_close(torch.cat(parts[name]), block)
+
+
+def test_a_scaler_is_undone_in_answers_and_kept_in_gradients():
+    model, losses = model_and_losses()
+    out = losses()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    expected = bridle.per_sample(out, model)
+    scaled = bridle.per_sample(scaler.scale(out), model, scaler=scaler)
+    torch.testing.assert_close(scaled.norms(), expected.norms())
+    torch.testing.assert_close(scaled.gram(), expected.gram())
+    torch.testing.assert_close(scaled.dot(), expected.dot())
+    expected.clip_(0.5)
+    wanted = [p.grad.clone() * 1024 for p in model.parameters()]
+    model.zero_grad()
+    scaled.clip_(0.5)
+    torch.testing.assert_close([p.grad for p in model.parameters()], wanted)
+
+
+def test_autocast_is_close_to_full_precision():
+    torch.set_default_dtype(torch.float32)
+    model, losses = model_and_losses()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = losses()
+    ps = bridle.per_sample(out, model)
+    torch.testing.assert_close(flat(ps.grads()), flat(loop(out, dict(model.named_parameters()))), rtol=3e-2, atol=3e-2)
+    assert ps.norms().dtype == torch.float32
+    ps.audit()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_survive_cancellation(dtype):
+    """Near-constant activations and gradients of zero mean: a Gram matrix alone would be all rounding."""
+    torch.set_default_dtype(torch.float32)
+    layer = nn.Linear(64, 64, bias=False).to(dtype)
+    x = (100 + 0.01 * torch.randn(3, 16, 64)).to(dtype)
+    g = torch.randn(3, 16, 64)
+    g = (g - g.mean(1, keepdim=True)).to(dtype)
+    losses = (layer(x) * g).sum((1, 2))
+    exact = torch.einsum("bti,btj->bij", g.double(), x.double()).flatten(1).norm(dim=1)
+    norms = bridle.per_sample(losses, layer).norms().double()
+    assert bool((norms >= 0).all())
+    torch.testing.assert_close(norms, exact, rtol=1e-3, atol=0)
+
+
+def test_the_audit_finds_a_wrong_rule():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x)
+            return x * w
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return None, (g * x).sum(0)
+
+    w = torch.ones(3, requires_grad=True)
+    losses = Twice.apply(torch.randn(4, 3), w).sum(1)
+    bridle.register_rule("TwiceBackward", lambda use: use.layout.sums(use.gradient, use.shape), replace=True)
+    with pytest.raises(errors.AuditError, match="the weighted sum for `w` is off"):
+        bridle.per_sample(losses, {"w": w}).audit()
+    bridle.register_rule(
+        "TwiceBackward",
+        lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape),
+        replace=True,
+    )
+    assert bridle.per_sample(losses, {"w": w}).audit().parameters["w"] < 1e-12
+    with pytest.raises(errors.ArgumentError, match="there is a rule for `TwiceBackward` already"):
+        bridle.register_rule("TwiceBackward", lambda use: use.gradient)
+    bridle.register_rule("TwiceBackward", lambda use: use.gradient[0], replace=True)
+    with pytest.raises(errors.ArgumentError, match=r"returned shape \(3,\), expected \(4, 3\)"):
+        bridle.per_sample(losses, {"w": w})
+
+
+def test_the_plan_names_every_parameter():
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    plan = bridle.per_sample(model["a"](torch.randn(3, 2)).sum(1), model).plan()
+    assert plan.splitlines()[1:] == [
+        "a.weight  gram",
+        "a.bias    stored",
+        "b.weight  unused: no loss depends on it",
+        "b.bias    unused: no loss depends on it",
+    ]

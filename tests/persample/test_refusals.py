@@ -1,0 +1,139 @@
+"""What is refused, and in which words."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bridle
+from bridle import errors
+
+from .oracle import flat, loop
+
+X = torch.randn(4, 3, dtype=torch.float64)
+
+
+def parameters(model):
+    return dict(model.named_parameters())
+
+
+def batch_norm_after_linear():
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+    return model, model(X).squeeze(1), "What `0"
+
+
+def batch_norm_first():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    return model, model(X).squeeze(1), "statistics of the batch"
+
+
+def batch_norm_without_parameters():
+    model = nn.Sequential(nn.Conv1d(1, 2, 2), nn.BatchNorm1d(2, affine=False))
+    return model, model(X[:, None]).sum((1, 2)).square(), "What `0"
+
+
+def contrastive_loss():
+    model = nn.Linear(3, 5)
+    h = F.normalize(model(X), dim=1)
+    return model, F.cross_entropy(h @ h.T / 0.1, torch.arange(4), reduction="none"), "mixes the samples"
+
+
+def loss_less_the_mean():
+    model = nn.Linear(3, 1)
+    losses = model(X).squeeze(1).square()
+    return model, (losses - losses.mean()).square(), "mixes the samples"
+
+
+@pytest.mark.parametrize(
+    "build",
+    [batch_norm_after_linear, batch_norm_first, batch_norm_without_parameters, contrastive_loss, loss_less_the_mean],
+)
+def test_coupled_batches(build):
+    model, losses, text = build()
+    with pytest.raises(errors.BatchCouplingError, match=text):
+        bridle.per_sample(losses, model)
+    ps = bridle.per_sample(losses, model, allow_coupling=True)
+    torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
+
+
+class Opaque(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g @ w.T, x.T @ g
+
+
+def test_an_opaque_function_is_refused_by_name_or_taken_slowly():
+    w = nn.Parameter(torch.randn(3, 2))
+    losses = Opaque.apply(X, w).square().sum(1)
+    with pytest.raises(errors.UnsupportedOperationError, match="`w` is used by `OpaqueBackward`") as caught:
+        bridle.per_sample(losses, {"w": w})
+    assert (caught.value.op, caught.value.where) == ("OpaqueBackward", "w")
+    found = bridle.per_sample(losses, {"w": w}, allow_opaque=True).grads()
+    torch.testing.assert_close(found, loop(losses, {"w": w}))
+
+
+def test_a_reentrant_checkpoint_hides_its_parameters():
+    model = nn.Linear(3, 2)
+    losses = checkpoint(model, X.clone().requires_grad_(), use_reentrant=True).sum(1)
+    with pytest.raises(errors.UnsupportedOperationError, match="use_reentrant=False"):
+        bridle.per_sample(losses, model)
+
+
+def test_a_freed_graph():
+    model = nn.Linear(3, 2)
+    losses = model(X).square().sum(1)
+    losses.sum().backward()
+    with pytest.raises(RuntimeError, match="backward"):
+        bridle.per_sample(losses, model).norms()
+
+
+def test_losses_that_cannot_be_split():
+    model = nn.Linear(3, 2)
+    with pytest.raises(errors.ArgumentError, match="single number"):
+        bridle.per_sample(model(X).sum(), model)
+    with pytest.raises(errors.GraphStateError, match="no recorded graph"):
+        bridle.per_sample(torch.ones(4), model)
+    with pytest.raises(errors.ArgumentError, match=r"shape \(4,\), found \(3,\)"):
+        bridle.per_sample(model(X).sum(1), model, groups=torch.zeros(3))
+
+
+def test_things_that_are_no_parameters():
+    w = torch.ones(3, requires_grad=True)
+    losses = (X * w).sum(1)
+    with pytest.raises(errors.GradientTypeError, match="'0' is no tensor but str"):
+        bridle.per_sample(losses, ["w"])
+    with pytest.raises(errors.GradientTypeError, match="'w2' was computed from other tensors"):
+        bridle.per_sample(losses, {"w2": w * 2})
+
+
+def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
+    model = nn.Linear(3, 1)
+    losses = model(X).squeeze(1) * torch.tensor([1.0, float("inf"), 1.0, 1.0])
+    with pytest.raises(errors.NonFiniteGradientError, match="1 of 4 samples are NaN or infinite.*sample 1"):
+        bridle.per_sample(losses, model).clip_(1.0)
+    assert model.weight.grad is None
+    bridle.per_sample(losses, model).clip_(1e9, drop_nonfinite=True)
+    torch.testing.assert_close(model.weight.grad, X[[0, 2, 3]].sum(0, keepdim=True) / 4)
+
+
+@pytest.mark.parametrize("arguments", [{"max_norm": 0.0}, {"max_norm": float("nan")}, {"max_norm": 1, "divide_by": 0}])
+def test_thresholds_that_mean_nothing(arguments):
+    model = nn.Linear(3, 1)
+    with pytest.raises(errors.ArgumentError, match="clip_:"):
+        bridle.per_sample(model(X).squeeze(1), model).clip_(**arguments)
+
+
+def test_directions_are_checked():
+    model = nn.Linear(3, 1)
+    ps = bridle.per_sample(model(X).squeeze(1), model)
+    with pytest.raises(errors.ArgumentError, match="no parameter called 'nope'"):
+        ps.dot({"nope": torch.ones(1)})
+    with pytest.raises(errors.ArgumentError, match=r"shape \(2,\), its parameter \(1,\)"):
+        ps.dot({"bias": torch.ones(2)})

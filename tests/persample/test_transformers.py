@@ -1,0 +1,76 @@
+"""Unmodified Hugging Face models from tiny random configurations."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bridle
+
+from .oracle import flat, loop
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+B, T, V = 3, 6, 19
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=V, n_positions=8, n_embd=8, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=V,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=12,
+        max_position_embeddings=8,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+def llama():
+    config = transformers.LlamaConfig(
+        vocab_size=V,
+        hidden_size=8,
+        intermediate_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=8,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=V, d_model=8, d_kv=4, d_ff=12, num_layers=2, num_heads=2, dropout_rate=0.0
+    )
+    model = transformers.T5ForConditionalGeneration(config)
+    forward = model.forward
+    model.forward = lambda ids: forward(input_ids=ids, decoder_input_ids=ids)
+    return model
+
+
+@pytest.mark.parametrize("build", [gpt2, bert, llama, t5])
+@pytest.mark.parametrize("steps", [T, B])
+@pytest.mark.filterwarnings("ignore")
+def test_equals_the_loop(build, steps):
+    model = build().double().train()
+    ids = torch.randint(V, (B, steps))
+    for _ in range(2):
+        logits = model(ids).logits
+        losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none").sum(1)
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        expected = loop(losses, parameters)
+        ps = bridle.per_sample(losses, model)
+        found = ps.grads()
+        assert list(found) == list(expected)
+        torch.testing.assert_close(flat(found), flat(expected))
+        torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
+        ps.audit()

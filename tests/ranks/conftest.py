@@ -1,0 +1,29 @@
+import crew
+import pytest
+
+
+@pytest.fixture(scope="session")
+def two():
+    group = crew.Crew(2)
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="session")
+def four():
+    group = crew.Crew(4)
+    yield group
+    group.close()
+
+
+@pytest.fixture(params=[2, 4], ids=["2 ranks", "4 ranks"])
+def ranks(request):
+    return request.getfixturevalue("two" if request.param == 2 else "four")
+
+
+@pytest.fixture
+def doomed():
+    """A crew of three with a short timeout, for tests after which nobody can be relied on."""
+    group = crew.Crew(3, timeout=3.0)
+    yield group
+    group.close()

@@ -1,0 +1,83 @@
+"""Processes that are started once and then run one function after another, the same on all of them."""
+
+import contextlib
+import datetime
+import multiprocessing
+import os
+import tempfile
+import traceback
+
+import torch
+import torch.distributed as dist
+
+# A fork of a server that has imported torch starts in a fraction of the time that importing it takes.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "bridle"])
+
+
+class Crew:
+    """`run` calls a function on every rank of a gloo group and returns what each returned, in order."""
+
+    def __init__(self, size, timeout=15.0):
+        self.size = size
+        self.timeout = timeout
+        self._start()
+
+    def _start(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes, self._processes = [], []
+        for rank in range(self.size):
+            ours, theirs = _CONTEXT.Pipe()
+            arguments = (rank, self.size, os.path.join(self._folder.name, "store"), self.timeout, theirs)
+            process = _CONTEXT.Process(target=_work, args=arguments, daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, function, *args):
+        answers = self.outcomes(function, *args)
+        failed = [f"rank {rank}:\n{text}" for rank, (ok, text) in enumerate(answers) if not ok]
+        if failed:  # some may still wait for others: nobody can be relied on
+            self.close()
+            self._start()
+        assert not failed, "\n".join(failed)
+        return [answer for _, answer in answers]
+
+    def outcomes(self, function, *args):
+        """For each rank (True, result), or (False, what was raised); (False, "gone") for one that ended."""
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send((function, args))
+        return [self._answer(rank) for rank in range(self.size)]
+
+    def _answer(self, rank):
+        try:
+            if self._pipes[rank].poll(2 * self.timeout + 60):
+                return self._pipes[rank].recv()
+        except (EOFError, ConnectionResetError):
+            return False, "gone"
+        return False, "no answer"
+
+    def close(self):
+        for pipe in self._pipes:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.send(None)
+        for process in self._processes:
+            process.join(0.2)
+            process.kill()
+        self._folder.cleanup()
+
+
+def _work(rank, size, store, timeout, pipe):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    limit = datetime.timedelta(seconds=timeout)
+    dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
+    while (job := pipe.recv()) is not None:
+        function, args = job
+        try:
+            pipe.send((True, function(*args)))
+        except BaseException as error:  # whatever it is, the test is to see it
+            pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    os._exit(0)  # a peer may be gone: nothing to say goodbye to

@@ -1,0 +1,29 @@
+"""Programs and pages about ranks run as they are written."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run_blocks(blocks):
+    names = {}
+    for block in blocks:
+        exec(block, names)
+
+
+def test_every_block_of_the_page(two):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    two.run(run_blocks, blocks)
+
+
+@pytest.mark.parametrize(("name", "says"), [("fsdp2_gpt.py", "step 4: norm"), ("pipeline.py", "stage 1: norm of both")])
+def test_example(name, says):
+    done = subprocess.run([sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout

@@ -8,7 +8,7 @@ BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
 │   └── CallArgumentError (RuntimeError)       the same, where torch's own function raises RuntimeError
 ├── GradientTypeError (TypeError)              something that is not a parameter, or a gradient we cannot clip
-├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of those that hold it
+├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of the holders
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
 ├── UnsupportedOperationError (NotImplementedError)
 │   │                                          an op whose per-sample gradients we refuse to guess

@@ -1,10 +1,10 @@
 """Per-sample clipping against a plain step and against other libraries, interleaved in one process.
 
 A step is forward, backward and a clipped gradient in ``.grad``. All methods take turns, so that a busy machine
-disturbs them alike; what is reported is the median over rounds of the ratio to the plain step of the same
-round, with the middle half of the ratios beside it. Every clipped gradient is compared with that of
-`torch.func` where it runs, else with ours. Peak memory is measured in a fresh process for each method: the
-growth of the resident set during three steps.
+disturbs them alike; reported is the median over rounds of the ratio to the plain step of the same round, with
+its quartiles: by the clock, and by the processor time that was spent, which other processes do not change.
+Every clipped gradient is compared with that of `torch.func` where it runs, else with ours. Peak memory is
+measured in a fresh process for each method: the growth of the resident set during three steps.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
     python benchmarks/persample.py --batches mlp      # how cost grows with the batch
@@ -14,22 +14,16 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import platform
 import resource
-import statistics
 import subprocess
 import sys
-import threading
 import time
 import warnings
-from pathlib import Path
 
 import torch
 from persample_methods import METHODS, NOT_CLIPPED
 from persample_models import MODELS
-
-RESULTS = Path(__file__).parent / "results"
+from side_by_side import ratio, save, show
 
 
 def ready(problem, method):
@@ -41,10 +35,10 @@ def ready(problem, method):
         step()
         grads = None if method in NOT_CLIPPED else [q.grad.detach().clone() for q in mine.model.parameters()]
     except ImportError as error:
-        return None, f"not installed: {error.name}", None
+        return None, f"not installed: {error.name}"
     except Exception as error:
-        return None, f"cannot: {type(error).__name__}: {str(error).splitlines()[0][:160]}", None
-    return step, None, grads
+        return None, f"cannot: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+    return step, grads
 
 
 def gap(a, b):
@@ -53,119 +47,96 @@ def gap(a, b):
     return (far / sum(float(y.double().square().sum()) for y in b)) ** 0.5
 
 
-def timed(problem, methods, seconds):
-    rows, steps, grads = {}, {}, {}
-    for method in methods:
-        step, reason, grad = ready(problem, method)
-        if step is None:
-            rows[method] = {"refused": reason}
-            continue
-        steps[method], grads[method] = step, grad
-    truth = grads.get("torch.func") or grads.get("bridle")
-    times = {method: [] for method in steps}
+def measured(problem, methods, seconds):
+    """Return one row per method."""
+    tried = {method: ready(problem, method) for method in methods}
+    steps = {method: step for method, (step, _) in tried.items() if step is not None}
+    truth = next((tried[m][1] for m in ("torch.func", "bridle") if m in steps), None)
+    clock = {method: [] for method in steps}
+    spent = {method: [] for method in steps}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times["plain"]) < 3:
+    while time.perf_counter() < end or len(clock["plain"]) < 3:
         for method, step in steps.items():
-            start = time.perf_counter()
+            start, start_spent = time.perf_counter(), time.process_time()
             step()
-            times[method].append(time.perf_counter() - start)
-    for method in steps:
-        ratios = sorted(t / p for t, p in zip(times[method], times["plain"], strict=True))
-        quarter = len(ratios) // 4
-        rows[method] = {
-            "ratio": round(statistics.median(ratios), 3),
-            "middle_half": [round(ratios[quarter], 3), round(ratios[-1 - quarter], 3)],
-            "milliseconds": round(1e3 * statistics.median(times[method]), 2),
-            "rounds": len(ratios),
+            clock[method].append(time.perf_counter() - start)
+            spent[method].append(time.process_time() - start_spent)
+    rows = []
+    for method, (step, found) in tried.items():
+        if step is None:
+            rows.append({"method": method, "refused": found})
+            continue
+        row = {
+            "method": method,
+            "clock": ratio(clock[method], clock["plain"]),
+            "processor": ratio(spent[method], spent["plain"]),
+            "milliseconds": round(1e3 * sorted(clock[method])[len(clock[method]) // 2], 2),
+            "rounds": len(clock[method]),
         }
-        if grads[method] is not None and truth is not None:
-            rows[method]["gradient_error"] = float(f"{gap(grads[method], truth):.1e}")
+        if found is not None and truth is not None:
+            row["gradient_error"] = float(f"{gap(found, truth):.1e}")
+        rows.append(row)
     return rows
 
 
 def peak_memory(model, method):
     """Return by how many MB three steps make a fresh process grow."""
-    command = [sys.executable, __file__, "--memory", model, method]
+    command = [sys.executable, "-W", "ignore", __file__, "--memory", model, method]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+    return round(float(done.stdout.split()[-1])) if done.returncode == 0 else None
 
 
 def measure_memory(model, method):
     torch.manual_seed(0)
-    problem = MODELS[model]()
-    step = METHODS[method](problem)
+    step = METHODS[method](MODELS[model]())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(3):
         step()
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
-def environment():
-    return {
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-        "processor": next(
-            (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-            "",
-        ),
-        "background_threads": threading.active_count(),
-    }
-
-
-def show(name, rows):
-    print(f"\n{name}")
-    for method, row in rows.items():
+def report(title, rows):
+    print(f"\n{title}", flush=True)
+    for row in rows:
         if "refused" in row:
-            print(f"  {method:18} {row['refused']}")
+            print(f"  {row['method']:17} {row['refused']}")
             continue
-        memory = f"{row['megabytes']:8.0f} MB" if row.get("megabytes") is not None else ""
-        low, high = row["middle_half"]
-        error = f"  error {row['gradient_error']:.0e}" if "gradient_error" in row else ""
-        print(f"  {method:18} {row['ratio']:7.2f}x ({low:.2f}-{high:.2f}) {row['milliseconds']:9.1f} ms{memory}{error}")
-
-
-def save(name, content):
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"persample-{name}.json"
-    path.write_text(json.dumps({"environment": environment(), **content}, indent=1) + "\n")
-
-
-def batches(model, seconds):
-    """Measure how the cost of plain and clipped steps grows with the batch."""
-    table = {}
-    for batch in (8, 32, 128, 512):
-        torch.manual_seed(0)
-        rows = timed(MODELS[model](batch), ["plain", "bridle"], seconds / 4)
-        table[batch] = rows
-        show(f"{model}, batch {batch}", rows)
-    save(f"batches-{model}", {"batches": table})
+        memory = f"{row['megabytes']} MB" if row.get("megabytes") is not None else ""
+        error = f"error {row['gradient_error']:.0e}" if "gradient_error" in row else ""
+        both = f"clock {show(row['clock'])}  processor {show(row['processor'])}"
+        print(f"  {row['method']:17} {both}  {memory:>8}  {error}")
 
 
 def main():
     warnings.simplefilter("ignore")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(MODELS))
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=60, help="how long to measure each model")
+    parser.add_argument("--threads", type=int, help="how many threads torch may use")
     parser.add_argument("--batches", action="store_true", help="measure growth with the batch instead")
-    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
     parser.add_argument("--memory", nargs=2, metavar=("MODEL", "METHOD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     if options.memory:
-        return measure_memory(*options.memory)
+        measure_memory(*options.memory)
+        return
     for name in options.models:
-        if options.batches:
-            batches(name, options.seconds)
-            continue
         torch.manual_seed(0)
-        rows = timed(MODELS[name](), list(METHODS), options.seconds)
-        for method, row in rows.items():
-            if "ratio" in row and not options.no_memory:
-                row["megabytes"] = peak_memory(name, method)
-        show(name, rows)
-        save(name, {"model": name, "methods": rows})
-    return None
+        if options.batches:
+            rows = []
+            for batch in (8, 32, 128, 512):
+                found = measured(MODELS[name](batch), ["plain", "bridle"], options.seconds / 4)
+                report(f"{name}, batch {batch}", found)
+                rows += [{"batch": batch, **row} for row in found]
+            save(f"persample-batches-{name}", __doc__, rows)
+            continue
+        rows = measured(MODELS[name](), list(METHODS), options.seconds)
+        for row in rows:
+            if "refused" not in row:
+                row["megabytes"] = peak_memory(name, row["method"])
+        report(name, rows)
+        save(f"persample-{name}", __doc__, rows)
 
 
 if __name__ == "__main__":

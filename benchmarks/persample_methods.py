@@ -7,11 +7,14 @@ raises; the caller writes down why.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-from persample_models import Problem
 
 import bridle
+
+if TYPE_CHECKING:
+    from persample_models import Problem
 
 Step = Callable[[], None]
 
@@ -108,7 +111,9 @@ def opacus_hooks(p: Problem) -> Step:
 
 
 def opacus_ghost(p: Problem) -> Step:
-    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import GradSampleModuleFastGradientClipping
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+        GradSampleModuleFastGradientClipping,
+    )
 
     wrapped = GradSampleModuleFastGradientClipping(
         p.model, max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"

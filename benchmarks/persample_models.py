@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ class Problem:
 def mlp(batch: int = 256) -> Problem:
     sizes = (784, 1024, 1024, 10)
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return Problem(nn.Sequential(*layers[:-1]), torch.randn(batch, 784), torch.randint(10, (batch,)))
 

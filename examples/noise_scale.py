@@ -1,6 +1,6 @@
 """How large a batch would pay? The gradient noise scale, from one batch, as training goes on.
 
-    python examples/noise_scale.py
+python examples/noise_scale.py
 """
 
 import torch

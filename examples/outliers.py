@@ -1,6 +1,6 @@
 """Find the samples that pull hardest: here, the ones with a wrong label.
 
-    python examples/outliers.py
+python examples/outliers.py
 """
 
 import torch
@@ -29,7 +29,10 @@ def main():
     found = len(set(suspects.tolist()) & set(wrong.tolist()))
     print(f"median norm {norms.median():.3f}, largest {norms.max():.3f}")
     print(f"{found} of 12 wrong labels are among the 20 largest gradients")
-    print(f"mean cosine to the mean gradient: all {toward_mean.mean():.2f}, suspects {toward_mean[suspects].mean():.2f}")
+    print(
+        f"mean cosine to the mean gradient: all {toward_mean.mean():.2f}, "
+        f"suspects {toward_mean[suspects].mean():.2f}"
+    )
     assert found >= 9
 
 

@@ -19,9 +19,9 @@ BridleError
 │   ├── NoGraphError                           an output that has no recorded graph, and why
 │   ├── NonScalarOutputError                   an output that is no real number, and came without a gradient
 │   ├── GradientMismatchError                  a gradient whose number, shape, dtype or device does not fit
+│   ├── ReplayError                            a graph that our own engine cannot run right
 │   ├── VectorizationError                     a batch of gradients that cannot be vectorised
 │   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
-├── ReplayError (RuntimeError)                 a graph that our own engine cannot run right
 ├── GraphStateError (RuntimeError)             the recorded graph is missing, freed or changed
 ├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
@@ -114,10 +114,6 @@ class NonFiniteGradientError(BridleError, RuntimeError):
         self.rows = rows
 
 
-class ReplayError(BridleError, RuntimeError):
-    """Our own engine was asked for a pass that it cannot run right, and says what is in the way."""
-
-
 class BackwardError(BridleError, RuntimeError):
     """A backward pass that could not run: torch's first line, then what was found and what to do."""
 
@@ -176,6 +172,10 @@ class NonScalarOutputError(BackwardError):
 
 class GradientMismatchError(BackwardError):
     """A gradient that does not fit its output in number, shape, dtype or device."""
+
+
+class ReplayError(BackwardError):
+    """Our own engine was asked for a pass that it cannot run right, and says what is in the way."""
 
 
 class VectorizationError(BackwardError):

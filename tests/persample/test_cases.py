@@ -8,7 +8,6 @@ import bridle
 from .cases import CASES
 from .oracle import flat, loop
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding=.same.")
 
 

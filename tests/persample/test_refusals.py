@@ -47,7 +47,13 @@ def loss_less_the_mean():
 
 @pytest.mark.parametrize(
     "build",
-    [batch_norm_after_linear, batch_norm_first, batch_norm_without_parameters, contrastive_loss, loss_less_the_mean],
+    [
+        batch_norm_after_linear,
+        batch_norm_first,
+        batch_norm_without_parameters,
+        contrastive_loss,
+        loss_less_the_mean,
+    ],
 )
 def test_coupled_batches(build):
     model, losses, text = build()
@@ -116,14 +122,16 @@ def test_things_that_are_no_parameters():
 def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
     model = nn.Linear(3, 1)
     losses = model(X).squeeze(1) * torch.tensor([1.0, float("inf"), 1.0, 1.0])
-    with pytest.raises(errors.NonFiniteGradientError, match="1 of 4 samples are NaN or infinite.*sample 1"):
+    with pytest.raises(errors.NonFiniteGradientError, match=r"1 of 4 samples are NaN or infinite.*sample 1"):
         bridle.per_sample(losses, model).clip_(1.0)
     assert model.weight.grad is None
     bridle.per_sample(losses, model).clip_(1e9, drop_nonfinite=True)
     torch.testing.assert_close(model.weight.grad, X[[0, 2, 3]].sum(0, keepdim=True) / 4)
 
 
-@pytest.mark.parametrize("arguments", [{"max_norm": 0.0}, {"max_norm": float("nan")}, {"max_norm": 1, "divide_by": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"max_norm": 0.0}, {"max_norm": float("nan")}, {"max_norm": 1, "divide_by": 0}]
+)
 def test_thresholds_that_mean_nothing(arguments):
     model = nn.Linear(3, 1)
     with pytest.raises(errors.ArgumentError, match="clip_:"):

@@ -15,7 +15,14 @@ B, T, V = 3, 6, 19
 
 def gpt2():
     config = transformers.GPT2Config(
-        vocab_size=V, n_positions=8, n_embd=8, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+        vocab_size=V,
+        n_positions=8,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     return transformers.GPT2LMHeadModel(config)
 

@@ -34,6 +34,22 @@ def test_the_same_as_one_process(ranks, case):
     ranks.run(case)
 
 
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("by_median", {"window": 16}),
+        ("by_quantile", {"q": 0.5, "window": 16}),
+        ("by_running_norm", {"warmup": 10}),
+        ("by_stable_norm", {}),
+        ("by_tracked_quantile", {}),
+        ("by_zscore", {}),
+        ("skip_spikes", {"window": 16}),
+    ],
+)
+def test_what_policies_learn_is_the_same_on_every_rank(two, name, kwargs):
+    two.run(trouble.adaptive, name, kwargs)
+
+
 @pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_"])
 def test_one_collective_for_each_group(four, call):
     for n in (3, 300):

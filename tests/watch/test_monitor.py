@@ -379,3 +379,25 @@ def test_a_learning_rate_at_the_edge_is_found():
             (net(x).square().sum()).backward()
             optimizer.step()
     assert "edge_of_stability" in {f.name for f in monitor.findings()}
+
+
+@pytest.mark.parametrize("stride", [1, 3])
+def test_what_is_sampled_is_measured_on_those_elements(stride, monkeypatch):
+    net = model()
+    total = sum(p.numel() for p in net.parameters())
+    monkeypatch.setattr("bridle.watch._probe._SAMPLE", -(-total // stride))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    look = lambda: torch.cat([p.detach().reshape(-1)[::stride] for p in net.parameters()])  # noqa: E731
+    with bridle.Monitor(net, optimizer) as monitor:
+        before = look()
+        train(net, optimizer, 1)
+        after = look()
+        torch.manual_seed(3)
+        optimizer.zero_grad()
+        net(torch.randn(16, 4)).square().mean().backward()
+        gradient = torch.cat([p.grad.reshape(-1)[::stride] for p in net.parameters()])
+        optimizer.step()
+    run = read(monitor.path)
+    assert run.update[0] == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
+    cosine = torch.nn.functional.cosine_similarity(after - before, gradient, dim=0)
+    assert run.turn[1] == pytest.approx(float(cosine), abs=1e-3)

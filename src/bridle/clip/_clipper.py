@@ -38,7 +38,7 @@ class Clipper:
             `named_parameters()`.
         nonfinite: as for `bridle.clip_`.
         dry_run: change nothing; `report` says what would have been done.
-        groups: as for `bridle.clip_`.
+        groups: what tensors cannot say about other ranks, as for `bridle.clip_`.
 
     Raises:
         ArgumentError: (a ValueError) a wrong mode, or a parameter of the optimizer that `model` does not have.

@@ -133,6 +133,14 @@ class Gradients:
                 )
         return [p.numel() for p in self.parameters]
 
+    def require_alone(self, policy: str) -> None:
+        """Refuse other ranks that hold other gradients, for a policy that could not decide the same on all of them."""
+        if self.ranks is not None and self.ranks.marked:
+            raise UnsupportedGradientError(
+                f"{policy} compares gradients with parameters, and `groups` says that other ranks hold other ones: "
+                "each would decide for itself. Use a policy that looks at norms, such as by_median."
+            )
+
     def require_whole(self, policy: str) -> None:
         """Refuse gradients that lie on several ranks, for a policy that looks inside them."""
         for k, i in enumerate(self._where if self.ranks is not None else ()):

@@ -115,7 +115,8 @@ class PerSample:
             weights = weights(norms)
         if tuple(weights.shape) != (self._samples,):
             raise ArgumentError(
-                f"weighted_: expected one weight per sample, shape ({self._samples},), found {tuple(weights.shape)}."
+                f"weighted_: expected one weight per sample, shape ({self._samples},), found "
+                f"{tuple(weights.shape)}."
             )
         for name, piece in self._pieces.items():
             _accumulate(self._parameters[name], piece.weighted(weights.detach()))
@@ -170,8 +171,8 @@ class PerSample:
         if not drop_nonfinite and not bool(good.all()):
             bad = (~good).nonzero().squeeze(1).tolist()
             raise NonFiniteGradientError(
-                f"clip_: the gradients of {len(bad)} of {self._samples} samples are NaN or infinite, the first "
-                f"being sample {bad[0]}. Pass drop_nonfinite=True to leave them out."
+                f"clip_: the gradients of {len(bad)} of {self._samples} samples are NaN or infinite, the "
+                f"first being sample {bad[0]}. Pass drop_nonfinite=True to leave them out."
             )
         divisor = float(divide_by if divide_by is not None else max(1, self._samples))
         for name, piece in self._pieces.items():

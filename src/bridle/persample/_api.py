@@ -112,7 +112,8 @@ def _losses(losses: Tensor, groups: Tensor | None) -> Losses:
         return Losses(root, torch.arange(count, device=root.device), count)
     if tuple(groups.shape) != (count,):
         raise ArgumentError(
-            f"per_sample: `groups` must have one number per sample, shape ({count},), found {tuple(groups.shape)}."
+            f"per_sample: `groups` must have one number per sample, shape ({count},), found "
+            f"{tuple(groups.shape)}."
         )
     numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
     return Losses(root, sample_of, len(numbers))
@@ -138,8 +139,8 @@ def _named(parameters: Parameters) -> dict[str, Tensor]:
             )
         if tensor.requires_grad and not tensor.is_leaf:
             raise GradientTypeError(
-                f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such as "
-                "model.named_parameters()."
+                f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such "
+                "as model.named_parameters()."
             )
         if tensor.requires_grad and id(tensor) not in seen:
             seen.add(id(tensor))

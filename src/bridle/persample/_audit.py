@@ -50,7 +50,9 @@ def audit(
         covered |= truth.keys()
         for name, expected in truth.items():
             if name not in pieces:
-                raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
+                raise AuditError(
+                    f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name
+                )
             expected = expected.to_dense() if expected.is_sparse else expected
             found = pieces[name].weighted(weights.double())
             found = found.to_dense() if found.is_sparse else found
@@ -60,11 +62,14 @@ def audit(
             errors[name] = max(errors.get(name, 0.0), gap / scale if scale else gap)
             if not errors[name] <= tolerance:
                 raise AuditError(
-                    f"audit: the weighted sum for `{name}` is off by {errors[name]:.1e}, relative to autograd's "
-                    f"own gradient. Please report the model: this is a bug in bridle or in a registered rule.",
+                    f"audit: the weighted sum for `{name}` is off by {errors[name]:.1e}, relative to "
+                    "autograd's own gradient. Please report the model: this is a bug in bridle, or in a "
+                    "registered rule.",
                     name,
                 )
-    return Audit(errors, _norms_error(samples, pieces, tolerance, floor), tuple(n for n in names if n not in covered))
+    return Audit(
+        errors, _norms_error(samples, pieces, tolerance, floor), tuple(n for n in names if n not in covered)
+    )
 
 
 def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float, floor: float) -> float:

@@ -176,10 +176,10 @@ def _refuse_opaque(cuts: list[Cut], leaves: dict[Node, str]) -> None:
         if graph.is_custom(cut.node) and not rules.has_rule(graph.op(cut.node)):
             below = [leaves[leaf] for leaf in leaves_below(cut.value.node) if leaf in leaves]
             raise UnsupportedOperationError(
-                f"per_sample: `{', '.join(below)}` is used by `{graph.op(cut.node)}`, a custom Function (or a "
-                "compiled region) that cannot be looked into. Give it a rule with bridle.register_rule, or pass "
-                "allow_opaque=True to run its backward once per sample, which is right if that backward is "
-                "linear in the gradient it gets, as every backward should be.",
+                f"per_sample: `{', '.join(below)}` is used by `{graph.op(cut.node)}`, a custom Function (or "
+                "a compiled region) that cannot be looked into. Give it a rule with bridle.register_rule, or "
+                "pass allow_opaque=True to run its backward once per sample, which is right if that "
+                "backward is linear in the gradient it gets, as every backward should be.",
                 graph.op(cut.node),
                 below[0] if below else "",
             )

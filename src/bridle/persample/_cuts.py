@@ -77,7 +77,9 @@ def find_cuts(
         for node in consumers:
             if owners[node] is None:
                 _add_below(node, below)
-        frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
+        frontier = [
+            node for node in consumers if (owners[node] is None or node in below) and node not in shared
+        ]
         shared |= dict.fromkeys(frontier)
     cuts = [
         Cut(consumer.node, consumer.position, GradientEdge(node, consumer.output_nr))

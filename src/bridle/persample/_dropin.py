@@ -34,14 +34,15 @@ def call_for_per_sample_grads(
         A function to call like the module.
 
     Raises:
-        CallArgumentError: an argument is of the wrong kind, a parameter still holds a ``grad_sample``, or (when
-            the result is called) the batch size cannot be told.
+        CallArgumentError: an argument is of the wrong kind, a parameter still holds a ``grad_sample``, or
+            (when the result is called) the batch size cannot be told.
 
     Example:
         >>> import torch
         >>> from bridle import call_for_per_sample_grads
         >>> model = torch.nn.Linear(4, 3)
-        >>> call_for_per_sample_grads(model, batch_size=5, loss_reduction="mean")(torch.randn(5, 4)).mean().backward()
+        >>> call = call_for_per_sample_grads(model, batch_size=5, loss_reduction="mean")
+        >>> call(torch.randn(5, 4)).mean().backward()
         >>> model.weight.grad_sample.shape, model.weight.grad
         (torch.Size([5, 3, 4]), None)
     """
@@ -49,8 +50,8 @@ def call_for_per_sample_grads(
     for name, parameter in module.named_parameters():
         if getattr(parameter, "grad_sample", None) is not None:
             raise CallArgumentError(
-                f"call_for_per_sample_grads: `{name}` still holds a grad_sample, and new ones would be added to "
-                "it. Set its grad_sample to None first."
+                f"call_for_per_sample_grads: `{name}` still holds a grad_sample, and new ones would be "
+                "added to it. Set its grad_sample to None first."
             )
 
     @wraps(module.forward)
@@ -73,10 +74,13 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
         raise CallArgumentError(
-            f"call_for_per_sample_grads: batch_size must be None or an integer, found {type(batch_size).__name__}."
+            f"call_for_per_sample_grads: batch_size must be None or an integer, found "
+            f"{type(batch_size).__name__}."
         )
     if batch_size is not None and batch_size < 1:
-        raise CallArgumentError(f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}.")
+        raise CallArgumentError(
+            f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}."
+        )
 
 
 def _batch_size(args: Any, kwargs: Any, batch_first: bool) -> int:
@@ -86,8 +90,8 @@ def _batch_size(args: Any, kwargs: Any, batch_first: bool) -> int:
     if len(sizes) != 1:
         found = f"sizes {sizes}" if sizes else "no tensor that has one"
         raise CallArgumentError(
-            f"call_for_per_sample_grads: the batch size cannot be told from dimension {dim} of the inputs: found "
-            f"{found}. Pass batch_size."
+            f"call_for_per_sample_grads: the batch size cannot be told from dimension {dim} of the inputs: "
+            f"found {found}. Pass batch_size."
         )
     return sizes[0]
 
@@ -135,11 +139,11 @@ def _handed_on(
 ) -> tuple[Tensor, ...]:
     class PerSampleGrads(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, start: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        def forward(_ctx: Any, _start: Tensor, *_inputs: Tensor) -> tuple[Tensor, ...]:
             return tuple(out.detach().clone() for out in outputs)
 
         @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
             return (None, *split(list(gradients)))
 
     start = torch.zeros((), requires_grad=True)
@@ -147,7 +151,9 @@ def _handed_on(
     return answer
 
 
-def _losses(pairs: list[tuple[Tensor, Tensor]], count: int, batch_first: bool, inputs: list[Tensor]) -> Tensor:
+def _losses(
+    pairs: list[tuple[Tensor, Tensor]], count: int, batch_first: bool, inputs: list[Tensor]
+) -> Tensor:
     """Return one number per sample whose gradient is what backward was given for it."""
     several = [_batch_dims(out, count, batch_first) for out, _ in pairs]
     for dims in product(*several):
@@ -169,10 +175,10 @@ def _batch_dims(out: Tensor, count: int, batch_first: bool) -> list[int]:
     dims = sorted((dim for dim, size in enumerate(out.shape) if size == count), key=lambda dim: dim != first)
     if not dims:
         raise CallArgumentError(
-            f"call_for_per_sample_grads: an output of shape {tuple(out.shape)} has no dimension of the batch size "
-            f"{count}, so its samples cannot be told apart."
+            f"call_for_per_sample_grads: an output of shape {tuple(out.shape)} has no dimension of the "
+            f"batch size {count}, so its samples cannot be told apart."
         )
-    # With one sample every dimension will do; and where no input can be asked, the order of dimensions decides.
+    # With one sample every dimension will do. Where no input can be asked, the order decides.
     return dims[:1] if count == 1 else dims
 
 
@@ -190,5 +196,3 @@ def _fits(losses: Tensor, inputs: list[Tensor], count: int, batch_first: bool) -
         if owners.numel() and not bool(((owners == expected) | (owners < 0)).all()):
             return False
     return True
-
-

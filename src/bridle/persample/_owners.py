@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge
 from . import _torch
 
 
-class NotSeparable(Exception):
+class NotSeparableError(Exception):
     """A way of cutting a tensor was asked for that would cut through a sample's elements."""
 
 
@@ -48,7 +48,7 @@ class Layout:
         """
         if self.block is not None:
             if self.block % width:
-                raise NotSeparable
+                raise NotSeparableError
             inner = self.block // width
             rows = x.reshape(-1, self.samples, inner, x.shape[-1])
             if rows.shape[0] == 1:
@@ -113,7 +113,7 @@ class Layout:
             rows = self.owners.view(-1, width)
             owner = rows.amax(1)
             if not bool(((rows == owner[:, None]) | (rows < 0)).all()):
-                raise NotSeparable
+                raise NotSeparableError
             counts = torch.bincount(owner.clamp(min=0), weights=(owner >= 0).double(), minlength=self.samples)
             most = int(counts.max())
             order = torch.argsort(owner, stable=True)

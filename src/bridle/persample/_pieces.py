@@ -1,7 +1,7 @@
 """Per-sample gradients of one value, each held in the form that is cheapest to ask.
 
-A piece must be able to write its gradients down (`dense`). Every other question has a correct answer made from
-that; a form that knows a shorter way overrides it.
+A piece must be able to write its gradients down (`dense`). Every other question has a correct answer made
+from that; a form that knows a shorter way overrides it.
 """
 
 from abc import ABC, abstractmethod
@@ -82,10 +82,10 @@ class Dense(Piece):
         self.values = wide(values)
         self.samples, self.shape = values.shape[0], tuple(values.shape[1:])
 
-    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+    def dense(self, part: slice = ALL) -> Tensor:
         return self.values[part]
 
-    def chunks(self) -> Iterator[slice]:  # noqa: D102
+    def chunks(self) -> Iterator[slice]:
         yield ALL
 
 
@@ -106,13 +106,13 @@ class Computed(Piece):
         self.samples, self.shape, self.how = samples, tuple(shape), how
         self._dense, self._weighted = dense, weighted
 
-    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+    def dense(self, part: slice = ALL) -> Tensor:
         return wide(self._dense(part))
 
-    def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
+    def weighted(self, weights: Tensor) -> Tensor:
         return super().weighted(weights) if self._weighted is None else self._weighted(weights)
 
-    def saving(self) -> float:  # noqa: D102
+    def saving(self) -> float:
         return float(self.samples * prod(self.shape))
 
 
@@ -124,13 +124,13 @@ class Sum(Piece):
         self.samples, self.shape = pieces[0].samples, pieces[0].shape
         self.how = "+".join(dict.fromkeys(piece.how for piece in pieces))
 
-    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+    def dense(self, part: slice = ALL) -> Tensor:
         total = self.pieces[0].dense(part)
         for piece in self.pieces[1:]:
             total = total + piece.dense(part)
         return total
 
-    def squared_norms(self) -> Tensor:  # noqa: D102
+    def squared_norms(self) -> Tensor:
         crosses = [cross_products(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]]
         if any(cross is None for cross in crosses):
             return super().squared_norms()
@@ -142,13 +142,13 @@ class Sum(Piece):
             bound += 2 * cross.abs()
         return _redo_where_cancelled(self, total, bound, torch.finfo(torch.float32).eps)
 
-    def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
+    def weighted(self, weights: Tensor) -> Tensor:
         total = self.pieces[0].weighted(weights)
         for piece in self.pieces[1:]:
             total = total + piece.weighted(weights)
         return total
 
-    def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
+    def dot(self, direction: Tensor) -> Tensor:
         return torch.stack([piece.dot(direction) for piece in self.pieces]).sum(0)
 
 
@@ -206,7 +206,8 @@ def merged(pieces: Sequence[Piece]) -> Piece:
 
 
 def _lengths(block: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(block.flatten(1), dim=1)
+    lengths: Tensor = torch.linalg.vector_norm(block.flatten(1), dim=1)
+    return lengths
 
 
 def _square(lengths: Tensor) -> Tensor:

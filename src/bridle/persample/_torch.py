@@ -45,10 +45,8 @@ def saved_tensors(node: Node) -> list[Tensor]:
 
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Run one node of the graph by itself and return what it hands to each of its inputs."""
-    if graph.is_custom(node):
-        answer = node.apply(*gradients)  # type: ignore[attr-defined]
-    else:
-        answer = node(*gradients)
+    run: Any = node.apply if graph.is_custom(node) else node  # type: ignore[attr-defined]
+    answer = run(*gradients)
     return answer if isinstance(answer, tuple) else (answer,)
 
 
@@ -86,11 +84,11 @@ def inside_engine(question: Callable[[], T]) -> T:
 
     class Ask(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
+        def forward(_ctx: Any, x: Tensor) -> Tensor:
             return x.clone()
 
         @staticmethod
-        def backward(ctx: Any, g: Tensor) -> Tensor:
+        def backward(_ctx: Any, g: Tensor) -> Tensor:
             answers.append(question())
             return g
 

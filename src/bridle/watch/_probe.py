@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -50,8 +51,10 @@ class Probe:
         self._sampled = floats if len({p.device for p in floats}) == 1 else []
         self.stride = max(1, math.ceil(sum(p.numel() for p in self._sampled) / _SAMPLE))
         self._wide = torch.float64 if any(p.dtype == torch.float64 for p in self._sampled) else torch.float32
-        self._before: Tensor | None = None
-        self._moved: Tensor | None = None
+        # For each sampled weight: as it was before the step, and after the step how far it moved back.
+        self._held: list[Tensor] = []
+        self._holds: Literal["nothing", "weights", "moves"] = "nothing"
+        self._length = 0.0
 
     def is_stale(self) -> bool:
         """Has the optimizer been given other parameters since?"""
@@ -81,34 +84,42 @@ class Probe:
 
     def remember_weights(self) -> None:
         """Keep a copy of the weights, to compare with after the step."""
-        self._before = self._gather(self._sampled) if self._sampled else None
+        with torch.no_grad():
+            seen = self._look(self._sampled)
+            if not self._held:
+                self._held = [torch.empty(t.shape, dtype=self._wide, device=t.device) for t in seen]
+            for held, weight in zip(self._held, seen, strict=True):
+                held.copy_(weight)
+        self._holds = "weights"
 
     def read_update(self, reading: Reading) -> None:
         """Measure how far the step moved the weights."""
-        if self._before is None:
+        if self._holds != "weights" or not self._sampled:
             return
-        after = self._gather(self._sampled)
-        moved, self._before = after - self._before, None
-        each = _measure.norms(list(torch.split(moved, [self._count(p) for p in self._sampled])), 2.0)
-        size = float(_measure.norms([after], 2.0))
-        reading.update = float(_measure.total(each, 2.0)) / size if size > 0 else None
+        with torch.no_grad():
+            seen = self._look(self._sampled)
+            for held, weight in zip(self._held, seen, strict=True):
+                held.sub_(weight)
+        each = _measure.norms(self._held, 2.0)
+        size = float(_measure.total(_measure.norms(seen, 2.0), 2.0))
+        self._length, self._holds = float(_measure.total(each, 2.0)), "moves"
+        reading.update = self._length / size if size > 0 else None
         place = {id(p): i for i, p in enumerate(self.parameters)}
         reading.unmoved = [place[id(p)] for p, n in zip(self._sampled, each.tolist(), strict=True) if n == 0]
-        self._moved = moved
 
     def _turn(self) -> float | None:
-        moved, self._moved = self._moved, None
-        if moved is None or any(p.grad is None or p.grad.layout is not torch.strided for p in self._sampled):
+        grads = [g for p in self._sampled if (g := p.grad) is not None and g.layout is torch.strided]
+        if self._holds != "moves" or len(grads) != len(self._sampled):
             return None
-        gradient = self._gather([p.grad for p in self._sampled if p.grad is not None])
-        sizes = _measure.norms([moved, gradient], 2.0)
-        if not bool(torch.isfinite(sizes).all()) or not bool(sizes.all()):
-            return None
-        return float(torch.dot(moved / sizes[0], gradient / sizes[1]))
-
-    def _count(self, p: Tensor) -> int:
-        return -(-p.numel() // self.stride)
-
-    def _gather(self, tensors: list[Tensor]) -> Tensor:
         with torch.no_grad():
-            return torch.cat([t.detach().reshape(-1)[:: self.stride].to(self._wide) for t in tensors])
+            seen = self._look(grads)
+            length = float(_measure.total(_measure.norms(seen, 2.0), 2.0)) * self._length
+            pairs = zip(self._held, seen, strict=True)
+            together = -sum(float(torch.dot(h.reshape(-1), g.reshape(-1).to(self._wide))) for h, g in pairs)
+        cosine = together / length if length > 0 else math.nan
+        return cosine if math.isfinite(cosine) else None
+
+    def _look(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The elements that are compared: all, or an even sample."""
+        plain = [t.detach() for t in tensors]
+        return plain if self.stride == 1 else [t.reshape(-1)[:: self.stride] for t in plain]

@@ -53,7 +53,8 @@ class Recorder:
         self._on_step = on_step
         self.broken: str | None = None
         self.latest: dict[str, Any] = {}
-        self._losses: list[Tensor] = []
+        self._loss: Tensor | None = None
+        self._backwards = 0
         self._last_loss: float | None = None
         self._told_loss: set[int] = set()
         self._user_clip: tuple[list[Tensor], float, Tensor] | None = None
@@ -69,7 +70,8 @@ class Recorder:
     def heard_backward(self, loss: Tensor | None) -> None:
         """A backward pass begins."""
         if loss is not None:
-            self._losses.append(loss)
+            so_far = loss.new_zeros((), dtype=torch.float64) if self._loss is None else self._loss
+            self._loss, self._backwards = so_far + loss, self._backwards + 1
 
     def heard_failure(self, error: BaseException) -> None:
         """A backward pass failed: what anomaly detection says is the origin of a NaN."""
@@ -87,8 +89,8 @@ class Recorder:
 
     def heard_scaler_update(self) -> None:
         """A GradScaler that found a non-finite gradient has left the step out: that loss is not the next step's."""
-        if self._losses:
-            self._losses.clear()
+        if self._loss is not None:
+            self._loss, self._backwards = None, 0
             self._writer.write({"note": "scaler skipped", "after": self.steps})
 
     def before_step(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
@@ -99,10 +101,10 @@ class Recorder:
         if watched is None:
             watched = _Watched(optimizer, len(self.watched), policy_of(self._clip))
             self.watched[id(optimizer)] = watched
-        if watched.inside and not again and not self._losses:
+        if watched.inside and not again and self._loss is None:
             return  # the step of a subclass calls its parent's: heard twice, taken once
         if again:
-            self._losses.clear()
+            self._loss, self._backwards = None, 0
         else:
             watched.inside = True
             self._measure(watched)
@@ -156,11 +158,11 @@ class Recorder:
 
         Where two optimizers share a backward pass, the second is told the same loss.
         """
-        count = len(self._losses)
-        if count:
-            self._last_loss = sum(float(loss) for loss in self._losses)
+        count = self._backwards
+        if self._loss is not None:
+            self._last_loss = float(self._loss)
             self._told_loss.clear()
-            self._losses.clear()
+            self._loss, self._backwards = None, 0
         elif watched.index in self._told_loss:
             return None, 0
         self._told_loss.add(watched.index)

@@ -33,6 +33,7 @@ class _ByOvershoot:
     def decide(self, grads: Gradients) -> Scale:
         """Move the limit by what the last step turned out to be, and bring the norm down to it."""
         grads.require_whole("by_overshoot")
+        grads.require_alone("by_overshoot")
         with torch.no_grad():
             keys, norm = [grads.label], grads.total(self.p).reshape(1)
             state = self._memory.recall(keys, norm)

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from ...errors import ArgumentError
-from .._owners import NotSeparable
+from .._owners import NotSeparableError
 from .._pieces import Dense, Piece
 from .._use import Use
 from . import conv, default, elementwise, embedding, linear, norm, rnn
@@ -87,7 +87,7 @@ def apply(use: Use) -> Piece:
     if rule is not None and (use.gradients[0] is not None or use.op in _SEVERAL_OUTPUTS):
         try:
             answer = rule(use)
-        except NotSeparable:
+        except NotSeparableError:
             return default.one_by_one(use)
         return answer if isinstance(answer, Piece) else _checked(use, answer)
     return default.one_by_one(use)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._owners import NotSeparable
+from .._owners import NotSeparableError
 from .._pieces import ALL, Dense, Piece, wide
 from .._use import Use
 from .linear import TRAFFIC, Outer
@@ -22,18 +22,18 @@ class Convolved(Piece):
     def __init__(self, use: Use) -> None:
         g, x = use.gradient, use.saved("input")
         width = g[0].numel()
-        self.g = wide(use.layout.by_sample(g.flatten(1), width)).unflatten(2, g.shape[1:])
-        self.x = wide(use.layout.by_sample(x.flatten(1), width)).unflatten(2, x.shape[1:])
+        self.g = wide(use.layout.by_sample(g.flatten(1), width)).reshape(use.samples, -1, *g.shape[1:])
+        self.x = wide(use.layout.by_sample(x.flatten(1), width)).reshape(use.samples, -1, *x.shape[1:])
         names = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
         self.options: dict[str, Any] = {name: use.saved(name) for name in names}
         self.samples, self.shape = use.samples, use.shape
-        self.pixels = self.g.shape[1] * prod(g.shape[2:])
+        self.pixels: int = self.g.shape[1] * prod(g.shape[2:])
         self.how = "gram" if self._gram_is_cheaper() else "streamed"
 
     def dense(self, part: slice = ALL) -> Tensor:
         """Fold the samples into groups, so that one ordinary call gives each sample its own weight."""
         g, x = self.g[part], self.x[part]
-        n, k = g.shape[:2]
+        n = len(g)
         if self._many_channels():
             return torch.stack(
                 [self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)]
@@ -49,7 +49,8 @@ class Convolved(Piece):
         return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1), 1)
 
     def saving(self) -> float:  # noqa: D102
-        return self.samples * self.pixels * prod(self.shape) * (1.0 if self.how == "streamed" else -1.0)
+        product = float(self.samples * self.pixels * prod(self.shape))
+        return product if self.how == "streamed" else -product
 
     def _weight_gradient(self, g: Tensor, x: Tensor, folds: int) -> Tensor:
         o = self.options
@@ -75,7 +76,9 @@ class Convolved(Piece):
 
     def _gram_is_cheaper(self) -> bool:
         """Compare pixels x pixels products of unfolded images with the weight itself."""
-        plain = self.options["groups"] == 1 and not self.options["transposed"] and len(self.shape) in (3, 4)
+        plain: bool = (
+            self.options["groups"] == 1 and not self.options["transposed"] and len(self.shape) in (3, 4)
+        )
         if not plain or self.g.shape[1] != 1:
             return False
         o, side = self.shape[0], prod(self.shape[1:])
@@ -104,7 +107,7 @@ class Convolved(Piece):
 def convolution(use: Use) -> Piece:
     """Weight at position 1, bias at position 2."""
     if use.position == 0:
-        raise NotSeparable
+        raise NotSeparableError
     if use.position == 2:
         channels = (use.shape[0],) + (1,) * (use.gradient.dim() - 2)
         return Dense(use.layout.sums(wide(use.gradient), channels).reshape(use.samples, *use.shape))

@@ -7,7 +7,7 @@ element of the output, owned by whoever owns that element.
 import torch
 
 from .. import _torch
-from .._owners import NotSeparable
+from .._owners import NotSeparableError
 from .._pieces import Dense, Piece
 from .._use import Use
 
@@ -39,7 +39,7 @@ def broadcast(use: Use) -> Piece:
     with torch.no_grad():
         answer = _torch.call(use.node, use.gradients)[use.position]
     if answer is None or answer.shape != use.gradient.shape:
-        raise NotSeparable
+        raise NotSeparableError
     return Dense(use.layout.sums(answer, use.shape))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._owners import Layout, NotSeparable
+from .._owners import Layout, NotSeparableError
 from .._pieces import ALL, Piece, wide
 from .._use import Use
 from .linear import Outer
@@ -43,7 +43,7 @@ class Rows(Piece):
         keys, place = torch.unique(self.ids + owner * self.shape[0], return_inverse=True)
         rows = self.values.new_zeros(len(keys), self.shape[1])
         rows.index_add_(0, place.reshape(-1), self.values.flatten(0, 1))
-        squares = torch.linalg.vector_norm(rows, dim=1).double().square()
+        squares: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
         out = squares.new_zeros(self.samples)
         return out.index_add_(0, keys.div(self.shape[0], rounding_mode="floor"), squares)
 
@@ -89,7 +89,7 @@ def embedding_bag(use: Use) -> Piece:
     """Bags that are summed or averaged: each member of a bag gets the bag's gradient, weighted."""
     summed, averaged = 0, 1
     if use.position != 0 or use.saved("mode") not in (summed, averaged) or use.saved("scale_grad_by_freq"):
-        raise NotSeparable
+        raise NotSeparableError
     ids, offsets, g = use.saved("indices").reshape(-1), use.saved("offsets"), use.gradient
     starts = offsets[: len(g)].contiguous()
     bag = torch.searchsorted(starts, torch.arange(len(ids), device=ids.device), right=True) - 1
@@ -116,7 +116,7 @@ def _owner_of_rows(layout: Layout, g: Tensor) -> Tensor:
     owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
     most = owners.amax(1)
     if not bool(((owners == most[:, None]) | (owners < 0)).all()):
-        raise NotSeparable
+        raise NotSeparableError
     return most
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._owners import Layout, NotSeparable
+from .._owners import Layout, NotSeparableError
 from .._pieces import ALL, Computed, Dense, Piece, _lengths, _redo_where_cancelled, _square, wide
 from .._use import Use
 
@@ -119,30 +119,30 @@ def _transposed(layout: Layout, g: Tensor) -> Layout:
         assert layout.owners is not None
         return Layout(layout.samples, None, layout.owners.view(rows, columns).T.reshape(-1), certain=False)
     if columns % (layout.block * layout.samples):
-        raise NotSeparable
+        raise NotSeparableError
     return Layout(layout.samples, layout.block * rows, None, layout.certain)
 
 
 def bmm(use: Use) -> Piece:
     """``self @ mat2`` for a stack of matrices: one product per member, each row with its owner."""
-    return _stack(use, use.position, "self", "mat2", 1)
+    return _stack(use, use.position, "self", 1)
 
 
 def baddbmm(use: Use) -> Piece:
     """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
     if use.position == 0:
         return Dense(use.layout.sums(use.gradient * use.saved("beta"), use.shape))
-    return _stack(use, use.position - 1, "batch1", "batch2", use.saved("alpha"))
+    return _stack(use, use.position - 1, "batch1", use.saved("alpha"))
 
 
-def _stack(use: Use, side: int, first: str, second: str, factor: float) -> Piece:
+def _stack(use: Use, side: int, first: str, factor: float) -> Piece:
     g = use.gradient * factor if factor != 1 else use.gradient
     layout = use.layout
     stack, rows, columns = g.shape
     if side != 1 or layout.block is None or rows * columns % (layout.samples * layout.block):
-        raise NotSeparable
+        raise NotSeparableError
     if layout.block % columns:
-        raise NotSeparable
+        raise NotSeparableError
     # (stack, outer, samples, inner, width) -> (samples, stack, outer * inner, width)
     inner = layout.block // columns
 

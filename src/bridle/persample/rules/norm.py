@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from ...errors import BatchCouplingError
-from .._owners import NotSeparable
+from .._owners import NotSeparableError
 from .._pieces import Dense, Piece, wide
 from .._use import Use
 
@@ -17,7 +17,7 @@ def _scale_or_shift(use: Use, normalised: Tensor | None, shape: tuple[int, ...])
 
 def _only_scale_and_shift(use: Use) -> None:
     if use.position not in (1, 2):
-        raise NotSeparable
+        raise NotSeparableError
 
 
 def layer_norm(use: Use) -> Piece:

@@ -7,7 +7,7 @@ out, each of width h, as in the weights.
 import torch
 from torch import Tensor
 
-from .._owners import Layout, NotSeparable
+from .._owners import Layout, NotSeparableError
 from .._pieces import Dense, Piece, wide
 from .._use import Use
 from .linear import Outer
@@ -18,7 +18,7 @@ _WEIGHT_IH, _WEIGHT_HH = 1, 2
 def lstm(use: Use) -> Piece:
     """Input weight, hidden weight and the two biases, at positions 1 to 4."""
     if use.position not in (1, 2, 3, 4) or use.saved("batch_sizes"):
-        raise NotSeparable
+        raise NotSeparableError
     key = (use.node, "gate gradients")
     if key not in use._cache:  # the weights and biases of a layer are four uses of one node
         columns = _owner_of_columns(use)
@@ -42,7 +42,7 @@ def _owner_of_columns(use: Use) -> Layout:
         has_gradient = g.view(each.shape) != 0
         most = torch.where(has_gradient, each, -1).amax((0, 2))
         if not bool(((each == most[:, None]) | ~has_gradient).all()):
-            raise NotSeparable
+            raise NotSeparableError
         owner = most if owner is None else torch.maximum(owner, most)
     assert owner is not None
     if torch.equal(owner, torch.arange(use.samples, device=owner.device)):

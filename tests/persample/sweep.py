@@ -1,0 +1,129 @@
+"""Every module with parameters that torch ships sample inputs for: right, or refused by one of our errors.
+
+What is refused is asked again with that allowed, and must then be right as well.
+
+    PYTHONPATH=src python -m tests.persample.sweep      # writes docs/layers.md
+"""
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch.testing._internal import common_modules
+
+import bridle
+from bridle.errors import BridleError
+
+from .oracle import loop
+
+PAGE = Path(__file__).parents[2] / "docs" / "layers.md"
+
+SEQUENCES = (
+    torch.nn.RNNBase,
+    torch.nn.MultiheadAttention,
+    torch.nn.Transformer,
+    torch.nn.TransformerEncoder,
+    torch.nn.TransformerEncoderLayer,
+    torch.nn.TransformerDecoderLayer,
+)
+
+
+def first_tensor(out):
+    if isinstance(out, torch.Tensor):
+        return out
+    if isinstance(out, dict):
+        out = list(out.values())
+    return first_tensor(out[0])
+
+
+def outcomes(info):
+    """Yield 'right', or the name of the error, for each sample input in training mode."""
+    inputs = info.module_inputs_func(
+        info, device="cpu", dtype=torch.float64, requires_grad=False, training=True
+    )
+    for given in inputs:
+        torch.manual_seed(0)
+        build, call = given.constructor_input, given.forward_input
+        if call is None:
+            continue
+        model = info.module_cls(*build.args, **build.kwargs).double().train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not parameters:
+            return
+        out = first_tensor(model(*call.args, **call.kwargs))
+        if not out.requires_grad or out.dim() == 0:
+            continue
+        second = any(getattr(module, "batch_first", True) is False for module in model.modules())
+        if out.dim() == 3 and second:
+            out = out.transpose(0, 1)
+        losses = slanted(out)
+        expected = loop(losses, parameters)
+        kind = "right"
+        try:
+            ps = bridle.per_sample(losses, model)
+        except BridleError as error:
+            kind = type(error).__name__
+            ps = bridle.per_sample(losses, model, allow_coupling=True, allow_opaque=True)
+        compare(ps, expected, str(build.kwargs))
+        steps = out.dim() == 2 and isinstance(model, SEQUENCES)
+        yield "refused: one sequence, no batch" if steps and kind != "right" else kind
+
+
+def slanted(out):
+    """One loss per row of the output that is no symmetric function of it."""
+    out = out.reshape(len(out), -1)
+    slope = torch.linspace(0.5, 1.5, out.shape[1], dtype=out.dtype)
+    return (out * slope + 0.1 * out**2).sum(1)
+
+
+def compare(ps, expected, which):
+    found = ps.grads()
+    assert list(found) == list(expected)
+    for name in expected:
+        assert found[name].shape == expected[name].shape, f"{which} {name}"
+        assert torch.allclose(found[name], expected[name], rtol=1e-7, atol=1e-7), f"{which} {name}"
+    if len(ps):
+        norms = torch.cat([g.flatten(1) for g in expected.values()], 1).norm(dim=1)
+        torch.testing.assert_close(ps.norms(), norms)
+
+
+def table():
+    """Return for each module how many of its sample inputs ended how."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for info in common_modules.module_db:
+            kinds = list(outcomes(info))
+            if kinds:
+                found[info.name.removeprefix("nn_").replace("nn.", "")] = {
+                    k: kinds.count(k) for k in sorted(set(kinds))
+                }
+    return dict(sorted(found.items()))
+
+
+def page(found):
+    """Return the docs page."""
+    lines = [
+        "# Layers",
+        "",
+        "Written by `tests/persample/sweep.py`, which runs every module with parameters in torch's module database on",
+        "the sample inputs torch ships, in float64, against a loop over samples. *Right* means equal for every",
+        "parameter, gradients and norms. What is refused was also asked with `allow_coupling=True, allow_opaque=True`,",
+        "and was then right.",
+        "",
+        "| module | sample inputs |",
+        "|---|---|",
+    ]
+    lines += [
+        f"| {name} | {', '.join(f'{n} {kind}' for kind, n in kinds.items())} |"
+        for name, kinds in found.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float64)
+    PAGE.write_text(page(table()))

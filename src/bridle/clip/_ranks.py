@@ -87,29 +87,38 @@ class Ranks:
         self._speaks: dict[int, bool] = {}
         self._layouts: dict[tuple[int, Any], _Layout] = {}
         self._layout_of: dict[int, _Layout] = {}
-        kind = _dtensor() or ()
         with torch.no_grad():
-            for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
-                t = p if g is None else g
-                piece = self._piece(i, p, t) if isinstance(t, kind) else t
-                self.local.append(piece.detach().new_empty(0) if g is None else piece)
+            self._read(parameters, grads)
             self.values = [*self.local]
-            for i, layout in self._layout_of.items():
+            partial = any(layout.partial for layout in self._layouts.values())
+            for i, layout in self._layout_of.items() if partial else ():
                 if layout.partial and grads[i] is not None:
                     self.values[i] = _reduced(grads[i])
                     self._speaks[i] = _first_of_partial(grads[i])
 
-    def _piece(self, i: int, parameter: Any, t: Any) -> Tensor:
-        """What this rank has of a DTensor, whose layout is noted."""
-        mesh, placements = t.device_mesh, t.placements
-        layout = self._layouts.get((id(mesh), placements))
-        if layout is None:
-            layout = self._layouts[id(mesh), placements] = _read_layout(mesh, placements)
-        self._layout_of[i] = layout
-        if parameter is not t and getattr(parameter, "device_mesh", mesh) is not mesh:
-            _refuse_other_mesh(parameter, t)
-        piece = t.to_local()
-        return piece if type(piece) is Tensor else _ready(piece)
+    def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:
+        """Note what this rank has of each gradient, and the layout of each DTensor. Neighbours mostly share theirs."""
+        kind, last = _dtensor() or (), (None, None)
+        layout: Any = None
+        for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
+            t = p if g is None else g
+            if isinstance(t, kind):
+                mesh, placements = t.device_mesh, t.placements
+                if mesh is not last[0] or placements != last[1]:
+                    layout, last = self._layout(mesh, placements), (mesh, placements)
+                self._layout_of[i] = layout
+                if p is not t and getattr(p, "device_mesh", mesh) is not mesh:
+                    _refuse_other_mesh(p, t)
+                t = t.to_local()
+                if type(t) is not Tensor:
+                    t = _ready(t)
+            self.local.append(t.detach().new_empty(0) if g is None else t)
+
+    def _layout(self, mesh: Any, placements: Any) -> _Layout:
+        found = self._layouts.get((id(mesh), placements))
+        if found is None:
+            found = self._layouts[id(mesh), placements] = _read_layout(mesh, placements)
+        return found
 
     @property
     def marked(self) -> bool:

@@ -37,10 +37,8 @@ class Sum(Piece):
         return redo_where_cancelled(self, total, bound, torch.finfo(torch.float32).eps)
 
     def weighted(self, weights: Tensor) -> Tensor:
-        total = self.pieces[0].weighted(weights)
-        for piece in self.pieces[1:]:
-            total = total + piece.weighted(weights)
-        return total
+        parts = [piece.weighted(weights) for piece in self.pieces]
+        return torch.stack([part.to_dense() if part.is_sparse else part for part in parts]).sum(0)
 
     def dot(self, direction: Tensor) -> Tensor:
         return torch.stack([piece.dot(direction) for piece in self.pieces]).sum(0)

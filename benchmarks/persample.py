@@ -112,6 +112,8 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=60, help="how long to measure each model")
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
     parser.add_argument("--threads", type=int, help="how many threads torch may use")
     parser.add_argument("--batches", action="store_true", help="measure growth with the batch instead")
     parser.add_argument("--memory", nargs=2, metavar=("MODEL", "METHOD"), help=argparse.SUPPRESS)
@@ -131,9 +133,9 @@ def main():
                 rows += [{"batch": batch, **row} for row in found]
             save(f"persample-batches-{name}", __doc__, rows)
             continue
-        rows = measured(MODELS[name](), list(METHODS), options.seconds)
+        rows = measured(MODELS[name](), options.methods, options.seconds)
         for row in rows:
-            if "refused" not in row:
+            if "refused" not in row and not options.no_memory:
                 row["megabytes"] = peak_memory(name, row["method"])
         report(name, rows)
         save(f"persample-{name}", __doc__, rows)

@@ -264,6 +264,13 @@ def tied_embedding_and_head():
 
 
 @case
+def tied_sparse_embedding_and_head():
+    table = nn.Embedding(7, D, sparse=True)
+    ids = tokens(T)
+    return table, lambda: flat_sum(F.linear(torch.tanh(table(ids)), table.weight))
+
+
+@case
 def embedding_called_twice():
     table = nn.Embedding(7, 3)
     a, b = tokens(T), tokens(2)

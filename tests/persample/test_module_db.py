@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("expecttest", reason="torch's module database needs expecttest")
 
-from .sweep import PAGE, page, table  # noqa: E402
+from .sweep import PAGE, page, table
 
 # Refused, with the reason; everything else must be right.
 REFUSED = {

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AuditError
-from ._pieces import Piece, _lengths
+from ._pieces import Piece, lengths_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float, floor
     if not samples:
         return worst
     for name, piece in pieces.items():
-        direct = float(_lengths(piece.dense(slice(0, 1)))[0])
+        direct = float(lengths_of(piece.dense(slice(0, 1)))[0])
         short = float(piece.squared_norms()[0].sqrt())
         scale = max(direct, floor)
         gap = abs(direct - short) / scale if scale else short

@@ -13,8 +13,9 @@ from ..errors import UnsupportedOperationError
 from . import _torch, rules
 from ._cuts import Cut, Losses, find_cuts, leaves_below, refuse_coupling
 from ._lower import lower, nothing
+from ._merge import merged
 from ._owners import Layout
-from ._pieces import Dense, Piece, merged
+from ._pieces import Dense, Piece
 from ._reuse import form_of, may_reuse
 from ._use import Use
 

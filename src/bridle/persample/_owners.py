@@ -199,6 +199,12 @@ def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Lay
     certain = len(blocks) == 1
     if not certain and gradient.numel() and not bool(torch.isfinite(gradient.sum())):
         return None  # nobody can tell whose the NaNs are, so nobody owns them
+    if (
+        not certain
+        and gradient.dtype == torch.float16
+        and bool(((gradient.reshape(-1) != 0) & (owners < 0)).any())
+    ):
+        return None  # too small to be told apart in half precision, and too large to be left out
     if blocks:
         return Layout(samples, blocks[0], None, certain)
     return Layout(samples, None, owners, certain=False)

@@ -35,7 +35,7 @@ class Piece(ABC):
 
     def squared_norms(self) -> Tensor:
         """Return the squared norm of each sample's gradient, in float64."""
-        return torch.cat([_square(_lengths(self.dense(part))) for part in self.chunks()])
+        return torch.cat([square(lengths_of(self.dense(part))) for part in self.chunks()])
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Return the sum over samples of weight times gradient."""
@@ -116,54 +116,7 @@ class Computed(Piece):
         return float(self.samples * prod(self.shape))
 
 
-class Sum(Piece):
-    """The gradients of a value that is used in several places."""
-
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self.pieces = tuple(pieces)
-        self.samples, self.shape = pieces[0].samples, pieces[0].shape
-        self.how = "+".join(dict.fromkeys(piece.how for piece in pieces))
-
-    def dense(self, part: slice = ALL) -> Tensor:
-        total = self.pieces[0].dense(part)
-        for piece in self.pieces[1:]:
-            total = total + piece.dense(part)
-        return total
-
-    def squared_norms(self) -> Tensor:
-        crosses = [cross_products(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]]
-        if any(cross is None for cross in crosses):
-            return super().squared_norms()
-        total = torch.stack([piece.squared_norms() for piece in self.pieces]).sum(0)
-        bound = total.clone()
-        for cross in crosses:
-            assert cross is not None
-            total += 2 * cross
-            bound += 2 * cross.abs()
-        return _redo_where_cancelled(self, total, bound, torch.finfo(torch.float32).eps)
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        total = self.pieces[0].weighted(weights)
-        for piece in self.pieces[1:]:
-            total = total + piece.weighted(weights)
-        return total
-
-    def dot(self, direction: Tensor) -> Tensor:
-        return torch.stack([piece.dot(direction) for piece in self.pieces]).sum(0)
-
-
-def cross_products(a: Piece, b: Piece) -> Tensor | None:
-    """Return the inner product of both gradients of each sample where a short way is known, else None."""
-    from .rules.embedding import Rows, rows_with_outer
-    from .rules.linear import Outer
-
-    for one, other in ((a, b), (b, a)):
-        if isinstance(one, Rows) and isinstance(other, Outer):
-            return rows_with_outer(one, other)
-    return None
-
-
-def _redo_where_cancelled(piece: Piece, squares: Tensor, bound: Tensor, eps: float) -> Tensor:
+def redo_where_cancelled(piece: Piece, squares: Tensor, bound: Tensor, eps: float) -> Tensor:
     """Compute those norms again from the gradients themselves that cancellation may have spoiled.
 
     `bound` is the sum of the absolute values whose sum is `squares`; their rounding errors are about `eps`
@@ -174,7 +127,7 @@ def _redo_where_cancelled(piece: Piece, squares: Tensor, bound: Tensor, eps: flo
         return squares.clamp(min=0)
     squares = squares.clone()
     for i in spoiled.nonzero().squeeze(1).tolist():
-        squares[i] = _square(_lengths(piece.dense(slice(i, i + 1))))[0]
+        squares[i] = square(lengths_of(piece.dense(slice(i, i + 1))))[0]
     return squares.clamp(min=0)
 
 
@@ -183,32 +136,10 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def merged(pieces: Sequence[Piece]) -> Piece:
-    """Return one piece for all uses of a value."""
-    from .rules.embedding import Rows
-    from .rules.linear import Outer
-
-    if len(pieces) == 1:
-        return pieces[0]
-    for kind in (Outer, Rows):
-        same = [piece for piece in pieces if isinstance(piece, kind)]
-        if len(same) > 1:
-            rest = [piece for piece in pieces if not isinstance(piece, kind)]
-            return merged([kind.joined(same), *rest])  # type: ignore[arg-type]
-    small = [piece for piece in pieces if isinstance(piece, Dense)]
-    if len(small) > 1:
-        rest = [piece for piece in pieces if not isinstance(piece, Dense)]
-        total = small[0].values
-        for piece in small[1:]:
-            total = total + piece.values
-        return merged([Dense(total), *rest])
-    return Sum(pieces)
-
-
-def _lengths(block: Tensor) -> Tensor:
+def lengths_of(block: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(block.flatten(1), dim=1)
     return lengths
 
 
-def _square(lengths: Tensor) -> Tensor:
+def square(lengths: Tensor) -> Tensor:
     return lengths.double().square()

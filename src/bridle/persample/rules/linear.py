@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._owners import Layout, NotSeparableError
-from .._pieces import ALL, Computed, Dense, Piece, _lengths, _redo_where_cancelled, _square, wide
+from .._pieces import ALL, Computed, Dense, Piece, lengths_of, redo_where_cancelled, square, wide
 from .._use import Use
 
 # Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
@@ -43,14 +43,14 @@ class Outer(Piece):
 
     def squared_norms(self) -> Tensor:  # noqa: D102
         if self.rows == 1:
-            return _square(_lengths(wide(self.left))) * _square(_lengths(wide(self.right)))
+            return square(lengths_of(wide(self.left))) * square(lengths_of(wide(self.right)))
         if self.how != "gram":
             return super().squared_norms()
         left, right = wide(self.left), wide(self.right)
         products = (left @ left.transpose(1, 2)).mul_(right @ right.transpose(1, 2)).flatten(1)
         bound = torch.linalg.vector_norm(products, 1, dim=1).double()
         squares = products.sum(1, dtype=torch.float64)
-        return _redo_where_cancelled(self, squares, bound, torch.finfo(products.dtype).eps)
+        return redo_where_cancelled(self, squares, bound, torch.finfo(products.dtype).eps)
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
         left, right = wide(self.left), wide(self.right)

@@ -1,6 +1,6 @@
 """Write docs/benchmarks.md from the JSON files in results/: what was measured, how, and where, losses included.
 
-    python benchmarks/page.py
+python benchmarks/page.py
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import time
 import warnings
 
 import torch
+
 from persample_methods import METHODS, NOT_CLIPPED
 from persample_models import MODELS
 from side_by_side import ratio, save, show

@@ -43,9 +43,7 @@ def spent(delta=1e-3):
         import dp_accounting
     except ImportError:
         return "unknown: pip install dp-accounting to count it"
-    sampled = dp_accounting.PoissonSampledDpEvent(
-        EXPECTED_BATCH / SAMPLES, dp_accounting.GaussianDpEvent(NOISE)
-    )
+    sampled = dp_accounting.PoissonSampledDpEvent(EXPECTED_BATCH / SAMPLES, dp_accounting.GaussianDpEvent(NOISE))
     accountant = dp_accounting.rdp.RdpAccountant()
     accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, STEPS))
     return f"epsilon {accountant.get_epsilon(delta):.2f} at delta {delta}"

@@ -30,8 +30,7 @@ def main():
     print(f"median norm {norms.median():.3f}, largest {norms.max():.3f}")
     print(f"{found} of 12 wrong labels are among the 20 largest gradients")
     print(
-        f"mean cosine to the mean gradient: all {toward_mean.mean():.2f}, "
-        f"suspects {toward_mean[suspects].mean():.2f}"
+        f"mean cosine to the mean gradient: all {toward_mean.mean():.2f}, suspects {toward_mean[suspects].mean():.2f}"
     )
     assert found >= 9
 

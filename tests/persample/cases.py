@@ -64,9 +64,7 @@ many(
     linear_3d=lambda: simple(nn.Linear(D, 3), images(T, D)),
     linear_4d=lambda: simple(nn.Linear(D, 3), images(2, T, D)),
     linear_no_bias=lambda: simple(nn.Linear(D, 3, bias=False), images(T, D)),
-    linear_steps_equal_batch=lambda: simple(
-        nn.Sequential(nn.Linear(D, B), nn.ReLU(), nn.Linear(B, B)), images(B, D)
-    ),
+    linear_steps_equal_batch=lambda: simple(nn.Sequential(nn.Linear(D, B), nn.ReLU(), nn.Linear(B, B)), images(B, D)),
     mlp=lambda: simple(
         nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), images(D)
     ),
@@ -77,17 +75,13 @@ many(
     conv2d_depthwise=lambda: simple(nn.Conv2d(4, 8, 3, groups=4), images(4, 5, 5)),
     conv2d_same=lambda: simple(nn.Conv2d(3, 4, (2, 3), padding="same"), images(3, 5, 5)),
     conv2d_circular=lambda: simple(nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), images(3, 5, 5)),
-    conv2d_reflect=lambda: simple(
-        nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", stride=2), images(3, 5, 5)
-    ),
+    conv2d_reflect=lambda: simple(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", stride=2), images(3, 5, 5)),
     conv2d_wide=lambda: simple(nn.Conv2d(8, 128, 1), images(8, 2, 2)),
     conv2d_many_channels=lambda: simple(nn.Conv2d(128, 130, 3, padding=1), images(128, 3, 3)),
     conv1d_many_channels=lambda: simple(nn.Conv1d(64, 70, 3, padding=1, stride=2), images(64, 5)),
     conv3d=lambda: simple(nn.Conv3d(2, 4, 2, groups=2, dilation=(1, 2, 1)), images(2, 4, 4, 4)),
     conv_transpose1d=lambda: simple(nn.ConvTranspose1d(3, 4, 3, stride=2, output_padding=1), images(3, 5)),
-    conv_transpose2d=lambda: simple(
-        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2), images(4, 4, 4)
-    ),
+    conv_transpose2d=lambda: simple(nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2), images(4, 4, 4)),
     conv_transpose3d=lambda: simple(nn.ConvTranspose3d(2, 3, 2, dilation=2), images(2, 3, 3, 3)),
     embedding=lambda: simple(nn.Embedding(7, 3), tokens(T)),
     embedding_padding=lambda: simple(nn.Embedding(7, 3, padding_idx=2), tokens(T, high=4)),
@@ -101,9 +95,7 @@ many(
     group_norm=lambda: simple(nn.GroupNorm(2, 4), images(4, 3, 3)),
     instance_norm1d=lambda: simple(nn.InstanceNorm1d(3, affine=True), images(3, 5)),
     instance_norm2d=lambda: simple(nn.InstanceNorm2d(B, affine=True), images(B, 3, 4)),
-    batch_norm_eval=lambda: simple(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), images(3, 5, 5)
-    ),
+    batch_norm_eval=lambda: simple(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), images(3, 5, 5)),
     prelu=lambda: simple(nn.PReLU(), images(D)),
     prelu_channels=lambda: simple(nn.PReLU(3), images(3, 5)),
     rnn=lambda: recurrent(nn.RNN(D, 4, batch_first=True)),
@@ -116,9 +108,7 @@ many(
     lstm_projected=lambda: recurrent(nn.LSTM(D, 4, proj_size=3, batch_first=True)),
     lstm_batch_second=lambda: recurrent(nn.LSTM(D, 4)),
     lstm_last_output=lambda: recurrent(nn.LSTM(D, 4, batch_first=True), lambda out, _: out[:, -1]),
-    lstm_last_state=lambda: recurrent(
-        nn.LSTM(D, 4, batch_first=True), lambda _, state: state[1].transpose(0, 1)
-    ),
+    lstm_last_state=lambda: recurrent(nn.LSTM(D, 4, batch_first=True), lambda _, state: state[1].transpose(0, 1)),
     lstm_everything=lambda: recurrent(
         nn.LSTM(D, 4, batch_first=True),
         lambda out, state: torch.cat([out.flatten(1), *(s.transpose(0, 1).flatten(1) for s in state)], 1),
@@ -319,20 +309,14 @@ def token_repeated():
 @case
 def made_from_parameters():
     """Gemma's ``1 + weight``, a state space's ``-exp(a)``, a gate."""
-    model = Calls(
-        None, w=nn.Parameter(torch.randn(D)), a=nn.Parameter(torch.randn(D)), g=nn.Parameter(torch.randn(1))
-    )
+    model = Calls(None, w=nn.Parameter(torch.randn(D)), a=nn.Parameter(torch.randn(D)), g=nn.Parameter(torch.randn(1)))
     x = images(T, D)
-    return model, lambda: flat_sum(
-        x * (1 + model.w) * torch.exp(-torch.exp(model.a)) * torch.sigmoid(model.g)
-    )
+    return model, lambda: flat_sum(x * (1 + model.w) * torch.exp(-torch.exp(model.a)) * torch.sigmoid(model.g))
 
 
 @case
 def low_rank_merged():
-    model = Calls(
-        None, base=nn.Linear(D, 5), a=nn.Parameter(torch.randn(2, D)), b=nn.Parameter(torch.randn(5, 2))
-    )
+    model = Calls(None, base=nn.Linear(D, 5), a=nn.Parameter(torch.randn(2, D)), b=nn.Parameter(torch.randn(5, 2)))
     model.base.weight.requires_grad_(False)
     x = images(T, D)
     return model, lambda: flat_sum(F.linear(x, model.base.weight + 0.5 * model.b @ model.a, model.base.bias))
@@ -421,9 +405,7 @@ def packed_sequence():
 
     def losses():
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths)
-        return sum(
-            flat_sum(nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0].transpose(0, 1)) for layer in model
-        )
+        return sum(flat_sum(nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0].transpose(0, 1)) for layer in model)
 
     return model, losses
 

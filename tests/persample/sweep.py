@@ -38,9 +38,7 @@ def first_tensor(out):
 
 def outcomes(info):
     """Yield 'right', or the name of the error, for each sample input in training mode."""
-    inputs = info.module_inputs_func(
-        info, device="cpu", dtype=torch.float64, requires_grad=False, training=True
-    )
+    inputs = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=False, training=True)
     for given in inputs:
         torch.manual_seed(0)
         build, call = given.constructor_input, given.forward_input
@@ -117,10 +115,7 @@ def page(found):
         "| module | sample inputs |",
         "|---|---|",
     ]
-    lines += [
-        f"| {name} | {', '.join(f'{n} {kind}' for kind, n in kinds.items())} |"
-        for name, kinds in found.items()
-    ]
+    lines += [f"| {name} | {', '.join(f'{n} {kind}' for kind, n in kinds.items())} |" for name, kinds in found.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -59,9 +59,7 @@ def test_linear_of_any_shape_and_layout(batch, steps, d_in, d_out, order, bias):
     padding=st.integers(0, 2),
     transposed=st.booleans(),
 )
-def test_convolution_with_any_options(
-    batch, groups, c_in, c_out, kernel, stride, dilation, padding, transposed
-):
+def test_convolution_with_any_options(batch, groups, c_in, c_out, kernel, stride, dilation, padding, transposed):
     kind = nn.ConvTranspose1d if transposed else nn.Conv1d
     layer = kind(groups * c_in, groups * c_out, kernel, stride, padding, groups=groups, dilation=dilation)
     losses = layer(torch.randn(batch, groups * c_in, 9)).square().flatten(1).sum(1)
@@ -175,9 +173,7 @@ def test_autocast_is_close_to_full_precision():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = losses()
     ps = bridle.per_sample(out, model)
-    torch.testing.assert_close(
-        flat(ps.grads()), flat(loop(out, dict(model.named_parameters()))), rtol=3e-2, atol=3e-2
-    )
+    torch.testing.assert_close(flat(ps.grads()), flat(loop(out, dict(model.named_parameters()))), rtol=3e-2, atol=3e-2)
     assert ps.norms().dtype == torch.float32
     ps.audit()
 

@@ -129,9 +129,7 @@ def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
     torch.testing.assert_close(model.weight.grad, X[[0, 2, 3]].sum(0, keepdim=True) / 4)
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"max_norm": 0.0}, {"max_norm": float("nan")}, {"max_norm": 1, "divide_by": 0}]
-)
+@pytest.mark.parametrize("arguments", [{"max_norm": 0.0}, {"max_norm": float("nan")}, {"max_norm": 1, "divide_by": 0}])
 def test_thresholds_that_mean_nothing(arguments):
     model = nn.Linear(3, 1)
     with pytest.raises(errors.ArgumentError, match="clip_:"):

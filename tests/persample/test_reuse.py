@@ -20,9 +20,7 @@ def right(losses, model):
 def test_a_plain_model_is_asked_once():
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     answers = [
-        right(
-            F.cross_entropy(model(torch.randn(5, 3)), torch.tensor([0, 1, 0, 1, 0]), reduction="none"), model
-        )
+        right(F.cross_entropy(model(torch.randn(5, 3)), torch.tensor([0, 1, 0, 1, 0]), reduction="none"), model)
         for _ in range(3)
     ]
     assert answers[1:] == [True, True]
@@ -45,9 +43,9 @@ def mixed_by_mask(model, order):
     """Attention between samples under a mask that happens to let each see one sample only."""
     h = torch.tanh(model(torch.randn(4, 3)))
     mask = torch.zeros(4, 4).masked_fill(torch.eye(4)[order] == 0, float("-inf"))
-    return torch.tanh(
-        F.scaled_dot_product_attention(h[None], h.detach()[None], h[None], attn_mask=mask[None])
-    )[0].sum(1)
+    return torch.tanh(F.scaled_dot_product_attention(h[None], h.detach()[None], h[None], attn_mask=mask[None]))[0].sum(
+        1
+    )
 
 
 def gathered(model, order):
@@ -55,9 +53,7 @@ def gathered(model, order):
     return torch.tanh(h.gather(0, torch.tensor(order)[:, None].expand(4, 5))).sum(1)
 
 
-@pytest.mark.parametrize(
-    "mix", [mixed_by_matrix, mixed_by_batched_matrix, mixed_by_index, mixed_by_mask, gathered]
-)
+@pytest.mark.parametrize("mix", [mixed_by_matrix, mixed_by_batched_matrix, mixed_by_index, mixed_by_mask, gathered])
 def test_rows_moved_by_value_are_asked_every_time(mix):
     model = nn.Linear(3, 5)
     for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]):

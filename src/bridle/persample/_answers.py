@@ -76,9 +76,7 @@ class PerSample:
         """
         squares = self._squared_norms()
         if per_parameter:
-            return {
-                name: self._unscaled(s.sqrt()).to(self._parameters[name].dtype) for name, s in squares.items()
-            }
+            return {name: self._unscaled(s.sqrt()).to(self._parameters[name].dtype) for name, s in squares.items()}
         return self._unscaled(self._total(squares).sqrt()).to(self._dtype())
 
     def grads(self) -> dict[str, Tensor]:
@@ -115,8 +113,7 @@ class PerSample:
             weights = weights(norms)
         if tuple(weights.shape) != (self._samples,):
             raise ArgumentError(
-                f"weighted_: expected one weight per sample, shape ({self._samples},), found "
-                f"{tuple(weights.shape)}."
+                f"weighted_: expected one weight per sample, shape ({self._samples},), found {tuple(weights.shape)}."
             )
         for name, piece in self._pieces.items():
             _accumulate(self._parameters[name], piece.weighted(weights.detach()))
@@ -161,9 +158,7 @@ class PerSample:
         if not limit > 0:
             raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
         if noise_multiplier < 0 or (divide_by is not None and divide_by <= 0):
-            raise ArgumentError(
-                "clip_: noise_multiplier must not be negative and divide_by must be positive."
-            )
+            raise ArgumentError("clip_: noise_multiplier must not be negative and divide_by must be positive.")
         self._keep_what_pays()
         squares = self._squared_norms()
         total = self._unscaled(self._total(squares).sqrt())
@@ -276,9 +271,7 @@ class PerSample:
         if self._squares is not None:
             return
         left = self._budget
-        ranked = sorted(
-            self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape))
-        )
+        ranked = sorted(self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape)))
         for name, piece in ranked:
             size = 4 * self._samples * prod(piece.shape)
             if piece.saving() > 0 and size <= left:
@@ -303,9 +296,7 @@ class PerSample:
 
     def _add_noise(self, deviation: float, generator: torch.Generator | None) -> None:
         for parameter in self._parameters.values():
-            noise = torch.empty_like(parameter, requires_grad=False).normal_(
-                0, deviation, generator=generator
-            )
+            noise = torch.empty_like(parameter, requires_grad=False).normal_(0, deviation, generator=generator)
             _accumulate(parameter, noise)
 
     def _total(self, squares: dict[str, Tensor]) -> Tensor:
@@ -345,6 +336,4 @@ def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
         if parameter.grad is None:
             parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
         else:
-            parameter.grad = (
-                parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)
-            )
+            parameter.grad = parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)

@@ -12,9 +12,7 @@ from ._answers import PerSample
 from ._capture import Options, capture
 from ._cuts import Losses
 
-Parameters: TypeAlias = (
-    nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
-)
+Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
 
 
 def per_sample(
@@ -112,8 +110,7 @@ def _losses(losses: Tensor, groups: Tensor | None) -> Losses:
         return Losses(root, torch.arange(count, device=root.device), count)
     if tuple(groups.shape) != (count,):
         raise ArgumentError(
-            f"per_sample: `groups` must have one number per sample, shape ({count},), found "
-            f"{tuple(groups.shape)}."
+            f"per_sample: `groups` must have one number per sample, shape ({count},), found {tuple(groups.shape)}."
         )
     numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
     return Losses(root, sample_of, len(numbers))
@@ -134,9 +131,7 @@ def _named(parameters: Parameters) -> dict[str, Tensor]:
     seen: set[int] = set()
     for name, tensor in pairs:
         if not isinstance(tensor, Tensor):
-            raise GradientTypeError(
-                f"per_sample: parameter {name!r} is no tensor but {type(tensor).__name__}."
-            )
+            raise GradientTypeError(f"per_sample: parameter {name!r} is no tensor but {type(tensor).__name__}.")
         if tensor.requires_grad and not tensor.is_leaf:
             raise GradientTypeError(
                 f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such "

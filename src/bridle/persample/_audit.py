@@ -50,9 +50,7 @@ def audit(
         covered |= truth.keys()
         for name, expected in truth.items():
             if name not in pieces:
-                raise AuditError(
-                    f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name
-                )
+                raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
             expected = expected.to_dense() if expected.is_sparse else expected
             found = pieces[name].weighted(weights.double())
             found = found.to_dense() if found.is_sparse else found
@@ -67,9 +65,7 @@ def audit(
                     "registered rule.",
                     name,
                 )
-    return Audit(
-        errors, _norms_error(samples, pieces, tolerance, floor), tuple(n for n in names if n not in covered)
-    )
+    return Audit(errors, _norms_error(samples, pieces, tolerance, floor), tuple(n for n in names if n not in covered))
 
 
 def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float, floor: float) -> float:

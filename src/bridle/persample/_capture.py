@@ -49,15 +49,11 @@ class Captured:
 
 
 # Owners by form of graph, for graphs whose owners cannot change: (cuts, layouts) by the nodes' numbers.
-_KNOWN: OrderedDict[Any, tuple[list[tuple[int, int, int, int]], dict[int, tuple[Layout, ...]]]] = (
-    OrderedDict()
-)
+_KNOWN: OrderedDict[Any, tuple[list[tuple[int, int, int, int]], dict[int, tuple[Layout, ...]]]] = OrderedDict()
 _KNOWN_AT_MOST = 64
 
 
-def capture(
-    losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[int], options: Options
-) -> Captured:
+def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[int], options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
     read = graph.read(losses.root)
     _refuse_hidden_graphs(read)
@@ -118,9 +114,7 @@ def _cuts(
     return cuts, layouts, False
 
 
-def _uses(
-    cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses, options: Options
-) -> list[Use]:
+def _uses(cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses, options: Options) -> list[Use]:
     edges = [GradientEdge(node, i) for node in layouts for i in range(len(layouts[node]))]
     found = iter(_torch.gradients_at(losses.root, torch.ones_like(losses.root), edges))
     gradients = {node: tuple(next(found) for _ in layouts[node]) for node in layouts}
@@ -149,14 +143,8 @@ def _shape(value: GradientEdge) -> tuple[int, ...]:
 def _few_samples(losses: Losses, leaves: dict[str, Tensor]) -> dict[str, Piece]:
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(
-        losses.root.sum(), list(leaves.values()), retain_graph=True, allow_unused=True
-    )
-    dense = {
-        name: g.to_dense() if g.is_sparse else g
-        for name, g in zip(leaves, found, strict=True)
-        if g is not None
-    }
+    found = torch.autograd.grad(losses.root.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
+    dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
 
 

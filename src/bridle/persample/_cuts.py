@@ -77,9 +77,7 @@ def find_cuts(
         for node in consumers:
             if owners[node] is None:
                 _add_below(node, below)
-        frontier = [
-            node for node in consumers if (owners[node] is None or node in below) and node not in shared
-        ]
+        frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
         shared |= dict.fromkeys(frontier)
     cuts = [
         Cut(consumer.node, consumer.position, GradientEdge(node, consumer.output_nr))
@@ -140,11 +138,7 @@ def refuse_coupling(cuts: Sequence[Cut], batch: int, buffers: frozenset[int], wh
         if _made_from_batch(cut.value.node, batch, buffers):
             known = (where.of(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
             names = [name for name in known if name is not None]
-            beneath = (
-                f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "")
-                if names
-                else "parameters"
-            )
+            beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
             raise BatchCouplingError(
                 f"per_sample: `{graph.op(cut.node)}` mixes the samples of the batch. What {beneath} made of "
                 "one sample enters the losses of others, so one sample has no gradient of its own. "

@@ -69,18 +69,13 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
             f"call_for_per_sample_grads: loss_reduction must be 'sum' or 'mean', found {loss_reduction!r}."
         )
     if not isinstance(module, nn.Module):
-        raise CallArgumentError(
-            f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}."
-        )
+        raise CallArgumentError(f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}.")
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
         raise CallArgumentError(
-            f"call_for_per_sample_grads: batch_size must be None or an integer, found "
-            f"{type(batch_size).__name__}."
+            f"call_for_per_sample_grads: batch_size must be None or an integer, found {type(batch_size).__name__}."
         )
     if batch_size is not None and batch_size < 1:
-        raise CallArgumentError(
-            f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}."
-        )
+        raise CallArgumentError(f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}.")
 
 
 def _batch_size(args: Any, kwargs: Any, batch_first: bool) -> int:
@@ -120,9 +115,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, count: int, factor: int, ba
         if not where:
             return []
         wanted = [inner[i] for i in where]
-        return list(
-            torch.autograd.grad(losses, wanted, torch.ones_like(losses), retain_graph=True, allow_unused=True)
-        )
+        return list(torch.autograd.grad(losses, wanted, torch.ones_like(losses), retain_graph=True, allow_unused=True))
 
     handed = _handed_on(split, [outputs[i] for i in live], [given[i] for i in where])
     by_place = dict(zip(live, handed, strict=True))
@@ -151,9 +144,7 @@ def _handed_on(
     return answer
 
 
-def _losses(
-    pairs: list[tuple[Tensor, Tensor]], count: int, batch_first: bool, inputs: list[Tensor]
-) -> Tensor:
+def _losses(pairs: list[tuple[Tensor, Tensor]], count: int, batch_first: bool, inputs: list[Tensor]) -> Tensor:
     """Return one number per sample whose gradient is what backward was given for it."""
     several = [_batch_dims(out, count, batch_first) for out, _ in pairs]
     for dims in product(*several):

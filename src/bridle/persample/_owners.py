@@ -130,9 +130,7 @@ class Layout:
         return {}
 
 
-def probe(
-    root: Tensor, sample_of: Tensor, samples: int, edges: Sequence[GradientEdge]
-) -> list[Layout | None]:
+def probe(root: Tensor, sample_of: Tensor, samples: int, edges: Sequence[GradientEdge]) -> list[Layout | None]:
     """Find who owns what at each edge.
 
     Args:
@@ -199,11 +197,7 @@ def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Lay
     certain = len(blocks) == 1
     if not certain and gradient.numel() and not bool(torch.isfinite(gradient.sum())):
         return None  # nobody can tell whose the NaNs are, so nobody owns them
-    if (
-        not certain
-        and gradient.dtype == torch.float16
-        and bool(((gradient.reshape(-1) != 0) & (owners < 0)).any())
-    ):
+    if not certain and gradient.dtype == torch.float16 and bool(((gradient.reshape(-1) != 0) & (owners < 0)).any()):
         return None  # too small to be told apart in half precision, and too large to be left out
     if blocks:
         return Layout(samples, blocks[0], None, certain)
@@ -222,9 +216,7 @@ def _fitting_blocks(owners: Tensor, samples: int) -> list[int]:
     few = slice(None, None, max(1, len(seen) // 512))
     fitting = []
     for block in _divisors(whole):
-        if bool((seen[few] // block % samples == owner[few]).all()) and bool(
-            (seen // block % samples == owner).all()
-        ):
+        if bool((seen[few] // block % samples == owner[few]).all()) and bool((seen // block % samples == owner).all()):
             fitting.append(block)
     return fitting
 

@@ -39,9 +39,7 @@ class Piece(ABC):
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Return the sum over samples of weight times gradient."""
-        parts = [
-            torch.tensordot(weights[part].to(d), d, 1) for part in self.chunks() for d in [self.dense(part)]
-        ]
+        parts = [torch.tensordot(weights[part].to(d), d, 1) for part in self.chunks() for d in [self.dense(part)]]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def dot(self, direction: Tensor) -> Tensor:

@@ -122,9 +122,7 @@ def form_of(read: graph.Graph, losses: Losses) -> tuple[Any, ...]:
     return (nodes, losses.samples, tuple(losses.sample_of.tolist()))
 
 
-def may_reuse(
-    read: graph.Graph, cuts: Iterable[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses
-) -> bool:
+def may_reuse(read: graph.Graph, cuts: Iterable[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses) -> bool:
     """Tell whether the owners at the cuts hold for every graph of this form, whatever its values."""
     if not all(_is_certain(found) for found in layouts.values()):
         return False

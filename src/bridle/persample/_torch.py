@@ -67,9 +67,7 @@ def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
                 [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
             )
     except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
-        alone = [
-            torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients
-        ]
+        alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
         answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
     return answer
 

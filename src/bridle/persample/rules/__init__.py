@@ -68,9 +68,7 @@ def register_rule(op: str, rule: Rule, *, replace: bool = False) -> None:
                 [3., 4.]])
     """
     if op in _RULES and not replace:
-        raise ArgumentError(
-            f"register_rule: there is a rule for `{op}` already. Pass replace=True to replace it."
-        )
+        raise ArgumentError(f"register_rule: there is a rule for `{op}` already. Pass replace=True to replace it.")
     _RULES[op] = rule
 
 

@@ -35,9 +35,7 @@ class Convolved(Piece):
         g, x = self.g[part], self.x[part]
         n = len(g)
         if self._many_channels():
-            return torch.stack(
-                [self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)]
-            )
+            return torch.stack([self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)])
         g, x = g.transpose(0, 1).flatten(1, 2), x.transpose(0, 1).flatten(1, 2)
         return self._weight_gradient(g, x, n).view(n, *self.shape)
 
@@ -76,9 +74,7 @@ class Convolved(Piece):
 
     def _gram_is_cheaper(self) -> bool:
         """Compare pixels x pixels products of unfolded images with the weight itself."""
-        plain: bool = (
-            self.options["groups"] == 1 and not self.options["transposed"] and len(self.shape) in (3, 4)
-        )
+        plain: bool = self.options["groups"] == 1 and not self.options["transposed"] and len(self.shape) in (3, 4)
         if not plain or self.g.shape[1] != 1:
             return False
         o, side = self.shape[0], prod(self.shape[1:])

@@ -30,9 +30,7 @@ class Outer(Piece):
     @staticmethod
     def joined(pieces: Sequence["Outer"]) -> "Outer":
         """Put several uses of one matrix behind each other: more rows, the same sum."""
-        return Outer(
-            torch.cat([piece.left for piece in pieces], 1), torch.cat([piece.right for piece in pieces], 1)
-        )
+        return Outer(torch.cat([piece.left for piece in pieces], 1), torch.cat([piece.right for piece in pieces], 1))
 
     def transposed(self) -> "Outer":
         """Return the same for the transposed matrix."""

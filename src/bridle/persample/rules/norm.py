@@ -47,9 +47,7 @@ def batch_norm(use: Use) -> Piece:
     x = use.saved("input")
     channels = (use.shape[0],) + (1,) * (x.dim() - 2)
     training = use.saved("training")
-    alone = use.layout.is_whole_along(x[0].numel(), x.shape[0]) and use.layout.is_whole_along(
-        1, x[0, 0].numel()
-    )
+    alone = use.layout.is_whole_along(x[0].numel(), x.shape[0]) and use.layout.is_whole_along(1, x[0, 0].numel())
     if training and not alone and not use.allow_coupling:
         raise BatchCouplingError(
             f"per_sample: `{use.op}` normalises with the statistics of the batch, so every loss depends on "

@@ -15,7 +15,8 @@ HEAD = """# Benchmarks
 
 Written by `python benchmarks/page.py` from `benchmarks/results/`. Every row is a ratio taken within one interleaved run
 (contenders take turns; the ratio is taken in each round; shown is the median with quartiles). Ratios below 1 are
-losses. Nothing here was measured on a GPU.
+losses. Nothing here was measured on a GPU. How the policies that adapt compare on tasks that swing is in
+[adaptive.md](adaptive.md), what watching costs in [watch.md](watch.md).
 """
 
 
@@ -45,7 +46,8 @@ def section(path: pathlib.Path) -> str:
 
 
 def main() -> None:
-    sections = [section(path) for path in sorted((HERE / "results").glob("*.json"))]
+    found = sorted((HERE / "results").glob("*.json"))
+    sections = [section(path) for path in found if "rows" in json.loads(path.read_text())]
     PAGE.write_text("\n".join([HEAD, *sections]))
 
 

@@ -76,19 +76,27 @@ def share(
     """Replace the listed values by what they come to over a group: a p-norm of pieces, the largest of copies."""
     if not listed or group.group.size() == 1:
         return
-    where = [k for k, _ in listed]
-    kinds = bytes(pieces for _, pieces in listed) + repr(sorted({orders[k] for k in where})).encode()
-    sent = torch.cat([values[where], values.new_tensor(counts)])
-    rows = _gather(sent, group, zlib.crc32(kinds))
+    where, cut = [list(column) for column in zip(*listed, strict=True)]
+    asked = [orders[k] for k in where]
+    at = torch.tensor(where, device=values.device)
+    sent = torch.cat([values[at], values.new_tensor(counts)])
+    rows = _gather(sent, group, zlib.crc32(bytes(cut) + repr(sorted(set(asked))).encode()))
     rows, held = rows[:, : len(where)], rows[:, len(where) :]
     if counts:
         _require(((held == 0) | (held == held.amax(0))).all(), group, lambda: _different_copies(held))
+    values[at] = _over_ranks(rows, cut, asked).to(values.device)
+
+
+def _over_ranks(rows: Tensor, cut: list[bool], orders: list[float]) -> Tensor:
+    """One value for each column: the p-norm of pieces, the largest of copies."""
+    if all(cut) and len(set(orders)) == 1:
+        return _measure.total(rows, orders[0])
     best = rows.amax(0)
-    for p in {orders[k] for k in where}:
-        pieces = [c for c, (k, cut) in enumerate(listed) if cut and orders[k] == p]
+    for p in set(orders):
+        pieces = [c for c, (is_piece, q) in enumerate(zip(cut, orders, strict=True)) if is_piece and q == p]
         if pieces:
             best[pieces] = _measure.total(rows[:, pieces], p)
-    values[where] = best.to(values.device)
+    return best
 
 
 def _gather(sent: Tensor, group: Group, kinds: int) -> Tensor:

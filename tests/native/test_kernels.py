@@ -121,6 +121,12 @@ def test_one_factor_each():
         _native.kernels.scale(tuple(x), 0.5, 2)
 
 
+def test_no_tensor_at_all():
+    nothing = torch.empty(0, dtype=torch.float64)
+    assert _native.kernels.norm([], 2.0, 2, nothing) == (0.0, False)
+    assert _native.kernels.scale([], nothing, 2)
+
+
 class Subclass(torch.Tensor):
     pass
 

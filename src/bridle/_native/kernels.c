@@ -618,7 +618,8 @@ static PyObject *py_connect(PyObject *self, PyObject *args) {
 /* A one-dimensional float64 tensor of exactly n values, or an error. */
 static double *doubles(PyObject *tensor, int64_t n) {
   Span s;
-  if (describe(tensor, &s) && s.type == F64 && s.n == n) return (double *)s.data;
+  static double nothing; /* an empty tensor has no address */
+  if (describe(tensor, &s) && s.type == F64 && s.n == n) return n ? (double *)s.data : &nothing;
   PyErr_Format(PyExc_ValueError, "a float64 CPU tensor of %lld values is expected", (long long)n);
   return NULL;
 }

@@ -200,6 +200,8 @@ class UnsupportedDeviceError(BridleError, RuntimeError):
 
 class RankError(BridleError, RuntimeError):
     """The ranks of a process group do not hold the same parameters, or one of them is gone or late."""
+
+
 class UnsupportedOperationError(BridleError, NotImplementedError):
     """An op in the recorded graph whose per-sample gradients cannot be told, or not without being asked to.
 

@@ -107,6 +107,10 @@ class Probe:
         place = {id(p): i for i, p in enumerate(self.parameters)}
         reading.unmoved = [place[id(p)] for p, n in zip(self._sampled, each.tolist(), strict=True) if n == 0]
 
+    def forget(self) -> None:
+        """A step goes by unmeasured."""
+        self._holds = "nothing"
+
     def _turn(self) -> float | None:
         grads = [g for p in self._sampled if (g := p.grad) is not None and g.layout is torch.strided]
         if self._holds != "moves" or len(grads) != len(self._sampled):

@@ -142,6 +142,8 @@ class Recorder:
         loss, backwards = self._take_loss(watched)
         if self.broken is not None or watched.steps % self._every:
             self._user_clip = None
+            if watched.probe is not None:
+                watched.probe.forget()  # the next gradient it sees does not follow the last step it saw
             return
         try:
             if watched.probe is None or watched.probe.is_stale():

@@ -24,7 +24,7 @@ from bridle import _native
 from bridle.watch import _torch
 
 WIDTH, LAYERS, TIME, BATCH, VOCABULARY, HEADS = 256, 4, 128, 16, 1024, 8
-PAIRS, WARMUP = 40, 4
+PAIRS, WARMUP = 24, 3
 
 
 class Block(nn.Module):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..clip import _measure
 from ..errors import UnsupportedGradientError
+from ..graph import find_names
 from ._torch import is_plain, scaled_by
 
 __all__ = ["Probe", "Reading"]
@@ -55,6 +56,19 @@ class Probe:
         self._held: list[Tensor] = []
         self._holds: Literal["nothing", "weights", "moves"] = "nothing"
         self._length = 0.0
+
+    def names(self, model: torch.nn.Module | None) -> list[str]:
+        """A name for each parameter: the model's, those the optimizer was given, else those of live modules."""
+        groups = self.optimizer.param_groups
+        if model is None and all("param_names" in group for group in groups):
+            return [name for group in groups for name in group["param_names"]]
+        known = find_names(model)
+        found = [known.of(p) or f"parameter {i}" for i, p in enumerate(self.parameters)]
+        # Names of live modules begin with the class of the outermost; where all are of one, that says nothing.
+        roots = {name.partition(".")[0] for name in found}
+        if model is None and len(roots) == 1 and all("." in name for name in found):
+            return [name.partition(".")[2] for name in found]
+        return found
 
     def is_stale(self) -> bool:
         """Has the optimizer been given other parameters since?"""
@@ -106,6 +120,10 @@ class Probe:
         reading.update = self._length / size if size > 0 else None
         place = {id(p): i for i, p in enumerate(self.parameters)}
         reading.unmoved = [place[id(p)] for p, n in zip(self._sampled, each.tolist(), strict=True) if n == 0]
+
+    def forget(self) -> None:
+        """A step goes by unmeasured."""
+        self._holds = "nothing"
 
     def _turn(self) -> float | None:
         grads = [g for p in self._sampled if (g := p.grad) is not None and g.layout is torch.strided]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..clip import ClipReport, clip_
 from ..clip._decision import Policy
-from ..graph import find_names
 from ._policy import Clip, policy_of
 from ._probe import Probe, Reading
 from ._record import Writer, rounded
@@ -142,6 +141,8 @@ class Recorder:
         loss, backwards = self._take_loss(watched)
         if self.broken is not None or watched.steps % self._every:
             self._user_clip = None
+            if watched.probe is not None:
+                watched.probe.forget()  # the next gradient it sees does not follow the last step it saw
             return
         try:
             if watched.probe is None or watched.probe.is_stale():
@@ -210,7 +211,7 @@ class Recorder:
     def _introduce(self, watched: _Watched, probe: Probe) -> None:
         """A line that says what the numbers of this optimizer's lines belong to."""
         groups = watched.optimizer.param_groups
-        names = _names(watched.optimizer, self._model, probe.parameters)
+        names = probe.names(self._model)
         self._names[watched.index] = names
         self._writer.write(
             {
@@ -227,19 +228,6 @@ class Recorder:
     def _give_up(self, error: Exception) -> None:
         self.broken = f"{type(error).__name__}: {error}"
         self._writer.write({"stopped": self.broken, "after": self.steps})
-
-
-def _names(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None, parameters: list[Tensor]) -> list[str]:
-    groups = optimizer.param_groups
-    if model is None and all("param_names" in group for group in groups):
-        return [name for group in groups for name in group["param_names"]]
-    known = find_names(model)
-    found = [known.of(p) or f"parameter {i}" for i, p in enumerate(parameters)]
-    # Names of live modules begin with the class of the outermost; where all are of one, that says nothing.
-    roots = {name.partition(".")[0] for name in found}
-    if model is None and len(roots) == 1 and all("." in name for name in found):
-        return [name.partition(".")[2] for name in found]
-    return found
 
 
 def _done(report: ClipReport) -> dict[str, Any]:

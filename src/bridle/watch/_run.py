@@ -87,13 +87,6 @@ class Run:
         except (TypeError, ValueError):
             return None
 
-    @property
-    def is_whole(self) -> bool:
-        """Is every step in the record (none left out by `every`, none thinned out)?"""
-        return all(n == 1 for n in self.of) and all(
-            b - a == 1 for a, b in zip(self.steps, self.steps[1:], strict=False)
-        )
-
     def by_module(self) -> dict[str, list[float]]:
         """The gradient norm of each module's own parameters, step by step."""
         places: dict[str, list[int]] = {}

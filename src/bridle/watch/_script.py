@@ -39,8 +39,7 @@ def run_script(path: str, args: list[str]) -> None:
     _kept.append(sys.modules["__main__"])  # a module that nobody holds is emptied
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.11 and later
-        sys.path[0] = os.path.dirname(os.path.realpath(path))
+    _put_first(os.path.dirname(os.path.realpath(path)))
     with _tracebacks_of_the_script():
         exec(compile(loader.get_data(file), file, "exec", dont_inherit=True), main.__dict__)
 
@@ -48,8 +47,15 @@ def run_script(path: str, args: list[str]) -> None:
 def run_module(name: str, args: list[str]) -> None:
     """Run a module as `python -m name` would."""
     sys.argv = [name, *args]
+    _put_first(os.getcwd())
     with _tracebacks_of_the_script():
         runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _put_first(folder: str) -> None:
+    """Where Python would look first, in place of where it looked first for us."""
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11 and later
+        sys.path[0] = folder
 
 
 class _tracebacks_of_the_script:  # noqa: N801  # reads as a verb where it is used

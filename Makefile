@@ -16,6 +16,7 @@ $(READY): pyproject.toml setup.py constraints.txt src/bridle/_native/kernels.c
 
 demo: setup
 	$(BIN)/python examples/clipping.py
+	$(BIN)/python examples/demo_steady.py
 
 test: setup
 	$(BIN)/python -m pytest

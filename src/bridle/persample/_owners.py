@@ -59,7 +59,7 @@ class Layout:
         flat = x.reshape(-1, x.shape[-1])
         kept = where >= 0
         out = flat.new_zeros(self.samples * most, x.shape[-1])
-        return out.index_copy_(0, where[kept], flat[kept]).view(self.samples, most, -1)
+        return out.index_copy_(0, where[kept], flat[kept]).view(self.samples, most, x.shape[-1])
 
     def sums(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Sum the elements of `x` that belong together into (samples, *shape).
@@ -86,6 +86,11 @@ class Layout:
             return self.owners
         assert self.block is not None
         return torch.arange(count, device=device).div(self.block, rounding_mode="floor") % self.samples
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody owns anything: the gradient is zero everywhere."""
+        return self.owners is not None and not bool((self.owners >= 0).any())
 
     def is_whole_along(self, stride: int, extent: int) -> bool:
         """Tell whether elements that differ only along one dimension always have one owner."""

@@ -1,8 +1,8 @@
 """Per-sample clipping against a plain step and against other libraries, interleaved in one process.
 
-A step is forward, backward and a clipped gradient in ``.grad``. All methods take turns, so that a busy machine
-disturbs them alike; reported is the median over rounds of the ratio to the plain step of the same round, with
-its quartiles: by the clock, and by the processor time that was spent, which other processes do not change.
+A step is forward, backward and a clipped gradient in ``.grad``. All methods take turns, so that a busy
+machine disturbs them alike; reported is the median over rounds of the ratio to the plain step of the same
+round, with its quartiles: by the clock, and by the processor time that was spent.
 Every clipped gradient is compared with that of `torch.func` where it runs, else with ours. Peak memory is
 measured in a fresh process for each method: the growth of the resident set during three steps.
 

@@ -441,6 +441,21 @@ def some_losses_are_zero():
 
 
 @case
+def dead_units():
+    """Behind a closed gate nothing gets a gradient, whatever the layer."""
+    model = Calls(
+        None, conv=nn.Conv1d(2, 2, 3), table=nn.Embedding(7, 3), inner=nn.Linear(3, 3), out=nn.Linear(3, 2)
+    )
+    x, ids = images(2, 5), tokens(T)
+
+    def losses():
+        closed = flat_sum(model.conv(x)) + flat_sum(model.inner(model.table(ids)))
+        return flat_sum(model.out(x[:, 0, :3])) + 0.0 * closed
+
+    return model, losses
+
+
+@case
 def equal_samples():
     """Nothing tells the samples apart but their place."""
     model = Calls(None, inner=nn.Linear(D, D), places=nn.Parameter(torch.randn(3, D)))

@@ -72,7 +72,11 @@ def find_cuts(
     below: set[Node] = set()
     frontier = list(shared)
     while frontier:
-        owners |= losses.owners(node for node in _above(read, frontier) if node not in owners)
+        asked = [node for node in _above(read, frontier) if node not in owners]
+        # A view, copy or cast of something shared is taken as shared unasked: to ask would make the engine
+        # compute whole weight gradients. An expansion is where a token or table meets the batch.
+        owners |= {node: None for node in asked if _is_view(node)}
+        owners |= losses.owners(node for node in asked if not _is_view(node))
         consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
         for node in consumers:
             if owners[node] is None:
@@ -100,6 +104,10 @@ def _above(read: graph.Graph, nodes: Iterable[Node]) -> list[Node]:
                 if graph.is_relayout(consumer.node):
                     stack.append(consumer.node)
     return list(found)
+
+
+def _is_view(node: Node) -> bool:
+    return graph.is_relayout(node) and graph.op(node) != "ExpandBackward0"
 
 
 def _add_below(node: Node, below: set[Node]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from . import _torch
+from ._pieces import wide
 
 
 class NotSeparableError(Exception):
@@ -58,7 +59,7 @@ class Layout:
         flat = x.reshape(-1, x.shape[-1])
         kept = where >= 0
         out = flat.new_zeros(self.samples * most, x.shape[-1])
-        return out.index_copy_(0, where[kept], flat[kept]).view(self.samples, most, -1)
+        return out.index_copy_(0, where[kept], flat[kept]).view(self.samples, most, x.shape[-1])
 
     def sums(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Sum the elements of `x` that belong together into (samples, *shape).
@@ -85,6 +86,11 @@ class Layout:
             return self.owners
         assert self.block is not None
         return torch.arange(count, device=device).div(self.block, rounding_mode="floor") % self.samples
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody owns anything: the gradient is zero everywhere."""
+        return self.owners is not None and not bool((self.owners >= 0).any())
 
     def is_whole_along(self, stride: int, extent: int) -> bool:
         """Tell whether elements that differ only along one dimension always have one owner."""
@@ -169,18 +175,16 @@ def _exponents(a: Tensor, b: Tensor, levels: int) -> Tensor:
     """Return for each element which power of two it was multiplied by, counted from 0."""
     if a.is_sparse:
         a, b = a.to_dense(), b.to_dense()
-    dtype = a.dtype
-    a, b = a.reshape(-1).double(), b.reshape(-1).double()
-    size = a.abs()
-    finite = torch.isfinite(size)
     # Below this a product may have lost digits to underflow; such an element is as good as zero.
-    seen = finite & (size > (1e-3 if dtype == torch.float16 else 1e-30))
-    ratio = torch.where(seen, b / torch.where(seen, a, 1), 1)
-    exponent = torch.where(ratio > 0, ratio, 1).log2().round()
-    exact = (ratio > 0) & ((torch.ldexp(ratio, -exponent) - 1).abs() < 1e-5)
-    exponent = (exponent + levels // 2).long()
-    exact &= (exponent >= 0) & (exponent < levels)
-    return torch.where(seen, torch.where(exact, exponent, _SHARED), _ZERO)
+    tiny = 1e-3 if a.dtype == torch.float16 else 1e-30
+    a, b = wide(a.reshape(-1)), wide(b.reshape(-1))
+    size = a.abs()
+    unseen = ~torch.isfinite(size) | (size <= tiny)
+    fraction_a, exponent_a = torch.frexp(a)
+    fraction_b, exponent_b = torch.frexp(b)
+    exponent = (exponent_b - exponent_a + levels // 2).long()
+    exact = ((fraction_a - fraction_b).abs() < 1e-5) & (exponent >= 0) & (exponent < levels)
+    return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO)
 
 
 def _join(before: Tensor, seen: Tensor, place: int) -> Tensor:

@@ -79,7 +79,7 @@ def has_rule(op: str) -> bool:
 
 def apply(use: Use) -> Piece:
     """Return the per-sample gradients of a use, by its rule or by the general way."""
-    if all(gradient is None for gradient in use.gradients):
+    if all(g is None or owned.is_empty for g, owned in zip(use.gradients, use.layouts, strict=True)):
         return default.nothing(use)
     rule = _RULES.get(use.op)
     if rule is not None and (use.gradients[0] is not None or use.op in _SEVERAL_OUTPUTS):

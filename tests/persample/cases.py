@@ -443,9 +443,7 @@ def some_losses_are_zero():
 @case
 def dead_units():
     """Behind a closed gate nothing gets a gradient, whatever the layer."""
-    model = Calls(
-        None, conv=nn.Conv1d(2, 2, 3), table=nn.Embedding(7, 3), inner=nn.Linear(3, 3), out=nn.Linear(3, 2)
-    )
+    model = Calls(None, conv=nn.Conv1d(2, 2, 3), table=nn.Embedding(7, 3), inner=nn.Linear(3, 3), out=nn.Linear(3, 2))
     x, ids = images(2, 5), tokens(T)
 
     def losses():

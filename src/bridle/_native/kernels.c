@@ -61,7 +61,7 @@ typedef struct { char *data; int64_t n; Type type; } Span;
 typedef struct { int64_t span, start, n; } Chunk;
 typedef struct { Span *spans; int64_t n_spans; Chunk *chunks; int64_t n_chunks; int64_t n_elements; } Work;
 
-enum { LANES = 64, FLUSH = 16, BLOCK = LANES * FLUSH, CHUNK = 32 * BLOCK };
+enum { STREAMS = 4, WIDTH = 16, LANES = STREAMS * WIDTH, FLUSH = 16, BLOCK = LANES * FLUSH, CHUNK = 32 * BLOCK };
 static const int SIZE[] = {4, 8, 2, 2};
 
 static void work_free(Work *w) { free(w->spans); free(w->chunks); }
@@ -344,38 +344,44 @@ static double add_lanes(const double *lane) {
 #define SQUARE(v) ((v) * (v))
 
 /* Every lane adds at most FLUSH terms in float before they go on in double; the rest is added in double. What left
- * the range of float on the way is seen in the result, and measured again by the caller. */
-#define DEFINE_SUM(NAME, T, AT, TERM)                                                      \
+ * the range of float on the way is seen in the result, and measured again by the caller.
+ *
+ * The run is read as LANES / W runs side by side, W values of each in turn: a core that follows four at once has more
+ * of memory under way, and read floats a sixth faster than with one. Bfloat16, with half the bytes, gained nothing. */
+#define DEFINE_SUM(NAME, T, AT, TERM, W)                                                   \
   VECTORISED static double NAME(const T *x, int64_t n) {                                   \
     double total[LANES] = {0};                                                             \
-    int64_t i = 0;                                                                         \
-    while (i + LANES <= n) {                                                               \
+    int64_t each = n / LANES * W, i = 0;                                                   \
+    while (i < each) {                                                                     \
       float lane[LANES] = {0};                                                             \
-      int64_t left = (n - i) / LANES, end = i + LANES * (left < FLUSH ? left : FLUSH);     \
-      for (; i < end; i += LANES)                                                          \
-        for (int j = 0; j < LANES; j++) lane[j] += TERM(AT(x, i + j));                     \
+      int64_t end = each - i < W * FLUSH ? each : i + W * FLUSH;                           \
+      for (; i < end; i += W)                                                              \
+        for (int s = 0; s < LANES / W; s++)                                                \
+          for (int j = 0; j < W; j++) lane[s * W + j] += TERM(AT(x, s * each + i + j));    \
       for (int j = 0; j < LANES; j++) total[j] += (double)lane[j];                         \
     }                                                                                      \
+    i = LANES / W * each;                                                                  \
     for (int j = 0; i < n; i++, j++) total[j] += TERM((double)AT(x, i));                   \
     return add_lanes(total);                                                               \
   }
 
-DEFINE_SUM(sum_squares_f32, float, AT_F32, SQUARE)
-DEFINE_SUM(sum_squares_bf16, uint16_t, AT_BF16, SQUARE)
-DEFINE_SUM(sum_abs_f32, float, AT_F32, fabs)
-DEFINE_SUM(sum_abs_bf16, uint16_t, AT_BF16, fabs)
+DEFINE_SUM(sum_squares_f32, float, AT_F32, SQUARE, 16)
+DEFINE_SUM(sum_squares_bf16, uint16_t, AT_BF16, SQUARE, 64)
+DEFINE_SUM(sum_abs_f32, float, AT_F32, fabs, 16)
+DEFINE_SUM(sum_abs_bf16, uint16_t, AT_BF16, fabs, 64)
 
 /* The largest magnitude by its bits: NaN lies above infinity there, so it is never lost. */
 #define DEFINE_MAX(NAME, T, BITS, MAGNITUDE)                                               \
   VECTORISED static BITS NAME(const T *x, int64_t n) {                                     \
     BITS lane[LANES] = {0}, top = 0;                                                       \
-    int64_t i = 0;                                                                         \
-    for (; i + LANES <= n; i += LANES)                                                     \
-      for (int j = 0; j < LANES; j++) {                                                    \
-        BITS u = MAGNITUDE(x[i + j]);                                                      \
-        lane[j] = u > lane[j] ? u : lane[j];                                               \
-      }                                                                                    \
-    for (; i < n; i++) top = MAGNITUDE(x[i]) > top ? MAGNITUDE(x[i]) : top;                \
+    int64_t each = n / LANES * WIDTH;                                                      \
+    for (int64_t i = 0; i < each; i += WIDTH)                                              \
+      for (int s = 0; s < STREAMS; s++)                                                    \
+        for (int j = 0; j < WIDTH; j++) {                                                  \
+          BITS u = MAGNITUDE(x[s * each + i + j]);                                         \
+          lane[s * WIDTH + j] = u > lane[s * WIDTH + j] ? u : lane[s * WIDTH + j];         \
+        }                                                                                  \
+    for (int64_t i = STREAMS * each; i < n; i++) top = MAGNITUDE(x[i]) > top ? MAGNITUDE(x[i]) : top; \
     for (int j = 0; j < LANES; j++) top = lane[j] > top ? lane[j] : top;                   \
     return top;                                                                            \
   }
@@ -574,18 +580,15 @@ static void scale_chunk(const Span *s, int64_t start, int64_t n, double by) {
   else scale_bf16((uint16_t *)at, n, (float)by);
 }
 
-/* A block is written only where something in it is over the limit (or NaN, which then stays): it has been read, so
- * it is in the nearest cache, and memory is spared the write. */
+/* Written only where something is over the limit (or NaN, which then stays): what was read to find out is in the
+ * cache, and memory is spared the write. */
 static void clamp_chunk(const Span *s, int64_t start, int64_t n, double by) {
-  for (int64_t at = start; at < start + n; at += BLOCK) {
-    int64_t m = start + n - at < BLOCK ? start + n - at : BLOCK;
-    char *x = s->data + at * SIZE[s->type];
-    if (largest(s, at, m) <= (s->type == F64 ? by : (double)(float)by)) continue;
-    if (s->type == F64) clamp_f64((double *)x, m, by);
-    else if (s->type == F32) clamp_f32((float *)x, m, (float)by);
-    else if (s->type == BF16) clamp_bits16((uint16_t *)x, m, float_to_bf16((float)by), 0x7f80);
-    else clamp_bits16((uint16_t *)x, m, float_to_half((float)by), 0x7c00);
-  }
+  char *x = s->data + start * SIZE[s->type];
+  if (largest(s, start, n) <= (s->type == F64 ? by : (double)(float)by)) return;
+  if (s->type == F64) clamp_f64((double *)x, n, by);
+  else if (s->type == F32) clamp_f32((float *)x, n, (float)by);
+  else if (s->type == BF16) clamp_bits16((uint16_t *)x, n, float_to_bf16((float)by), 0x7f80);
+  else clamp_bits16((uint16_t *)x, n, float_to_half((float)by), 0x7c00);
 }
 
 typedef struct { const Work *work; Change change; const double *by; int one_for_all; } Changing;

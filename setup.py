@@ -3,6 +3,26 @@
 import sys
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+
+class ThreadsIfPossible(build_ext):
+    """Build with OpenMP, else without, else not at all: bridle then runs on torch operations."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Try with OpenMP first."""
+        if sys.platform != "win32":
+            ext.extra_compile_args = ["-O3", "-std=gnu11", "-fno-math-errno", "-pthread"]
+            ext.extra_link_args = ["-pthread"]
+            try:
+                ext.extra_compile_args.append("-fopenmp")
+                ext.extra_link_args.append("-fopenmp")
+                return super().build_extension(ext)
+            except Exception:  # a compiler without it, or none: the second try says so, and is optional
+                ext.extra_compile_args.remove("-fopenmp")
+                ext.extra_link_args.remove("-fopenmp")
+        return super().build_extension(ext)
+
 
 setup(
     ext_modules=[
@@ -10,11 +30,10 @@ setup(
             "bridle._native._kernels",
             ["src/bridle/_native/kernels.c"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
-            extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-std=gnu11", "-fno-math-errno", "-pthread"],
-            extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
             py_limited_api=True,
-            optional=True,  # no compiler: bridle installs all the same and runs on torch operations
+            optional=True,
         )
     ],
+    cmdclass={"build_ext": ThreadsIfPossible},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )

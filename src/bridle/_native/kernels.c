@@ -18,7 +18,6 @@
 #include <string.h>
 #ifndef _WIN32
 #include <pthread.h>
-#include <stdatomic.h>
 #endif
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
@@ -134,121 +133,30 @@ static int work_make(PyObject *tensors, Work *w) {
   return 1;
 }
 
-/* A few megabytes are read sooner than another thread is woken, least of all on a busy machine. */
+/* A few megabytes are not worth a second thread: on a machine with other things to do, waiting for it takes longer. */
 static int threads_for(const Work *w, int threads) { return w->n_elements <= 32 * CHUNK ? 1 : threads; }
 
 /* ---- threads ----------------------------------------------------------------------------------------------- */
 
-/* Helpers that sleep until there is work. The caller works too and never waits for a helper that has not started,
- * only for one in the middle of a chunk: on a busy machine (data loaders, other jobs) threads then cost nothing,
- * where a fork-join region would wait until every member of the team had been given a core. */
+/* torch's CPU build brings the same OpenMP runtime under the same name, so these are torch's own threads, awake from the
+ * backward pass, and none beside them to fight over the cores. */
 typedef void (*Task)(void *context, int64_t chunk);
 
-static void run_all(Task task, void *context, int64_t n) {
+static int forked = 0; /* the runtime's threads do not follow into a forked process, which would wait for them for ever */
+
+static void parallel(Task task, void *context, int64_t n, int threads) {
+  int team = forked ? 1 : threads;
+  int64_t grain = n / (8 * (int64_t)team);
+  grain = grain < 1 ? 1 : grain > 64 ? 64 : grain;
+#pragma omp parallel for num_threads(team) schedule(dynamic, grain) if (team > 1)
   for (int64_t c = 0; c < n; c++) task(context, c);
 }
 
 #ifdef _WIN32
-static void parallel(Task task, void *context, int64_t n, int threads) { (void)threads, run_all(task, context, n); }
 static void survive_fork(void) {}
 #else
-enum { MOST_HELPERS = 63, PATIENCE = 4096 }; /* turns to wait awake for a chunk in hand before sleeping */
-
-static inline void pause_briefly(void) {
-#if defined(__x86_64__)
-  _mm_pause();
-#endif
-}
-
-static struct {
-  pthread_mutex_t owner; /* held by the one caller the helpers work for */
-  pthread_mutex_t lock;  /* guards what follows */
-  pthread_cond_t wake, idle;
-  int helpers, places;
-  _Atomic int working;
-  uint64_t job;
-  Task task;
-  void *context;
-  int64_t n, grain;
-  _Atomic int64_t next;
-} pool = {.owner = PTHREAD_MUTEX_INITIALIZER,
-          .lock = PTHREAD_MUTEX_INITIALIZER,
-          .wake = PTHREAD_COND_INITIALIZER,
-          .idle = PTHREAD_COND_INITIALIZER};
-
-static void drain(void) {
-  int64_t first;
-  while ((first = atomic_fetch_add(&pool.next, pool.grain)) < pool.n) {
-    int64_t last = first + pool.grain < pool.n ? first + pool.grain : pool.n;
-    for (int64_t c = first; c < last; c++) pool.task(pool.context, c);
-  }
-}
-
-static void *help(void *unused) {
-  uint64_t seen = 0;
-  pthread_mutex_lock(&pool.lock);
-  for (;;) {
-    while (pool.job == seen || pool.places == 0) {
-      seen = pool.job;
-      pthread_cond_wait(&pool.wake, &pool.lock);
-    }
-    seen = pool.job;
-    pool.places--;
-    pool.working++;
-    pthread_mutex_unlock(&pool.lock);
-    drain();
-    pthread_mutex_lock(&pool.lock);
-    if (--pool.working == 0) pthread_cond_signal(&pool.idle);
-  }
-  return unused;
-}
-
-static void hire(int wanted) {
-  pthread_attr_t detached;
-  pthread_t thread;
-  pthread_attr_init(&detached);
-  pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  while (pool.helpers < wanted && pool.helpers < MOST_HELPERS && !pthread_create(&thread, &detached, help, NULL))
-    pool.helpers++;
-  pthread_attr_destroy(&detached);
-}
-
-static void parallel(Task task, void *context, int64_t n, int threads) {
-  if (threads < 2 || n < 2 || pthread_mutex_trylock(&pool.owner)) {
-    run_all(task, context, n);
-    return;
-  }
-  int64_t grain = n / (8 * (int64_t)threads);
-  pthread_mutex_lock(&pool.lock);
-  hire(threads - 1);
-  pool.task = task, pool.context = context, pool.n = n;
-  pool.grain = grain < 1 ? 1 : grain > 64 ? 64 : grain;
-  atomic_store(&pool.next, 0);
-  pool.places = threads - 1 < pool.helpers ? threads - 1 : pool.helpers;
-  pool.job++;
-  pthread_cond_broadcast(&pool.wake);
-  pthread_mutex_unlock(&pool.lock);
-  drain();
-  pthread_mutex_lock(&pool.lock);
-  pool.places = 0; /* who has not come by now may sleep on */
-  pthread_mutex_unlock(&pool.lock);
-  for (int turn = 0; turn < PATIENCE && atomic_load(&pool.working); turn++) pause_briefly();
-  pthread_mutex_lock(&pool.lock);
-  while (pool.working) pthread_cond_wait(&pool.idle, &pool.lock);
-  pthread_mutex_unlock(&pool.lock);
-  pthread_mutex_unlock(&pool.owner);
-}
-
-/* Threads do not follow into a forked process: it starts with none. */
-static void forget_helpers(void) {
-  pthread_mutex_init(&pool.owner, NULL);
-  pthread_mutex_init(&pool.lock, NULL);
-  pthread_cond_init(&pool.wake, NULL);
-  pthread_cond_init(&pool.idle, NULL);
-  pool.helpers = pool.places = pool.working = 0;
-}
-
-static void survive_fork(void) { pthread_atfork(NULL, NULL, forget_helpers); }
+static void note_fork(void) { forked = 1; }
+static void survive_fork(void) { pthread_atfork(NULL, NULL, note_fork); }
 #endif
 
 /* ---- half and bfloat16 to float and back ------------------------------------------------------------------- */
@@ -580,11 +488,15 @@ static void scale_chunk(const Span *s, int64_t start, int64_t n, double by) {
   else scale_bf16((uint16_t *)at, n, (float)by);
 }
 
-/* Written only where something is over the limit (or NaN, which then stays): what was read to find out is in the
- * cache, and memory is spared the write. */
+static int is_over(const Span *s, int64_t start, int64_t n, double by) {
+  return !(largest(s, start, n) <= (s->type == F64 ? by : (double)(float)by)); /* NaN is: it is then looked at, and stays */
+}
+
+/* Written only where something is over the limit: what was read to find out is in the cache, and memory is spared the
+ * write. Where the first block is over it, the others mostly are, and are not read twice. */
 static void clamp_chunk(const Span *s, int64_t start, int64_t n, double by) {
   char *x = s->data + start * SIZE[s->type];
-  if (largest(s, start, n) <= (s->type == F64 ? by : (double)(float)by)) return;
+  if (!is_over(s, start, n < BLOCK ? n : BLOCK, by) && !is_over(s, start, n, by)) return;
   if (s->type == F64) clamp_f64((double *)x, n, by);
   else if (s->type == F32) clamp_f32((float *)x, n, (float)by);
   else if (s->type == BF16) clamp_bits16((uint16_t *)x, n, float_to_bf16((float)by), 0x7f80);

@@ -144,6 +144,7 @@ def measure(rank: int, store: str, rounds: int) -> None:
     if rank == 0:
         print(rows[-1])
         side_by_side.save("ranks", METHOD, rows)
+    dist.barrier()  # or one leaves while another still talks
     dist.destroy_process_group()
 
 

@@ -436,22 +436,29 @@ static void measure(const Work *w, double p, int threads, double *partial, doubl
 
 typedef enum { SCALE, CLAMP } Change;
 
-/* Comparisons are false for NaN, so a clamped NaN stays what it is. */
-#define SCALED(v, by) ((v) * (by))
-#define CLAMPED(v, by) ((v) > (by) ? (by) : (v) < -(by) ? -(by) : (v))
 #define TO_F32(v) (v)
 
-#define DEFINE_CHANGE(NAME, T, BY, AT, TO, CHANGED)                                        \
+#define DEFINE_SCALE(NAME, T, BY, AT, TO)                                                  \
   VECTORISED static void NAME(T *x, int64_t n, BY by) {                                    \
-    for (int64_t i = 0; i < n; i++) x[i] = TO(CHANGED(AT(x, i), by));                      \
+    for (int64_t i = 0; i < n; i++) x[i] = TO(AT(x, i) * by);                              \
   }
 
-DEFINE_CHANGE(scale_f32, float, float, AT_F32, TO_F32, SCALED)
-DEFINE_CHANGE(clamp_f32, float, float, AT_F32, TO_F32, CLAMPED)
-DEFINE_CHANGE(scale_f32_wide, float, double, AT_F32, (float), SCALED)
-DEFINE_CHANGE(scale_f64, double, double, AT_F32, TO_F32, SCALED)
-DEFINE_CHANGE(clamp_f64, double, double, AT_F32, TO_F32, CLAMPED)
-DEFINE_CHANGE(scale_bf16, uint16_t, float, AT_BF16, float_to_bf16, SCALED)
+DEFINE_SCALE(scale_f32, float, float, AT_F32, TO_F32)
+DEFINE_SCALE(scale_f32_wide, float, double, AT_F32, (float))
+DEFINE_SCALE(scale_f64, double, double, AT_F32, TO_F32)
+DEFINE_SCALE(scale_bf16, uint16_t, float, AT_BF16, float_to_bf16)
+
+/* Comparisons are false for NaN, which so stays what it is; written as the processor's own minimum and maximum do it. */
+#define DEFINE_CLAMP(NAME, T)                                                              \
+  VECTORISED static void NAME(T *x, int64_t n, T by) {                                     \
+    for (int64_t i = 0; i < n; i++) {                                                      \
+      T below = by < x[i] ? by : x[i];                                                     \
+      x[i] = -by > below ? -by : below;                                                    \
+    }                                                                                      \
+  }
+
+DEFINE_CLAMP(clamp_f32, float)
+DEFINE_CLAMP(clamp_f64, double)
 
 /* Half types by their bits: a magnitude above the limit's but not above infinity's (which would be NaN) is replaced,
  * and the sign kept. */

@@ -46,7 +46,15 @@ def _writer(scene: Scene, node: Node, held: Tensor | None) -> str:
     memory = graph.memory_of(held)
     same = [held, *(t for t in graph.live_tensors() if memory is not None and graph.memory_of(t) == memory)]
     for tensor in same:
-        writer = tensor.grad_fn
+        writer = _maker(tensor)
         if writer is not None and writer is not node and graph.sequence_nr(writer) > graph.sequence_nr(node):
             return f"most likely written by {scene.tell(writer)}"
     return "most likely written under no_grad, or by an op that autograd does not follow"
+
+
+def _maker(tensor: Tensor) -> Node | None:
+    """The node that made a tensor; torch refuses to say for some views, and any tensor alive is asked."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None

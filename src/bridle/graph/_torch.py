@@ -130,11 +130,11 @@ def memory_of(tensor: Tensor) -> int | None:
     Two tensors with the same answer share memory: one is a view of the other, or was detached from it.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        if tensor.layout != torch.strided or tensor.is_nested:
-            return None
         try:
+            if tensor.layout != torch.strided or tensor.is_nested:
+                return None
             return tensor.untyped_storage().data_ptr() or None
-        except (RuntimeError, NotImplementedError):  # a wrapper without storage, such as those of torch.func
+        except Exception:  # any tensor alive is asked: wrappers without storage, subclasses half made or half gone
             return None
 
 

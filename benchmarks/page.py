@@ -16,8 +16,8 @@ HEAD = """# Benchmarks
 Written by `python benchmarks/page.py` from `benchmarks/results/`. Every row is a ratio taken within one interleaved run
 (contenders take turns; the ratio is taken in each round; shown is the median with quartiles). In columns that say
 "faster" a value below 1 is a loss for bridle; all other ratios are bridle's time over a plain pass, torch or the memory
-limit, and above 1 is what it costs. Nothing here was measured on a GPU. How the policies that adapt compare on tasks that
-swing is in [adaptive.md](adaptive.md), what watching costs in [watch.md](watch.md).
+limit, and above 1 is what it costs. Nothing here was measured on a GPU. How the policies that adapt compare on
+tasks that swing is in [adaptive.md](adaptive.md), what watching costs in [watch.md](watch.md).
 """
 
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ _KNOWN_AT_MOST = 64
 
 def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[int], options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
-    read = graph.read(losses.root)
+    read = losses.read
     _refuse_hidden_graphs(read)
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {
@@ -66,44 +67,35 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
     if losses.samples <= 1:
         used = set(leaves.values())
         return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}), False, 0.0)
-    cuts, layouts, reused = _cuts(read, leaves, losses, options)
+    cuts, layouts, reused = _cuts(leaves, losses, options)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:
         _refuse_opaque(cuts, leaves)
-    uses = _uses(cuts, layouts, losses, options)
-    # Saved values behind a checkpoint are computed again once inside the engine, and once each outside.
-    packed = any(_torch.is_packed(cut.node) for cut in cuts)
-    applied = _torch.inside_engine(lambda: _apply(uses)) if packed else _apply(uses)
+    applied, eps = _apply(cuts, layouts, losses, options)
     pieces: dict[str, list[Piece]] = {}
     for cut, piece in zip(cuts, applied, strict=True):
         for leaf in leaves_below(cut.value.node):
             if leaf in leaves:
                 pieces.setdefault(leaves[leaf], []).append(lower(piece, cut.value, leaf))
     order = [name for name in parameters if name in pieces]
-    dtypes = {g.dtype for use in uses for g in use.gradients if g is not None}
-    eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
     return Captured({name: merged(pieces[name]) for name in order}, reused, eps)
 
 
-def _apply(uses: list[Use]) -> list[Piece]:
-    with torch.no_grad():
-        return [rules.apply(use) for use in uses]
-
-
 def _cuts(
-    read: graph.Graph, leaves: dict[Node, str], losses: Losses, options: Options
+    leaves: dict[Node, str], losses: Losses, options: Options
 ) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]], bool]:
+    read = losses.read
     wanted = tuple(i for i, node in enumerate(read.nodes) if node in leaves)
-    form = (form_of(read, losses), wanted, options)
+    form = (form_of(losses), wanted, options)
     if form in _KNOWN:
         _KNOWN.move_to_end(form)
         places, known = _KNOWN[form]
         nodes = read.nodes
         cuts = [Cut(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in places]
         return cuts, {nodes[n]: layouts for n, layouts in known.items()}, True
-    cuts, layouts = find_cuts(read, leaves, losses)
-    if may_reuse(read, cuts, layouts, losses):
+    cuts, layouts = find_cuts(leaves, losses)
+    if may_reuse(cuts, layouts, losses):
         number = {node: i for i, node in enumerate(read.nodes)}
         _KNOWN[form] = (
             [(number[c.node], c.position, number[c.value.node], c.value.output_nr) for c in cuts],
@@ -114,24 +106,48 @@ def _cuts(
     return cuts, layouts, False
 
 
-def _uses(cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses, options: Options) -> list[Use]:
-    edges = [GradientEdge(node, i) for node in layouts for i in range(len(layouts[node]))]
-    found = iter(_torch.gradients_at(losses.root, torch.ones_like(losses.root), edges))
-    gradients = {node: tuple(next(found) for _ in layouts[node]) for node in layouts}
-    cache: dict[tuple[Node, str], Any] = {}
-    return [
-        Use(
-            cut.node,
-            cut.position,
-            _shape(cut.value),
-            gradients[cut.node],
-            layouts[cut.node],
-            losses.samples,
-            options.coupling,
-            cache,
-        )
-        for cut in cuts
-    ]
+def _apply(
+    cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses, options: Options
+) -> tuple[list[Piece], float]:
+    """Return a piece for each cut, and the rounding of the coarsest dtype among the gradients."""
+    pieces: list[Piece | None] = [None] * len(cuts)
+    at: dict[Node, list[int]] = {}
+    for i, cut in enumerate(cuts):
+        at.setdefault(cut.node, []).append(i)
+    missed = dict.fromkeys(at)
+    coarsest = 0.0
+
+    def see(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
+        nonlocal coarsest
+        missed.pop(node, None)
+        coarsest = max([coarsest, *(torch.finfo(g.dtype).eps for g in gradients if g is not None)])
+        cache: dict[str, Any] = {}
+        with torch.no_grad():
+            for i in at[node]:
+                cut = cuts[i]
+                use = Use(
+                    node,
+                    cut.position,
+                    _shape(cut.value),
+                    gradients,
+                    layouts[node],
+                    losses.samples,
+                    options.coupling,
+                    cache,
+                )
+                pieces[i] = rules.apply(use)
+
+    ones = torch.ones(losses.samples)
+    if any(_torch.is_packed(node) for node in at):
+        # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
+        kept: list[tuple[Node, tuple[Tensor | None, ...]]] = []
+        losses.visit(at, ones, lambda node, gradients: kept.append((node, gradients)))
+        _torch.inside_engine(lambda: list(starmap(see, kept)))
+    else:
+        losses.visit(at, ones, see)
+    for node in list(missed):
+        see(node, (None,) * len(layouts[node]))
+    return [piece for piece in pieces if piece is not None], coarsest
 
 
 def _shape(value: GradientEdge) -> tuple[int, ...]:

@@ -4,8 +4,9 @@ Below a cut everything is made from parameters alone and shared by all samples: 
 weight-normed one, ``1 + scale``, a table of positions. Above it every element has an owner.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from math import prod
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from ..errors import BatchCouplingError
 from . import _torch
-from ._owners import Layout, probe
+from ._owners import Layout, See, probe
 from .rules.elementwise import OPS as ELEMENTWISE
 
 
@@ -47,26 +48,44 @@ class Losses:
     sample_of: Tensor
     samples: int
 
+    @cached_property
+    def read(self) -> graph.Graph:
+        """The graph recorded behind the losses."""
+        return graph.read(self.root)
+
+    def visit(self, nodes: Iterable[Node], weights: Tensor, see: See) -> None:
+        """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
+        wanted = dict.fromkeys(nodes)
+        above = nodes_above(self.read, wanted)
+        passed, ends = [n for n in wanted if n in above], [n for n in wanted if n not in above]
+        _torch.visit(self.root, weights.to(self.root)[self.sample_of], passed, ends, see)
+
     def owners(self, nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
         """Ask who owns the outputs of these ops; None for an op with an output that samples share."""
         nodes = list(nodes)
-        edges = [(node, GradientEdge(node, i)) for node in nodes for i in range(len(graph.describe(node)))]
-        found = probe(self.root, self.sample_of, self.samples, [edge for _, edge in edges])
-        answer: dict[Node, tuple[Layout, ...] | None] = dict.fromkeys(nodes, ())
-        for (node, _), layout in zip(edges, found, strict=True):
-            before = answer[node]
-            answer[node] = None if before is None or layout is None else (*before, layout)
-        return answer
+        found = probe(partial(self.visit, nodes), self.samples, self.root)
+        return {node: found[node] if node in found else self._nobodys(node) for node in nodes}
+
+    def _nobodys(self, node: Node) -> tuple[Layout, ...]:
+        return tuple(Layout.of_nobody(self.samples) for _ in graph.describe(node))
 
 
-def find_cuts(
-    read: graph.Graph, leaves: Iterable[Node], losses: Losses
-) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]]]:
+def nodes_above(read: graph.Graph, targets: Collection[Node]) -> set[Node]:
+    """Return the ops through which the gradient goes before it reaches the last of the targets."""
+    above: set[Node] = set()
+    for node in reversed(read.nodes):
+        if any(below in targets or below in above for below, _ in node.next_functions if below is not None):
+            above.add(node)
+    return above
+
+
+def find_cuts(leaves: Iterable[Node], losses: Losses) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]]]:
     """Climb from the leaves until everything has an owner.
 
     What lies below a shared value is shared as well, even where it happens to get its gradient from one
     sample only (a dead unit may hide the others): what is cut is not passed through a second time.
     """
+    read = losses.read
     owners: dict[Node, tuple[Layout, ...] | None] = {}
     shared: dict[Node, None] = dict.fromkeys(leaves)
     below: set[Node] = set()

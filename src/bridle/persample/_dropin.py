@@ -12,7 +12,7 @@ from .. import graph
 from ..errors import CallArgumentError
 from . import _torch
 from ._api import per_sample
-from ._owners import probe
+from ._cuts import Losses
 
 
 def call_for_per_sample_grads(
@@ -177,11 +177,13 @@ def _fits(losses: Tensor, inputs: list[Tensor], count: int, batch_first: bool) -
     """Tell whether each loss depends on its own sample of the inputs, as far as the inputs can be asked."""
     floats = [x for x in inputs if x.dim() > (0 if batch_first else 1)]
     edges = [graph.edge_of(x) for x in floats]
-    sample_of = torch.arange(count, device=losses.device)
-    for x, layout in zip(floats, probe(losses, sample_of, count, edges), strict=True):
+    found = Losses(losses, torch.arange(count, device=losses.device), count).owners(edge.node for edge in edges)
+    for x, edge in zip(floats, edges, strict=True):
         dim = 0 if batch_first else 1
-        if layout is None:
+        layouts = found[edge.node]
+        if layouts is None:
             return False
+        layout = layouts[edge.output_nr]
         expected = torch.arange(count).view(-1, *(1,) * (x.dim() - dim - 1)).expand(x.shape).reshape(-1)
         owners = layout.owner_of_each(x.numel(), x.device)
         if owners.numel() and not bool(((owners == expected) | (owners < 0)).all()):

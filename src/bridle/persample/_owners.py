@@ -6,17 +6,20 @@ by exactly that power (such a multiplication commutes with every rounding); an e
 share is not. The first weights are random, so that equal samples cannot conspire to look like one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, log
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import Node
 
-from . import _torch
 from ._pieces import wide
+
+# Is shown an op and the gradients at its outputs.
+See: TypeAlias = Callable[[Node, tuple[Tensor | None, ...]], None]
 
 
 class NotSeparableError(Exception):
@@ -40,6 +43,11 @@ class Layout:
     block: int | None
     owners: Tensor | None
     certain: bool
+
+    @staticmethod
+    def of_nobody(samples: int) -> "Layout":
+        """Return the layout of an output that gets no gradient."""
+        return Layout(samples, None, torch.empty(0, dtype=torch.long), certain=False)
 
     def by_sample(self, x: Tensor, width: int) -> Tensor:
         """Cut ``x`` into rows of `width` elements of the layout and return them as (samples, rows, rest).
@@ -136,65 +144,88 @@ class Layout:
         return {}
 
 
-def probe(root: Tensor, sample_of: Tensor, samples: int, edges: Sequence[GradientEdge]) -> list[Layout | None]:
-    """Find who owns what at each edge.
+def probe(visit: Callable[[Tensor, See], None], samples: int, root: Tensor) -> dict[Node, tuple[Layout, ...] | None]:
+    """Find who owns what at the outputs of some ops.
 
     Args:
-        root: one loss per entry.
-        sample_of: which sample each entry of `root` counts for.
+        visit: runs the engine, given one weight per sample, and shows the gradients at these ops.
         samples: how many samples there are.
-        edges: where to look.
+        root: the losses.
 
     Returns:
-        One layout per edge; None where samples share elements.
+        For each op that gets a gradient, one layout per output; None where samples share elements.
     """
     # Half precision has few exponents: spread the number over more calls.
     levels = 8 if root.dtype == torch.float16 else 32
     digits = max(1, ceil(log(max(samples, 2)) / log(levels) - 1e-9))
+    small = torch.int16 if levels**digits <= 1 << 15 else torch.int32
     generator = torch.Generator().manual_seed(20)
     base = (1 + torch.rand(samples, generator=generator, dtype=torch.float64)).to(root)
-    first = _torch.gradients_at(root, base[sample_of], edges)
     number = torch.arange(samples, device=root.device)
-    found: list[Tensor | None] = [None] * len(edges)
+    first: dict[Node, tuple[Tensor | None, ...]] = {}
+    seen: dict[Node, list[Tensor | None]] = {}
+    answers: dict[Node, tuple[Layout, ...] | None] = {}
+
+    def keep(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
+        first[node] = tuple(None if g is None else g.detach() for g in gradients)
+
+    def compare(digit: int, node: Node, gradients: tuple[Tensor | None, ...]) -> None:
+        # An op is done with as soon as it was seen for the last time, so that little is held at once.
+        found = [
+            None if a is None or b is None else _exponents(a, b.detach(), levels).to(small)
+            for a, b in zip(first[node], gradients, strict=True)
+        ]
+        if digit:
+            found = [_join(a, b, levels**digit) for a, b in zip(seen.pop(node), found, strict=True)]
+        if digit < digits - 1:
+            seen[node] = found
+            return
+        layouts = [_layout(a, owners, samples) for a, owners in zip(first.pop(node), found, strict=True)]
+        answers[node] = None if None in layouts else tuple(layout for layout in layouts if layout is not None)
+
+    visit(base, keep)
     for digit in range(digits):
         exponent = number.div(levels**digit, rounding_mode="floor") % levels
-        scale = torch.ldexp(base, exponent - levels // 2)
-        second = _torch.gradients_at(root, scale[sample_of], edges)
-        for i, (a, b) in enumerate(zip(first, second, strict=True)):
-            if a is not None and b is not None:
-                seen = _exponents(a.detach(), b.detach(), levels)
-                before = found[i]
-                found[i] = seen if before is None else _join(before, seen, levels**digit)
-    return [_layout(a, owners, samples) for a, owners in zip(first, found, strict=True)]
+        visit(torch.ldexp(base, exponent - levels // 2), partial(compare, digit))
+    return answers
 
 
 _ZERO, _SHARED = -1, -2
+# Gradients are compared this many elements at a time, so that comparing takes little room.
+_AT_A_TIME = 1 << 18
 
 
 def _exponents(a: Tensor, b: Tensor, levels: int) -> Tensor:
     """Return for each element which power of two it was multiplied by, counted from 0."""
     if a.is_sparse:
         a, b = a.to_dense(), b.to_dense()
+    a, b = a.reshape(-1), b.reshape(-1)
+    cuts = [slice(start, start + _AT_A_TIME) for start in range(0, max(1, a.numel()), _AT_A_TIME)]
+    return torch.cat([_exponents_of(a[cut], b[cut], levels) for cut in cuts])
+
+
+def _exponents_of(a: Tensor, b: Tensor, levels: int) -> Tensor:
     # Below this a product may have lost digits to underflow; such an element is as good as zero.
     tiny = 1e-3 if a.dtype == torch.float16 else 1e-30
-    a, b = wide(a.reshape(-1)), wide(b.reshape(-1))
+    a, b = wide(a), wide(b)
     size = a.abs()
     unseen = ~torch.isfinite(size) | (size <= tiny)
     fraction_a, exponent_a = torch.frexp(a)
     fraction_b, exponent_b = torch.frexp(b)
-    exponent = (exponent_b - exponent_a + levels // 2).long()
+    exponent = (exponent_b - exponent_a + levels // 2).clamp_(-1, levels)
     exact = ((fraction_a - fraction_b).abs() < 1e-5) & (exponent >= 0) & (exponent < levels)
-    return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO)
+    return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO).to(torch.int8)
 
 
-def _join(before: Tensor, seen: Tensor, place: int) -> Tensor:
-    joined = before + seen * place
-    return torch.where((before < 0) | (seen < 0), torch.minimum(before, seen), joined)
+def _join(before: Tensor | None, seen: Tensor | None, place: int) -> Tensor | None:
+    if before is None or seen is None:
+        return None
+    return torch.where((before < 0) | (seen < 0), torch.minimum(before, seen), before + seen * place)
 
 
 def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Layout | None:
     if gradient is None or owners is None:
-        return Layout(samples, None, torch.empty(0, dtype=torch.long), certain=False)
+        return Layout.of_nobody(samples)
     if bool((owners == _SHARED).any()) or bool((owners >= samples).any()):
         return None
     blocks = _fitting_blocks(owners, samples)
@@ -205,7 +236,7 @@ def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Lay
         return None  # too small to be told apart in half precision, and too large to be left out
     if blocks:
         return Layout(samples, blocks[0], None, certain)
-    return Layout(samples, None, owners, certain=False)
+    return Layout(samples, None, owners.long(), certain=False)
 
 
 def _fitting_blocks(owners: Tensor, samples: int) -> list[int]:
@@ -215,13 +246,15 @@ def _fitting_blocks(owners: Tensor, samples: int) -> list[int]:
     whole = owners.numel() // samples
     if samples == 1:
         return [whole]
-    seen = (owners >= 0).nonzero().squeeze(1)
-    owner = owners[seen]
-    few = slice(None, None, max(1, len(seen) // 512))
+    few = torch.arange(0, owners.numel(), max(1, owners.numel() // 4096), device=owners.device)
+    owner = owners[few]
+    number = torch.arange(samples, device=owners.device, dtype=owners.dtype)[:, None]
     fitting = []
     for block in _divisors(whole):
-        if bool((seen[few] // block % samples == owner[few]).all()) and bool((seen // block % samples == owner).all()):
-            fitting.append(block)
+        if bool(((few // block % samples == owner) | (owner < 0)).all()):
+            cut = owners.view(-1, samples, block)
+            if bool(((cut == number) | (cut < 0)).all()):
+                fitting.append(block)
     return fitting
 
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from . import _torch
-from ._cuts import Cut, Losses
+from ._cuts import Cut, Losses, nodes_above
 from ._owners import Layout
 
 # What an op mixes, as (stride, extent) of the dimensions of its output along which it does.
@@ -107,8 +107,9 @@ _MIXING: dict[str, Callable[[Node], _Mixing]] = {
 _ROW_INPUT = {"AddmmBackward0": 1, "MmBackward0": 0}
 
 
-def form_of(read: graph.Graph, losses: Losses) -> tuple[Any, ...]:
+def form_of(losses: Losses) -> tuple[Any, ...]:
     """Return everything about a graph but its values: ops, edges, shapes, sizes and flags."""
+    read = losses.read
     number = {node: i for i, node in enumerate(read.nodes)}
     nodes = tuple(
         (
@@ -122,14 +123,14 @@ def form_of(read: graph.Graph, losses: Losses) -> tuple[Any, ...]:
     return (nodes, losses.samples, tuple(losses.sample_of.tolist()))
 
 
-def may_reuse(read: graph.Graph, cuts: Iterable[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses) -> bool:
+def may_reuse(cuts: Iterable[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses) -> bool:
     """Tell whether the owners at the cuts hold for every graph of this form, whatever its values."""
     if not all(_is_certain(found) for found in layouts.values()):
         return False
     mixing = []
     targets = {cut.node for cut in cuts}
-    way = _on_the_way(read, targets)
-    for node in read.nodes:
+    way = nodes_above(losses.read, targets)
+    for node in losses.read.nodes:
         if node not in way:
             continue
         name = graph.op(node)
@@ -153,15 +154,6 @@ def _is_certain(layouts: tuple[Layout, ...]) -> bool:
     return layouts[0].certain and all(
         layout.certain or (layout.owners is not None and not layout.owners.numel()) for layout in layouts[1:]
     )
-
-
-def _on_the_way(read: graph.Graph, targets: set[Node]) -> set[Node]:
-    """Return the ops through which the gradient goes before it reaches the last of the targets."""
-    way: set[Node] = set()
-    for node in reversed(read.nodes):
-        if any(below in targets or below in way for below, _ in node.next_functions if below is not None):
-            way.add(node)
-    return way
 
 
 def _mixes_rows(node: Node, way: set[Node]) -> bool:

@@ -1,6 +1,7 @@
 """Everything private in torch that this room touches, checked on torch 2.13.0 and 2.15.0."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -50,13 +51,38 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
     return answer if isinstance(answer, tuple) else (answer,)
 
 
-def gradients_at(root: Tensor, weights: Tensor, edges: Sequence[GradientEdge]) -> tuple[Tensor | None, ...]:
-    """Return the gradient of ``(root * weights).sum()`` at the edges; the engine runs nothing else."""
+def visit(
+    root: Tensor,
+    weights: Tensor,
+    passed: Iterable[Node],
+    ends: Iterable[Node],
+    see: Callable[[Node, tuple[Tensor | None, ...]], None],
+) -> None:
+    """Differentiate ``(root * weights).sum()`` and show the gradients at the outputs of these ops.
+
+    Each is shown when the engine comes by, so that nothing is kept which `see` does not keep.
+
+    Args:
+        root: one loss per entry.
+        weights: one weight per loss.
+        passed: ops that the engine runs on its way to the ends.
+        ends: ops below which it does not go; they are not run.
+        see: called once for each op that gets a gradient.
+    """
+    ends = list(ends)
+    edges = [GradientEdge(node, i) for node in ends for i in range(len(graph.describe(node)))]
     if not edges:
-        return ()
-    return torch.autograd.grad(
-        root, list(edges), grad_outputs=weights.to(root.dtype), retain_graph=True, allow_unused=True
-    )
+        return
+    hooks = [node.register_prehook(partial(see, node)) for node in passed]
+    try:
+        found = iter(
+            torch.autograd.grad(root, edges, grad_outputs=weights.to(root.dtype), retain_graph=True, allow_unused=True)
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for node in ends:
+        see(node, tuple(next(found) for _ in graph.describe(node)))
 
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class Use:
     layouts: tuple[Layout, ...]
     samples: int
     allow_coupling: bool = False
-    _cache: dict[tuple[Node, str], Any] = field(default_factory=dict, repr=False)
+    _cache: dict[str, Any] = field(default_factory=dict, repr=False)  # shared by the uses of one op
 
     @property
     def op(self) -> str:
@@ -55,11 +55,10 @@ class Use:
 
     def saved(self, name: str) -> Any:
         """Return what the op saved under torch's name for it, such as ``mat1`` or ``input``."""
-        key = (self.node, name)
-        if key not in self._cache:
+        if name not in self._cache:
             value = _torch.saved(self.node, name)
-            self._cache[key] = value.detach() if isinstance(value, Tensor) else value
-        return self._cache[key]
+            self._cache[name] = value.detach() if isinstance(value, Tensor) else value
+        return self._cache[name]
 
     def run(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Run the op's backward with other gradients at its outputs; return what the value gets."""

@@ -19,7 +19,7 @@ def lstm(use: Use) -> Piece:
     """Input weight, hidden weight and the two biases, at positions 1 to 4."""
     if use.position not in (1, 2, 3, 4) or use.saved("batch_sizes"):
         raise NotSeparableError
-    key = (use.node, "gate gradients")
+    key = "gate gradients"
     if key not in use._cache:  # the weights and biases of a layer are four uses of one node
         columns = _owner_of_columns(use)
         deltas, before = (_by_sample(columns, x) for x in _gate_gradients(use))

@@ -30,21 +30,21 @@ def plain(p: Problem) -> Step:
 def bridle_clip(p: Problem) -> Step:
     def step() -> None:
         p.model.zero_grad()
-        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).clip_(1.0)
+        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).clip_(1.0)
 
     return step
 
 
 def bridle_norms(p: Problem) -> Step:
     def step() -> None:
-        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).norms()
+        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).norms()
 
     return step
 
 
 def bridle_grads(p: Problem) -> Step:
     def step() -> None:
-        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).grads()
+        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).grads()
 
     return step
 

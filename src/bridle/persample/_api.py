@@ -1,6 +1,6 @@
 """The way in: losses and a model, or any parameters."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Any, TypeAlias
 
@@ -20,8 +20,9 @@ def per_sample(
     parameters: Parameters,
     *,
     groups: Tensor | None = None,
-    memory_budget: int = 256 << 20,
+    memory_budget: int = 64 << 20,
     scaler: Any = None,
+    retain_graph: bool = True,
     allow_coupling: bool = False,
     allow_opaque: bool = False,
 ) -> PerSample:
@@ -40,6 +41,8 @@ def per_sample(
         memory_budget: how many bytes may be spent on written-down gradients to save time.
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Answers come out unscaled; what is
             written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
+        retain_graph: keep the recorded graph, for `PerSample.audit` or a backward pass afterwards. False lets go
+            of it on the way, as backward does: that takes less memory.
         allow_coupling: accept losses that depend on other samples, such as with batch normalisation in
             training, and give the gradient of each loss as it is.
         allow_opaque: run custom Functions and compiled regions once per sample instead of refusing them.
@@ -68,18 +71,7 @@ def per_sample(
     named = _named(parameters)
     split = _losses(losses, groups)
     buffers = _buffers(parameters)
-    captured = capture(split, named, buffers, Options(allow_coupling, allow_opaque))
-
-    def engine(weights: Tensor) -> dict[str, Tensor]:
-        found = torch.autograd.grad(
-            split.root,
-            list(named.values()),
-            grad_outputs=weights.to(split.root)[split.sample_of],
-            retain_graph=True,
-            allow_unused=True,
-        )
-        return {name: g for name, g in zip(named, found, strict=True) if g is not None}
-
+    captured = capture(split, named, buffers, Options(allow_coupling, allow_opaque, retain_graph))
     return PerSample(
         split.samples,
         named,
@@ -88,7 +80,24 @@ def per_sample(
         scale=1.0 if scaler is None else float(scaler.get_scale()),
         reused=captured.reused,
         eps=captured.eps,
-        engine=engine,
+        engine=_engine(split, named) if retain_graph else _no_engine,
+    )
+
+
+def _engine(losses: Losses, named: dict[str, Tensor]) -> Callable[[Tensor], dict[str, Tensor]]:
+    def ask(weights: Tensor) -> dict[str, Tensor]:
+        with torch.enable_grad():
+            total = (losses.root * weights.to(losses.root)[losses.sample_of]).sum()
+        found = torch.autograd.grad(total, list(named.values()), retain_graph=True, allow_unused=True)
+        return {name: g for name, g in zip(named, found, strict=True) if g is not None}
+
+    return ask
+
+
+def _no_engine(_: Tensor) -> dict[str, Tensor]:
+    raise GraphStateError(
+        "audit: the recorded graph was let go of, because per_sample was told retain_graph=False. An audit asks "
+        "autograd for its own gradients: make it with retain_graph=True."
     )
 
 

@@ -28,10 +28,12 @@ class Options:
     Attributes:
         coupling: losses that depend on other samples.
         opaque: ops nobody can look into, taken one sample at a time.
+        retain_graph: whether the graph is to be kept, or let go of as it is read.
     """
 
     coupling: bool
     opaque: bool
+    retain_graph: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +68,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
     }
     if losses.samples <= 1:
         used = set(leaves.values())
-        return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}), False, 0.0)
+        return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}, options), False, 0.0)
     cuts, layouts, reused = _cuts(leaves, losses, options)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
@@ -135,7 +137,8 @@ def _apply(
                     options.coupling,
                     cache,
                 )
-                pieces[i] = rules.apply(use)
+                piece = rules.apply(use)
+                pieces[i] = piece if options.retain_graph else piece.without_graph()
 
     ones = torch.ones(losses.samples)
     if any(_torch.is_packed(node) for node in at):
@@ -144,7 +147,7 @@ def _apply(
         losses.visit(at, ones, lambda node, gradients: kept.append((node, gradients)))
         _torch.inside_engine(lambda: list(starmap(see, kept)))
     else:
-        losses.visit(at, ones, see)
+        losses.visit(at, ones, see, retain_graph=options.retain_graph)
     for node in list(missed):
         see(node, (None,) * len(layouts[node]))
     return [piece for piece in pieces if piece is not None], coarsest
@@ -156,10 +159,12 @@ def _shape(value: GradientEdge) -> tuple[int, ...]:
     return graph.describe(value.node)[value.output_nr].shape
 
 
-def _few_samples(losses: Losses, leaves: dict[str, Tensor]) -> dict[str, Piece]:
+def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) -> dict[str, Piece]:
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(losses.root.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
+    found = torch.autograd.grad(
+        losses.root.sum(), list(leaves.values()), retain_graph=options.retain_graph, allow_unused=True
+    )
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
 

@@ -53,12 +53,13 @@ class Losses:
         """The graph recorded behind the losses."""
         return graph.read(self.root)
 
-    def visit(self, nodes: Iterable[Node], weights: Tensor, see: See) -> None:
+    def visit(self, nodes: Iterable[Node], weights: Tensor, see: See, *, retain_graph: bool = True) -> None:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
         wanted = dict.fromkeys(nodes)
         above = nodes_above(self.read, wanted)
         passed, ends = [n for n in wanted if n in above], [n for n in wanted if n not in above]
-        _torch.visit(self.root, weights.to(self.root)[self.sample_of], passed, ends, see)
+        each = weights.to(self.root)[self.sample_of]
+        _torch.visit(self.root, each, passed, ends, see, retain_graph=retain_graph)
 
     def owners(self, nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
         """Ask who owns the outputs of these ops; None for an op with an output that samples share."""

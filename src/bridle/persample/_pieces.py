@@ -13,7 +13,7 @@ from torch import Tensor
 
 ALL = slice(None)
 # Gradients written down only to be looked at are written this many bytes at a time.
-CHUNK_BYTES = 1 << 26
+CHUNK_BYTES = 1 << 23
 
 
 class Piece(ABC):
@@ -69,6 +69,10 @@ class Piece(ABC):
     def saving(self) -> float:
         """Return what writing down would save when a weighted sum follows the norms, in multiply-adds."""
         return 0.0
+
+    def without_graph(self) -> "Piece":
+        """Return a piece that does not need the recorded graph any more."""
+        return self
 
 
 class Dense(Piece):

@@ -57,6 +57,8 @@ def visit(
     passed: Iterable[Node],
     ends: Iterable[Node],
     see: Callable[[Node, tuple[Tensor | None, ...]], None],
+    *,
+    retain_graph: bool,
 ) -> None:
     """Differentiate ``(root * weights).sum()`` and show the gradients at the outputs of these ops.
 
@@ -67,17 +69,18 @@ def visit(
         weights: one weight per loss.
         passed: ops that the engine runs on its way to the ends.
         ends: ops below which it does not go; they are not run.
-        see: called once for each op that gets a gradient.
+        see: called once for each op that gets a gradient, before the engine runs it.
+        retain_graph: whether ops keep what they saved when they have run.
     """
     ends = list(ends)
     edges = [GradientEdge(node, i) for node in ends for i in range(len(graph.describe(node)))]
     if not edges:
         return
+    with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
+        scalar = (root * weights).sum()
     hooks = [node.register_prehook(partial(see, node)) for node in passed]
     try:
-        found = iter(
-            torch.autograd.grad(root, edges, grad_outputs=weights.to(root.dtype), retain_graph=True, allow_unused=True)
-        )
+        found = iter(torch.autograd.grad(scalar, edges, retain_graph=retain_graph, allow_unused=True))
     finally:
         for hook in hooks:
             hook.remove()

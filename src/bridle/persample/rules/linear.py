@@ -15,6 +15,9 @@ from .._use import Use
 
 # Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
 TRAFFIC = 16.0
+# Gram matrices are made this many rows at a time: few enough to skip most of the upper half, and never all of it
+# at once; enough for a matrix product to be fast.
+STRIP = 64
 
 
 class Outer(Piece):
@@ -45,10 +48,16 @@ class Outer(Piece):
         if self.how != "gram":
             return super().squared_norms()
         left, right = wide(self.left), wide(self.right)
-        products = (left @ left.transpose(1, 2)).mul_(right @ right.transpose(1, 2)).flatten(1)
-        bound = torch.linalg.vector_norm(products, 1, dim=1).double()
-        squares = products.sum(1, dtype=torch.float64)
-        return redo_where_cancelled(self, squares, bound, torch.finfo(products.dtype).eps)
+        squares = bound = torch.zeros(self.samples, dtype=torch.float64, device=left.device)
+        # Gram matrices are symmetric: of each strip of rows only what is left of the diagonal, counted twice.
+        for start in range(0, self.rows, STRIP):
+            end = min(start + STRIP, self.rows)
+            strip = left[:, start:end] @ left[:, :end].transpose(1, 2)
+            strip *= right[:, start:end] @ right[:, :end].transpose(1, 2)
+            strip[:, :, :start] *= 2
+            squares = squares + strip.sum((1, 2), dtype=torch.float64)
+            bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
+        return redo_where_cancelled(self, squares, bound, torch.finfo(left.dtype).eps)
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
         left, right = wide(self.left), wide(self.right)
@@ -83,7 +92,8 @@ class Outer(Piece):
         m, n, t = *self.shape, self.rows
         if t == 1:
             return 0.0, 1.0
-        return t * t * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n
+        pairs = t * (t + min(t, STRIP)) / 2
+        return pairs * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n
 
 
 def _outer(layout: Layout, left: Tensor, right: Tensor, width: int) -> Outer:
@@ -93,13 +103,18 @@ def _outer(layout: Layout, left: Tensor, right: Tensor, width: int) -> Outer:
 def addmm(use: Use) -> Piece:
     """``beta * self + alpha * mat1 @ mat2``; a linear layer has its weight at mat2."""
     if use.position == 0:
-        return Dense(use.layout.sums(use.gradient * use.saved("beta"), use.shape))
+        return _added(use)
     return _product(use, use.position - 1, "mat1", "mat2", use.saved("alpha"))
 
 
 def mm(use: Use) -> Piece:
     """``self @ mat2``."""
     return _product(use, use.position, "self", "mat2", 1)
+
+
+def _added(use: Use) -> Piece:
+    beta = use.saved("beta")
+    return Dense(use.layout.sums(use.gradient if beta == 1 else use.gradient * beta, use.shape))
 
 
 def _product(use: Use, side: int, first: str, second: str, factor: float) -> Piece:
@@ -129,7 +144,7 @@ def bmm(use: Use) -> Piece:
 def baddbmm(use: Use) -> Piece:
     """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
     if use.position == 0:
-        return Dense(use.layout.sums(use.gradient * use.saved("beta"), use.shape))
+        return _added(use)
     return _stack(use, use.position - 1, "batch1", use.saved("alpha"))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, NonFiniteGradientError
 from ._audit import Audit, audit
+from ._grams import Grams
 from ._pieces import Dense, Piece
 
 Weights = Tensor | Callable[[Tensor], Tensor]
@@ -263,7 +264,8 @@ class PerSample:
 
     def _squared_norms(self) -> dict[str, Tensor]:
         if self._squares is None:
-            self._squares = {name: piece.squared_norms() for name, piece in self._pieces.items()}
+            grams = Grams(factor for piece in self._pieces.values() for factor in piece.factors())
+            self._squares = {name: piece.squared_norms(grams) for name, piece in self._pieces.items()}
         return self._squares
 
     def _keep_what_pays(self) -> None:

@@ -74,13 +74,15 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:
         _refuse_opaque(cuts, leaves)
-    applied, eps = _apply(cuts, layouts, losses, options)
+    applied = _apply(cuts, layouts, losses, options)
     pieces: dict[str, list[Piece]] = {}
     for cut, piece in zip(cuts, applied, strict=True):
         for leaf in leaves_below(cut.value.node):
             if leaf in leaves:
                 pieces.setdefault(leaves[leaf], []).append(lower(piece, cut.value, leaf))
     order = [name for name in parameters if name in pieces]
+    dtypes = {out.dtype for node in layouts for out in graph.describe(node)}
+    eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
     return Captured({name: merged(pieces[name]) for name in order}, reused, eps)
 
 
@@ -89,7 +91,7 @@ def _cuts(
 ) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]], bool]:
     read = losses.read
     wanted = tuple(i for i, node in enumerate(read.nodes) if node in leaves)
-    form = (form_of(losses), wanted, options)
+    form = (form_of(losses), wanted, options.coupling)
     if form in _KNOWN:
         _KNOWN.move_to_end(form)
         places, known = _KNOWN[form]
@@ -108,49 +110,43 @@ def _cuts(
     return cuts, layouts, False
 
 
-def _apply(
-    cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses, options: Options
-) -> tuple[list[Piece], float]:
-    """Return a piece for each cut, and the rounding of the coarsest dtype among the gradients."""
-    pieces: list[Piece | None] = [None] * len(cuts)
+def _apply(cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses, options: Options) -> list[Piece]:
+    """Return a piece for each cut."""
     at: dict[Node, list[int]] = {}
     for i, cut in enumerate(cuts):
         at.setdefault(cut.node, []).append(i)
+    pieces: dict[int, Piece] = {}
+    late: list[tuple[Node, tuple[Tensor | None, ...]]] = []
     missed = dict.fromkeys(at)
-    coarsest = 0.0
+    packed = any(_torch.is_packed(node) for node in at)
+    # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
+    waits = {node for node in at if packed or rules.calls_op(graph.op(node))}
+    free = not waits and not options.retain_graph
+
+    def apply(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
+        cache: dict[str, Any] = {}
+        for i in at[node]:
+            shape, position = _shape(cuts[i].value), cuts[i].position
+            use = Use(node, position, shape, gradients, layouts[node], losses.samples, options.coupling, cache)
+            with torch.no_grad():
+                pieces[i] = rules.apply(use)
+            if free and pieces[i].needs_op:
+                _refuse_to_free(node)
 
     def see(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
-        nonlocal coarsest
-        missed.pop(node, None)
-        coarsest = max([coarsest, *(torch.finfo(g.dtype).eps for g in gradients if g is not None)])
-        cache: dict[str, Any] = {}
-        with torch.no_grad():
-            for i in at[node]:
-                cut = cuts[i]
-                use = Use(
-                    node,
-                    cut.position,
-                    _shape(cut.value),
-                    gradients,
-                    layouts[node],
-                    losses.samples,
-                    options.coupling,
-                    cache,
-                )
-                piece = rules.apply(use)
-                pieces[i] = piece if options.retain_graph else piece.without_graph()
+        missed.pop(node)
+        if node in waits:
+            late.append((node, gradients))
+        else:
+            apply(node, gradients)
 
-    ones = torch.ones(losses.samples)
-    if any(_torch.is_packed(node) for node in at):
-        # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
-        kept: list[tuple[Node, tuple[Tensor | None, ...]]] = []
-        losses.visit(at, ones, lambda node, gradients: kept.append((node, gradients)))
-        _torch.inside_engine(lambda: list(starmap(see, kept)))
+    losses.visit(at, torch.ones(losses.samples), see, retain_graph=not free)
+    late += [(node, (None,) * len(layouts[node])) for node in missed]
+    if packed:
+        _torch.inside_engine(lambda: list(starmap(apply, late)))
     else:
-        losses.visit(at, ones, see, retain_graph=options.retain_graph)
-    for node in list(missed):
-        see(node, (None,) * len(layouts[node]))
-    return [piece for piece in pieces if piece is not None], coarsest
+        list(starmap(apply, late))
+    return [pieces[i] for i in range(len(cuts))]
 
 
 def _shape(value: GradientEdge) -> tuple[int, ...]:
@@ -179,6 +175,14 @@ def _refuse_hidden_graphs(read: graph.Graph) -> None:
                 "torch recommends, and this works with it).",
                 graph.op(node),
             )
+
+
+def _refuse_to_free(node: Node) -> None:
+    raise UnsupportedOperationError(
+        f"per_sample: `{graph.op(node)}` has to be run once per sample here, after the graph was let go of. "
+        "Run the model again and pass retain_graph=True.",
+        graph.op(node),
+    )
 
 
 def _refuse_opaque(cuts: list[Cut], leaves: dict[Node, str]) -> None:

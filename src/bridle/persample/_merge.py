@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ._grams import Grams
 from ._pieces import ALL, Dense, Piece, redo_where_cancelled
 from .rules.embedding import Rows, rows_with_outer
 from .rules.linear import Outer
@@ -24,17 +25,20 @@ class Sum(Piece):
             total = total + piece.dense(part)
         return total
 
-    def squared_norms(self) -> Tensor:
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:
         crosses = [cross_products(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]]
         if any(cross is None for cross in crosses):
             return super().squared_norms()
-        total = torch.stack([piece.squared_norms() for piece in self.pieces]).sum(0)
+        total = torch.stack([piece.squared_norms(grams) for piece in self.pieces]).sum(0)
         bound = total.clone()
         for cross in crosses:
             assert cross is not None
             total += 2 * cross
             bound += 2 * cross.abs()
         return redo_where_cancelled(self, total, bound, torch.finfo(torch.float32).eps)
+
+    def factors(self) -> tuple[Tensor, ...]:
+        return tuple(factor for piece in self.pieces for factor in piece.factors())
 
     def weighted(self, weights: Tensor) -> Tensor:
         parts = [piece.weighted(weights) for piece in self.pieces]

@@ -11,6 +11,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ._grams import Grams
+
 ALL = slice(None)
 # Gradients written down only to be looked at are written this many bytes at a time.
 CHUNK_BYTES = 1 << 23
@@ -23,18 +25,24 @@ class Piece(ABC):
         samples: how many samples there are.
         shape: shape of the value.
         how: one word for the plan that `PerSample.plan` prints.
+        needs_op: whether it asks the recorded op, which must then still have what it saved.
     """
 
     samples: int
     shape: tuple[int, ...]
     how: str
+    needs_op: bool = False
 
     @abstractmethod
     def dense(self, part: slice = ALL) -> Tensor:
         """Write down the gradients of these samples: (samples, *shape)."""
 
-    def squared_norms(self) -> Tensor:
-        """Return the squared norm of each sample's gradient, in float64."""
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: ARG002
+        """Return the squared norm of each sample's gradient, in float64.
+
+        Args:
+            grams: where Gram matrices come from that several pieces need.
+        """
         return torch.cat([square(lengths_of(self.dense(part))) for part in self.chunks()])
 
     def weighted(self, weights: Tensor) -> Tensor:
@@ -66,13 +74,13 @@ class Piece(ABC):
         for start in range(0, max(self.samples, 1), size):
             yield slice(start, min(start + size, self.samples))
 
+    def factors(self) -> tuple[Tensor, ...]:
+        """Return what the norms will need the Gram matrices of."""
+        return ()
+
     def saving(self) -> float:
         """Return what writing down would save when a weighted sum follows the norms, in multiply-adds."""
         return 0.0
-
-    def without_graph(self) -> "Piece":
-        """Return a piece that does not need the recorded graph any more."""
-        return self
 
 
 class Dense(Piece):

@@ -27,8 +27,13 @@ _RULES: dict[str, Rule] = {
     "MkldnnRnnLayerBackward0": rnn.lstm,
     "ExpandBackward0": elementwise.expand,
     "RepeatBackward0": elementwise.repeat,
-    **dict.fromkeys(elementwise.OPS, elementwise.broadcast),
+    "AddBackward0": elementwise.add,
+    "MulBackward0": elementwise.multiply,
+    "SubBackward0": elementwise.subtract,
+    **dict.fromkeys(elementwise.CALLED, elementwise.broadcast),
 }
+# Rules that are content with what the op saved, so that they may be asked while the engine runs.
+_CONTENT = set(_RULES) - set(elementwise.CALLED)
 # Rules that look at more than the first output of their op.
 _SEVERAL_OUTPUTS = frozenset({"MkldnnRnnLayerBackward0"})
 
@@ -70,11 +75,17 @@ def register_rule(op: str, rule: Rule, *, replace: bool = False) -> None:
     if op in _RULES and not replace:
         raise ArgumentError(f"register_rule: there is a rule for `{op}` already. Pass replace=True to replace it.")
     _RULES[op] = rule
+    _CONTENT.discard(op)
 
 
 def has_rule(op: str) -> bool:
     """Tell whether there is a rule for the op."""
     return op in _RULES
+
+
+def calls_op(op: str) -> bool:
+    """Tell whether the rule may run the op, which inside the engine would leave out what it was not asked for."""
+    return op not in _CONTENT
 
 
 def apply(use: Use) -> Piece:

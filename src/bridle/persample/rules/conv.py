@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._grams import Grams
 from .._owners import NotSeparableError
 from .._pieces import ALL, Dense, Piece, wide
 from .._use import Use
@@ -39,7 +40,7 @@ class Convolved(Piece):
         g, x = g.transpose(0, 1).flatten(1, 2), x.transpose(0, 1).flatten(1, 2)
         return self._weight_gradient(g, x, n).view(n, *self.shape)
 
-    def squared_norms(self) -> Tensor:  # noqa: D102
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: D102, ARG002
         return self._as_outer().squared_norms() if self.how == "gram" else super().squared_norms()
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102

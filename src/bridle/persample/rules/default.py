@@ -11,13 +11,6 @@ from .._pieces import Computed, Dense, Piece
 from .._use import Use
 
 
-class OneByOne(Computed):
-    """Gradients that the op itself computes, so it must still have what it saved."""
-
-    def without_graph(self) -> Piece:  # noqa: D102
-        return Dense(self.dense())
-
-
 def one_by_one(use: Use) -> Piece:
     """Run the op once per sample, and once for a weighted sum."""
 
@@ -29,7 +22,9 @@ def one_by_one(use: Use) -> Piece:
     def weighted(weights: Tensor) -> Tensor:
         return use.run(use.scaled(weights))
 
-    return OneByOne(use.samples, use.shape, dense, weighted, how="one by one")
+    piece = Computed(use.samples, use.shape, dense, weighted, how="one by one")
+    piece.needs_op = True
+    return piece
 
 
 def nothing(use: Use) -> Piece:

@@ -1,18 +1,19 @@
 """Ops that treat every element alone and broadcast: scales, biases, position tables, class tokens.
 
-Run by itself, such a node returns the gradient of a broadcast input before it is summed: one value for each
-element of the output, owned by whoever owns that element.
+The gradient of a broadcast input, before it is summed, has one value for each element of the output, owned by
+whoever owns that element. The commonest ops are worked out here. Any other node returns that gradient when it is
+run by itself, outside the engine, which leaves out what it was not asked for.
 """
 
 import torch
+from torch import Tensor
 
 from .. import _torch
 from .._owners import NotSeparableError
-from .._pieces import Dense, Piece
+from .._pieces import Dense, Piece, wide
 from .._use import Use
 
-OPS = (
-    "AddBackward0",
+CALLED = (
     "AddBackward1",
     "AddcdivBackward0",
     "AddcmulBackward0",
@@ -23,15 +24,14 @@ OPS = (
     "LerpBackward1",
     "MaximumBackward0",
     "MinimumBackward0",
-    "MulBackward0",
     "MulBackward1",
     "PowBackward1",
     "PreluKernelBackward0",
     "RsubBackward0",
-    "SubBackward0",
     "SubBackward1",
     "WhereBackward0",
 )
+OPS = (*CALLED, "AddBackward0", "MulBackward0", "SubBackward0")
 
 
 def broadcast(use: Use) -> Piece:
@@ -41,6 +41,30 @@ def broadcast(use: Use) -> Piece:
     if answer is None or answer.shape != use.gradient.shape:
         raise NotSeparableError
     return Dense(use.layout.sums(answer, use.shape))
+
+
+def add(use: Use) -> Piece:
+    """``self + alpha * other``."""
+    return _times(use, use.saved("alpha") if use.position == 1 else 1)
+
+
+def subtract(use: Use) -> Piece:
+    """``self - alpha * other``."""
+    return _times(use, -use.saved("alpha") if use.position == 1 else 1)
+
+
+def multiply(use: Use) -> Piece:
+    """``self * other``: the gradient of one is multiplied by the other."""
+    return _times(use, use.saved("self" if use.position == 1 else "other"))
+
+
+def _times(use: Use, factor: Tensor | float) -> Piece:
+    g = use.gradient
+    if isinstance(factor, Tensor):
+        g = wide(g) * factor
+    elif factor != 1:
+        g = g * factor
+    return Dense(use.layout.sums(g, use.shape))
 
 
 def expand(use: Use) -> Piece:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._grams import Grams
 from .._owners import Layout, NotSeparableError
 from .._pieces import ALL, Piece, wide
 from .._use import Use
@@ -38,7 +39,7 @@ class Rows(Piece):
         out = values.new_zeros(len(ids), *self.shape)
         return out.scatter_add_(1, ids[..., None].expand(values.shape), values)
 
-    def squared_norms(self) -> Tensor:  # noqa: D102
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: D102, ARG002
         owner = torch.arange(self.samples, device=self.ids.device)[:, None]
         keys, place = torch.unique(self.ids + owner * self.shape[0], return_inverse=True)
         rows = self.values.new_zeros(len(keys), self.shape[1])

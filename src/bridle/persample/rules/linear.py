@@ -9,15 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._grams import STRIP, Grams
 from .._owners import Layout, NotSeparableError
 from .._pieces import ALL, Computed, Dense, Piece, lengths_of, redo_where_cancelled, square, wide
 from .._use import Use
 
 # Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
 TRAFFIC = 16.0
-# Gram matrices are made this many rows at a time: few enough to skip most of the upper half, and never all of it
-# at once; enough for a matrix product to be fast.
-STRIP = 64
 
 
 class Outer(Piece):
@@ -42,22 +40,24 @@ class Outer(Piece):
     def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
         return wide(self.left[part]).transpose(1, 2) @ wide(self.right[part])
 
-    def squared_norms(self) -> Tensor:  # noqa: D102
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: D102
         if self.rows == 1:
             return square(lengths_of(wide(self.left))) * square(lengths_of(wide(self.right)))
         if self.how != "gram":
             return super().squared_norms()
-        left, right = wide(self.left), wide(self.right)
-        squares = bound = torch.zeros(self.samples, dtype=torch.float64, device=left.device)
-        # Gram matrices are symmetric: of each strip of rows only what is left of the diagonal, counted twice.
-        for start in range(0, self.rows, STRIP):
-            end = min(start + STRIP, self.rows)
-            strip = left[:, start:end] @ left[:, :end].transpose(1, 2)
-            strip *= right[:, start:end] @ right[:, :end].transpose(1, 2)
-            strip[:, :, :start] *= 2
+        grams = Grams() if grams is None else grams
+        squares = bound = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
+        for i, (a, b) in enumerate(zip(grams.strips(self.left), grams.strips(self.right), strict=True)):
+            strip = a * b
+            strip[:, :, : i * STRIP] *= 2  # what is left of the diagonal stands for the other half as well
             squares = squares + strip.sum((1, 2), dtype=torch.float64)
             bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
-        return redo_where_cancelled(self, squares, bound, torch.finfo(left.dtype).eps)
+        return redo_where_cancelled(
+            self, squares, bound, torch.finfo(torch.promote_types(self.left.dtype, torch.float32)).eps
+        )
+
+    def factors(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return (self.left, self.right) if self.how == "gram" and self.rows > 1 else ()
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
         left, right = wide(self.left), wide(self.right)

@@ -1,7 +1,7 @@
 """The fused LSTM layer of the CPU: gates computed again in one product, their gradients by one sweep.
 
-Legend: t time, n column of the batch, h hidden, i input width. The gates come in the order in, forget, cell,
-out, each of width h, as in the weights.
+Legend: n column of the batch, t time, h hidden, i input width. Batch comes first here, whatever the layer was told.
+The gates come in the order in, forget, cell, out, each of width h, as in the weights.
 """
 
 import torch
@@ -26,7 +26,7 @@ def lstm(use: Use) -> Piece:
         use._cache[key] = columns, deltas, before, deltas.sum(1)
     columns, deltas, before, bias = use._cache[key]
     if use.position == _WEIGHT_IH:
-        return Outer(deltas, _by_sample(columns, _in_time(use, use.saved("input"))))
+        return Outer(deltas, _by_sample(columns, _in_order(use, use.saved("input"))))
     if use.position == _WEIGHT_HH:
         return Outer(deltas, before)
     return Dense(bias)
@@ -36,60 +36,95 @@ def _owner_of_columns(use: Use) -> Layout:
     """Find who owns each column: it is the same at all times, also where the gradient is zero."""
     owner: Tensor | None = None
     for g, layout in zip(use.gradients[:3], use.layouts[:3], strict=True):
-        if g is None:
-            continue
-        each = layout.owner_of_each(g.numel(), g.device).view(-1, *g.shape[-2:])
-        has_gradient = g.view(each.shape) != 0
-        most = torch.where(has_gradient, each, -1).amax((0, 2))
-        if not bool(((each == most[:, None]) | ~has_gradient).all()):
-            raise NotSeparableError
-        owner = most if owner is None else torch.maximum(owner, most)
+        if g is not None:
+            found = _columns_of(g, layout)
+            owner = found if owner is None else torch.maximum(owner, found)
     assert owner is not None
     if torch.equal(owner, torch.arange(use.samples, device=owner.device)):
         return Layout(use.samples, 1, None, certain=False)  # the usual order needs no sorting
     return Layout(use.samples, None, owner, certain=False)
 
 
+def _columns_of(g: Tensor, layout: Layout) -> Tensor:
+    columns, width = g.shape[-2:]
+    by_shape = layout.is_whole_along(1, width) and layout.is_whole_along(
+        columns * width, g.numel() // (columns * width)
+    )
+    if by_shape and layout.block is not None:
+        return (
+            torch.arange(columns, device=g.device).mul(width).div(layout.block, rounding_mode="floor") % layout.samples
+        )
+    each = layout.owner_of_each(g.numel(), g.device).view(-1, columns, width)
+    has_gradient = g.view(each.shape) != 0
+    most = torch.where(has_gradient, each, -1).amax((0, 2))
+    if not bool(((each == most[:, None]) | ~has_gradient).all()):
+        raise NotSeparableError
+    return most
+
+
 def _by_sample(columns: Layout, x: Tensor) -> Tensor:
-    """Return (time, column, width) as (samples, rows, width)."""
-    time, _, width = x.shape
-    rows = columns.by_sample(x.transpose(0, 1).flatten(1), 1)
+    """Return (column, time, width) as (samples, rows, width)."""
+    _, time, width = x.shape
+    rows = columns.by_sample(x.flatten(1), 1)
     return rows.reshape(columns.samples, -1, width) if time else rows
 
 
-def _in_time(use: Use, x: Tensor) -> Tensor:
-    """Return the steps in the order in which the layer took them."""
-    return wide(x.flip(0) if use.saved("reverse") else x)
+def _in_order(use: Use, x: Tensor) -> Tensor:
+    """Return (time, column, width) as (column, time, width), steps in the order in which the layer took them."""
+    return wide(x.flip(0) if use.saved("reverse") else x).transpose(0, 1)
 
 
 def _gate_gradients(use: Use) -> tuple[Tensor, Tensor]:
     """Return the gradient at every gate before its nonlinearity, and the hidden state before every step."""
-    w_ih, w_hh, b_ih, b_hh = (wide(use.saved(f"weight{i}")) for i in range(4))
-    x, out = _in_time(use, use.saved("input")), _in_time(use, use.saved("result0"))
-    before = torch.cat([wide(use.saved("hx_")).reshape(1, *out.shape[1:]), out[:-1]])
-    gates = torch.addmm(b_ih + b_hh, x.flatten(0, 1), w_ih.T)
-    gates = gates.addmm_(before.flatten(0, 1), w_hh.T).view(*out.shape[:2], -1)
-    i, f, c, o = gates.chunk(4, -1)
-    i, f, c, o = i.sigmoid(), f.sigmoid(), c.tanh(), o.sigmoid()
-    cells = [wide(use.saved("cx_")).reshape(out.shape[1:])]
-    for t in range(len(out)):
-        cells.append(torch.addcmul(f[t] * cells[-1], i[t], c[t]))
-    cell_before, cell = torch.stack(cells[:-1]), torch.stack(cells[1:]).tanh()
+    out = _in_order(use, use.saved("result0"))
+    first = wide(use.saved("hx_")).reshape(-1, 1, out.shape[-1])
+    before = torch.cat([first, out[:, :-1]], 1)
+    gates = _gates(use, before)
+    i, f, c, o = gates.unbind(2)
+    cells = torch.empty(out.shape[0], out.shape[1] + 1, out.shape[2], dtype=out.dtype, device=out.device)
+    cells[:, 0] = wide(use.saved("cx_")).reshape(-1, out.shape[-1])
+    for t in range(out.shape[1]):
+        torch.addcmul(f[:, t] * cells[:, t], i[:, t], c[:, t], out=cells[:, t + 1])
+    cell_before, cell = cells[:, :-1], cells[:, 1:].tanh()
     # Everything but the running gradients of hidden state and cell is known for all steps at once.
-    to_cell = o * (1 - cell.square())
-    slope = torch.stack([i * (1 - i) * c, f * (1 - f) * cell_before, (1 - c.square()) * i])
-    slope_o = o * (1 - o) * cell
+    slopes = torch.empty_like(gates)
+    torch.addcmul(i, i, i, value=-1, out=slopes[:, :, 0]).mul_(c)
+    torch.addcmul(f, f, f, value=-1, out=slopes[:, :, 1]).mul_(cell_before)
+    torch.addcmul(i, i, c.square(), value=-1, out=slopes[:, :, 2])
+    torch.addcmul(o, o, o, value=-1, out=slopes[:, :, 3]).mul_(cell)
+    to_cell = torch.addcmul(o, o, cell.square_(), value=-1)
+    return _swept(use, slopes, to_cell, f), before
+
+
+def _gates(use: Use, before: Tensor) -> Tensor:
+    """Return what came out of the gates: (column, time, gate, h)."""
+    w_ih, w_hh, b_ih, b_hh = (wide(use.saved(f"weight{i}")) for i in range(4))
+    columns, time, width = before.shape
+    flat = torch.addmm(b_ih + b_hh, _in_order(use, use.saved("input")).reshape(columns * time, -1), w_ih.T)
+    gates = flat.addmm_(before.flatten(0, 1), w_hh.T).view(columns, time, 4, width)
+    gates[:, :, :2].sigmoid_()
+    gates[:, :, 2].tanh_()
+    gates[:, :, 3].sigmoid_()
+    return gates
+
+
+def _swept(use: Use, slopes: Tensor, to_cell: Tensor, forget: Tensor) -> Tensor:
+    """Go back in time and multiply the slopes of the gates by the gradients that arrive, in place."""
+    w_hh = wide(use.saved("weight1"))
     g_out, g_hidden, g_cell = use.gradients[:3]
-    g_steps = torch.zeros_like(out) if g_out is None else _in_time(use, g_out)
-    d_hidden = torch.zeros_like(out[0]) if g_hidden is None else wide(g_hidden).reshape(out.shape[1:])
-    d_cell = torch.zeros_like(out[0]) if g_cell is None else wide(g_cell).reshape(out.shape[1:])
-    deltas = torch.empty_like(gates)
-    for t in reversed(range(len(out))):
-        d_hidden = d_hidden + g_steps[t]
-        d_cell = torch.addcmul(d_cell, d_hidden, to_cell[t])
-        step = deltas[t].view(-1, 4, out.shape[-1])
-        torch.mul(d_cell[:, None], slope[:, t].transpose(0, 1), out=step[:, :3])
-        torch.mul(d_hidden, slope_o[t], out=step[:, 3])
-        d_cell = d_cell * f[t]
-        d_hidden = deltas[t] @ w_hh
-    return deltas, before
+    columns, time, width = forget.shape
+    d_hidden, d_cell = (
+        forget.new_zeros(columns, width) if g is None else wide(g).reshape(columns, width).clone()
+        for g in (g_hidden, g_cell)
+    )
+    g_steps = None if g_out is None else _in_order(use, g_out)
+    for t in reversed(range(time)):
+        if g_steps is not None:
+            d_hidden += g_steps[:, t]
+        d_cell.addcmul_(d_hidden, to_cell[:, t])
+        step = slopes[:, t]
+        step[:, :3] *= d_cell[:, None]
+        step[:, 3] *= d_hidden
+        d_cell *= forget[:, t]
+        torch.mm(step.flatten(1), w_hh, out=d_hidden)
+    return slopes.flatten(2)

@@ -1,0 +1,77 @@
+"""Letting go of the graph on the way: the same answers, and nothing left to differentiate again."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bridle
+
+
+class Several(nn.Module):
+    """A layer with a rule, one without, a parametrised one, and a checkpointed one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.scale = nn.Linear(4, 6), nn.Parameter(torch.rand(6))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.last = nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = torch.cosh(self.first(x)) * self.scale
+        x = torch.addcdiv(x, self.scale, 2 + self.scale)
+        x = torch.cumprod(self.normed(x).tanh() + self.scale.square(), 1)
+        return checkpoint(self.last, x, use_reentrant=False).square().sum(1)
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_the_same_answers(batch):
+    torch.manual_seed(0)
+    model, x = Several().double(), torch.randn(batch, 4, dtype=torch.float64)
+    kept = bridle.per_sample(model(x), model)
+    freed = bridle.per_sample(model(x), model, retain_graph=False)
+    for name, gradients in kept.grads().items():
+        torch.testing.assert_close(freed.grads()[name], gradients)
+    torch.testing.assert_close(freed.norms(), kept.norms())
+
+
+def test_an_op_without_a_rule_is_asked_before_it_forgets():
+    torch.manual_seed(0)
+    scale, x = torch.rand(3, dtype=torch.float64, requires_grad=True), torch.randn(4, 3, dtype=torch.float64)
+    losses = lambda: torch.cdist(x[:, None] * 2, scale.expand(4, 1, 3).exp()).sum((1, 2))  # noqa: E731
+    kept = bridle.per_sample(losses(), {"scale": scale}).grads()["scale"]
+    freed = bridle.per_sample(losses(), {"scale": scale}, retain_graph=False).grads()["scale"]
+    torch.testing.assert_close(freed, kept)
+
+
+def test_the_graph_is_gone():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    losses = model(torch.randn(3, 4)).square().sum(1)
+    ps = bridle.per_sample(losses, model, retain_graph=False)
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        ps.audit()
+    with pytest.raises(RuntimeError, match="second time"):
+        losses.sum().backward()
+
+
+def test_the_graph_is_kept_unless_told_otherwise():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+    losses = model(torch.randn(3, 4)).square().sum(1)
+    ps = bridle.per_sample(losses, model)
+    ps.audit()
+    losses.sum().backward()
+
+
+def test_what_must_be_asked_later_is_refused():
+    weight, x = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5)
+    assert "one by one" in bridle.per_sample(torch.bmm(weight, x).sum((0, 1)), [weight]).plan()
+    with pytest.raises(bridle.UnsupportedOperationError, match=r"`BmmBackward0`.*retain_graph=True"):
+        bridle.per_sample(torch.bmm(weight, x).sum((0, 1)), [weight], retain_graph=False)
+
+
+def test_elementwise_ops_are_not_run_once_per_sample():
+    scale, x = torch.rand(6, requires_grad=True), torch.randn(3, 4)
+    weight = torch.rand(4, 6, requires_grad=True)
+    for op in (torch.mul, torch.add, torch.sub, torch.div, torch.maximum):
+        plan = bridle.per_sample(op(x @ weight, scale).square().sum(1), [scale, weight]).plan()
+        assert "one by one" not in plan, plan

@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bridle
+from bridle.errors import UnsupportedOperationError
 
 
 class Several(nn.Module):
@@ -65,7 +66,7 @@ def test_the_graph_is_kept_unless_told_otherwise():
 def test_what_must_be_asked_later_is_refused():
     weight, x = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5)
     assert "one by one" in bridle.per_sample(torch.bmm(weight, x).sum((0, 1)), [weight]).plan()
-    with pytest.raises(bridle.UnsupportedOperationError, match=r"`BmmBackward0`.*retain_graph=True"):
+    with pytest.raises(UnsupportedOperationError, match=r"`BmmBackward0`.*retain_graph=True"):
         bridle.per_sample(torch.bmm(weight, x).sum((0, 1)), [weight], retain_graph=False)
 
 

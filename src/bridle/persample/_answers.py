@@ -275,7 +275,7 @@ class PerSample:
         left = self._budget
         ranked = sorted(self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape)))
         for name, piece in ranked:
-            size = 4 * self._samples * prod(piece.shape)
+            size = self._dtype().itemsize * self._samples * prod(piece.shape)
             if piece.saving() > 0 and size <= left:
                 left -= size
                 self._pieces[name] = Dense(piece.dense())

@@ -63,12 +63,35 @@ class Losses:
 
     def owners(self, nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
         """Ask who owns the outputs of these ops; None for an op with an output that samples share."""
-        nodes = list(nodes)
-        found = probe(partial(self.visit, nodes), self.samples, self.root)
-        return {node: found[node] if node in found else self._nobodys(node) for node in nodes}
+        found: dict[Node, tuple[Layout, ...] | None] = {}
+        for few in _in_groups(nodes):
+            found |= {node: self._nobodys(node) for node in few}
+            found |= probe(partial(self.visit, few), self.samples, self.root)
+        return found
 
     def _nobodys(self, node: Node) -> tuple[Layout, ...]:
         return tuple(Layout.of_nobody(self.samples) for _ in graph.describe(node))
+
+
+# To ask about an op takes holding its gradient. More than this many bytes are asked for in several runs of the
+# engine, but not in many.
+_HELD_BYTES = 1 << 26
+_GROUPS_AT_MOST = 4
+
+
+def _in_groups(nodes: Iterable[Node]) -> Iterator[list[Node]]:
+    sizes = {node: sum(4 * prod(out.shape) for out in graph.describe(node)) for node in nodes}
+    limit = max(_HELD_BYTES, sum(sizes.values()) / _GROUPS_AT_MOST)
+    group: list[Node] = []
+    held = 0
+    for node, size in sizes.items():
+        if group and held + size > limit:
+            yield group
+            group, held = [], 0
+        group.append(node)
+        held += size
+    if group:
+        yield group
 
 
 def nodes_above(read: graph.Graph, targets: Collection[Node]) -> set[Node]:

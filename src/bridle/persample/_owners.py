@@ -168,19 +168,16 @@ def probe(visit: Callable[[Tensor, See], None], samples: int, root: Tensor) -> d
 
     def keep(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
         first[node] = tuple(None if g is None else g.detach() for g in gradients)
+        seen[node] = [None if g is None else torch.zeros(g.numel(), dtype=small, device=g.device) for g in gradients]
 
     def compare(digit: int, node: Node, gradients: tuple[Tensor | None, ...]) -> None:
         # An op is done with as soon as it was seen for the last time, so that little is held at once.
-        found = [
-            None if a is None or b is None else _exponents(a, b.detach(), levels).to(small)
-            for a, b in zip(first[node], gradients, strict=True)
-        ]
-        if digit:
-            found = [_join(a, b, levels**digit) for a, b in zip(seen.pop(node), found, strict=True)]
+        for a, b, owners in zip(first[node], gradients, seen[node], strict=True):
+            if a is not None and b is not None and owners is not None:
+                _add_digit(owners, a, b.detach(), levels, digit)
         if digit < digits - 1:
-            seen[node] = found
             return
-        layouts = [_layout(a, owners, samples) for a, owners in zip(first.pop(node), found, strict=True)]
+        layouts = [_layout(a, owners, samples) for a, owners in zip(first.pop(node), seen.pop(node), strict=True)]
         answers[node] = None if None in layouts else tuple(layout for layout in layouts if layout is not None)
 
     visit(base, keep)
@@ -192,19 +189,23 @@ def probe(visit: Callable[[Tensor, See], None], samples: int, root: Tensor) -> d
 
 _ZERO, _SHARED = -1, -2
 # Gradients are compared this many elements at a time, so that comparing takes little room.
-_AT_A_TIME = 1 << 18
+_AT_A_TIME = 1 << 16
+
+
+def _add_digit(owners: Tensor, a: Tensor, b: Tensor, levels: int, digit: int) -> None:
+    """Write one more digit of each element's owner, in place."""
+    if a.is_sparse:
+        a, b = a.to_dense(), b.to_dense()
+    a, b = a.reshape(-1), b.reshape(-1)
+    for start in range(0, a.numel(), _AT_A_TIME):
+        cut = slice(start, start + _AT_A_TIME)
+        before, seen = owners[cut], _exponents(a[cut], b[cut], levels).to(owners.dtype)
+        worst = torch.minimum(before, seen)
+        owners[cut] = torch.where(worst < 0, worst, before + seen * levels**digit)
 
 
 def _exponents(a: Tensor, b: Tensor, levels: int) -> Tensor:
     """Return for each element which power of two it was multiplied by, counted from 0."""
-    if a.is_sparse:
-        a, b = a.to_dense(), b.to_dense()
-    a, b = a.reshape(-1), b.reshape(-1)
-    cuts = [slice(start, start + _AT_A_TIME) for start in range(0, max(1, a.numel()), _AT_A_TIME)]
-    return torch.cat([_exponents_of(a[cut], b[cut], levels) for cut in cuts])
-
-
-def _exponents_of(a: Tensor, b: Tensor, levels: int) -> Tensor:
     # Below this a product may have lost digits to underflow; such an element is as good as zero.
     tiny = 1e-3 if a.dtype == torch.float16 else 1e-30
     a, b = wide(a), wide(b)
@@ -214,13 +215,7 @@ def _exponents_of(a: Tensor, b: Tensor, levels: int) -> Tensor:
     fraction_b, exponent_b = torch.frexp(b)
     exponent = (exponent_b - exponent_a + levels // 2).clamp_(-1, levels)
     exact = ((fraction_a - fraction_b).abs() < 1e-5) & (exponent >= 0) & (exponent < levels)
-    return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO).to(torch.int8)
-
-
-def _join(before: Tensor | None, seen: Tensor | None, place: int) -> Tensor | None:
-    if before is None or seen is None:
-        return None
-    return torch.where((before < 0) | (seen < 0), torch.minimum(before, seen), before + seen * place)
+    return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO)
 
 
 def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Layout | None:

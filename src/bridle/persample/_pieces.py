@@ -15,7 +15,7 @@ from ._grams import Grams
 
 ALL = slice(None)
 # Gradients written down only to be looked at are written this many bytes at a time.
-CHUNK_BYTES = 1 << 23
+CHUNK_BYTES = 1 << 22
 
 
 class Piece(ABC):
@@ -70,9 +70,7 @@ class Piece(ABC):
 
     def chunks(self) -> Iterator[slice]:
         """Yield the samples in parts small enough to be written down."""
-        size = max(1, CHUNK_BYTES // max(1, 4 * prod(self.shape)))
-        for start in range(0, max(self.samples, 1), size):
-            yield slice(start, min(start + size, self.samples))
+        return in_chunks(self.samples, prod(self.shape))
 
     def factors(self) -> tuple[Tensor, ...]:
         """Return what the norms will need the Gram matrices of."""
@@ -124,6 +122,13 @@ class Computed(Piece):
 
     def saving(self) -> float:
         return float(self.samples * prod(self.shape))
+
+
+def in_chunks(samples: int, numbers: int) -> Iterator[slice]:
+    """Yield the samples in parts, given how many numbers each of them takes."""
+    size = max(1, CHUNK_BYTES // max(1, 4 * numbers))
+    for start in range(0, max(samples, 1), size):
+        yield slice(start, min(start + size, samples))
 
 
 def redo_where_cancelled(piece: Piece, squares: Tensor, bound: Tensor, eps: float) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._grams import Grams
 from .._owners import NotSeparableError
-from .._pieces import ALL, Dense, Piece, wide
+from .._pieces import ALL, Dense, Piece, in_chunks, wide
 from .._use import Use
 from .linear import TRAFFIC, Outer
 
@@ -37,19 +37,24 @@ class Convolved(Piece):
         n = len(g)
         if self._many_channels():
             return torch.stack([self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)])
-        g, x = g.transpose(0, 1).flatten(1, 2), x.transpose(0, 1).flatten(1, 2)
-        return self._weight_gradient(g, x, n).view(n, *self.shape)
+        out = g.new_empty(n, *self.shape)
+        for few in in_chunks(n, prod(self.shape)):  # more at once is slower as well as larger
+            folded_g, folded_x = (values[few].transpose(0, 1).flatten(1, 2) for values in (g, x))
+            out[few] = self._weight_gradient(folded_g, folded_x, len(g[few])).view(-1, *self.shape)
+        return out
 
     def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: D102, ARG002
-        return self._as_outer().squared_norms() if self.how == "gram" else super().squared_norms()
+        if self.how != "gram":
+            return super().squared_norms()
+        unfolded = self.pixels * prod(self.shape[1:])
+        return torch.cat([self._as_outer(part).squared_norms() for part in in_chunks(self.samples, unfolded)])
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
         g = self.g * weights.to(self.g).view(-1, *(1,) * (self.g.dim() - 1))
         return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1), 1)
 
     def saving(self) -> float:  # noqa: D102
-        product = float(self.samples * self.pixels * prod(self.shape))
-        return product if self.how == "streamed" else -product
+        return 0.0 if self.how == "gram" else float(self.samples * self.pixels * prod(self.shape))
 
     def _weight_gradient(self, g: Tensor, x: Tensor, folds: int) -> Tensor:
         o = self.options
@@ -82,8 +87,8 @@ class Convolved(Piece):
         gram = self.pixels**2 * (o + side + 2 * TRAFFIC) + 2 * TRAFFIC * self.pixels * side
         return gram < self.pixels * o * side
 
-    def _as_outer(self) -> Outer:
-        x, g, o = self.x[:, 0], self.g[:, 0], self.options
+    def _as_outer(self, part: slice) -> Outer:
+        x, g, o = self.x[part, 0], self.g[part, 0], self.options
         if len(self.shape) == 3:  # a row of pixels is an image of height one
             x, g = x.unsqueeze(2), g.unsqueeze(2)
         kernel, stride, padding, dilation = (

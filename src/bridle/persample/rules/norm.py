@@ -9,9 +9,9 @@ from .._use import Use
 
 
 def _scale_or_shift(use: Use, normalised: Tensor | None, shape: tuple[int, ...]) -> Piece:
-    """Sum g, or g times the normalised input, over what each sample owns."""
+    """Sum g, or g times the normalised input (which is overwritten), over what each sample owns."""
     g = wide(use.gradient)
-    values = g if normalised is None else g * normalised
+    values = g if normalised is None else normalised.mul_(g)
     return Dense(use.layout.sums(values, shape).reshape(use.samples, *use.shape))
 
 
@@ -26,7 +26,7 @@ def layer_norm(use: Use) -> Piece:
     if use.position == 2:
         return _scale_or_shift(use, None, use.shape)
     mean, rstd = use.saved("result1"), use.saved("result2")
-    return _scale_or_shift(use, (wide(use.saved("input")) - mean) * rstd, use.shape)
+    return _scale_or_shift(use, (wide(use.saved("input")) - mean).mul_(rstd), use.shape)
 
 
 def group_norm(use: Use) -> Piece:
@@ -38,7 +38,7 @@ def group_norm(use: Use) -> Piece:
     x, groups = wide(use.saved("input")), use.saved("group")
     grouped = x.reshape(x.shape[0], groups, -1)
     mean, rstd = use.saved("result1")[..., None], use.saved("result2")[..., None]
-    return _scale_or_shift(use, ((grouped - mean) * rstd).view(x.shape), channels)
+    return _scale_or_shift(use, (grouped - mean).mul_(rstd).view(x.shape), channels)
 
 
 def batch_norm(use: Use) -> Piece:

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-# Rows at a time: few enough to skip most of the upper half, enough for a matrix product to be fast.
-STRIP = 64
 # Matrices larger than this are made again rather than kept.
 _KEPT_BYTES = 1 << 25
+
+
+def strip_of(rows: int) -> int:
+    """Return how many rows to take at a time: few, to skip most of the upper half, yet enough for a fast product."""
+    return min(max(32, rows // 8), 128)
 
 
 class Grams:
@@ -35,8 +38,9 @@ class Grams:
 
 def _strips(x: Tensor) -> Iterator[Tensor]:
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    for start in range(0, x.shape[1], STRIP):
-        end = min(start + STRIP, x.shape[1])
+    step = strip_of(x.shape[1])
+    for start in range(0, x.shape[1], step):
+        end = min(start + step, x.shape[1])
         yield x[:, start:end] @ x[:, :end].transpose(1, 2)
 
 

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .._grams import STRIP, Grams
+from .._grams import Grams, strip_of
 from .._owners import Layout, NotSeparableError
 from .._pieces import ALL, Computed, Dense, Piece, lengths_of, redo_where_cancelled, square, wide
 from .._use import Use
@@ -50,7 +50,9 @@ class Outer(Piece):
         squares = bound = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
         for i, (a, b) in enumerate(zip(grams.strips(self.left), grams.strips(self.right), strict=True)):
             strip = a * b
-            strip[:, :, : i * STRIP] *= 2  # what is left of the diagonal stands for the other half as well
+            strip[:, :, : i * strip_of(self.rows)] *= (
+                2  # what is left of the diagonal stands for the other half as well
+            )
             squares = squares + strip.sum((1, 2), dtype=torch.float64)
             bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
         return redo_where_cancelled(
@@ -91,7 +93,7 @@ class Outer(Piece):
         m, n, t = *self.shape, self.rows
         if t == 1:
             return 0.0, 1.0
-        pairs = t * (t + min(t, STRIP)) / 2
+        pairs = t * (t + min(t, strip_of(t))) / 2
         return pairs * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n
 
 

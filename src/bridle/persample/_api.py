@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, GradientTypeError, GraphStateError
+from .. import graph
+from ..errors import ArgumentError, GradientTypeError, NoGraphError
+from . import _torch
 from ._answers import PerSample
 from ._capture import Options, capture
 from ._cuts import Losses
@@ -50,7 +52,9 @@ def per_sample(
     Raises:
         ArgumentError: `losses` or `groups` has the wrong shape.
         GradientTypeError: something among the parameters is no leaf tensor.
-        GraphStateError: the losses have no graph, or it was freed.
+        NoGraphError: the losses have no recorded graph.
+        GraphFreedError: a backward pass has freed it.
+        InplaceModifiedError: a value it needs was changed in place.
         BatchCouplingError: a loss depends on other samples.
         UnsupportedOperationError: a parameter is used by something that cannot be looked into.
 
@@ -71,13 +75,8 @@ def per_sample(
     captured = capture(split, named, buffers, Options(allow_coupling, allow_opaque))
 
     def engine(weights: Tensor) -> dict[str, Tensor]:
-        found = torch.autograd.grad(
-            split.root,
-            list(named.values()),
-            grad_outputs=weights.to(split.root)[split.sample_of],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        root, edges = captured.losses.root, [graph.edge_of(p) for p in named.values()]
+        found = _torch.gradients_at(root, weights.to(root)[split.sample_of], edges)
         return {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
     return PerSample(
@@ -99,9 +98,10 @@ def _losses(losses: Tensor, groups: Tensor | None) -> Losses:
             "reduction='none'."
         )
     if not losses.requires_grad:
-        raise GraphStateError(
+        raise NoGraphError(
             "per_sample: `losses` has no recorded graph. Was it computed under no_grad, detached, or from "
-            "parameters that need no gradient?"
+            "parameters that need no gradient?",
+            (),
         )
     count = losses.shape[0]
     with torch.enable_grad():

@@ -1,7 +1,7 @@
 """From losses to pieces: read the graph, find the cuts, ask the engine once, apply the rules."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from ..errors import UnsupportedOperationError
-from . import _torch, rules
+from . import _reentrant, _torch, rules
 from ._cuts import Cut, Losses, find_cuts, leaves_below, refuse_coupling
 from ._lower import lower, nothing
 from ._merge import merged
@@ -41,11 +41,13 @@ class Captured:
         pieces: one for each parameter that the losses depend on.
         reused: whether the owners were known from an earlier graph of the same form.
         eps: rounding of the coarsest dtype that gradients were computed in.
+        losses: what was differentiated, with nothing hidden.
     """
 
     pieces: dict[str, Piece]
     reused: bool
     eps: float
+    losses: Losses
 
 
 # Owners by form of graph, for graphs whose owners cannot change: (cuts, layouts) by the nodes' numbers.
@@ -55,8 +57,8 @@ _KNOWN_AT_MOST = 64
 
 def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[int], options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
-    read = graph.read(losses.root)
-    _refuse_hidden_graphs(read)
+    read, root = _reentrant.opened(graph.read(losses.root), losses.root)
+    is_opened, losses = root is not losses.root, replace(losses, root=root)
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {
         node: names[id(tensor)]
@@ -65,8 +67,10 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
     }
     if losses.samples <= 1:
         used = set(leaves.values())
-        return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}), False, 0.0)
+        return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}), False, 0.0, losses)
     cuts, layouts, reused = _cuts(read, leaves, losses, options)
+    if is_opened:
+        _reentrant.refuse_hidden_weights(cuts)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:
@@ -83,7 +87,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
     order = [name for name in parameters if name in pieces]
     dtypes = {g.dtype for use in uses for g in use.gradients if g is not None}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes), default=0.0)
-    return Captured({name: merged(pieces[name]) for name in order}, reused, eps)
+    return Captured({name: merged(pieces[name]) for name in order}, reused, eps, losses)
 
 
 def _apply(uses: list[Use]) -> list[Piece]:
@@ -143,21 +147,10 @@ def _shape(value: GradientEdge) -> tuple[int, ...]:
 def _few_samples(losses: Losses, leaves: dict[str, Tensor]) -> dict[str, Piece]:
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(losses.root.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
+    edges = [graph.edge_of(leaf) for leaf in leaves.values()]
+    found = _torch.gradients_at(losses.root, torch.ones_like(losses.root), edges)
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
-
-
-def _refuse_hidden_graphs(read: graph.Graph) -> None:
-    """Refuse a reentrant checkpoint: its parameters are in a graph that does not exist yet."""
-    for node in read.nodes:
-        if graph.op(node) == "CheckpointFunctionBackward":
-            raise UnsupportedOperationError(
-                "per_sample: the graph goes through a reentrant checkpoint, which hides the parameters used "
-                "inside it. Pass use_reentrant=False to torch.utils.checkpoint.checkpoint (it is the kind "
-                "torch recommends, and this works with it).",
-                graph.op(node),
-            )
 
 
 def _refuse_opaque(cuts: list[Cut], leaves: dict[Node, str]) -> None:

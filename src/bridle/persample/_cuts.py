@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
@@ -143,7 +143,7 @@ def refuse_coupling(cuts: Sequence[Cut], batch: int, buffers: frozenset[int], wh
     for cut in cuts:
         if graph.is_leaf(cut.value.node) or _is_broadcast(cut):
             continue
-        if _made_from_batch(cut.value.node, batch, buffers):
+        if _made_from_batch(cut.value.node, batch, buffers, where):
             known = (where.of(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
             names = [name for name in known if name is not None]
             beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
@@ -171,12 +171,15 @@ def _shape(edge: GradientEdge) -> tuple[int, ...]:
     return graph.describe(edge.node)[edge.output_nr].shape
 
 
-def _made_from_batch(node: Node, batch: int, buffers: frozenset[int]) -> bool:
+def _made_from_batch(node: Node, batch: int, buffers: frozenset[int], where: graph.Names) -> bool:
     """Tell whether data of the batch went into a shared value and its batch dimension is still there."""
     verdict: dict[Node, bool] = {}
     for node_ in reversed(list(_region(node))):
         if graph.is_leaf(node_):
-            verdict[node_] = False
+            leaf = graph.leaf_tensor(node_)
+            # A leaf that is no parameter is an input whose gradient was asked for.
+            is_input = where.of(leaf) is None and not isinstance(leaf, nn.Parameter)
+            verdict[node_] = is_input and _has_batch(leaf.shape, batch)
             continue
         still_there = any(_has_batch(out.shape, batch) for out in graph.describe(node_))
         beneath = any(verdict[below] for below, _ in node_.next_functions if below is not None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .. import graph
 from ..errors import CallArgumentError
-from . import _torch
+from . import _reentrant, _torch
 from ._api import per_sample
 from ._owners import probe
 
@@ -114,8 +114,8 @@ def _call(module: nn.Module, args: Any, kwargs: Any, count: int, factor: int, ba
             parameter.grad_sample = block if held is None else held + block
         if not where:
             return []
-        wanted = [inner[i] for i in where]
-        return list(torch.autograd.grad(losses, wanted, torch.ones_like(losses), retain_graph=True, allow_unused=True))
+        _, root = _reentrant.opened(graph.read(losses), losses)
+        return list(_torch.gradients_at(root, torch.ones_like(root), [graph.edge_of(inner[i]) for i in where]))
 
     handed = _handed_on(split, [outputs[i] for i in live], [given[i] for i in where])
     by_place = dict(zip(live, handed, strict=True))

@@ -1,15 +1,17 @@
 """Everything private in torch that this room touches, checked on torch 2.13.0 and 2.15.0."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils import _pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from .. import graph
-from ..errors import GraphStateError
+from ..errors import BackwardError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
 
 T = TypeVar("T")
 
@@ -19,11 +21,24 @@ def saved(node: Node, name: str) -> Any:
     try:
         return getattr(node, f"_saved_{name}")
     except RuntimeError as error:
-        raise GraphStateError(
-            f"per_sample: `{graph.op(node)}` can no longer give its saved `{name}`. The graph was freed by a "
-            "backward pass, or a tensor it needs was changed in place since the forward pass. Ask before "
-            f"calling backward, or call backward with retain_graph=True. torch says: {error}"
-        ) from error
+        raise _gone(node, name, error) from error
+
+
+def _gone(node: Node, name: str, error: RuntimeError) -> BackwardError:
+    what = f"per_sample: `{graph.op(node)}` can no longer give its saved `{name}`."
+    if "inplace operation" in str(error):
+        return InplaceModifiedError(
+            f"{what} It was changed in place since the forward pass. Compute a new tensor there, or ask for "
+            f"per-sample gradients before the change. torch says: {error}",
+            (f"`{name}` of `{graph.op(node)}`",),
+        )
+    if "already been freed" in str(error):
+        return GraphFreedError(
+            f"{what} The graph was freed by a backward pass. Ask before calling backward, or call backward with "
+            f"retain_graph=True. torch says: {error}",
+            (),
+        )
+    return BackwardError(f"{what} torch says: {error}")
 
 
 def is_packed(node: Node) -> bool:
@@ -44,19 +59,94 @@ def saved_tensors(node: Node) -> list[Tensor]:
 
 
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Run one node of the graph by itself and return what it hands to each of its inputs."""
+    """Run one node of the graph by itself and return what it hands to each of its ``next_functions``."""
     run: Any = node.apply if graph.is_custom(node) else node  # type: ignore[attr-defined]
     answer = run(*gradients)
-    return answer if isinstance(answer, tuple) else (answer,)
+    answer = answer if isinstance(answer, tuple) else (answer,)
+    if not graph.is_custom(node):
+        return answer
+    # A custom Function answers for all its arguments, also for those that are no tensors and have no edge.
+    needed = zip(answer, node.needs_input_grad, strict=False)  # type: ignore[attr-defined]
+    wanted = iter([g for g, is_needed in needed if is_needed])
+    return tuple(None if used is None else next(wanted) for used, _ in node.next_functions)
 
 
 def gradients_at(root: Tensor, weights: Tensor, edges: Sequence[GradientEdge]) -> tuple[Tensor | None, ...]:
     """Return the gradient of ``(root * weights).sum()`` at the edges; the engine runs nothing else."""
     if not edges:
         return ()
-    return torch.autograd.grad(
-        root, list(edges), grad_outputs=weights.to(root.dtype), retain_graph=True, allow_unused=True
-    )
+    with ExitStack() as stack:
+        # Reentrant checkpoints, whose insides hang from the root itself.
+        for node in getattr(root.grad_fn, "passed_by", ()):
+            count = len(node.needs_input_grad)
+            stack.enter_context(run_instead(node, lambda *_, count=count: (None,) * count))
+        return torch.autograd.grad(
+            root, list(edges), grad_outputs=weights.to(root.dtype), retain_graph=True, allow_unused=True
+        )
+
+
+@contextmanager
+def run_instead(node: Node, backward: Callable[..., tuple[Tensor | None, ...]]) -> Generator[None, None, None]:
+    """While active, let the engine call `backward` when it comes to this node of a custom Function."""
+    held = vars(node)
+    before = held.get("apply")
+    held["apply"] = backward
+    try:
+        yield
+    finally:
+        del held["apply"]
+        if before is not None:
+            held["apply"] = before
+
+
+def is_reentrant_checkpoint(node: Node) -> bool:
+    """Tell whether the node stands for a region under torch's reentrant checkpoint."""
+    return getattr(node, "_forward_cls", None) is CheckpointFunction
+
+
+class _HasRunError(Exception):
+    """The region of a checkpoint has been run, and torch's code may stop there."""
+
+
+def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None, ...]]:
+    """Run the region of a reentrant checkpoint again, with its random numbers and its autocast.
+
+    torch's own backward does it, up to the point where the region has been run.
+
+    Returns:
+        What the region was given and what it returned, each with its history, so that the gradient can go
+        on; None for everything that needs no gradient.
+    """
+    try:
+        saved = node.saved_tensors
+    except RuntimeError as error:
+        raise _gone(node, "inputs", error) from error
+    run_function, versions = node.run_function, [x._version for x in saved]
+    inputs: list[Tensor | None] = []
+    outputs: list[Any] = []
+
+    def run(*cut_off: Any) -> None:
+        rest = iter(saved)
+        given = [next(rest) if isinstance(x, Tensor) else None for x in cut_off]
+        inputs.extend(x.view_as(x) if x is not None and x.requires_grad else None for x in given)
+        found = run_function(*(old if new is None else new for old, new in zip(cut_off, inputs, strict=True)))
+        outputs.extend(found if isinstance(found, tuple | list) else (found,))
+        raise _HasRunError
+
+    node.run_function = run
+    try:
+        CheckpointFunction.backward(node)  # type: ignore[no-untyped-call]
+    except _HasRunError:
+        pass
+    finally:
+        node.run_function = run_function
+    if versions != [x._version for x in saved]:
+        raise UnsupportedOperationError(
+            "per_sample: a region under a reentrant checkpoint changes what it is given in place, so it cannot be "
+            "computed a second time. Let it work on a copy.",
+            graph.op(node),
+        )
+    return inputs, tuple(x if isinstance(x, Tensor) and x.requires_grad else None for x in outputs)
 
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ _RULES: dict[str, Rule] = {
     "NativeGroupNormBackward0": norm.group_norm,
     "NativeBatchNormBackward0": norm.batch_norm,
     "MkldnnRnnLayerBackward0": rnn.lstm,
+    "ReentrantCheckpointBackward": default.one_by_one,
     "ExpandBackward0": elementwise.expand,
     "RepeatBackward0": elementwise.repeat,
     **dict.fromkeys(elementwise.OPS, elementwise.broadcast),

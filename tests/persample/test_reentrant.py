@@ -281,6 +281,38 @@ def test_backward_is_as_it_was(name):
         torch.testing.assert_close(parameter.grad, expected[key].sum(0))
 
 
+def is_known(model, losses):
+    """Compare new data with the loop, and tell whether the owners came from an earlier graph."""
+    _, found, expected = both(lambda: (model, losses))
+    ps = bridle.per_sample(found, model)
+    torch.testing.assert_close(flat(ps.grads()), flat(expected))
+    return "known" in ps.plan().splitlines()[0]
+
+
+def test_owners_are_asked_once_where_values_cannot_change_them():
+    model = nn.ModuleList([nn.Linear(D, D), block(), block()])
+
+    def losses(x, ckpt):
+        return flat_sum(ckpt(model[2], ckpt(model[1], model[0](x))))
+
+    assert [is_known(model, partial(losses, images(T, D))) for _ in range(3)] == [False, True, True]
+
+
+@pytest.mark.parametrize("place", ["above", "inside", "below"])
+def test_rows_moved_by_value_are_asked_every_time(place):
+    model = nn.ModuleList([nn.Linear(D, D), nn.Linear(D, D)])
+
+    def losses(x, order, ckpt):
+        def moved(h, here):
+            return torch.tanh(torch.eye(B)[order] @ torch.tanh(h)) if here == place else h
+
+        h = moved(model[0](x), "below")
+        return moved(ckpt(lambda h: model[1](moved(model[1](h), "inside")), h), "above").sum(1)
+
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]):
+        assert not is_known(model, partial(losses, images(D), order))
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_samples(count):
     model, x = block(), images(T, D)[:count].requires_grad_()

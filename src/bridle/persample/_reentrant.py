@@ -91,6 +91,7 @@ class ReentrantCheckpoint(torch.autograd.Function):
     ) -> Tensor:
         ctx.regions, ctx.everything, ctx.root = regions, everything, root
         ctx.passed_by = tuple(region.node for region in everything)
+        ctx.hung = tuple(tuple(out is not None for out in region.outputs) for region in everything)
         return root.clone()
 
     @staticmethod
@@ -148,20 +149,20 @@ def _computed_again(node: Node, known: set[Node]) -> _Region:
             "a reentrant checkpoint uses a tensor that was computed outside of it and not passed to it, such as "
             "one in a closure.",
         )
-    known |= nodes
+    known.update(nodes)
     return _Region(node, outputs, doors, _regions(nodes, known))
 
 
-def _down_to(outputs: Iterable[Tensor | None], doors: set[Node]) -> set[Node]:
+def _down_to(outputs: Iterable[Tensor | None], doors: set[Node]) -> list[Node]:
+    """Return the nodes above the doors, in an order that the form of the graph decides."""
     stack = [graph.edge_of(out).node for out in outputs if out is not None]
-    seen = set(stack)
+    seen: dict[Node, None] = {}
     while stack:
         top = stack.pop()
-        if top not in doors:
-            below = {used for used, _ in top.next_functions if used is not None} - seen
-            seen |= below
-            stack += below
-    return seen - doors
+        if top not in seen and top not in doors:
+            seen[top] = None
+            stack += [used for used, _ in top.next_functions if used is not None]
+    return list(seen)
 
 
 def _flat(regions: Iterable[_Region]) -> Iterator[_Region]:

@@ -76,13 +76,18 @@ def gradients_at(root: Tensor, weights: Tensor, edges: Sequence[GradientEdge]) -
     if not edges:
         return ()
     with ExitStack() as stack:
-        # Reentrant checkpoints, whose insides hang from the root itself.
-        for node in getattr(root.grad_fn, "passed_by", ()):
-            count = len(node.needs_input_grad)
+        for node in passed_by(root):
+            count = len(node.needs_input_grad)  # type: ignore[attr-defined]
             stack.enter_context(run_instead(node, lambda *_, count=count: (None,) * count))
         return torch.autograd.grad(
             root, list(edges), grad_outputs=weights.to(root.dtype), retain_graph=True, allow_unused=True
         )
+
+
+def passed_by(root: Tensor) -> tuple[Node, ...]:
+    """Return the nodes that hand on nothing, since what they stand for hangs from the root itself."""
+    found: tuple[Node, ...] = getattr(root.grad_fn, "passed_by", ())
+    return found
 
 
 @contextmanager

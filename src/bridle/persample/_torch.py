@@ -11,34 +11,16 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .. import graph
-from ..errors import BackwardError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
+from ..errors import UnsupportedOperationError
+from ._explain import explained
 
 T = TypeVar("T")
 
 
 def saved(node: Node, name: str) -> Any:
     """Return one value the node saved, or say why it cannot be had."""
-    try:
+    with explained(f"what `{graph.op(node)}` saved as `{name}`"):
         return getattr(node, f"_saved_{name}")
-    except RuntimeError as error:
-        raise _gone(node, name, error) from error
-
-
-def _gone(node: Node, name: str, error: RuntimeError) -> BackwardError:
-    what = f"per_sample: `{graph.op(node)}` can no longer give its saved `{name}`."
-    if "inplace operation" in str(error):
-        return InplaceModifiedError(
-            f"{what} It was changed in place since the forward pass. Compute a new tensor there, or ask for "
-            f"per-sample gradients before the change. torch says: {error}",
-            (f"`{name}` of `{graph.op(node)}`",),
-        )
-    if "already been freed" in str(error):
-        return GraphFreedError(
-            f"{what} The graph was freed by a backward pass. Ask before calling backward, or call backward with "
-            f"retain_graph=True. torch says: {error}",
-            (),
-        )
-    return BackwardError(f"{what} torch says: {error}")
 
 
 def is_packed(node: Node) -> bool:
@@ -61,7 +43,8 @@ def saved_tensors(node: Node) -> list[Tensor]:
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Run one node of the graph by itself and return what it hands to each of its ``next_functions``."""
     run: Any = node.apply if graph.is_custom(node) else node  # type: ignore[attr-defined]
-    answer = run(*gradients)
+    with explained(f"`{graph.op(node)}`"):
+        answer = run(*gradients)
     answer = answer if isinstance(answer, tuple) else (answer,)
     if not graph.is_custom(node):
         return answer
@@ -79,6 +62,7 @@ def gradients_at(root: Tensor, weights: Tensor, edges: Sequence[GradientEdge]) -
         for node in passed_by(root):
             count = len(node.needs_input_grad)  # type: ignore[attr-defined]
             stack.enter_context(run_instead(node, lambda *_, count=count: (None,) * count))
+        stack.enter_context(explained("the graph of the losses"))
         return torch.autograd.grad(
             root, list(edges), grad_outputs=weights.to(root.dtype), retain_graph=True, allow_unused=True
         )
@@ -122,10 +106,8 @@ def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None,
         What the region was given and what it returned, each with its history, so that the gradient can go
         on; None for everything that needs no gradient.
     """
-    try:
+    with explained("what a reentrant checkpoint saved"):
         saved = node.saved_tensors
-    except RuntimeError as error:
-        raise _gone(node, "inputs", error) from error
     run_function, versions = node.run_function, [x._version for x in saved]
     inputs: list[Tensor | None] = []
     outputs: list[Any] = []

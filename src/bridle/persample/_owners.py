@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from .. import graph
 from . import _torch
 from ._pieces import wide
 
@@ -148,11 +149,35 @@ def probe(root: Tensor, sample_of: Tensor, samples: int, edges: Sequence[Gradien
     Returns:
         One layout per edge; None where samples share elements.
     """
-    # Half precision has few exponents: spread the number over more calls.
-    levels = 8 if root.dtype == torch.float16 else 32
-    digits = max(1, ceil(log(max(samples, 2)) / log(levels) - 1e-9))
     generator = torch.Generator().manual_seed(20)
     base = (1 + torch.rand(samples, generator=generator, dtype=torch.float64)).to(root)
+    # Half precision has few exponents: spread the number over more calls.
+    half = any(out.dtype == torch.float16 for node in graph.reachable([root]) for out in graph.describe(node))
+    levels, lift = (8, 11) if half else (32, 64)
+    first, found = _owners(root, base, sample_of, edges, levels)
+    missed = {
+        i: (a, owners)
+        for i, (a, owners) in enumerate(zip(first, found, strict=True))
+        if a is not None and owners is not None and bool(_missed(a, owners).any())
+    }
+    if missed:  # too small to be told apart: ask again with everything larger, also by a power of two
+        lifted = torch.ldexp(base, torch.tensor(lift))
+        _, again = _owners(root, lifted, sample_of, [edges[i] for i in missed], levels)
+        for i, owners in zip(missed, again, strict=True):
+            found[i] = _filled(*missed[i], owners)
+    return [_layout(a, owners, samples) for a, owners in zip(first, found, strict=True)]
+
+
+# What stands in the place of an owner: nothing to own, too small to be told whose, owned by several.
+_ZERO, _LOST, _SHARED = -1, -2, -3
+
+
+def _owners(
+    root: Tensor, base: Tensor, sample_of: Tensor, edges: Sequence[GradientEdge], levels: int
+) -> tuple[tuple[Tensor | None, ...], list[Tensor | None]]:
+    """Return the gradients under the weights `base`, and the owner of each of their elements."""
+    samples = len(base)
+    digits = max(1, ceil(log(max(samples, 2)) / log(levels) - 1e-9))
     first = _torch.gradients_at(root, base[sample_of], edges)
     number = torch.arange(samples, device=root.device)
     found: list[Tensor | None] = [None] * len(edges)
@@ -165,18 +190,15 @@ def probe(root: Tensor, sample_of: Tensor, samples: int, edges: Sequence[Gradien
                 seen = _exponents(a.detach(), b.detach(), levels)
                 before = found[i]
                 found[i] = seen if before is None else _join(before, seen, levels**digit)
-    return [_layout(a, owners, samples) for a, owners in zip(first, found, strict=True)]
-
-
-_ZERO, _SHARED = -1, -2
+    return first, found
 
 
 def _exponents(a: Tensor, b: Tensor, levels: int) -> Tensor:
     """Return for each element which power of two it was multiplied by, counted from 0."""
     if a.is_sparse:
         a, b = a.to_dense(), b.to_dense()
-    # Below this a product may have lost digits to underflow; such an element is as good as zero.
-    tiny = 1e-3 if a.dtype == torch.float16 else 1e-30
+    # Below this a product may have lost digits to underflow.
+    tiny = torch.finfo(a.dtype).tiny * 2 ** (4 if a.dtype == torch.float16 else 26)
     a, b = wide(a.reshape(-1)), wide(b.reshape(-1))
     size = a.abs()
     unseen = ~torch.isfinite(size) | (size <= tiny)
@@ -187,6 +209,18 @@ def _exponents(a: Tensor, b: Tensor, levels: int) -> Tensor:
     return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO)
 
 
+def _missed(gradient: Tensor, owners: Tensor) -> Tensor:
+    """Tell for each element whether it has a value and no owner was seen."""
+    flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
+    return (owners == _ZERO) & (flat != 0) & torch.isfinite(flat)
+
+
+def _filled(gradient: Tensor, owners: Tensor, again: Tensor | None) -> Tensor:
+    """Fill in what was found when asked again; what was missed a second time is lost."""
+    found = torch.full_like(owners, _LOST) if again is None else again.masked_fill(again == _ZERO, _LOST)
+    return torch.where(_missed(gradient, owners), found, owners)
+
+
 def _join(before: Tensor, seen: Tensor, place: int) -> Tensor:
     joined = before + seen * place
     return torch.where((before < 0) | (seen < 0), torch.minimum(before, seen), joined)
@@ -195,14 +229,16 @@ def _join(before: Tensor, seen: Tensor, place: int) -> Tensor:
 def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Layout | None:
     if gradient is None or owners is None:
         return Layout(samples, None, torch.empty(0, dtype=torch.long), certain=False)
-    if bool((owners == _SHARED).any()) or bool((owners >= samples).any()):
+    worst = int(owners.min()) if owners.numel() else _ZERO
+    if worst == _SHARED or bool((owners >= samples).any()):
         return None
     blocks = _fitting_blocks(owners, samples)
     certain = len(blocks) == 1
     if not certain and gradient.numel() and not bool(torch.isfinite(gradient.sum())):
         return None  # nobody can tell whose the NaNs are, so nobody owns them
-    if not certain and gradient.dtype == torch.float16 and bool(((gradient.reshape(-1) != 0) & (owners < 0)).any()):
-        return None  # too small to be told apart in half precision, and too large to be left out
+    # In half precision little is lost all the time; there all that was seen must allow no other answer.
+    if worst == _LOST and not (certain and gradient.dtype == torch.float16):
+        return None
     if blocks:
         return Layout(samples, blocks[0], None, certain)
     return Layout(samples, None, owners, certain=False)

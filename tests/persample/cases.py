@@ -422,8 +422,22 @@ many(
     bag_mean=lambda: bag("mean"),
     bag_mean_padding=lambda: bag("mean", padding_idx=1),
     bag_max=lambda: bag("max"),
+    bag_max_padding=lambda: bag("max", padding_idx=1),
+    bag_max_of_rows=lambda: simple(nn.EmbeddingBag(7, 3, mode="max"), tokens(T)),
     bag_of_rows=lambda: simple(nn.EmbeddingBag(7, 3), tokens(T)),
 )
+
+
+@case
+def bags_in_one_table():
+    table = nn.Parameter(torch.randn(7, 3))
+    ids = tokens(T)
+
+    def losses():
+        found = [F.embedding_bag(ids, table, mode=mode) for mode in ("max", "sum", "max")]
+        return flat_sum(torch.cat([*found, F.embedding(ids, table).flatten(1)], 1))
+
+    return Calls(None, table=table), losses
 
 
 @case

@@ -14,7 +14,8 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from ..errors import BatchCouplingError
 from . import _torch
-from ._owners import Layout, probe
+from ._owners import Layout
+from ._probe import probe
 from .rules.elementwise import OPS as ELEMENTWISE
 
 

@@ -12,7 +12,7 @@ from .. import graph
 from ..errors import CallArgumentError
 from . import _reentrant, _torch
 from ._api import per_sample
-from ._owners import probe
+from ._probe import probe
 
 
 def call_for_per_sample_grads(

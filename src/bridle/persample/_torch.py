@@ -156,21 +156,23 @@ def inside_engine(question: Callable[[], T]) -> T:
     all values that are unpacked inside one run of it.
     """
     answers: list[T] = []
-
-    class Ask(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, g: Tensor) -> Tensor:
-            answers.append(question())
-            return g
-
     with torch.enable_grad():
         start = torch.zeros((), requires_grad=True)
-        torch.autograd.grad(Ask.apply(start), start)  # type: ignore[no-untyped-call]
+        torch.autograd.grad(_Ask.apply(start, question, answers), start)  # type: ignore[no-untyped-call]
     return answers[0]
+
+
+class _Ask(torch.autograd.Function):
+    # A class made anew for every question would be a cycle, and keep the answer alive until it is collected.
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, question: Callable[[], T], answers: list[T]) -> Tensor:
+        ctx.question, ctx.answers = question, answers
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        ctx.answers.append(ctx.question())
+        return g, None, None
 
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:

@@ -323,6 +323,14 @@ def test_few_samples(count):
         torch.testing.assert_close(found[key], expected[key])
 
 
+def test_saved_tensors_may_be_elsewhere_and_recording_off():
+    with torch.autograd.graph.save_on_cpu():
+        model, losses, expected = both(region_after_region_with_layers_between)
+    with torch.no_grad():
+        found = bridle.per_sample(losses, model).grads()
+    torch.testing.assert_close(flat(found), flat(expected))
+
+
 def test_groups():
     model, losses, expected = both(one_region)
     ps = bridle.per_sample(losses, model, groups=torch.tensor([0, 1, 0, 1]))
@@ -373,6 +381,21 @@ def refused(losses, model, text):
     with pytest.raises(errors.UnsupportedOperationError, match=text) as caught:
         bridle.per_sample(losses, model)
     assert caught.value.op == "CheckpointFunctionBackward"
+
+
+def test_checkpoints_of_others_are_refused():
+    class CheckpointFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, region, x):
+            return region(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return None, g
+
+    model = nn.Linear(D, D)
+    losses = CheckpointFunction.apply(model, model(images(D))).sum(1)
+    refused(losses, model, "a checkpoint other than torch's.*use_reentrant=False")
 
 
 def test_a_weight_made_partly_inside_is_refused():

@@ -135,7 +135,11 @@ def _starts(regions: Iterable[_Region]) -> list[GradientEdge]:
 
 
 def _regions(nodes: Iterable[Node], known: set[Node]) -> tuple[_Region, ...]:
-    return tuple(_computed_again(node, known) for node in nodes if _torch.is_reentrant_checkpoint(node))
+    custom = [node for node in nodes if graph.is_custom(node)]
+    for node in custom:
+        if "checkpoint" in graph.op(node).lower() and not _torch.is_reentrant_checkpoint(node):
+            raise _refusal(node, f"`{graph.op(node)}` is a checkpoint other than torch's, and hides its parameters.")
+    return tuple(_computed_again(node, known) for node in custom if _torch.is_reentrant_checkpoint(node))
 
 
 def _computed_again(node: Node, known: set[Node]) -> _Region:

@@ -69,6 +69,7 @@ many(
         nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), images(D)
     ),
     bilinear=lambda: simple(nn.Bilinear(D, 3, 2), images(D), images(3)),
+    bilinear_3d=lambda: simple(nn.Bilinear(D, 3, 2), images(T, D), images(T, 3)),
     conv1d=lambda: simple(nn.Conv1d(3, 4, 3, stride=2, padding=1), images(3, 9)),
     conv2d=lambda: simple(nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 7)),
     conv2d_groups=lambda: simple(nn.Conv2d(4, 6, 3, groups=2, dilation=2), images(4, 8, 8)),

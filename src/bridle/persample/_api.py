@@ -30,8 +30,8 @@ def per_sample(
     """Split the gradient of a batch into those of its samples.
 
     The model is used as it stands: the graph its forward pass recorded is read, and asked which sample owns
-    what. Nothing is wrapped, replaced or run a second time. Ask before calling backward, which frees the
-    graph.
+    what. Nothing is wrapped or replaced, and nothing is run a second time but what stands under a checkpoint.
+    Ask before calling backward, which frees the graph.
 
     Args:
         losses: one loss per sample, not reduced. Further dimensions, such as tokens, are summed.

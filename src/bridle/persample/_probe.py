@@ -37,16 +37,13 @@ def probe(root: Tensor, sample_of: Tensor, samples: int, edges: Sequence[Gradien
     half = any(out.dtype == torch.float16 for node in graph.reachable([root]) for out in graph.describe(node))
     levels, lift = (8, 11) if half else (32, 64)
     first, found = _owners(root, base, sample_of, edges, levels)
-    missed = {
-        i: (a, owners)
-        for i, (a, owners) in enumerate(zip(first, found, strict=True))
-        if a is not None and owners is not None and bool(_missed(a, owners).any())
-    }
+    missed = {i: owners for i, owners in enumerate(found) if owners is not None and bool((owners == _LOST).any())}
     if missed:  # too small to be told apart: ask again with everything larger, also by a power of two
         lifted = torch.ldexp(base, torch.tensor(lift))
         _, again = _owners(root, lifted, sample_of, [edges[i] for i in missed], levels)
-        for i, owners in zip(missed, again, strict=True):
-            found[i] = _filled(*missed[i], owners)
+        for (i, owners), larger in zip(missed.items(), again, strict=True):
+            if larger is not None:
+                found[i] = torch.where((owners == _LOST) & (larger != _ZERO), larger, owners)
     return [_layout(a, owners, samples) for a, owners in zip(first, found, strict=True)]
 
 
@@ -83,24 +80,13 @@ def _exponents(a: Tensor, b: Tensor, levels: int) -> Tensor:
     tiny = torch.finfo(a.dtype).tiny * 2 ** (4 if a.dtype == torch.float16 else 26)
     a, b = wide(a.reshape(-1)), wide(b.reshape(-1))
     size = a.abs()
-    unseen = ~torch.isfinite(size) | (size <= tiny)
+    seen = (size > tiny) & (size < torch.inf)
     fraction_a, exponent_a = torch.frexp(a)
     fraction_b, exponent_b = torch.frexp(b)
     exponent = (exponent_b - exponent_a + levels // 2).long()
     exact = ((fraction_a - fraction_b).abs() < 1e-5) & (exponent >= 0) & (exponent < levels)
-    return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO)
-
-
-def _missed(gradient: Tensor, owners: Tensor) -> Tensor:
-    """Tell for each element whether it has a value and no owner was seen."""
-    flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
-    return (owners == _ZERO) & (flat != 0) & torch.isfinite(flat)
-
-
-def _filled(gradient: Tensor, owners: Tensor, again: Tensor | None) -> Tensor:
-    """Fill in what was found when asked again; what was missed a second time is lost."""
-    found = torch.full_like(owners, _LOST) if again is None else again.masked_fill(again == _ZERO, _LOST)
-    return torch.where(_missed(gradient, owners), found, owners)
+    exponent.masked_fill_(~exact, _SHARED).masked_fill_(~seen, _ZERO)
+    return exponent.masked_fill_((size > 0) & (size <= tiny), _LOST)
 
 
 def _join(before: Tensor, seen: Tensor, place: int) -> Tensor:

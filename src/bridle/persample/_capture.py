@@ -1,7 +1,7 @@
 """From losses to pieces: read the graph, find the cuts, ask the engine once, apply the rules."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,8 +57,8 @@ _KNOWN_AT_MOST = 64
 
 def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[int], options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
-    read, root = _reentrant.opened(graph.read(losses.root), losses.root)
-    is_opened, losses = root is not losses.root, replace(losses, root=root)
+    losses = _reentrant.opened(losses)
+    read = losses.read
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {
         node: names[id(tensor)]
@@ -69,8 +69,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
         used = set(leaves.values())
         return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}), False, 0.0, losses)
     cuts, layouts, reused = _cuts(read, leaves, losses, options)
-    if is_opened:
-        _reentrant.refuse_hidden_weights(cuts)
+    _reentrant.refuse_hidden_weights(cuts, losses)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:

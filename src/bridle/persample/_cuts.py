@@ -5,7 +5,8 @@ weight-normed one, ``1 + scale``, a table of positions. Above it every element h
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 from torch import Tensor, nn
@@ -14,8 +15,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from ..errors import BatchCouplingError
 from . import _torch
-from ._owners import Layout
-from ._probe import probe
+from ._owners import Layout, probe
 from .rules.elementwise import OPS as ELEMENTWISE
 
 
@@ -47,6 +47,16 @@ class Losses:
     root: Tensor
     sample_of: Tensor
     samples: int
+
+    @cached_property
+    def read(self) -> graph.Graph:
+        """The graph recorded behind the losses, without what hands on nothing."""
+        read = graph.read(self.root)
+        silent = set(_torch.passed_by(self.root))
+        if not silent:
+            return read
+        uses = {node: tuple(use for use in found if use.node not in silent) for node, found in read.consumers.items()}
+        return replace(read, consumers=uses)
 
     def owners(self, nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
         """Ask who owns the outputs of these ops; None for an op with an output that samples share."""

@@ -12,7 +12,8 @@ from .. import graph
 from ..errors import CallArgumentError
 from . import _reentrant, _torch
 from ._api import per_sample
-from ._probe import probe
+from ._cuts import Losses
+from ._owners import probe
 
 _Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
 
@@ -116,7 +117,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, count: int, factor: int, ba
             parameter.grad_sample = block if held is None else held + block
         if not where:
             return []
-        _, root = _reentrant.opened(graph.read(losses), losses)
+        root = _reentrant.opened(Losses(losses, torch.arange(count), count)).root
         return list(_torch.gradients_at(root, torch.ones_like(root), [graph.edge_of(inner[i]) for i in where]))
 
     # Inputs may need no gradient, and yet the node must be in the graph.

@@ -30,7 +30,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from ..errors import UnsupportedOperationError
 from . import _torch
-from ._cuts import Cut
+from ._cuts import Cut, Losses
 
 _ADVICE = (
     "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint: it is the kind torch recommends, and this works "
@@ -55,26 +55,22 @@ class _Region:
     inside: tuple["_Region", ...]
 
 
-def opened(read: graph.Graph, root: Tensor) -> tuple[graph.Graph, Tensor]:
-    """Return the graph, and the root to ask it from, with the inside of every reentrant checkpoint in view."""
+def opened(losses: Losses) -> Losses:
+    """Return the losses with the inside of every reentrant checkpoint hung from them."""
+    read = losses.read
     regions = _regions(read.nodes, set(read.nodes))
     if not regions:
-        return read, root
+        return losses
     everything = tuple(_flat(regions))
     outputs = [out for region in everything for out in region.outputs if out is not None]
     with torch.enable_grad():
-        new: Tensor = ReentrantCheckpoint.apply(regions, everything, root, *outputs)  # type: ignore[no-untyped-call]
-    whole = graph.read(new)
-    passed_by = {region.node for region in everything}
-    consumers = {
-        node: tuple(use for use in uses if use.node not in passed_by) for node, uses in whole.consumers.items()
-    }
-    return replace(whole, consumers=consumers), new
+        root = ReentrantCheckpoint.apply(regions, everything, losses.root, *outputs)  # type: ignore[no-untyped-call]
+    return replace(losses, root=root)
 
 
-def refuse_hidden_weights(cuts: Iterable[Cut]) -> None:
+def refuse_hidden_weights(cuts: Iterable[Cut], losses: Losses) -> None:
     """Refuse a shared value that was partly made inside a region: no gradient can go down through it."""
-    for cut in cuts:
+    for cut in cuts if _torch.passed_by(losses.root) else ():
         for node in graph.reachable([cut.value]):
             if _torch.is_reentrant_checkpoint(node):
                 raise _refusal(

@@ -22,7 +22,6 @@ BridleError
 │   ├── ReplayError                            a graph that our own engine cannot run right
 │   ├── VectorizationError                     a batch of gradients that cannot be vectorised
 │   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
-├── GraphStateError (RuntimeError)             the recorded graph is missing, freed or changed
 ├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
@@ -47,7 +46,6 @@ __all__ = [
     "GradientMismatchError",
     "GradientTypeError",
     "GraphFreedError",
-    "GraphStateError",
     "InplaceModifiedError",
     "MissingDependencyError",
     "NoGraphError",
@@ -230,10 +228,6 @@ class AuditError(BridleError, RuntimeError):
     def __init__(self, message: str, parameter: str = "") -> None:
         super().__init__(message)
         self.parameter = parameter
-
-
-class GraphStateError(BridleError, RuntimeError):
-    """The recorded graph is missing, has been freed, or a tensor it needs was changed."""
 
 
 class FoldError(BridleError, RuntimeError):

@@ -69,6 +69,7 @@ many(
         nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), images(D)
     ),
     bilinear=lambda: simple(nn.Bilinear(D, 3, 2), images(D), images(3)),
+    bilinear_3d=lambda: simple(nn.Bilinear(D, 3, 2), images(T, D), images(T, 3)),
     conv1d=lambda: simple(nn.Conv1d(3, 4, 3, stride=2, padding=1), images(3, 9)),
     conv2d=lambda: simple(nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 7)),
     conv2d_groups=lambda: simple(nn.Conv2d(4, 6, 3, groups=2, dilation=2), images(4, 8, 8)),
@@ -422,8 +423,22 @@ many(
     bag_mean=lambda: bag("mean"),
     bag_mean_padding=lambda: bag("mean", padding_idx=1),
     bag_max=lambda: bag("max"),
+    bag_max_padding=lambda: bag("max", padding_idx=1),
+    bag_max_of_rows=lambda: simple(nn.EmbeddingBag(7, 3, mode="max"), tokens(T)),
     bag_of_rows=lambda: simple(nn.EmbeddingBag(7, 3), tokens(T)),
 )
+
+
+@case
+def bags_in_one_table():
+    table = nn.Parameter(torch.randn(7, 3))
+    ids = tokens(T)
+
+    def losses():
+        found = [F.embedding_bag(ids, table, mode=mode) for mode in ("max", "sum", "max")]
+        return flat_sum(torch.cat([*found, F.embedding(ids, table).flatten(1)], 1))
+
+    return Calls(None, table=table), losses
 
 
 @case

@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import bridle
 from bridle import errors
@@ -39,6 +38,12 @@ def contrastive_loss():
     return model, F.cross_entropy(h @ h.T / 0.1, torch.arange(4), reduction="none"), "mixes the samples"
 
 
+def inputs_that_need_a_gradient():
+    model = nn.Linear(3, 5)
+    h = model(2 * X.clone().requires_grad_())  # the product saves nothing of the batch
+    return model, (h @ h.T).tanh().sum(1), "mixes the samples"
+
+
 def loss_less_the_mean():
     model = nn.Linear(3, 1)
     losses = model(X).squeeze(1).square()
@@ -52,6 +57,7 @@ def loss_less_the_mean():
         batch_norm_first,
         batch_norm_without_parameters,
         contrastive_loss,
+        inputs_that_need_a_gradient,
         loss_less_the_mean,
     ],
 )
@@ -85,26 +91,48 @@ def test_an_opaque_function_is_refused_by_name_or_taken_slowly():
     torch.testing.assert_close(found, loop(losses, {"w": w}))
 
 
-def test_a_reentrant_checkpoint_hides_its_parameters():
-    model = nn.Linear(3, 2)
-    losses = checkpoint(model, X.clone().requires_grad_(), use_reentrant=True).sum(1)
-    with pytest.raises(errors.UnsupportedOperationError, match="use_reentrant=False"):
-        bridle.per_sample(losses, model)
+def test_an_opaque_function_with_arguments_that_are_no_tensors():
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, _name, x, factor, w, b):
+            ctx.save_for_backward(x, w)
+            ctx.factor = factor
+            return x @ w * factor + b
+
+        @staticmethod
+        def backward(ctx, g):
+            x, w = ctx.saved_tensors
+            return None, ctx.factor * g @ w.T, None, ctx.factor * x.T @ g, g.sum(0)
+
+    given = {"w": nn.Parameter(torch.randn(3, 3)), "b": nn.Parameter(torch.randn(3))}
+    for x in (X, X.clone().requires_grad_()):
+        losses = Scaled.apply("name", x, 2.0, *given.values()).square().sum(1)
+        found = bridle.per_sample(losses, given, allow_opaque=True).grads()
+        torch.testing.assert_close(found, loop(losses, given))
 
 
 def test_a_freed_graph():
     model = nn.Linear(3, 2)
     losses = model(X).square().sum(1)
     losses.sum().backward()
-    with pytest.raises(RuntimeError, match="backward"):
-        bridle.per_sample(losses, model).norms()
+    with pytest.raises(errors.GraphFreedError, match="the graph of the losses was freed.*Ask before calling backward"):
+        bridle.per_sample(losses, model)
+
+
+def test_a_value_changed_in_place():
+    model = nn.Linear(3, 2)
+    x = X.clone()
+    losses = model(x).square().sum(1)
+    x.zero_()
+    with pytest.raises(errors.InplaceModifiedError, match="what `AddmmBackward0` saved as `mat1` was changed in place"):
+        bridle.per_sample(losses, model)
 
 
 def test_losses_that_cannot_be_split():
     model = nn.Linear(3, 2)
     with pytest.raises(errors.ArgumentError, match="single number"):
         bridle.per_sample(model(X).sum(), model)
-    with pytest.raises(errors.GraphStateError, match="no recorded graph"):
+    with pytest.raises(errors.NoGraphError, match="no recorded graph"):
         bridle.per_sample(torch.ones(4), model)
     with pytest.raises(errors.ArgumentError, match=r"shape \(4,\), found \(3,\)"):
         bridle.per_sample(model(X).sum(1), model, groups=torch.zeros(3))

@@ -81,3 +81,30 @@ def test_equals_the_loop(build, steps):
         torch.testing.assert_close(flat(found), flat(expected))
         torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
         ps.audit()
+
+
+@pytest.mark.parametrize("build", [gpt2, bert, llama, t5])
+@pytest.mark.filterwarnings("ignore")
+def test_gradient_checkpointing_of_either_kind(build):
+    """With dropout: both kinds give a region the random numbers it had."""
+    model = build().double().train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    ids = torch.randint(V, (B, T))
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+    def losses(use_reentrant):
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+        torch.manual_seed(5)
+        logits = model(ids).logits
+        return F.cross_entropy(logits.transpose(1, 2), ids, reduction="none").sum(1)
+
+    expected = loop(losses(False), parameters)
+    for use_reentrant in (False, True):
+        ps = bridle.per_sample(losses(use_reentrant), model)
+        found = ps.grads()
+        assert list(found) == list(expected)
+        torch.testing.assert_close(flat(found), flat(expected))
+        torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
+        ps.audit()

@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..errors import ArgumentError, GradientTypeError, GraphStateError
+from .. import graph
+from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphError
+from . import _torch
 from ._answers import PerSample
 from ._capture import Options, capture
 from ._cuts import Losses
@@ -29,8 +31,8 @@ def per_sample(
     """Split the gradient of a batch into those of its samples.
 
     The model is used as it stands: the graph its forward pass recorded is read, and asked which sample owns
-    what. Nothing is wrapped, replaced or run a second time. Ask before calling backward, which frees the
-    graph.
+    what. Nothing is wrapped or replaced, and nothing is run a second time but what stands under a checkpoint.
+    Ask before calling backward, which frees the graph.
 
     Args:
         losses: one loss per sample, not reduced. Further dimensions, such as tokens, are summed.
@@ -53,7 +55,9 @@ def per_sample(
     Raises:
         ArgumentError: `losses` or `groups` has the wrong shape.
         GradientTypeError: something among the parameters is no leaf tensor.
-        GraphStateError: the losses have no graph, or it was freed.
+        NoGraphError: the losses have no recorded graph.
+        GraphFreedError: a backward pass has freed it.
+        InplaceModifiedError: a value it needs was changed in place.
         BatchCouplingError: a loss depends on other samples.
         UnsupportedOperationError: a parameter is used by something that cannot be looked into.
 
@@ -80,24 +84,24 @@ def per_sample(
         scale=1.0 if scaler is None else float(scaler.get_scale()),
         reused=captured.reused,
         eps=captured.eps,
-        engine=_engine(split, named) if retain_graph else _no_engine,
+        engine=_engine(captured.losses, named) if retain_graph else _no_engine,
     )
 
 
 def _engine(losses: Losses, named: dict[str, Tensor]) -> Callable[[Tensor], dict[str, Tensor]]:
     def ask(weights: Tensor) -> dict[str, Tensor]:
-        with torch.enable_grad():
-            total = (losses.root * weights.to(losses.root)[losses.sample_of]).sum()
-        found = torch.autograd.grad(total, list(named.values()), retain_graph=True, allow_unused=True)
+        edges = [graph.edge_of(parameter) for parameter in named.values()]
+        found = _torch.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
         return {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
     return ask
 
 
 def _no_engine(_: Tensor) -> dict[str, Tensor]:
-    raise GraphStateError(
+    raise GraphFreedError(
         "audit: the recorded graph was let go of, because per_sample was told retain_graph=False. An audit asks "
-        "autograd for its own gradients: make it with retain_graph=True."
+        "autograd for its own gradients: make it with retain_graph=True.",
+        (),
     )
 
 
@@ -108,9 +112,10 @@ def _losses(losses: Tensor, groups: Tensor | None) -> Losses:
             "reduction='none'."
         )
     if not losses.requires_grad:
-        raise GraphStateError(
+        raise NoGraphError(
             "per_sample: `losses` has no recorded graph. Was it computed under no_grad, detached, or from "
-            "parameters that need no gradient?"
+            "parameters that need no gradient?",
+            (),
         )
     count = losses.shape[0]
     with torch.enable_grad():

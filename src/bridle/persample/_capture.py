@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from ..errors import UnsupportedOperationError
-from . import _torch, rules
+from . import _reentrant, _torch, rules
 from ._cuts import Cut, Losses, find_cuts, leaves_below, refuse_coupling
 from ._lower import lower, nothing
 from ._merge import merged
@@ -44,11 +44,13 @@ class Captured:
         pieces: one for each parameter that the losses depend on.
         reused: whether the owners were known from an earlier graph of the same form.
         eps: rounding of the coarsest dtype that gradients were computed in.
+        losses: what was differentiated, with nothing hidden.
     """
 
     pieces: dict[str, Piece]
     reused: bool
     eps: float
+    losses: Losses
 
 
 # Owners by form of graph, for graphs whose owners cannot change: (cuts, layouts) by the nodes' numbers.
@@ -58,8 +60,8 @@ _KNOWN_AT_MOST = 64
 
 def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[int], options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
+    losses = _reentrant.opened(losses)
     read = losses.read
-    _refuse_hidden_graphs(read)
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {
         node: names[id(tensor)]
@@ -68,8 +70,10 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
     }
     if losses.samples <= 1:
         used = set(leaves.values())
-        return Captured(_few_samples(losses, {n: p for n, p in parameters.items() if n in used}, options), False, 0.0)
+        few = {n: p for n, p in parameters.items() if n in used}
+        return Captured(_few_samples(losses, few, options), False, 0.0, losses)
     cuts, layouts, reused = _cuts(leaves, losses, options)
+    _reentrant.refuse_hidden_weights(cuts, losses)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:
@@ -83,7 +87,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
     order = [name for name in parameters if name in pieces]
     dtypes = {out.dtype for node in layouts for out in graph.describe(node)}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
-    return Captured({name: merged(pieces[name]) for name in order}, reused, eps)
+    return Captured({name: merged(pieces[name]) for name in order}, reused, eps, losses)
 
 
 def _cuts(
@@ -121,7 +125,7 @@ def _apply(cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Los
     packed = any(_torch.is_packed(node) for node in at)
     # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
     waits = {node for node in at if packed or rules.calls_op(graph.op(node))}
-    free = not waits and not options.retain_graph
+    free = not waits and not options.retain_graph and not _torch.passed_by(losses.root)
 
     def apply(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
         cache: dict[str, Any] = {}
@@ -158,23 +162,11 @@ def _shape(value: GradientEdge) -> tuple[int, ...]:
 def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) -> dict[str, Piece]:
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
-    found = torch.autograd.grad(
-        losses.root.sum(), list(leaves.values()), retain_graph=options.retain_graph, allow_unused=True
-    )
+    edges = [graph.edge_of(leaf) for leaf in leaves.values()]
+    retain = options.retain_graph or bool(_torch.passed_by(losses.root))
+    found = _torch.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
-
-
-def _refuse_hidden_graphs(read: graph.Graph) -> None:
-    """Refuse a reentrant checkpoint: its parameters are in a graph that does not exist yet."""
-    for node in read.nodes:
-        if graph.op(node) == "CheckpointFunctionBackward":
-            raise UnsupportedOperationError(
-                "per_sample: the graph goes through a reentrant checkpoint, which hides the parameters used "
-                "inside it. Pass use_reentrant=False to torch.utils.checkpoint.checkpoint (it is the kind "
-                "torch recommends, and this works with it).",
-                graph.op(node),
-            )
 
 
 def _refuse_to_free(node: Node) -> None:

@@ -5,17 +5,18 @@ weight-normed one, ``1 + scale``, a table of positions. Above it every element h
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from ..errors import BatchCouplingError
 from . import _torch
-from ._owners import Layout, See, probe
+from ._owners import Layout
+from ._probe import See, probe
 from .rules.elementwise import OPS as ELEMENTWISE
 
 
@@ -50,13 +51,19 @@ class Losses:
 
     @cached_property
     def read(self) -> graph.Graph:
-        """The graph recorded behind the losses."""
-        return graph.read(self.root)
+        """The graph recorded behind the losses, without what hands on nothing."""
+        read = graph.read(self.root)
+        silent = set(_torch.passed_by(self.root))
+        if not silent:
+            return read
+        uses = {node: tuple(use for use in found if use.node not in silent) for node, found in read.consumers.items()}
+        return replace(read, consumers=uses)
 
     def visit(self, nodes: Iterable[Node], weights: Tensor, see: See, *, retain_graph: bool = True) -> None:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
         wanted = dict.fromkeys(nodes)
-        above = nodes_above(self.read, wanted)
+        # Where checkpoints were opened the engine comes by twice, once to find the gradients inside them.
+        above = set() if _torch.passed_by(self.root) else nodes_above(self.read, wanted)
         passed, ends = [n for n in wanted if n in above], [n for n in wanted if n not in above]
         each = weights.to(self.root)[self.sample_of]
         _torch.visit(self.root, each, passed, ends, see, retain_graph=retain_graph)
@@ -66,7 +73,7 @@ class Losses:
         found: dict[Node, tuple[Layout, ...] | None] = {}
         for few in _in_groups(nodes):
             found |= {node: self._nobodys(node) for node in few}
-            found |= probe(partial(self.visit, few), self.samples, self.root)
+            found |= probe(self.visit, few, self.samples, self.root)
         return found
 
     def _nobodys(self, node: Node) -> tuple[Layout, ...]:
@@ -186,7 +193,7 @@ def refuse_coupling(cuts: Sequence[Cut], batch: int, buffers: frozenset[int], wh
     for cut in cuts:
         if graph.is_leaf(cut.value.node) or _is_broadcast(cut):
             continue
-        if _made_from_batch(cut.value.node, batch, buffers):
+        if _made_from_batch(cut.value.node, batch, buffers, where):
             known = (where.of(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
             names = [name for name in known if name is not None]
             beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
@@ -214,12 +221,15 @@ def _shape(edge: GradientEdge) -> tuple[int, ...]:
     return graph.describe(edge.node)[edge.output_nr].shape
 
 
-def _made_from_batch(node: Node, batch: int, buffers: frozenset[int]) -> bool:
+def _made_from_batch(node: Node, batch: int, buffers: frozenset[int], where: graph.Names) -> bool:
     """Tell whether data of the batch went into a shared value and its batch dimension is still there."""
     verdict: dict[Node, bool] = {}
     for node_ in reversed(list(_region(node))):
         if graph.is_leaf(node_):
-            verdict[node_] = False
+            leaf = graph.leaf_tensor(node_)
+            # A leaf that is no parameter is an input whose gradient was asked for.
+            is_input = where.of(leaf) is None and not isinstance(leaf, nn.Parameter)
+            verdict[node_] = is_input and _has_batch(leaf.shape, batch)
             continue
         still_there = any(_has_batch(out.shape, batch) for out in graph.describe(node_))
         beneath = any(verdict[below] for below, _ in node_.next_functions if below is not None)

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from functools import wraps
 from itertools import product
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from .. import graph
 from ..errors import CallArgumentError
-from . import _torch
+from . import _reentrant, _torch
 from ._api import per_sample
 from ._cuts import Losses
+
+_Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
 
 
 def call_for_per_sample_grads(
@@ -114,10 +116,14 @@ def _call(module: nn.Module, args: Any, kwargs: Any, count: int, factor: int, ba
             parameter.grad_sample = block if held is None else held + block
         if not where:
             return []
-        wanted = [inner[i] for i in where]
-        return list(torch.autograd.grad(losses, wanted, torch.ones_like(losses), retain_graph=True, allow_unused=True))
+        root = _reentrant.opened(Losses(losses, torch.arange(count), count)).root
+        return list(_torch.gradients_at(root, torch.ones_like(root), [graph.edge_of(inner[i]) for i in where]))
 
-    handed = _handed_on(split, [outputs[i] for i in live], [given[i] for i in where])
+    # Inputs may need no gradient, and yet the node must be in the graph.
+    start = torch.zeros((), requires_grad=True)
+    handed: tuple[Tensor, ...] = PerSampleGrads.apply(  # type: ignore[no-untyped-call]
+        split, [outputs[i] for i in live], start, *(given[i] for i in where)
+    )
     by_place = dict(zip(live, handed, strict=True))
     return rebuild_outputs([by_place.get(i, out) for i, out in enumerate(outputs)])
 
@@ -127,21 +133,17 @@ def _asked(x: Tensor) -> Tensor:
     return x.detach().requires_grad_(x.is_floating_point() and x.dim() > 0)
 
 
-def _handed_on(
-    split: Callable[[list[Tensor]], list[Tensor | None]], outputs: list[Tensor], inputs: list[Tensor]
-) -> tuple[Tensor, ...]:
-    class PerSampleGrads(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx: Any, _start: Tensor, *_inputs: Tensor) -> tuple[Tensor, ...]:
-            return tuple(out.detach().clone() for out in outputs)
+class PerSampleGrads(torch.autograd.Function):
+    """The node through which outputs are handed on: its backward splits the gradient it gets."""
 
-        @staticmethod
-        def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-            return (None, *split(list(gradients)))
+    @staticmethod
+    def forward(ctx: Any, split: _Split, outputs: list[Tensor], _start: Tensor, *_inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.split = split
+        return tuple(out.detach().clone() for out in outputs)
 
-    start = torch.zeros((), requires_grad=True)
-    answer: tuple[Tensor, ...] = PerSampleGrads.apply(start, *inputs)  # type: ignore[no-untyped-call]
-    return answer
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return None, None, None, *ctx.split(list(gradients))
 
 
 def _losses(pairs: list[tuple[Tensor, Tensor]], count: int, batch_first: bool, inputs: list[Tensor]) -> Tensor:

@@ -1,25 +1,11 @@
-"""Who owns which element: asked of the engine, not assumed.
+"""Which sample owns which element, and how to cut a tensor accordingly."""
 
-The gradient at an element is linear in the losses it comes from. Weigh the losses, then weigh them again with
-sample i's weight multiplied by a power of two of its own. An element that belongs to one sample is multiplied
-by exactly that power (such a multiplication commutes with every rounding); an element that several samples
-share is not. The first weights are random, so that equal samples cannot conspire to look like one.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from math import ceil, log
-from typing import TypeAlias
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
-
-from ._pieces import wide
-
-# Is shown an op and the gradients at its outputs.
-See: TypeAlias = Callable[[Node, tuple[Tensor | None, ...]], None]
 
 
 class NotSeparableError(Exception):
@@ -142,120 +128,6 @@ class Layout:
     @cached_property
     def _places(self) -> dict[int, tuple[Tensor, int]]:
         return {}
-
-
-def probe(visit: Callable[[Tensor, See], None], samples: int, root: Tensor) -> dict[Node, tuple[Layout, ...] | None]:
-    """Find who owns what at the outputs of some ops.
-
-    Args:
-        visit: runs the engine, given one weight per sample, and shows the gradients at these ops.
-        samples: how many samples there are.
-        root: the losses.
-
-    Returns:
-        For each op that gets a gradient, one layout per output; None where samples share elements.
-    """
-    # Half precision has few exponents: spread the number over more calls.
-    levels = 8 if root.dtype == torch.float16 else 32
-    digits = max(1, ceil(log(max(samples, 2)) / log(levels) - 1e-9))
-    small = torch.int16 if levels**digits <= 1 << 15 else torch.int32
-    generator = torch.Generator().manual_seed(20)
-    base = (1 + torch.rand(samples, generator=generator, dtype=torch.float64)).to(root)
-    number = torch.arange(samples, device=root.device)
-    first: dict[Node, tuple[Tensor | None, ...]] = {}
-    seen: dict[Node, list[Tensor | None]] = {}
-    answers: dict[Node, tuple[Layout, ...] | None] = {}
-
-    def keep(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
-        first[node] = tuple(None if g is None else g.detach() for g in gradients)
-        seen[node] = [None if g is None else torch.zeros(g.numel(), dtype=small, device=g.device) for g in gradients]
-
-    def compare(digit: int, node: Node, gradients: tuple[Tensor | None, ...]) -> None:
-        # An op is done with as soon as it was seen for the last time, so that little is held at once.
-        for a, b, owners in zip(first[node], gradients, seen[node], strict=True):
-            if a is not None and b is not None and owners is not None:
-                _add_digit(owners, a, b.detach(), levels, digit)
-        if digit < digits - 1:
-            return
-        layouts = [_layout(a, owners, samples) for a, owners in zip(first.pop(node), seen.pop(node), strict=True)]
-        answers[node] = None if None in layouts else tuple(layout for layout in layouts if layout is not None)
-
-    visit(base, keep)
-    for digit in range(digits):
-        exponent = number.div(levels**digit, rounding_mode="floor") % levels
-        visit(torch.ldexp(base, exponent - levels // 2), partial(compare, digit))
-    return answers
-
-
-_ZERO, _SHARED = -1, -2
-# Gradients are compared this many elements at a time, so that comparing takes little room.
-_AT_A_TIME = 1 << 16
-
-
-def _add_digit(owners: Tensor, a: Tensor, b: Tensor, levels: int, digit: int) -> None:
-    """Write one more digit of each element's owner, in place."""
-    if a.is_sparse:
-        a, b = a.to_dense(), b.to_dense()
-    a, b = a.reshape(-1), b.reshape(-1)
-    for start in range(0, a.numel(), _AT_A_TIME):
-        cut = slice(start, start + _AT_A_TIME)
-        before, seen = owners[cut], _exponents(a[cut], b[cut], levels).to(owners.dtype)
-        worst = torch.minimum(before, seen)
-        owners[cut] = torch.where(worst < 0, worst, before + seen * levels**digit)
-
-
-def _exponents(a: Tensor, b: Tensor, levels: int) -> Tensor:
-    """Return for each element which power of two it was multiplied by, counted from 0."""
-    # Below this a product may have lost digits to underflow; such an element is as good as zero.
-    tiny = 1e-3 if a.dtype == torch.float16 else 1e-30
-    a, b = wide(a), wide(b)
-    size = a.abs()
-    unseen = ~torch.isfinite(size) | (size <= tiny)
-    fraction_a, exponent_a = torch.frexp(a)
-    fraction_b, exponent_b = torch.frexp(b)
-    exponent = (exponent_b - exponent_a + levels // 2).clamp_(-1, levels)
-    exact = ((fraction_a - fraction_b).abs() < 1e-5) & (exponent >= 0) & (exponent < levels)
-    return exponent.masked_fill_(~exact, _SHARED).masked_fill_(unseen, _ZERO)
-
-
-def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Layout | None:
-    if gradient is None or owners is None:
-        return Layout.of_nobody(samples)
-    if bool((owners == _SHARED).any()) or bool((owners >= samples).any()):
-        return None
-    blocks = _fitting_blocks(owners, samples)
-    certain = len(blocks) == 1
-    if not certain and gradient.numel() and not bool(torch.isfinite(gradient.sum())):
-        return None  # nobody can tell whose the NaNs are, so nobody owns them
-    if not certain and gradient.dtype == torch.float16 and bool(((gradient.reshape(-1) != 0) & (owners < 0)).any()):
-        return None  # too small to be told apart in half precision, and too large to be left out
-    if blocks:
-        return Layout(samples, blocks[0], None, certain)
-    return Layout(samples, None, owners.long(), certain=False)
-
-
-def _fitting_blocks(owners: Tensor, samples: int) -> list[int]:
-    """Return every block size under which the owners seen are right, the largest first."""
-    if owners.numel() % samples:
-        return []
-    whole = owners.numel() // samples
-    if samples == 1:
-        return [whole]
-    few = torch.arange(0, owners.numel(), max(1, owners.numel() // 4096), device=owners.device)
-    owner = owners[few]
-    number = torch.arange(samples, device=owners.device, dtype=owners.dtype)[:, None]
-    fitting = []
-    for block in _divisors(whole):
-        if bool(((few // block % samples == owner) | (owner < 0)).all()):
-            cut = owners.view(-1, samples, block)
-            if bool(((cut == number) | (cut < 0)).all()):
-                fitting.append(block)
-    return fitting
-
-
-def _divisors(n: int) -> list[int]:
-    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
-    return sorted({*small, *(n // d for d in small)}, reverse=True)
 
 
 def _count(shape: Sequence[int]) -> int:

@@ -120,7 +120,8 @@ def form_of(losses: Losses) -> tuple[Any, ...]:
         )
         for node in read.nodes
     )
-    return (nodes, losses.samples, tuple(losses.sample_of.tolist()))
+    hung = getattr(losses.root.grad_fn, "hung", ())
+    return (nodes, hung, losses.samples, tuple(losses.sample_of.tolist()))
 
 
 def may_reuse(cuts: Iterable[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses) -> bool:
@@ -129,9 +130,11 @@ def may_reuse(cuts: Iterable[Cut], layouts: dict[Node, tuple[Layout, ...]], loss
         return False
     mixing = []
     targets = {cut.node for cut in cuts}
-    way = nodes_above(losses.read, targets)
+    hidden = set(_torch.passed_by(losses.root))
+    way = nodes_above(losses.read, targets | hidden)
     for node in losses.read.nodes:
-        if node not in way:
+        # What a reentrant checkpoint stands for hangs from the root, which hands it what the checkpoint got.
+        if node not in way or node in hidden or (hidden and node is losses.root.grad_fn):
             continue
         name = graph.op(node)
         if name in _BY_SHAPE and not graph.is_custom(node):

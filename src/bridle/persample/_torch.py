@@ -1,6 +1,7 @@
 """Everything private in torch that this room touches, checked on torch 2.13.0 and 2.15.0."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -8,23 +9,19 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils import _pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from .. import graph
-from ..errors import GraphStateError
+from ..errors import UnsupportedOperationError
+from ._explain import explained
 
 T = TypeVar("T")
 
 
 def saved(node: Node, name: str) -> Any:
     """Return one value the node saved, or say why it cannot be had."""
-    try:
+    with explained(f"what `{graph.op(node)}` saved as `{name}`"):
         return getattr(node, f"_saved_{name}")
-    except RuntimeError as error:
-        raise GraphStateError(
-            f"per_sample: `{graph.op(node)}` can no longer give its saved `{name}`. The graph was freed by a "
-            "backward pass, or a tensor it needs was changed in place since the forward pass. Ask before "
-            f"calling backward, or call backward with retain_graph=True. torch says: {error}"
-        ) from error
 
 
 def is_packed(node: Node) -> bool:
@@ -45,10 +42,17 @@ def saved_tensors(node: Node) -> list[Tensor]:
 
 
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Run one node of the graph by itself and return what it hands to each of its inputs."""
+    """Run one node of the graph by itself and return what it hands to each of its ``next_functions``."""
     run: Any = node.apply if graph.is_custom(node) else node  # type: ignore[attr-defined]
-    answer = run(*gradients)
-    return answer if isinstance(answer, tuple) else (answer,)
+    with explained(f"`{graph.op(node)}`"):
+        answer = run(*gradients)
+    answer = answer if isinstance(answer, tuple) else (answer,)
+    if not graph.is_custom(node):
+        return answer
+    # A custom Function answers for all its arguments, also for those that are no tensors and have no edge.
+    needed = zip(answer, node.needs_input_grad, strict=False)  # type: ignore[attr-defined]
+    wanted = iter([g for g, is_needed in needed if is_needed])
+    return tuple(None if used is None else next(wanted) for used, _ in node.next_functions)
 
 
 def visit(
@@ -76,16 +80,98 @@ def visit(
     edges = [GradientEdge(node, i) for node in ends for i in range(len(graph.describe(node)))]
     if not edges:
         return
-    with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
-        scalar = (root * weights).sum()
     hooks = [node.register_prehook(partial(see, node)) for node in passed]
     try:
-        found = iter(torch.autograd.grad(scalar, edges, retain_graph=retain_graph, allow_unused=True))
+        found = iter(gradients_at(root, weights, edges, retain_graph=retain_graph))
     finally:
         for hook in hooks:
             hook.remove()
     for node in ends:
         see(node, tuple(next(found) for _ in graph.describe(node)))
+
+
+def gradients_at(
+    root: Tensor, weights: Tensor, edges: Sequence[GradientEdge], *, retain_graph: bool = True
+) -> tuple[Tensor | None, ...]:
+    """Return the gradient of ``(root * weights).sum()`` at the edges; the engine runs nothing else."""
+    if not edges:
+        return ()
+    with ExitStack() as stack:
+        for node in passed_by(root):
+            count = len(node.needs_input_grad)  # type: ignore[attr-defined]
+            stack.enter_context(run_instead(node, lambda *_, count=count: (None,) * count))
+        stack.enter_context(explained("the graph of the losses"))
+        with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
+            total = (root * weights.to(root.dtype)).sum()
+        return torch.autograd.grad(total, list(edges), retain_graph=retain_graph, allow_unused=True)
+
+
+def passed_by(root: Tensor) -> tuple[Node, ...]:
+    """Return the nodes that hand on nothing, since what they stand for hangs from the root itself."""
+    found: tuple[Node, ...] = getattr(root.grad_fn, "passed_by", ())
+    return found
+
+
+@contextmanager
+def run_instead(node: Node, backward: Callable[..., tuple[Tensor | None, ...]]) -> Generator[None, None, None]:
+    """While active, let the engine call `backward` when it comes to this node of a custom Function."""
+    held = vars(node)
+    before = held.get("apply")
+    held["apply"] = backward
+    try:
+        yield
+    finally:
+        del held["apply"]
+        if before is not None:
+            held["apply"] = before
+
+
+def is_reentrant_checkpoint(node: Node) -> bool:
+    """Tell whether the node stands for a region under torch's reentrant checkpoint."""
+    return getattr(node, "_forward_cls", None) is CheckpointFunction
+
+
+class _HasRunError(Exception):
+    """The region of a checkpoint has been run, and torch's code may stop there."""
+
+
+def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None, ...]]:
+    """Run the region of a reentrant checkpoint again, with its random numbers and its autocast.
+
+    torch's own backward does it, up to the point where the region has been run.
+
+    Returns:
+        What the region was given and what it returned, each with its history, so that the gradient can go
+        on; None for everything that needs no gradient.
+    """
+    with explained("what a reentrant checkpoint saved"):
+        saved = node.saved_tensors
+    run_function, versions = node.run_function, [x._version for x in saved]
+    inputs: list[Tensor | None] = []
+    outputs: list[Any] = []
+
+    def run(*cut_off: Any) -> None:
+        rest = iter(saved)
+        given = [next(rest) if isinstance(x, Tensor) else None for x in cut_off]
+        inputs.extend(x.view_as(x) if x is not None and x.requires_grad else None for x in given)
+        found = run_function(*(old if new is None else new for old, new in zip(cut_off, inputs, strict=True)))
+        outputs.extend(found if isinstance(found, tuple | list) else (found,))
+        raise _HasRunError
+
+    node.run_function = run
+    try:
+        CheckpointFunction.backward(node)  # type: ignore[no-untyped-call]
+    except _HasRunError:
+        pass
+    finally:
+        node.run_function = run_function
+    if versions != [x._version for x in saved]:
+        raise UnsupportedOperationError(
+            "per_sample: a region under a reentrant checkpoint changes what it is given in place, so it cannot be "
+            "computed a second time. Let it work on a copy.",
+            graph.op(node),
+        )
+    return inputs, tuple(x if isinstance(x, Tensor) and x.requires_grad else None for x in outputs)
 
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
@@ -108,22 +194,24 @@ def inside_engine(question: Callable[[], T]) -> T:
     all values that are unpacked inside one run of it.
     """
     answers: list[T] = []
-
-    class Ask(torch.autograd.Function):
-        @staticmethod
-        def forward(_ctx: Any, x: Tensor) -> Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(_ctx: Any, g: Tensor) -> Tensor:
-            answers.append(question())
-            return g
-
     with torch.enable_grad():
         start = torch.zeros((), requires_grad=True)
         # Not `grad`: an op that is run inside it leaves out what that was not asked for.
-        torch.autograd.backward(Ask.apply(start))  # type: ignore[no-untyped-call]
+        torch.autograd.backward(_Ask.apply(start, question, answers))  # type: ignore[no-untyped-call]
     return answers[0]
+
+
+class _Ask(torch.autograd.Function):
+    # A class made anew for every question would be a cycle, and keep the answer alive until it is collected.
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, question: Callable[[], T], answers: list[T]) -> Tensor:
+        ctx.question, ctx.answers = question, answers
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        ctx.answers.append(ctx.question())
+        return g, None, None
 
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:

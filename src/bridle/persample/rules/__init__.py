@@ -9,7 +9,7 @@ from ...errors import ArgumentError
 from .._owners import NotSeparableError
 from .._pieces import Dense, Piece
 from .._use import Use
-from . import conv, default, elementwise, embedding, linear, norm, rnn
+from . import bilinear, conv, default, elementwise, embedding, linear, norm, rnn
 
 Rule: TypeAlias = Callable[[Use], "Piece | Tensor"]
 
@@ -18,6 +18,7 @@ _RULES: dict[str, Rule] = {
     "MmBackward0": linear.mm,
     "BmmBackward0": linear.bmm,
     "BaddbmmBackward0": linear.baddbmm,
+    "TrilinearBackward0": bilinear.trilinear,
     "ConvolutionBackward0": conv.convolution,
     "EmbeddingBackward0": embedding.embedding,
     "EmbeddingBagBackward0": embedding.embedding_bag,
@@ -25,6 +26,7 @@ _RULES: dict[str, Rule] = {
     "NativeGroupNormBackward0": norm.group_norm,
     "NativeBatchNormBackward0": norm.batch_norm,
     "MkldnnRnnLayerBackward0": rnn.lstm,
+    "ReentrantCheckpointBackward": default.one_by_one,
     "ExpandBackward0": elementwise.expand,
     "RepeatBackward0": elementwise.repeat,
     "AddBackward0": elementwise.add,

@@ -66,6 +66,30 @@ class Rows(Piece):
         return super().gram()
 
 
+class Cells(Piece):
+    """The gradients of a table that is looked up cell by cell: rows of a table that is one column."""
+
+    how = "cells"
+
+    def __init__(self, cells: Rows, table: Sequence[int]) -> None:
+        self.cells, self.samples, self.shape = cells, cells.samples, tuple(table)
+
+    def dense(self, part: slice = ALL) -> Tensor:  # noqa: D102
+        return self.cells.dense(part).view(-1, *self.shape)
+
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: D102, ARG002
+        return self.cells.squared_norms()
+
+    def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
+        return self.cells.weighted(weights).view(self.shape)
+
+    def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
+        return self.cells.dot(direction.reshape(-1, 1))
+
+    def gram(self) -> Tensor:  # noqa: D102
+        return self.cells.gram()
+
+
 def rows_with_outer(rows: Rows, outer: Outer) -> Tensor:
     """Return the inner products of a tied table's two uses: look-up, and head with left the logits' side."""
     logits, hidden = wide(outer.left), wide(outer.right)
@@ -88,9 +112,11 @@ def embedding(use: Use) -> Piece:
 
 def embedding_bag(use: Use) -> Piece:
     """Bags that are summed or averaged: each member of a bag gets the bag's gradient, weighted."""
-    summed, averaged = 0, 1
-    if use.position != 0 or use.saved("mode") not in (summed, averaged) or use.saved("scale_grad_by_freq"):
+    averaged, largest = 1, 2
+    if use.position != 0 or use.saved("scale_grad_by_freq"):
         raise NotSeparableError
+    if use.saved("mode") == largest:
+        return _largest_of_bags(use)
     ids, offsets, g = use.saved("indices").reshape(-1), use.saved("offsets"), use.gradient
     starts = offsets[: len(g)].contiguous()
     bag = torch.searchsorted(starts, torch.arange(len(ids), device=ids.device), right=True) - 1
@@ -111,6 +137,16 @@ def embedding_bag(use: Use) -> Piece:
         use.shape,
         sparse=use.saved("sparse"),
     )
+
+
+def _largest_of_bags(use: Use) -> Piece:
+    """In each column of a bag the gradient goes to the member that was the largest; to nobody in an empty bag."""
+    sizes, largest, g = use.saved("result2"), use.saved("result3"), use.gradient
+    height, width = use.shape
+    cells = largest * width + torch.arange(width, device=g.device)
+    values = g * (sizes > 0)[:, None]
+    ids = use.layout.by_sample(cells.reshape(-1, 1), 1).squeeze(2)
+    return Cells(Rows(ids, use.layout.by_sample(values.reshape(-1, 1), 1), (height * width, 1)), use.shape)
 
 
 def _owner_of_rows(layout: Layout, g: Tensor) -> Tensor:

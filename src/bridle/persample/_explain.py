@@ -1,0 +1,43 @@
+"""torch's errors about a graph that can no longer be asked, in our words and with what to do."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from ..errors import BridleError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
+
+
+@contextmanager
+def explained(where: str) -> Generator[None, None, None]:
+    """While active, tell what torch's error means for `where`; errors that are not known stay as they are."""
+    try:
+        yield
+    except BridleError:
+        raise
+    except RuntimeError as error:
+        told = _explanation(where, str(error))
+        if told is None:
+            raise
+        raise told from error
+
+
+def _explanation(where: str, torch_says: str) -> BridleError | None:
+    if "already been freed" in torch_says:
+        return GraphFreedError(
+            f"per_sample: {where} was freed by a backward pass. Ask before calling backward, or call backward "
+            f"with retain_graph=True. torch says: {torch_says}",
+            (),
+        )
+    if "inplace operation" in torch_says:
+        return InplaceModifiedError(
+            f"per_sample: {where} was changed in place since the forward pass. Compute a new tensor there, or ask "
+            f"before the change. torch says: {torch_says}",
+            (where,),
+        )
+    if "donated buffers" in torch_says:
+        return UnsupportedOperationError(
+            f"per_sample: {where} goes through a compiled region that overwrites what it saved, so it can be asked "
+            "only once. Set torch._functorch.config.donated_buffer = False before the region is compiled, or "
+            "leave it uncompiled.",
+            "CompiledFunctionBackward",
+        )
+    return None

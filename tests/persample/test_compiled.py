@@ -1,0 +1,103 @@
+"""Compiled regions: refused by name where they hold parameters, right everywhere else.
+
+The backend traces as the real one does and records the same node, but needs no C++ compiler.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch._functorch import config
+
+import bridle
+from bridle import errors
+
+from .oracle import flat, loop
+
+# The tracer itself looks at `.grad` of what it is given.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+B, D = 4, 6
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Compile anew, and let the loop ask the same region more than once."""
+    torch._dynamo.reset()
+    with config.patch(donated_buffer=False):
+        yield
+    torch._dynamo.reset()
+
+
+def compiled(function, **options):
+    return torch.compile(function, backend="aot_eager", **options)
+
+
+def parameters(model):
+    return dict(model.named_parameters())
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, 2))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_parameters_inside_are_refused_by_name_or_taken_slowly(dynamic):
+    model = mlp()
+    losses = compiled(model, dynamic=dynamic)(torch.randn(B, D)).square().sum(1)
+    with pytest.raises(errors.UnsupportedOperationError, match="`0.weight` is used by .*a compiled region") as caught:
+        bridle.per_sample(losses, model)
+    assert (caught.value.op, caught.value.where) == ("CompiledFunctionBackward", "0.weight")
+    ps = bridle.per_sample(losses, model, allow_opaque=True)
+    torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
+    ps.audit()
+
+
+def test_sizes_among_the_arguments_of_a_region():
+    model = nn.Linear(D, D)
+    run = compiled(lambda x, y: model(x) * y.shape[0], dynamic=True)
+    for size in (3, 5):
+        losses = run(torch.randn(B, D), torch.ones(size)).square().sum(1)
+        found = bridle.per_sample(losses, model, allow_opaque=True).grads()
+        torch.testing.assert_close(flat(found), flat(loop(losses, parameters(model))))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_region_without_parameters_is_passed_through(dynamic):
+    model = mlp()
+    between = compiled(lambda h, factor: torch.tanh(h) * factor + h.cos(), dynamic=dynamic)
+    for factor in (2, 3):
+        losses = model[2](between(model[0](torch.randn(B, D)), factor)).square().sum(1)
+        ps = bridle.per_sample(losses, model)
+        torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
+        assert "asked of the engine" in ps.plan()  # nobody knows what a region does with its rows
+        ps.audit()
+
+
+def test_coupling_inside_is_found():
+    model = mlp()
+    centred = compiled(lambda h: (h - h.mean(0)) / h.std(0))
+    losses = model[2](torch.tanh(centred(model[0](torch.randn(B, D))))).square().sum(1)
+    with pytest.raises(errors.BatchCouplingError, match="`CompiledFunctionBackward` mixes the samples"):
+        bridle.per_sample(losses, model)
+    found = bridle.per_sample(losses, model, allow_coupling=True, allow_opaque=True).grads()
+    torch.testing.assert_close(flat(found), flat(loop(losses, parameters(model))))
+
+
+@config.patch(donated_buffer=True)
+def test_a_region_that_overwrites_what_it_saved_is_refused():
+    """A plain backward pass compiles such a one; torch refuses to run it twice, on either of our two ways to it."""
+    model = mlp()
+    x = torch.randn(B, D)
+    between = compiled(lambda h: torch.tanh(h) * 2 + h.cos())
+    inside = compiled(lambda x: model(x).cos() * model(x).sin())
+    for losses in (lambda: model[2](between(model[0](x))).square().sum(1), lambda: inside(x).square().sum(1)):
+        losses().sum().backward()
+        with pytest.raises(errors.UnsupportedOperationError, match="donated_buffer = False"):
+            bridle.per_sample(losses(), model, allow_opaque=True).norms()
+
+
+def test_a_backend_that_records_the_ops_themselves_needs_nothing():
+    model = mlp()
+    losses = torch.compile(model, backend="eager")(torch.randn(B, D)).square().sum(1)
+    found = bridle.per_sample(losses, model).grads()
+    torch.testing.assert_close(flat(found), flat(loop(losses, parameters(model))))

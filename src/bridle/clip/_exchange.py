@@ -22,7 +22,7 @@ from torch import Tensor
 from ..errors import RankError
 from . import _measure
 
-__all__ = ["Group", "Mesh", "group_of", "guarded", "plan", "read_mesh", "share"]
+__all__ = ["Group", "Mesh", "group_of", "guarded", "plan", "read_mesh", "share", "share_total"]
 
 # Values in a first message, whatever a rank holds: one that holds something else is then found by what it says, not
 # by a message of another length, which ends the process under gloo. What does not fit goes in a second message.
@@ -87,6 +87,14 @@ def share(
     values[at] = _over_ranks(rows, cut, asked).to(values.device)
 
 
+def share_total(value: float, count: int, p: float, group: Group) -> float:
+    """The p-norm over a group of what each rank has of `count` gradients that all lie in pieces."""
+    if group.group.size() == 1:
+        return value
+    sent = torch.tensor([value], dtype=torch.float64)
+    return float(_measure.total(_gather(sent, group, zlib.crc32(f"total {p}".encode()), count), p))
+
+
 def _over_ranks(rows: Tensor, cut: list[bool], orders: list[float]) -> Tensor:
     """One value for each column: the p-norm of pieces, the largest of copies."""
     if all(cut) and len(set(orders)) == 1:
@@ -99,10 +107,10 @@ def _over_ranks(rows: Tensor, cut: list[bool], orders: list[float]) -> Tensor:
     return best
 
 
-def _gather(sent: Tensor, group: Group, kinds: int) -> Tensor:
+def _gather(sent: Tensor, group: Group, kinds: int, count: int | None = None) -> Tensor:
     """What every rank of a group sent, a row for each: the one collective."""
     size, room = len(sent), _MESSAGE - _HEADER
-    head = sent.new_tensor([size, kinds])
+    head = sent.new_tensor([size if count is None else count, kinds])
     first = torch.cat([head, sent[:room], sent.new_zeros(max(0, room - size))])
     rows = _all_gather(first, group)
     heads = rows[:, :_HEADER]

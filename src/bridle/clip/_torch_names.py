@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._native import reference
 from ..errors import NonFiniteGradientError
-from . import _apply, _check, _measure, _ranks
+from . import _apply, _check, _measure, _ranks, _sharded
 from ._gradients import Gradients
 from ._groups import Groups
 from ._target import Target, gradients, live_names, named, unique
@@ -67,7 +67,14 @@ def clip_grad_norm_(
     if groups is None:
         listed, grads = gradients(parameters)
         spans = _ranks.spans(listed) or _ranks.spans(grads)
-        spread = Gradients.listed(None, listed, [p.grad for p in listed]) if spans else None
+        every = [p.grad for p in listed] if spans else []
+        cut = _sharded.pieces(listed, every) if spans else None
+        if cut is not None:
+            norm = _sharded.total(listed, *cut, p, foreach)
+            if norm.isfinite() or not error_if_nonfinite:  # who is to blame takes more than a number
+                _scale_down(cut[0], limit, norm.item(), foreach)
+                return norm
+        spread = Gradients.listed(None, listed, every) if spans else None
     else:
         listed, grads, spread = [], [], Gradients.of(parameters, groups)
     if spread is not None:

@@ -1,0 +1,68 @@
+"""The norm of gradients that all lie in pieces on one mesh, as under FSDP2: then one number per rank tells it.
+
+Which way a call takes follows from the layout of its parameters, so all ranks take the same one.
+
+Private torch: `DTensor._spec` and `DTensor._local_tensor`, which cost a tenth of the properties that return them.
+Checked on torch 2.13.0 and 2.15.0.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _measure
+from ._exchange import read_mesh, share_total
+
+__all__ = ["pieces", "total"]
+
+
+def pieces(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
+    """This rank's piece of each gradient, and the mesh; None where they are laid out in any other way.
+
+    A parameter without a gradient on this rank tells its layout itself.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or len(set(map(id, parameters))) != len(parameters):
+        return None
+    kind, mesh, placements = module.DTensor, None, None
+    found: list[Tensor] = []
+    for p, g in zip(parameters, grads, strict=True):
+        t = p if g is None else g
+        if not isinstance(t, kind):
+            return None
+        spec = t._spec
+        if spec.placements != placements:
+            placements = spec.placements
+            if not all(place.is_shard() for place in placements):
+                return None
+        if spec.mesh is not mesh:
+            if mesh is not None:
+                return None
+            mesh = spec.mesh
+        if g is not None:
+            local = t._local_tensor
+            if type(local) is not Tensor or not local.is_cpu or (p is not g and _elsewhere(p, mesh, kind)):
+                return None
+            found.append(local)
+    if mesh is None or len(set(map(id, found))) != len(found):
+        return None
+    return found, mesh
+
+
+def _elsewhere(parameter: Any, mesh: Any, kind: Any) -> bool:
+    return not isinstance(parameter, kind) or parameter._spec.mesh is not mesh
+
+
+def total(parameters: Sequence[Tensor], found: list[Tensor], mesh: Any, p: float, foreach: bool | None) -> Tensor:
+    """The norm over all ranks, from what this one has of the gradients of these parameters."""
+    _measure.check_foreach(found, foreach)
+    value = _measure.total_norm(found, p, foreach)[1] if found else 0.0
+    assert value is not None, "a norm on the CPU is known at once"
+    for group in read_mesh(mesh).groups:
+        value = share_total(value, len(parameters), p, group)
+    return torch.tensor(value, dtype=_measure.result_dtype(parameters, value))

@@ -4,7 +4,9 @@ A step is forward, backward and a clipped gradient in ``.grad``. All methods tak
 machine disturbs them alike; reported is the median over rounds of the ratio to the plain step of the same
 round, with its quartiles: by the clock, and by the processor time that was spent.
 Every clipped gradient is compared with that of `torch.func` where it runs, else with ours. Peak memory is
-measured in a fresh process for each method: the growth of the resident set during three steps.
+measured in a fresh process for each method: the growth of the resident set during three steps, the first one
+included. The allocator is told to hand back what is freed, for all methods alike: left to itself glibc keeps
+it, and adds 10 to 40% that depend on little more than the order of sizes.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
     python benchmarks/persample.py --batches mlp      # how cost grows with the batch
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import resource
 import subprocess
 import sys
@@ -83,7 +86,8 @@ def measured(problem, methods, seconds):
 def peak_memory(model, method):
     """Return by how many MB three steps make a fresh process grow."""
     command = [sys.executable, "-W", "ignore", __file__, "--memory", model, method]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=told)
     return round(float(done.stdout.split()[-1])) if done.returncode == 0 else None
 
 

@@ -37,7 +37,7 @@ def bridle_clip(p: Problem) -> Step:
 
 def bridle_norms(p: Problem) -> Step:
     def step() -> None:
-        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).norms()
+        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).norms()
 
     return step
 

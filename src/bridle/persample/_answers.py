@@ -275,9 +275,9 @@ class PerSample:
         left = self._budget
         ranked = sorted(self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape)))
         for name, piece in ranked:
-            size = self._dtype().itemsize * self._samples * prod(piece.shape)
-            if piece.saving() > 0 and size <= left:
-                left -= size
+            # To spare a Gram alone is not worth the room, where the graph is kept as well.
+            if piece.how != "gram" and piece.saving() > 0 and piece.size() <= left:
+                left -= piece.size()
                 self._pieces[name] = Dense(piece.dense())
 
     def _mean(self) -> dict[str, Tensor]:

@@ -22,7 +22,7 @@ def per_sample(
     parameters: Parameters,
     *,
     groups: Tensor | None = None,
-    memory_budget: int = 64 << 20,
+    memory_budget: int = 256 << 20,
     scaler: Any = None,
     retain_graph: bool = True,
     allow_coupling: bool = False,
@@ -75,7 +75,7 @@ def per_sample(
     named = _named(parameters)
     split = _losses(losses, groups)
     buffers = _buffers(parameters)
-    captured = capture(split, named, buffers, Options(allow_coupling, allow_opaque, retain_graph))
+    captured = capture(split, named, buffers, Options(allow_coupling, allow_opaque, retain_graph, memory_budget))
     return PerSample(
         split.samples,
         named,

@@ -1,6 +1,6 @@
 """From losses to pieces: read the graph, find the cuts, ask the engine once, apply the rules."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
@@ -29,11 +29,13 @@ class Options:
         coupling: losses that depend on other samples.
         opaque: ops nobody can look into, taken one sample at a time.
         retain_graph: whether the graph is to be kept, or let go of as it is read.
+        memory_budget: how many bytes may be spent on written-down gradients.
     """
 
     coupling: bool
     opaque: bool
     retain_graph: bool
+    memory_budget: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +80,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:
         _refuse_opaque(cuts, leaves)
-    applied = _apply(cuts, layouts, losses, options)
-    pieces: dict[str, list[Piece]] = {}
-    for cut, piece in zip(cuts, applied, strict=True):
-        for leaf in leaves_below(cut.value.node):
-            if leaf in leaves:
-                pieces.setdefault(leaves[leaf], []).append(lower(piece, cut.value, leaf))
+    pieces = _pieces(cuts, layouts, leaves, losses, options)
     order = [name for name in parameters if name in pieces]
     dtypes = {out.dtype for node in layouts for out in graph.describe(node)}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
@@ -114,12 +111,21 @@ def _cuts(
     return cuts, layouts, False
 
 
-def _apply(cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Losses, options: Options) -> list[Piece]:
-    """Return a piece for each cut."""
+def _pieces(
+    cuts: list[Cut],
+    layouts: dict[Node, tuple[Layout, ...]],
+    leaves: dict[Node, str],
+    losses: Losses,
+    options: Options,
+) -> dict[str, list[Piece]]:
+    """Return for each parameter a piece for each of its uses."""
     at: dict[Node, list[int]] = {}
     for i, cut in enumerate(cuts):
         at.setdefault(cut.node, []).append(i)
-    pieces: dict[int, Piece] = {}
+    below = [[leaf for leaf in leaves_below(cut.value.node) if leaf in leaves] for cut in cuts]
+    uses = Counter(leaves[leaf] for found in below for leaf in found)
+    pieces: dict[str, list[Piece]] = {name: [] for name in uses}
+    room = options.memory_budget
     late: list[tuple[Node, tuple[Tensor | None, ...]]] = []
     missed = dict.fromkeys(at)
     packed = any(_torch.is_packed(node) for node in at)
@@ -133,9 +139,19 @@ def _apply(cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Los
             shape, position = _shape(cuts[i].value), cuts[i].position
             use = Use(node, position, shape, gradients, layouts[node], losses.samples, options.coupling, cache)
             with torch.no_grad():
-                pieces[i] = rules.apply(use)
-            if free and pieces[i].needs_op:
-                _refuse_to_free(node)
+                piece = rules.apply(use)
+                if free and piece.needs_op:
+                    _refuse_to_free(node)
+                for leaf in below[i]:
+                    keep(leaves[leaf], lower(piece, cuts[i].value, leaf))
+
+    def keep(name: str, piece: Piece) -> None:
+        """Write down what saves time, while what it is made of can be let go of at once."""
+        nonlocal room
+        if free and uses[name] == 1 and piece.saving() > 0 and piece.size() <= room:
+            room -= piece.size()
+            piece = Dense(piece.dense())
+        pieces[name].append(piece)
 
     def see(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
         missed.pop(node)
@@ -150,7 +166,7 @@ def _apply(cuts: list[Cut], layouts: dict[Node, tuple[Layout, ...]], losses: Los
         _torch.inside_engine(lambda: list(starmap(apply, late)))
     else:
         list(starmap(apply, late))
-    return [pieces[i] for i in range(len(cuts))]
+    return pieces
 
 
 def _shape(value: GradientEdge) -> tuple[int, ...]:

@@ -80,6 +80,10 @@ class Piece(ABC):
         """Return what writing down would save when a weighted sum follows the norms, in multiply-adds."""
         return 0.0
 
+    def size(self) -> int:
+        """Return how many bytes that would take, about."""
+        return 4 * self.samples * prod(self.shape)
+
 
 class Dense(Piece):
     """Gradients that are written down already."""

@@ -87,9 +87,12 @@ def _ask(visit: Visit, nodes: Iterable[Node], base: Tensor, levels: int, done: _
 
     def keep(node: Node, gradients: Gradients) -> None:
         first[node] = tuple(None if g is None else g.detach() for g in gradients)
-        found[node] = [None if g is None else torch.zeros(g.numel(), dtype=small, device=g.device) for g in gradients]
 
     def compare(digit: int, node: Node, gradients: Gradients) -> None:
+        if node not in found:
+            found[node] = [
+                None if g is None else torch.zeros(g.numel(), dtype=small, device=g.device) for g in first[node]
+            ]
         for a, b, owners in zip(first[node], gradients, found[node], strict=True):
             if a is not None and b is not None and owners is not None:
                 _add_digit(owners, a, b.detach(), levels, digit)

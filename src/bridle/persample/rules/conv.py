@@ -38,7 +38,9 @@ class Convolved(Piece):
         if self._many_channels():
             return torch.stack([self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)])
         out = g.new_empty(n, *self.shape)
-        for few in in_chunks(n, prod(self.shape)):  # more at once is slower as well as larger
+        if not n:
+            return out
+        for few in in_chunks(n, prod(self.shape) + g[0].numel() + x[0].numel()):  # more at once is slower as well
             folded_g, folded_x = (values[few].transpose(0, 1).flatten(1, 2) for values in (g, x))
             out[few] = self._weight_gradient(folded_g, folded_x, len(g[few])).view(-1, *self.shape)
         return out

@@ -205,6 +205,32 @@ def test_our_own_backward_and_clipping_are_heard_as_well():
     assert run.threshold == 0.01
 
 
+@pytest.mark.parametrize("passed", [lambda net: net, lambda net: dict(net.named_parameters()), nn.Module.parameters])
+def test_clipping_is_heard_whatever_it_was_given(passed):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        net(torch.randn(8, 4)).square().mean().backward()
+        norm = bridle.clip_grad_norm_(passed(net), 0.01)
+        optimizer.step()
+    assert read(monitor.path).norm == pytest.approx([norm.item()], rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [1, 2.0, math.inf, "inf"])
+def test_clipping_by_another_norm_is_seen_through(order):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        for limit in (0.01, 100.0):
+            optimizer.zero_grad()
+            net(torch.ones(8, 4)).square().mean().backward()
+            true = torch.cat([p.grad.flatten() for p in net.parameters()]).norm().item()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), limit, order)
+            optimizer.step()
+            assert monitor.latest["norm"] == pytest.approx(true, rel=1e-4)
+    assert read(monitor.path).clip[1] == 1.0
+
+
 def test_clipping_holds_every_step():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)

@@ -104,5 +104,6 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The second line, or the one with non-finite gradients, standing for both."""
     if "bad" in first and "bad" not in second:
         first, second = second, first
-    peak = max((line["peak"] for line in (first, second) if isinstance(line["peak"], float)), default=second["peak"])
-    return {**second, "of": first["of"] + second["of"], "peak": peak}
+    found = {**second, "of": first["of"] + second["of"]}
+    peaks = [line["peak"] for line in (first, second) if isinstance(line.get("peak"), float)]
+    return {**found, "peak": max(peaks)} if peaks else found

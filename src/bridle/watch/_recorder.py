@@ -13,10 +13,14 @@ from torch import Tensor
 
 from ..clip import ClipReport, clip_
 from ..clip._decision import Policy
+from ..errors import UnsupportedGradientError
+from ._clock import Clock
+from ._pieces import readable
 from ._policy import Clip, policy_of
 from ._probe import Probe, Reading
+from ._ranks import Place
 from ._record import Writer, rounded
-from ._torch import folded_scale
+from ._torch import folded_scale, is_flattened
 
 __all__ = ["Recorder"]
 
@@ -46,6 +50,7 @@ class Recorder:
         every: int,
         writer: Writer,
         on_step: Callable[[], None] | None = None,
+        place: Place | None = None,
     ) -> None:
         self._model, self._only, self._clip, self._every, self._writer = model, only, clip, every, writer
         self.watched: dict[int, _Watched] = {}
@@ -56,10 +61,12 @@ class Recorder:
         self._backwards = 0
         self._last_loss: float | None = None
         self._told_loss: set[int] = set()
-        self._user_clip: tuple[list[Tensor], float, Tensor] | None = None
+        self._user_clip: tuple[list[Tensor], float, Tensor, float] | None = None
         self._samples: dict[str, float] = {}
         self._names: dict[int, list[str]] = {}
         self._began = time.perf_counter()
+        self._place = place
+        self._clock = Clock()
 
     @property
     def steps(self) -> int:
@@ -71,15 +78,20 @@ class Recorder:
         if loss is not None:
             so_far = loss.new_zeros((), dtype=torch.float64) if self._loss is None else self._loss
             self._loss, self._backwards = so_far + loss, self._backwards + 1
+        self._clock.enter()
+
+    def heard_backward_end(self) -> None:
+        """It is over."""
+        self._clock.leave()
 
     def heard_failure(self, error: BaseException) -> None:
         """A backward pass failed: what anomaly detection says is the origin of a NaN."""
         if "returned nan values" in str(error):
             self._writer.write({"anomaly": str(error).splitlines()[0], "after": self.steps})
 
-    def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor) -> None:
+    def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor, order: float) -> None:
         """The script clipped by itself."""
-        self._user_clip = (parameters, limit, norm)
+        self._user_clip = (parameters, limit, norm, order)
 
     def heard_samples(self, norms: Tensor) -> None:
         """The gradient norm of each sample of the coming step."""
@@ -108,9 +120,12 @@ class Recorder:
             watched.inside = True
             self._measure(watched)
         if watched.policy is not None:
+            _refuse_flattened(optimizer)
             report = clip_(optimizer, watched.policy, nonfinite="skip")
             if not again and watched.reading is not None:
                 watched.line.update(_done(report))
+                if watched.reading.norm is None and watched.policy.p == 2.0:
+                    watched.line.update(_sized(report.norm))  # what no rank could measure by itself
         if watched.reading is not None and watched.probe is not None and not again:
             watched.probe.remember_weights()
 
@@ -121,6 +136,10 @@ class Recorder:
             return
         watched.inside = False
         watched.steps += 1
+        self._write(watched)
+        self._clock.start()
+
+    def _write(self, watched: _Watched) -> None:
         reading, watched.reading = watched.reading, None
         if reading is None or watched.probe is None or self.broken is not None:
             return
@@ -128,6 +147,8 @@ class Recorder:
             watched.probe.read_update(reading)
             line = watched.line
             line["update"], line["unmoved"] = rounded([reading.update])[0], reading.unmoved
+            if watched.probe.spread:
+                line["sums"] = rounded(reading.sums, 9)
             self.latest = {k: v for k, v in line.items() if v is not None and v != []}
             self._writer.step(self.latest)
         except Exception as error:  # the program must not suffer from being watched
@@ -146,13 +167,21 @@ class Recorder:
             return
         try:
             if watched.probe is None or watched.probe.is_stale():
-                watched.probe = Probe(watched.optimizer)
+                watched.probe = Probe(watched.optimizer, self._place.rank if self._place else 0)
                 self._introduce(watched, watched.probe)
-            watched.reading = watched.probe.read_gradients()
+            watched.reading = self._read(watched, watched.probe)
             watched.line = self._line(watched, watched.reading, loss, backwards)
         except Exception as error:
             watched.reading = None
             self._give_up(error)
+
+    def _read(self, watched: _Watched, probe: Probe) -> Reading:
+        known = set(probe.unmeasured)
+        reading = probe.read_gradients()
+        for i in probe.unmeasured.keys() - known:
+            name = self._names[watched.index][i]
+            self._writer.write({"unmeasured": name, "because": probe.unmeasured[i], "after": self.steps})
+        return reading
 
     def _take_loss(self, watched: _Watched) -> tuple[float | None, int]:
         """What backward was called on since the last step: the sum, for that is what the gradient belongs to.
@@ -177,23 +206,26 @@ class Recorder:
             "opt": watched.index,
             "time": round(time.perf_counter() - self._began, 3),
             "loss": rounded([loss], 9)[0],
-            "norm": rounded([norm], 9)[0],
             "norms": rounded(norms),
             "lr": rounded(lrs),
             "turn": rounded([reading.turn], 4)[0],
             "of": 1,
-            "peak": rounded([norm], 9)[0],
+            **_sized(norm),
             **clipping,
             **self._samples,
         }
         self._samples = {}
+        if self._place is not None and (spent := self._clock.read()) is not None:
+            line["own"], line["back"] = rounded(spent)
         if backwards > 1:
             line["backwards"] = backwards
         if reading.bad:
             line["bad"] = {self._names[watched.index][i]: n for i, n in reading.bad.items()}
         return line
 
-    def _undo_clipping(self, watched: _Watched, reading: Reading) -> tuple[float, list[float | None], dict[str, Any]]:
+    def _undo_clipping(
+        self, watched: _Watched, reading: Reading
+    ) -> tuple[float | None, list[float | None], dict[str, Any]]:
         """The norms as they were before the script itself clipped, and what it did."""
         if (folded := folded_scale(watched.optimizer)) is not None:
             return reading.norm, reading.norms, {"clip": rounded([folded])[0]}
@@ -202,11 +234,15 @@ class Recorder:
         stepped = {id(p) for p in watched.probe.parameters if p.grad is not None}
         if heard is None or {id(p) for p in heard[0] if p.grad is not None} != stepped or not math.isfinite(heard[1]):
             return reading.norm, reading.norms, {}
-        before = float(heard[2])
-        factor = reading.norm / before if math.isfinite(before) and before > reading.norm > 0 else 1.0
-        factor = factor if factor < 1 - 1e-5 else 1.0
+        limit, told, order = heard[1], readable(heard[2]), heard[3]
+        if told is None:
+            raise UnsupportedGradientError("the norm that the script clipped by is one the ranks have not yet added up.")
+        before = float(told)
+        factor = min(1.0, limit / (before + 1e-6)) if math.isfinite(before) else 1.0  # as clip_grad_norm_ has it
+        factor = factor if 0 < factor < 1 - 1e-5 else 1.0
         norms = [None if n is None else n / factor for n in reading.norms]
-        return reading.norm / factor, norms, {"clip": rounded([factor])[0], "limit": heard[1]}
+        norm = reading.norm / factor if reading.norm is not None else before if order == 2.0 else None
+        return norm, norms, {"clip": rounded([factor])[0], "limit": limit}
 
     def _introduce(self, watched: _Watched, probe: Probe) -> None:
         """A line that says what the numbers of this optimizer's lines belong to."""
@@ -222,12 +258,27 @@ class Recorder:
                 "groups": [len(group["params"]) for group in groups],
                 "trained": [p.requires_grad for p in probe.parameters],
                 "update_on_every": probe.stride,
+                **({"pieces": probe.pieces} if any(probe.pieces) else {}),
             }
         )
 
     def _give_up(self, error: Exception) -> None:
         self.broken = f"{type(error).__name__}: {error}"
         self._writer.write({"stopped": self.broken, "after": self.steps})
+
+
+def _sized(norm: float | None) -> dict[str, Any]:
+    """The norm of a step; nothing where it is not known."""
+    size = rounded([norm], 9)[0]
+    return {} if size is None else {"norm": size, "peak": size}
+
+
+def _refuse_flattened(optimizer: torch.optim.Optimizer) -> None:
+    if any(is_flattened(p) for group in optimizer.param_groups for p in group["params"]):
+        raise UnsupportedGradientError(
+            "the parameters are flattened by torch's first FullyShardedDataParallel, whose pieces do not say what they "
+            "are pieces of: each rank would clip by a norm of its own. Use its clip_grad_norm_, or fully_shard."
+        )
 
 
 def _done(report: ClipReport) -> dict[str, Any]:

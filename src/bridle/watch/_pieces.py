@@ -11,7 +11,7 @@ __all__ = ["here", "is_spread", "piece", "readable", "speaks", "why_not"]
 
 
 def is_spread(t: Any) -> bool:
-    """Is it a DTensor, which may lie on several ranks? (It is not imported here: who has one has imported it.)"""
+    """Is it a DTensor, which may lie on several ranks? Who has one has imported it, so it is not imported here."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(t, module.DTensor)
 

@@ -172,7 +172,7 @@ class Probe:
     def _square(self, norms: Tensor) -> float:
         """The sum of squares of what this rank counts, of all elements as far as the sampled ones tell."""
         pairs = zip(norms.tolist(), self._counted, strict=True)
-        return sum(n * n for n, counts in pairs if counts) * self.stride
+        return float(sum(n * n for n, counts in pairs if counts)) * self.stride
 
     def _look(self, tensors: list[Tensor]) -> list[Tensor]:
         """The elements that are compared: all, or an even sample."""

@@ -65,10 +65,10 @@ class Writer:
         if self._size > self._max_bytes:
             self._thin()
 
-    def close(self) -> None:
-        """Write what is held, and close."""
+    def close(self, last: dict[str, Any] | None = None) -> None:
+        """Write what is held and the last line, if there is to be one, and close."""
         if self._file is not None:
-            for line in self._held.values():
+            for line in [*self._held.values(), *([] if last is None else [last])]:
                 self.write(line)
             self._held.clear()
             self._file.close()

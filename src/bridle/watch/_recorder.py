@@ -236,7 +236,9 @@ class Recorder:
             return reading.norm, reading.norms, {}
         limit, told, order = heard[1], readable(heard[2]), heard[3]
         if told is None:
-            raise UnsupportedGradientError("the norm that the script clipped by is one the ranks have not yet added up.")
+            raise UnsupportedGradientError(
+                "the norm that the script clipped by is one the ranks have not yet added up."
+            )
         before = float(told)
         factor = min(1.0, limit / (before + 1e-6)) if math.isfinite(before) else 1.0  # as clip_grad_norm_ has it
         factor = factor if 0 < factor < 1 - 1e-5 else 1.0

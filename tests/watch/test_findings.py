@@ -9,7 +9,7 @@ from bridle.watch import findings
 from bridle.watch._run import Event
 from bridle.watch.findings import TABLE, find
 
-from .runs import NAMES, healthy
+from .runs import NAMES, apart, healthy, late, left_out
 
 N = 400
 
@@ -107,6 +107,8 @@ TRIGGERS = {
     "clip_tight": [clipped_too_tightly],
     "clip_idle": [never_clipped],
     "noise_scale": [noisy],
+    "rank_norms": [apart, left_out],
+    "straggler": [late],
 }
 
 

@@ -101,22 +101,25 @@ def _is_free(name: Path, here: Place | None) -> bool:
 
 
 def one_for_each_run(paths: list[str]) -> list[Path]:
-    """One file of each run among files and folders: of the files of several ranks one leads to the others.
+    """The records to read among files and folders: of the files of several ranks one, since it leads to the others.
 
     Raises:
-        ArgumentError: more than two runs, or a folder that holds none or several.
+        ArgumentError: more than two runs, or a folder that does not hold exactly one.
     """
-    found: dict[Path, Path] = {}
+    found: list[Path] = []
     for path in map(Path, paths):
-        if not path.is_dir():
-            found.setdefault(joined_name(path), path)
-            continue
-        inside = {joined_name(file): file for file in sorted(path.glob("*.jsonl"), reverse=True)}
-        if len(inside) != 1:
-            names = ", ".join(sorted(file.name for file in inside.values())) or "no .jsonl file"
-            raise ArgumentError(f"{path} is a folder, and holds {names}. Name the record of one run.")
-        found.update(inside)
+        file = _only_run(path) if path.is_dir() else path
+        if joined_name(file) == file or joined_name(file) not in map(joined_name, found):
+            found.append(file)
     if len(found) > 2:
-        names = ", ".join(path.name for path in found)
+        names = ", ".join(map(str, found))
         raise ArgumentError(f"a report is about one run or two, before and after; found {len(found)}: {names}.")
-    return list(found.values())
+    return found
+
+
+def _only_run(folder: Path) -> Path:
+    inside = {joined_name(file): file for file in sorted(folder.glob("*.jsonl"), reverse=True)}
+    if len(inside) != 1:
+        names = ", ".join(sorted(file.name for file in inside.values())) or "no .jsonl file"
+        raise ArgumentError(f"{folder} is a folder with {names} in it. Name the record of one run.")
+    return next(iter(inside.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,16 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..clip import ClipReport, clip_
+from ..clip import clip_
 from ..clip._decision import Policy
-from ..errors import UnsupportedGradientError
+from ._clipping import Heard, before_clipping, done, refuse_flattened, sized
 from ._clock import Clock
-from ._pieces import readable
 from ._policy import Clip, policy_of
 from ._probe import Probe, Reading
 from ._ranks import Place
 from ._record import Writer, rounded
-from ._torch import folded_scale, is_flattened
 
 __all__ = ["Recorder"]
 
@@ -61,7 +58,7 @@ class Recorder:
         self._backwards = 0
         self._last_loss: float | None = None
         self._told_loss: set[int] = set()
-        self._user_clip: tuple[list[Tensor], float, Tensor, float] | None = None
+        self._user_clip: Heard | None = None
         self._samples: dict[str, float] = {}
         self._names: dict[int, list[str]] = {}
         self._began = time.perf_counter()
@@ -91,7 +88,7 @@ class Recorder:
 
     def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor, order: float) -> None:
         """The script clipped by itself."""
-        self._user_clip = (parameters, limit, norm, order)
+        self._user_clip = Heard(parameters, limit, norm, order)
 
     def heard_samples(self, norms: Tensor) -> None:
         """The gradient norm of each sample of the coming step."""
@@ -120,12 +117,12 @@ class Recorder:
             watched.inside = True
             self._measure(watched)
         if watched.policy is not None:
-            _refuse_flattened(optimizer)
+            refuse_flattened(optimizer)
             report = clip_(optimizer, watched.policy, nonfinite="skip")
             if not again and watched.reading is not None:
-                watched.line.update(_done(report))
+                watched.line.update(done(report))
                 if watched.reading.norm is None and watched.policy.p == 2.0:
-                    watched.line.update(_sized(report.norm))  # what no rank could measure by itself
+                    watched.line.update(sized(report.norm))  # what no rank could measure by itself
         if watched.reading is not None and watched.probe is not None and not again:
             watched.probe.remember_weights()
 
@@ -199,7 +196,8 @@ class Recorder:
         return self._last_loss, count
 
     def _line(self, watched: _Watched, reading: Reading, loss: float | None, backwards: int) -> dict[str, Any]:
-        norm, norms, clipping = self._undo_clipping(watched, reading)
+        heard, self._user_clip = self._user_clip, None
+        norm, norms, clipping = before_clipping(watched.optimizer, reading, heard)
         lrs = [float(group["lr"]) for group in watched.optimizer.param_groups if "lr" in group]
         line = {
             "step": watched.steps,
@@ -210,7 +208,7 @@ class Recorder:
             "lr": rounded(lrs),
             "turn": rounded([reading.turn], 4)[0],
             "of": 1,
-            **_sized(norm),
+            **sized(norm),
             **clipping,
             **self._samples,
         }
@@ -222,29 +220,6 @@ class Recorder:
         if reading.bad:
             line["bad"] = {self._names[watched.index][i]: n for i, n in reading.bad.items()}
         return line
-
-    def _undo_clipping(
-        self, watched: _Watched, reading: Reading
-    ) -> tuple[float | None, list[float | None], dict[str, Any]]:
-        """The norms as they were before the script itself clipped, and what it did."""
-        if (folded := folded_scale(watched.optimizer)) is not None:
-            return reading.norm, reading.norms, {"clip": rounded([folded])[0]}
-        heard, self._user_clip = self._user_clip, None
-        assert watched.probe is not None
-        stepped = {id(p) for p in watched.probe.parameters if p.grad is not None}
-        if heard is None or {id(p) for p in heard[0] if p.grad is not None} != stepped or not math.isfinite(heard[1]):
-            return reading.norm, reading.norms, {}
-        limit, told, order = heard[1], readable(heard[2]), heard[3]
-        if told is None:
-            raise UnsupportedGradientError(
-                "the norm that the script clipped by is one the ranks have not yet added up."
-            )
-        before = float(told)
-        factor = min(1.0, limit / (before + 1e-6)) if math.isfinite(before) else 1.0  # as clip_grad_norm_ has it
-        factor = factor if 0 < factor < 1 - 1e-5 else 1.0
-        norms = [None if n is None else n / factor for n in reading.norms]
-        norm = reading.norm / factor if reading.norm is not None else before if order == 2.0 else None
-        return norm, norms, {"clip": rounded([factor])[0], "limit": limit}
 
     def _introduce(self, watched: _Watched, probe: Probe) -> None:
         """A line that says what the numbers of this optimizer's lines belong to."""
@@ -267,26 +242,3 @@ class Recorder:
     def _give_up(self, error: Exception) -> None:
         self.broken = f"{type(error).__name__}: {error}"
         self._writer.write({"stopped": self.broken, "after": self.steps})
-
-
-def _sized(norm: float | None) -> dict[str, Any]:
-    """The norm of a step; nothing where it is not known."""
-    size = rounded([norm], 9)[0]
-    return {} if size is None else {"norm": size, "peak": size}
-
-
-def _refuse_flattened(optimizer: torch.optim.Optimizer) -> None:
-    if any(is_flattened(p) for group in optimizer.param_groups for p in group["params"]):
-        raise UnsupportedGradientError(
-            "the parameters are flattened by torch's first FullyShardedDataParallel, whose pieces do not say what they "
-            "are pieces of: each rank would clip by a norm of its own. Use its clip_grad_norm_, or fully_shard."
-        )
-
-
-def _done(report: ClipReport) -> dict[str, Any]:
-    if report.skipped:
-        return {"clip": 0.0}
-    factor = report.coefficient
-    if factor is None:  # values were limited, each by itself: how much of the norm is left
-        factor = report.norm_after / report.norm if report.norm else 1.0
-    return {"clip": rounded([factor])[0]}

@@ -69,3 +69,8 @@ def test_flattened_parameters_are_not_measured(two, tmp_path):
     assert math.isnan(run.norm[0])
     assert "use torch.distributed.fsdp.fully_shard" in remarks(run)[0]
     assert all(math.isnan(u) for u in run.update)
+
+
+def test_a_model_that_was_never_wrapped_is_found_by_every_rank(ranks, tmp_path):
+    for found in ranks.run(watched.alone, str(tmp_path / "run.jsonl")):
+        assert found[0].startswith("rank_norms: the ranks do not train together")

@@ -122,3 +122,17 @@ def flattened(path):
         net(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
         optimizer.step()
     return monitor.path
+
+
+def alone(path):
+    """Every rank trains by itself, on data of its own."""
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())
+    with bridle.Monitor(net, record=path) as monitor:
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(torch.randn(4, 5, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+    dist.barrier()
+    return [str(finding) for finding in monitor.findings()]

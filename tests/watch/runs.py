@@ -78,3 +78,13 @@ def left_out(step=100, place=4, value=lambda v: 2 * v):
     for t in range(step, len(found[1].steps)):
         found[1].norms[t][place] = value(found[1].norms[t][place])
     return merged(found)
+
+
+def in_part():
+    """Of two ranks that hold pieces, one was killed early: norms are known only up to there."""
+    found = [ranks(2)[0], ranks(2, n=200)[1]]
+    for run in found:
+        run.pieces[:] = [[run.rank, 2] for _ in NAMES]
+        run.norm[:] = run.peak[:] = [math.nan] * len(run.steps)
+    found[1].notes.clear()
+    return merged(found)

@@ -16,6 +16,7 @@ from ..errors import BridleError
 from ._live import LiveLine, possible
 from ._monitor import Monitor
 from ._ranks import free_name, joined_name, one_for_each_run, place
+from ._record import reason
 from ._reporter import await_reporter, start_reporter
 from ._run import read
 from ._script import check_script, run_module, run_script
@@ -102,7 +103,7 @@ def _watch(options: argparse.Namespace) -> None:
         run(options.script, options.args)
     except BaseException as error:
         if not isinstance(error, SystemExit):
-            monitor.stop(f"{type(error).__name__}: {error}")
+            monitor.stop(reason(error))
         elif error.code:
             monitor.stop(f"exit code {error.code}")
         raise

@@ -16,7 +16,7 @@ from ..errors import ArgumentError
 from . import _torch
 from ._policy import Clip, policy_of
 from ._ranks import place, rank_file
-from ._record import VERSION, Writer, rounded
+from ._record import VERSION, Writer, reason, rounded
 from ._recorder import Recorder
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class Monitor:
             because: why the run ends before its time, if it does: said in the report of several ranks.
         """
         _torch.stop(self._recorder)
-        self._writer.close({"ended": because and because[:500], "after": self.steps} if self._is_rank else None)
+        self._writer.close({"ended": because, "after": self.steps} if self._is_rank else None)
 
     def note(self, kind: str, **values: Any) -> None:
         """Write a line of your own into the record, such as a test loss.
@@ -176,4 +176,4 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop(None if kind is None else f"{kind.__name__}: {error}")
+        self.stop(None if error is None else reason(error))

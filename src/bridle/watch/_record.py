@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VERSION", "Writer", "rounded"]
+__all__ = ["VERSION", "Writer", "reason", "rounded"]
 
 VERSION = 1
 
@@ -20,6 +20,11 @@ VERSION = 1
 def rounded(values: Iterable[float | None], digits: int = 6) -> list[float | str | None]:
     """Values with that many significant digits. JSON has no NaN and no infinity: those become words."""
     return [None if v is None else float(f"{v:.{digits}g}") if math.isfinite(v) else str(v) for v in values]
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line, as the end of a record."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:500]
 
 
 class Writer:

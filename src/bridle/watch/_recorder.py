@@ -156,6 +156,7 @@ class Recorder:
 
     def _measure(self, watched: _Watched) -> None:
         watched.reading = None
+        spent = self._clock.read()  # before measuring, whose time is nobody's
         loss, backwards = self._take_loss(watched)
         if self.broken is not None or watched.steps % self._every:
             self._user_clip = None
@@ -168,6 +169,8 @@ class Recorder:
                 self._introduce(watched, watched.probe)
             watched.reading = self._read(watched, watched.probe)
             watched.line = self._line(watched, watched.reading, loss, backwards)
+            if self._place is not None and spent is not None:
+                watched.line["own"], watched.line["back"] = rounded(spent)
         except Exception as error:
             watched.reading = None
             self._give_up(error)
@@ -213,8 +216,6 @@ class Recorder:
             **self._samples,
         }
         self._samples = {}
-        if self._place is not None and (spent := self._clock.read()) is not None:
-            line["own"], line["back"] = rounded(spent)
         if backwards > 1:
             line["backwards"] = backwards
         if reading.bad:

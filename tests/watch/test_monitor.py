@@ -161,6 +161,26 @@ def test_a_step_that_calls_its_parents_is_one_step():
     assert len(read(monitor.path).steps) == 3
 
 
+def test_a_step_that_uses_another_optimizer_is_one_step():
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+            self.inner = torch.optim.SGD(self.param_groups[0]["params"][:2], lr=0.1)
+
+        def step(self, closure=None):
+            self.inner.step()
+
+    net = model()
+    optimizer = Outer(net.parameters())
+    with bridle.Monitor(net, clip="zscore") as monitor:
+        train(net, optimizer, 3)
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)  # one that steps by itself is heard
+    assert monitor.steps == 4
+    run = read(monitor.path)
+    assert run.optimizer == "Outer"
+    assert run.others == 1
+
+
 def test_after_a_step_that_raised_it_goes_on():
     class Fragile(torch.optim.SGD):
         def step(self, closure=None):

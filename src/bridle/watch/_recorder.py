@@ -103,7 +103,7 @@ class Recorder:
 
     def before_step(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
         """Measure the gradients, and clip them."""
-        if self._only is not None and optimizer is not self._only:
+        if (self._only is not None and optimizer is not self._only) or self._is_within_a_step(optimizer):
             return
         watched = self.watched.get(id(optimizer))
         if watched is None:
@@ -125,6 +125,11 @@ class Recorder:
                     watched.line.update(sized(report.norm))  # what no rank could measure by itself
         if watched.reading is not None and watched.probe is not None and not again:
             watched.probe.remember_weights()
+
+    def _is_within_a_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Does another optimizer use this one for its own step? ZeroRedundancyOptimizer does, with a rank's share."""
+        outer = [w.optimizer for w in self.watched.values() if w.inside and w.optimizer is not optimizer]
+        return any(_parameters(optimizer) <= _parameters(other) for other in outer)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure the update, and write the line."""
@@ -243,3 +248,7 @@ class Recorder:
     def _give_up(self, error: Exception) -> None:
         self.broken = f"{type(error).__name__}: {error}"
         self._writer.write({"stopped": self.broken, "after": self.steps})
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -8,6 +8,7 @@ import watched
 import bridle
 from bridle.watch._run import read
 from bridle.watch._standing import remarks
+from bridle.watch.findings import find
 
 
 def one_process(folder, limit, clip):
@@ -74,3 +75,9 @@ def test_flattened_parameters_are_not_measured(two, tmp_path):
 def test_a_model_that_was_never_wrapped_is_found_by_every_rank(ranks, tmp_path):
     for found in ranks.run(watched.alone, str(tmp_path / "run.jsonl")):
         assert found[0].startswith("rank_norms: the ranks do not train together")
+
+
+def test_who_waits_for_data_is_late_also_where_parameters_are_in_pieces(two, tmp_path):
+    run = read(two.run(watched.starved, str(tmp_path / "run.jsonl"))[0])
+    assert "rank 1 is late" in next(finding for finding in find(run) if finding.name == "straggler").title
+    assert all(0 < load < own for one in run.ranks for load, own in zip(one.load[1:], one.own[1:], strict=True))

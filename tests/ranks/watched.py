@@ -1,5 +1,7 @@
 """What the ranks run while they are watched."""
 
+import time
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -136,3 +138,27 @@ def alone(path):
             optimizer.step()
     dist.barrier()
     return [str(finding) for finding in monitor.findings()]
+
+
+class Slow(torch.utils.data.Dataset):
+    """Data that comes late on one rank."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        if dist.get_rank() == 1:
+            time.sleep(0.01)
+        return torch.full((5,), float(i % 7), dtype=torch.float64)
+
+
+def starved(path):
+    net = sharded("all")
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with bridle.Monitor(net, optimizer, record=path) as monitor:
+        for x in torch.utils.data.DataLoader(Slow(), batch_size=4):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    dist.barrier()
+    return monitor.path

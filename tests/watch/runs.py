@@ -30,6 +30,7 @@ def healthy(n=400, seed=0, **columns):
     run.samples.extend([None] * n)
     run.own.extend([math.nan] * n)
     run.back.extend([math.nan] * n)
+    run.load.extend([math.nan] * n)
     run.sums.extend([] for _ in range(n))
     run.pieces.extend([None] * len(NAMES))
     for name, values in columns.items():
@@ -47,7 +48,7 @@ def ranks(count=2, n=400, seed=0):
         own = [0.01 * math.exp(0.3 * r.gauss(0, 1)) for _ in range(n)]
         back = [0.02 * math.exp(0.3 * r.gauss(0, 1)) for _ in range(n)]
         loss = [v * math.exp(0.1 * r.gauss(0, 1)) for v in healthy(n, seed).loss]
-        run = healthy(n, seed, own=own, back=back, loss=loss)
+        run = healthy(n, seed, own=own, back=back, load=[0.2 * v for v in own], loss=loss)
         run.header.update(rank=rank, world=count, launch="here", process=["host", rank])
         run.notes.append({"ended": None, "after": n})
         found.append(run)
@@ -60,6 +61,16 @@ def late(count=2, which=1, by=0.03):
     for run in found:
         column = run.own if run.rank == which else run.back
         column[:] = [v + by for v in column]
+    return merged(found)
+
+
+def starved():
+    """One rank waits for its data; parameters are in pieces, so the others wait for it in the forward pass."""
+    found = ranks(2)
+    for run in found:
+        run.pieces[0] = [run.rank, 2]
+        run.own[:] = [v + 0.03 for v in run.own]
+    found[0].load[:] = [v + 0.03 for v in found[0].load]
     return merged(found)
 
 

@@ -9,7 +9,7 @@ from bridle.watch import findings
 from bridle.watch._run import Event
 from bridle.watch.findings import TABLE, find
 
-from .runs import NAMES, apart, healthy, late, left_out
+from .runs import NAMES, apart, healthy, late, left_out, starved
 
 N = 400
 
@@ -108,7 +108,7 @@ TRIGGERS = {
     "clip_idle": [never_clipped],
     "noise_scale": [noisy],
     "rank_norms": [apart, left_out],
-    "straggler": [late],
+    "straggler": [late, starved],
 }
 
 

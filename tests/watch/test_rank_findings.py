@@ -8,7 +8,7 @@ import pytest
 from bridle.watch._merge import merged
 from bridle.watch.findings import find
 
-from .runs import NAMES, apart, late, left_out, ranks
+from .runs import NAMES, apart, late, left_out, ranks, starved
 
 
 def the(name, run):
@@ -36,6 +36,12 @@ def test_several_late_ranks_are_named():
         column = run.own if run.rank in (1, 4) else run.back
         column[:] = [v + 0.03 for v in column]
     assert the("straggler", merged(found)).title.startswith("rank 1 and rank 4 are late")
+
+
+def test_in_pieces_only_loading_tells_who_is_late():
+    found = the("straggler", starved())
+    assert found.title.startswith("rank 0 is late")
+    assert found.test.startswith("seconds loading data")
 
 
 def only_sometimes(found):

@@ -76,6 +76,26 @@ def test_a_monitor_names_its_record_by_its_rank(tmp_path, monkeypatch):
     assert math.isnan(run.own[0])  # what was before the first step is no step's
 
 
+def test_how_long_data_is_waited_for_is_heard_on_ranks_only(tmp_path, monkeypatch):
+    """Its own time lies within that outside of backward passes; afterwards loaders are as they were."""
+    kind = torch.utils.data.dataloader._BaseDataLoaderIter
+    before = kind.__next__
+    with bridle.Monitor():
+        assert kind.__next__ is before
+    as_rank(monkeypatch, 0)
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer, record=tmp_path / "run.jsonl") as monitor:
+        for x in torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=8):
+            optimizer.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+    assert kind.__next__ is before
+    run = read(monitor.path).ranks[0]
+    assert len(run.steps) == 5
+    assert all(0 < load < own for load, own in zip(run.load[1:], run.own[1:], strict=True))
+
+
 def test_an_error_is_said_to_have_ended_it(tmp_path, monkeypatch):
     as_rank(monkeypatch, 0)
     net = model()
@@ -102,7 +122,7 @@ def test_a_run_of_one_process_has_the_record_it_had(tmp_path):
     lines = [json.loads(line) for line in Path(monitor.path).read_text().splitlines()]
     assert set(lines[0]) == {"bridle", "torch", "python", "argv", "clip", "every"}
     assert "pieces" not in lines[1]
-    assert not {"own", "back", "sums"} & set(lines[-1])
+    assert not {"own", "back", "load", "sums"} & set(lines[-1])
     assert lines[-1]["step"] == 1
 
 

@@ -1,7 +1,8 @@
-"""Where the time between two steps goes: inside backward passes, or outside of them.
+"""Where the time between two steps goes: inside backward passes or outside of them, and how much into loading data.
 
 Ranks that train together take equally long for a step, since in the backward pass they wait for the slowest. Who is
-late shows outside: the time a rank needs by itself, for data and the forward pass.
+late shows outside: the time a rank needs by itself, for data and the forward pass. Where parameters lie on several
+ranks these wait in the forward pass too, and only the time for data is a rank's own.
 """
 
 from __future__ import annotations
@@ -17,11 +18,16 @@ class Clock:
     def __init__(self) -> None:
         self._depth = 0
         self._since: float | None = None  # not before the first step has ended: what was before is no step's
-        self._outside = self._inside = 0.0
+        self._outside = self._inside = self._loading = 0.0
 
     def start(self) -> None:
         """A step has ended."""
-        self._since, self._outside, self._inside = time.perf_counter(), 0.0, 0.0
+        self._since = time.perf_counter()
+        self._outside = self._inside = self._loading = 0.0
+
+    def loaded(self, seconds: float) -> None:
+        """Data was waited for."""
+        self._loading += seconds
 
     def enter(self) -> None:
         """A backward pass begins, perhaps inside another."""
@@ -35,12 +41,12 @@ class Clock:
         if self._depth == 0:
             self._inside += self._lap()
 
-    def read(self) -> tuple[float, float] | None:
-        """Seconds outside of and inside backward passes since the last step ended, or None after none."""
+    def read(self) -> tuple[float, float, float] | None:
+        """Seconds outside of and inside backward passes, and loading, since the last step ended; None after none."""
         if self._since is None:
             return None
         self._outside += self._lap()
-        return self._outside, self._inside
+        return self._outside, self._inside, self._loading
 
     def _lap(self) -> float:
         now = time.perf_counter()

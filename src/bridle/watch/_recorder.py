@@ -81,6 +81,10 @@ class Recorder:
         """It is over."""
         self._clock.leave()
 
+    def heard_loading(self, seconds: float) -> None:
+        """A data loader took so long for a batch."""
+        self._clock.loaded(seconds)
+
     def heard_failure(self, error: BaseException) -> None:
         """A backward pass failed: what anomaly detection says is the origin of a NaN."""
         if "returned nan values" in str(error):
@@ -175,7 +179,7 @@ class Recorder:
             watched.reading = self._read(watched, watched.probe)
             watched.line = self._line(watched, watched.reading, loss, backwards)
             if self._place is not None and spent is not None:
-                watched.line["own"], watched.line["back"] = rounded(spent)
+                watched.line.update(zip(("own", "back", "load"), rounded(spent), strict=True))
         except Exception as error:
             watched.reading = None
             self._give_up(error)

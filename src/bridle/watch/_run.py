@@ -48,7 +48,8 @@ class Run:
         of: how many steps the line stands for.
         unmoved: parameters that did not move.
         samples: size of the batch, mean square of its per-sample norms, where told.
-        own: seconds before the step that were spent outside of backward passes; `back` those inside.
+        own: seconds before the step that were spent outside of backward passes, `back` those inside, `load` those of
+            `own` for which data loaders were waited for.
         sums: what a rank adds to the sums that `update` and `turn` follow from, where parameters lie on several ranks.
         events: steps with non-finite gradients.
         notes: other lines.
@@ -80,6 +81,7 @@ class Run:
     samples: list[tuple[int, float] | None] = field(default_factory=list)
     own: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
+    load: list[float] = field(default_factory=list)
     sums: list[list[float]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -195,7 +197,7 @@ def _append(run: Run, line: dict[str, Any]) -> None:
         return float(line.get(key, "nan"))
 
     run.steps.append(line["step"])
-    for name in ("loss", "norm", "peak", "update", "turn", "clip", "limit", "own", "back"):
+    for name in ("loss", "norm", "peak", "update", "turn", "clip", "limit", "own", "back", "load"):
         getattr(run, name).append(number(name))
     run.norms.append([None if n is None else float(n) for n in line["norms"]])
     run.lr.append(float(line["lr"][0]) if line.get("lr") else math.nan)

@@ -20,6 +20,7 @@ def standing(run: Run) -> list[dict[str, float | str]]:
             "last loss": finite(one.loss)[-1] if finite(one.loss) else math.nan,
             "median gradient norm": _middle(one.norm),
             "seconds outside backward": _middle(one.own),
+            "seconds loading data": _middle(one.load),
             "seconds in backward": _middle(one.back),
             "end": "in order" if one.end == "" else one.end or "not recorded",
         }

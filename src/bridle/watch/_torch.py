@@ -2,9 +2,10 @@
 
 Listening to a run means standing where torch can be overheard: optimizer steps through torch's global step hooks
 (public), and a few functions that are replaced while someone listens: `torch.autograd.backward` (it is what
-`Tensor.backward` calls), `torch.nn.utils.clip_grad_norm_` (the norm before clipping is gone afterwards) and
-`torch.amp.GradScaler`'s `scale` and `update` (so that the loss is the loss, not its scaled copy). Each is
-put back when the last listener leaves. Checked on torch 2.13.0 and 2.15.0.
+`Tensor.backward` calls), `torch.nn.utils.clip_grad_norm_` (the norm before clipping is gone afterwards),
+`torch.amp.GradScaler`'s `scale` and `update` (so that the loss is the loss, not its scaled copy), and in one of several
+processes `__next__` of what a DataLoader iterates by (how long data is waited for). Each is put back when the last
+listener leaves. Checked on torch 2.13.0 and 2.15.0.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..clip._target import named
 from ._pieces import readable
+from ._ranks import place
 
 __all__ = ["Listener", "folded_scale", "is_flattened", "listen", "scaled_by", "stop"]
 
@@ -33,6 +37,9 @@ class Listener(Protocol):
 
     def heard_backward_end(self) -> None:
         """It is over, one way or another."""
+
+    def heard_loading(self, seconds: float) -> None:
+        """A data loader took so long for a batch; only said to one of several processes."""
 
     def heard_failure(self, error: BaseException) -> None:
         """A backward pass has failed."""
@@ -91,6 +98,8 @@ def _install() -> None:
     _replace(importlib.import_module("bridle"), "clip_grad_norm_", _overhear_clip)
     _replace(torch.amp.GradScaler, "scale", _overhear_scale)
     _replace(torch.amp.GradScaler, "update", _overhear_update)
+    if place() is not None:
+        _replace(_BaseDataLoaderIter, "__next__", _overhear_next)
 
 
 def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -159,6 +168,18 @@ def _overhear_update(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return update
+
+
+def _overhear_next(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __next__(self: Any) -> Any:  # noqa: N807  # under this name tracebacks show it
+        began = time.perf_counter()
+        try:
+            return original(self)
+        finally:
+            for listener in _told():
+                listener.heard_loading(time.perf_counter() - began)
+
+    return __next__
 
 
 def _overhear_clip(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,56 +12,78 @@ __all__ = ["straggler"]
 _LEAST = 20
 _SHARE = 0.2
 _OFTEN = 0.8
+_TOGETHER = 1.25
 
 
 def straggler(run: Run) -> Finding | None:
-    """A rank that needs longer by itself than the others, who wait for it in the backward pass.
+    """A rank that needs longer by itself than the others, who wait for it.
 
-    Where parameters lie on several ranks these wait for each other in the forward pass too, and nothing can be told.
+    In the backward pass all wait. Where parameters lie on several ranks they wait in the forward pass too, and only
+    the time for loading data is a rank's own.
     """
-    shared = common_steps(run.ranks)
-    timed = [
-        (step, at)
-        for step, at in shared
-        if all(math.isfinite(one.own[t]) for one, t in zip(run.ranks, at, strict=True))
-    ]
-    if len(run.ranks) < 2 or len(timed) < _LEAST or any(is_cut(piece) for piece in run.pieces):
+    timed = [(step, at) for step, at in common_steps(run.ranks) if _is_timed(run, at)]
+    if len(run.ranks) < 2 or len(timed) < _LEAST:
         return None
     own = [[one.own[at[r]] for _, at in timed] for r, one in enumerate(run.ranks)]
     back = [[one.back[at[r]] for _, at in timed] for r, one in enumerate(run.ranks)]
-    usual = [median_low(each) for each in zip(*own, strict=True)]  # of two ranks the faster
-    length = median(a + b for mine, waits in zip(own, back, strict=True) for a, b in zip(mine, waits, strict=True))
-    shortest_wait = median_low([median(waits) for waits in back])
-    late: dict[int, float] = {}
-    for r, mine in enumerate(own):
-        lost = [m - u for m, u in zip(mine, usual, strict=True)]
-        often = sum(1 for gap in lost if gap > 0) >= _OFTEN * len(lost)
-        if often and median(lost) > _SHARE * length and median(back[r]) <= shortest_wait:
-            late[r] = median(lost)
-    if not late:
-        return None
-    names, most = [f"rank {run.ranks[r].rank}" for r in late], max(late.values())
+    load = [[one.load[at[r]] for _, at in timed] for r, one in enumerate(run.ranks)]
+    lengths = [median(a + b for a, b in zip(*pair, strict=True)) for pair in zip(own, back, strict=True)]
+    if max(lengths) > _TOGETHER * min(lengths):
+        return None  # they take steps of different length: nobody waits for anybody
+    measured = {"outside of backward passes": own, "loading data": load}
+    if any(is_cut(piece) for piece in run.pieces):
+        del measured["outside of backward passes"]
+    length = median(lengths)
+    evidence = {
+        "seconds outside backward": _by_rank(run, own),
+        "seconds loading data": _by_rank(run, load),
+        "seconds in backward, with waiting": _by_rank(run, back),
+        "seconds of a step": length,
+        "steps compared": len(timed),
+    }
+    for where, times in measured.items():
+        if late := _late(times, length):
+            names = [f"rank {run.ranks[r].rank}" for r in late]
+            lines = {"usual": _usual(times), **{name: times[r] for name, r in zip(names[:2], late, strict=False)}}
+            picture = Picture(f"seconds {where}", lines, [float(step) for step, _ in timed])
+            return _finding(names, max(late.values()), length, where, evidence, picture)
+    return None
+
+
+def _is_timed(run: Run, at: list[int]) -> bool:
+    return all(math.isfinite(one.own[t] + one.back[t] + one.load[t]) for one, t in zip(run.ranks, at, strict=True))
+
+
+def _usual(times: list[list[float]]) -> list[float]:
+    return [median_low(each) for each in zip(*times, strict=True)]  # of two ranks the faster
+
+
+def _late(times: list[list[float]], length: float) -> dict[int, float]:
+    """The ranks that need longer than usual in nearly all steps, by a good part of a step; and how much longer."""
+    usual = _usual(times)
+    found = {}
+    for r, mine in enumerate(times):
+        more = [m - u for m, u in zip(mine, usual, strict=True)]
+        if median(more) > _SHARE * length and sum(1 for m in more if m > 0) >= _OFTEN * len(more):
+            found[r] = median(more)
+    return found
+
+
+def _finding(
+    names: list[str], lost: float, length: float, where: str, evidence: dict[str, object], picture: Picture
+) -> Finding:
     return Finding(
         name="straggler",
-        title=f"{' and '.join(names)} {'is' if len(late) == 1 else 'are'} late: the others wait {most:.3g} s in each "
-        f"step, {most / length:.0%} of its time",
-        weight=min(0.85, 0.3 + 0.5 * most / length),
-        test="seconds outside of backward passes, where ranks do not wait for each other: more than usual among the "
-        f"ranks by {_SHARE:.0%} of a step, in {_OFTEN:.0%} of the steps; and not more inside, where they do wait",
-        evidence={
-            "seconds outside backward": _by_rank(run, own),
-            "seconds in backward, with waiting": _by_rank(run, back),
-            "seconds of a step": length,
-            "steps compared": len(timed),
-        },
+        title=f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} late: the others wait {lost:.3g} s in each "
+        f"step, {lost / length:.0%} of its time",
+        weight=min(0.85, 0.3 + 0.5 * lost / length),
+        test=f"seconds {where}, where ranks do not wait for each other: more than usual among the ranks by "
+        f"{_SHARE:.0%} of a step, in {_OFTEN:.0%} of the steps, while all take equally long for a step",
+        evidence=evidence,
         advice="Between a step and the next backward pass lie data loading, the forward pass and what else the script "
         "does: look there, on that rank. Uneven shards of the data, the longest sequences, too few loader workers, "
         "logging or saving on one rank only, a slower machine.",
-        picture=Picture(
-            "seconds outside of backward passes",
-            {"usual": usual, **{name: own[r] for name, r in zip(names[:2], late, strict=False)}},
-            [float(step) for step, _ in timed],
-        ),
+        picture=picture,
     )
 
 

@@ -60,6 +60,8 @@ class Probe:
         self.pieces = [piece(p) for p in self.parameters]
         self.spread = any(found is not None and found[1] != 1 for found in self.pieces)
         self.unmeasured: dict[int, str] = {}
+        # Looking for pieces takes longer than measuring small tensors: not done where there are none.
+        self._plain = not any(self.pieces) and not any(map(is_flattened, self.parameters))
         floats = [p for p in self.parameters if p.is_floating_point()]
         # On several devices there is no one place to compare weights in; then that is left out.
         comparable = len({p.device for p in floats}) == 1 and not any(map(is_flattened, floats))
@@ -93,10 +95,12 @@ class Probe:
     def read_gradients(self) -> Reading:
         """Measure the gradients."""
         grads = {i: p.grad for i, p in enumerate(self.parameters) if p.grad is not None}
-        lost = {i: why for i, g in grads.items() if (why := self._why_not(i, g)) is not None}
-        self.unmeasured.update(lost)
         norms: list[float | None] = [None] * len(self.parameters)
-        parts = {i: here(g) for i, g in grads.items() if i not in lost}
+        parts, lost = grads, {}
+        if not self._plain or not set(map(type, grads.values())) <= {Tensor}:
+            lost = {i: why for i, g in grads.items() if (why := self._why_not(i, g)) is not None}
+            parts = {i: here(g) for i, g in grads.items() if i not in lost}
+            self.unmeasured.update(lost)
         each = _measure.norms(list(parts.values()), 2.0) / scaled_by(self.optimizer) if parts else torch.zeros(0)
         total = float(_measure.total(each, 2.0)) if parts else 0.0
         for i, norm in [*zip(parts, each.tolist(), strict=True), *((i, math.nan) for i in lost)]:
@@ -176,5 +180,5 @@ class Probe:
 
     def _look(self, tensors: list[Tensor]) -> list[Tensor]:
         """The elements that are compared: all, or an even sample."""
-        plain = [here(t).detach() for t in tensors]
+        plain = [t.detach() for t in (tensors if self._plain else map(here, tensors))]
         return plain if self.stride == 1 else [t.reshape(-1)[:: self.stride] for t in plain]

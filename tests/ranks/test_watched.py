@@ -50,8 +50,8 @@ def test_what_ranks_have_not_added_up_is_named_and_not_guessed(two, tmp_path):
     assert math.isnan(run.norms[0][0])
     assert run.norms[0][1] == 3.0
     assert remarks(run) == [
-        "The gradient of weight is not measured: its gradient is (Partial(sum),) and the parameter (Replicate(),): ranks "
-        "would have to communicate to know its norm."
+        "Not measured: the gradient of weight. Why: it is laid out as (Partial(sum),) and its parameter as (Replicate(),), "
+        "so ranks would have to communicate to know its norm."
     ]
 
 
@@ -81,3 +81,13 @@ def test_who_waits_for_data_is_late_also_where_parameters_are_in_pieces(two, tmp
     run = read(two.run(watched.starved, str(tmp_path / "run.jsonl"))[0])
     assert "rank 1 is late" in next(finding for finding in find(run) if finding.name == "straggler").title
     assert all(0 < load < own for one in run.ranks for load, own in zip(one.load[1:], one.own[1:], strict=True))
+
+
+@pytest.mark.parametrize("clip", ["auto", "zscore", 0.5])
+def test_under_ddp_all_ranks_clip_the_same(ranks, tmp_path, clip):
+    answers = ranks.run(watched.together, str(tmp_path / "run.jsonl"), clip)
+    assert all(weights == answers[0][1] for _, weights in answers)
+    run = read(answers[0][0])
+    assert all(one.clip == run.clip for one in run.ranks)
+    assert min(run.clip) < 1
+    assert "rank_norms" not in {finding.name for finding in find(run)}

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bridle
@@ -162,3 +163,19 @@ def starved(path):
             optimizer.step()
     dist.barrier()
     return monitor.path
+
+
+def together(path, clip):
+    """Under DDP, each rank with data of its own; a few batches are far too large."""
+    net = network()
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    with bridle.Monitor(net, optimizer, record=path, clip=clip) as monitor:
+        for step in range(40):
+            x = torch.randn(16, 5, generator=data, dtype=torch.float64) * (10 if step % 13 == 12 else 1)
+            optimizer.zero_grad()
+            (model(x) - x[:, :1]).square().mean().backward()
+            optimizer.step()
+    dist.barrier()
+    return monitor.path, torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()

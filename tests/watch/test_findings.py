@@ -182,6 +182,14 @@ def test_the_noise_scale_of_known_noise():
     assert found.evidence["noise scale"] == pytest.approx(480)
 
 
+@pytest.mark.parametrize("size", [1e200, math.inf])
+def test_a_run_that_went_astray_can_still_be_read(size):
+    rows = [[size] * len(NAMES) if t > 300 else row for t, row in enumerate(healthy().norms)]
+    find(
+        healthy(norms=rows, norm=[math.hypot(*row) for row in rows], loss=[size if t > 300 else 1.0 for t in range(N)])
+    )
+
+
 def test_a_short_run_shows_nothing():
     assert find(healthy(n=5)) == []
     assert find(healthy(n=0)) == []

@@ -211,7 +211,7 @@ def test_what_other_ranks_noted_is_told(tmp_path):
     write(tmp_path, 1, [step(0, [1.0, 1.0])], more=more)
     run = read(tmp_path / "run.rank0.jsonl")
     assert "Recording of rank 1 stopped after 1 steps: OSError: full." in remarks(run)
-    assert "The gradient of w is not measured: it is partial." in remarks(run)
+    assert "Not measured: the gradient of w. Why: it is partial." in remarks(run)
     assert run.told("test") == []  # its own affair
     assert any("anomaly" in note for note in run.notes)
 

@@ -55,7 +55,8 @@ def why_not(parameter: Any, grad: Any) -> str | None:
     if laid == wanted:
         return None
     kinds = [str(layout[1]) if layout else "a plain tensor" for layout in (laid, wanted)]
-    return f"its gradient is {kinds[0]} and the parameter {kinds[1]}: ranks would have to communicate to know its norm"
+    layouts = f"it is laid out as {kinds[0]} and its parameter as {kinds[1]}"
+    return f"{layouts}, so ranks would have to communicate to know its norm"
 
 
 def readable(t: Any) -> Tensor | None:

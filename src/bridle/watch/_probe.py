@@ -117,7 +117,7 @@ class Probe:
     def _why_not(self, i: int, grad: Tensor) -> str | None:
         if is_flattened(self.parameters[i]):
             return (
-                "torch's first FullyShardedDataParallel has flattened it, and no tensor says which piece of it is "
+                "torch's first FullyShardedDataParallel has flattened its parameter, and no tensor says which piece is "
                 "here; use torch.distributed.fsdp.fully_shard"
             )
         return why_not(self.parameters[i], grad)

@@ -129,7 +129,7 @@ class Run:
         for i, module in enumerate(self.modules):
             places.setdefault(module, []).append(i)
         return {
-            module: [math.sqrt(sum((row[i] or 0.0) ** 2 for i in where)) for row in self.norms]
+            module: [math.hypot(*(row[i] or 0.0 for i in where)) for row in self.norms]
             for module, where in places.items()
         }
 

@@ -39,8 +39,8 @@ def remarks(run: Run) -> list[str]:
     for one in run.ranks:
         if one.end is None:
             found.append(
-                f"Rank {one.rank} stopped early: its record breaks off after {sum(one.of)} steps, so it was killed, or "
-                "is still running."
+                f"Rank {one.rank} stopped early: its record breaks off after {sum(one.of)} steps. It was killed, left "
+                "at once, or is still running."
             )
         elif one.end:
             found.append(f"Rank {one.rank} stopped early, after {sum(one.of)} steps: {one.end}.")
@@ -48,5 +48,10 @@ def remarks(run: Run) -> list[str]:
         if "stopped" in note:
             rank = note.get("rank", run.rank)
             found.append(f"Recording of rank {rank} stopped after {note['after']} steps: {note['stopped']}.")
-    found += [f"The gradient of {name} is not measured: {why}." for name, why in run.unmeasured.items()]
+    reasons: dict[str, list[str]] = {}
+    for name, why in run.unmeasured.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        found.append(f"Not measured: the gradient of {', '.join(names[:3])}{more}. Why: {why}.")
     return found

@@ -98,7 +98,8 @@ def as_json(run: Run) -> dict[str, Any]:
         "optimizer": run.optimizer,
         "steps": sum(run.of),
         "parameters": len(run.names),
-        **({"ranks": standing(run), "remarks": remarks(run)} if run.ranks else {}),
+        "remarks": remarks(run),
+        **({"ranks": standing(run)} if run.ranks else {}),
         "findings": [{k: v for k, v in vars(finding).items() if k != "picture"} for finding in find(run)],
         "advice": {
             **vars(advice),

@@ -12,7 +12,7 @@ import torch
 
 import bridle
 from bridle.errors import ArgumentError, RecordError
-from bridle.watch import _ranks, _reporter
+from bridle.watch import _cli, _ranks, _reporter
 from bridle.watch._cli import main
 from bridle.watch._ranks import Place, free_name, joined_name, one_for_each_run, place, rank_file
 from bridle.watch._run import read
@@ -273,3 +273,15 @@ def test_a_rank_is_over_when_it_says_so_or_is_gone(tmp_path):
     os.waitpid(child, 0)
     assert _reporter._is_over(path, here)
     assert _ranks.header_of(path)["process"][1] == child
+
+
+def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monkeypatch, capsys):
+    def refuse():
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    assert _reporter.start_reporter(tmp_path / "run.jsonl", Place(0, 2, "here")) is None
+    as_rank(monkeypatch, 0)
+    monitor = bridle.Monitor(record=tmp_path / "run.jsonl").start()
+    _cli._conclude(monitor, None, os.getpid(), place(), None)
+    assert capsys.readouterr().err == f"bridle: when all ranks have ended: bridle report {monitor.path}\n"

@@ -15,7 +15,7 @@ import torch
 from ..errors import BridleError
 from ._live import LiveLine, possible
 from ._monitor import Monitor
-from ._ranks import free_name, joined_name, one_for_each_run, place
+from ._ranks import Place, free_name, joined_name, one_for_each_run, place
 from ._record import reason
 from ._reporter import await_reporter, start_reporter
 from ._run import read
@@ -96,7 +96,7 @@ def _watch(options: argparse.Namespace) -> None:
     if options.anomaly:
         torch.autograd.set_detect_anomaly(True)
     # Registered before the script runs, so it comes after all that the script registers.
-    atexit.register(_conclude, monitor, line, os.getpid(), reporter, here is not None)
+    atexit.register(_conclude, monitor, line, os.getpid(), here, reporter)
     monitor.start()
     run = run_module if options.module else run_script
     try:
@@ -109,15 +109,17 @@ def _watch(options: argparse.Namespace) -> None:
         raise
 
 
-def _conclude(monitor: Monitor, line: LiveLine | None, process: int, reporter: int | None, is_rank: bool) -> None:
+def _conclude(monitor: Monitor, line: LiveLine | None, process: int, here: Place | None, reporter: int | None) -> None:
     if os.getpid() != process:  # a forked child of the script ends here as well
         return
     if line is not None:
         line.close()
     monitor.stop()
-    if is_rank:
+    if here is not None:
         if reporter is not None:
             await_reporter(reporter)
+        elif here.rank == 0:
+            print(f"bridle: when all ranks have ended: bridle report {monitor.path}", file=sys.stderr)
         return
     if monitor.stopped_because is not None:
         print(f"bridle: recording stopped early: {monitor.stopped_because}", file=sys.stderr)

@@ -45,7 +45,7 @@ class Writer:
             os.close(handle)
             weakref.finalize(self, Path(name).unlink, missing_ok=True)
             path = name
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the program may go to another folder
         self._file: FileIO | None = None
         self._size = 0
 

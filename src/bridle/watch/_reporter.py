@@ -28,12 +28,15 @@ _PAUSE = 0.1
 
 
 def start_reporter(record: Path, here: Place) -> int | None:
-    """Fork the reporter; returns a file descriptor to await it by, None where a system has no fork."""
+    """Fork the reporter; returns a file descriptor to await it by, None where there can be none."""
     if not hasattr(os, "fork"):
         return None
     parent = os.getpid()
     ours, its = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError:  # no more processes: the program goes on without a report
+        return None
     if child:
         os.close(its)
         os.waitpid(child, 0)  # only a go-between, so that the reporter is nobody's child that a script might wait for
@@ -60,11 +63,11 @@ def _attend(record: Path, here: Place, parent: int) -> None:
     files = [rank_file(record, rank) for rank in range(here.world)]
     while _is_alive(parent) and not _is_over(files[0], here, parent):
         time.sleep(_PAUSE)
+    if header_of(files[0]).get("launch") != here.launch:
+        return  # rank 0 ended before it began
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until and not all(_is_over(file, here) for file in files[1:]):
         time.sleep(_PAUSE)
-    if header_of(files[0]).get("launch") != here.launch:
-        return  # rank 0 ended before it began
     try:
         found = _report(read(files[0]))
     except Exception as error:

@@ -4,6 +4,8 @@ Two equal models take turns, step by step, so that what else the machine does fa
 attached and detached outside of the timed stretch. Reported: the median of the ratios of neighbouring steps, with
 quartiles, and that of the processor time they took, which other programs disturb
 less. Run on a quiet machine: python benchmarks/watch.py
+
+Of two ranks, as rank 0 sees it: torchrun --nproc-per-node 2 benchmarks/watch.py
 """
 
 import json
@@ -16,15 +18,19 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 import bridle
 from bridle import _native
 from bridle.watch import _torch
 
 WIDTH, LAYERS, TIME, BATCH, VOCABULARY, HEADS = 256, 4, 128, 16, 1024, 8
-PAIRS, WARMUP = 24, 3
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+PAIRS, WARMUP = 24 if RANKS == 1 else 16, 3
 
 
 class Block(nn.Module):
@@ -57,10 +63,16 @@ def step(model, optimizer, tokens):
     optimizer.step()
 
 
-def measure(**options):
+def sharded(model):
+    for block in model.blocks:
+        fully_shard(block)
+    return fully_shard(model)
+
+
+def measure(wrap=lambda model: model, **options):
     torch.manual_seed(0)
     tokens = torch.randint(VOCABULARY, (BATCH, TIME))
-    plain, watched = GPT(), GPT()
+    plain, watched = wrap(GPT()), wrap(GPT())
     pairs = [(m, torch.optim.AdamW(m.parameters(), lr=3e-4)) for m in (plain, watched)]
     times, work = ([], []), ([], [])
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +93,7 @@ def measure(**options):
     ratios = [b / a for a, b in zip(*times, strict=True)]
     quarter = statistics.quantiles(ratios, n=4)
     return {
-        "options": options,
+        "options": options if RANKS == 1 else {**options, "wrapped by": wrap.__name__},
         "plain_ms": round(1e3 * statistics.median(times[0]), 2),
         "watched_ms": round(1e3 * statistics.median(times[1]), 2),
         "ratio_median": round(statistics.median(ratios), 4),
@@ -89,6 +101,14 @@ def measure(**options):
         "ratio_of_processor_time": round(statistics.median(b / a for a, b in zip(*work, strict=True)), 4),
         "steps": PAIRS,
     }
+
+
+def runs():
+    if RANKS > 1:
+        dist.init_process_group("gloo")
+        torch.set_num_threads(1)
+        return [measure(DistributedDataParallel), measure(sharded)]
+    return [measure(), measure(every=10)] if "--quick" not in sys.argv else [measure()]
 
 
 def main():
@@ -103,12 +123,18 @@ def main():
             "load": [round(v, 1) for v in os.getloadavg()],  # a quiet machine is one below its cores
             "kernels": _native.kernels is not None,
         },
-        "runs": [measure(), measure(every=10)] if "--quick" not in sys.argv else [measure()],
+        "ranks": RANKS,
+        "runs": runs(),
     }
     text = json.dumps(result, indent=1)
+    if RANKS > 1:
+        dist.destroy_process_group()
+        if os.environ["RANK"] != "0":
+            return
     print(text)
     if "--quick" not in sys.argv:
-        Path(__file__).with_name("results").joinpath("watch.json").write_text(text + "\n")
+        name = "watch.json" if RANKS == 1 else "watch-ranks.json"
+        Path(__file__).with_name("results").joinpath(name).write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -156,6 +156,15 @@ def test_nan_is_traced_to_its_operation(folder):
     assert "returned nan values" in found.notes[0]["anomaly"]
 
 
+def test_a_script_may_go_to_another_folder(folder):
+    script = "import os, torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
+    script += "os.chdir('work')\n(w * 50).sum().backward()\no.step()\n"
+    (folder / "moves.py").write_text(script)
+    watched = run(folder, "-m", "bridle", "watch", "moves.py")
+    assert "SGD, 1 steps recorded" in watched.stderr
+    assert len(read(folder / "moves.bridle.jsonl").steps) == 1
+
+
 def test_clipping_from_outside(folder):
     script = "import torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
     script += "(w * 50).sum().backward()\no.step()\nprint(w.item())\n"

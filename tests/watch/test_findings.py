@@ -9,7 +9,7 @@ from bridle.watch import findings
 from bridle.watch._run import Event
 from bridle.watch.findings import TABLE, find
 
-from .runs import NAMES, healthy
+from .runs import NAMES, apart, healthy, late, left_out, starved
 
 N = 400
 
@@ -107,6 +107,8 @@ TRIGGERS = {
     "clip_tight": [clipped_too_tightly],
     "clip_idle": [never_clipped],
     "noise_scale": [noisy],
+    "rank_norms": [apart, left_out],
+    "straggler": [late, starved],
 }
 
 
@@ -178,6 +180,14 @@ def test_the_noise_scale_of_known_noise():
     run = healthy(norm=[math.sqrt(1 + 480 / 16)] * N, samples=[(16, 481.0)] * N)
     found = next(f for f in find(run) if f.name == "noise_scale")
     assert found.evidence["noise scale"] == pytest.approx(480)
+
+
+@pytest.mark.parametrize("size", [1e200, math.inf])
+def test_a_run_that_went_astray_can_still_be_read(size):
+    rows = [[size] * len(NAMES) if t > 300 else row for t, row in enumerate(healthy().norms)]
+    find(
+        healthy(norms=rows, norm=[math.hypot(*row) for row in rows], loss=[size if t > 300 else 1.0 for t in range(N)])
+    )
 
 
 def test_a_short_run_shows_nothing():

@@ -161,6 +161,26 @@ def test_a_step_that_calls_its_parents_is_one_step():
     assert len(read(monitor.path).steps) == 3
 
 
+def test_a_step_that_uses_another_optimizer_is_one_step():
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+            self.inner = torch.optim.SGD(self.param_groups[0]["params"][:2], lr=0.1)
+
+        def step(self, closure=None):
+            self.inner.step()
+
+    net = model()
+    optimizer = Outer(net.parameters())
+    with bridle.Monitor(net, clip="zscore") as monitor:
+        train(net, optimizer, 3)
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)  # one that steps by itself is heard
+    assert monitor.steps == 4
+    run = read(monitor.path)
+    assert run.optimizer == "Outer"
+    assert run.others == 1
+
+
 def test_after_a_step_that_raised_it_goes_on():
     class Fragile(torch.optim.SGD):
         def step(self, closure=None):
@@ -203,6 +223,32 @@ def test_our_own_backward_and_clipping_are_heard_as_well():
     assert run.loss == pytest.approx([loss.item()], rel=1e-6)
     assert run.norm == pytest.approx([norm.item()], rel=1e-5)
     assert run.threshold == 0.01
+
+
+@pytest.mark.parametrize("passed", [lambda net: net, lambda net: dict(net.named_parameters()), nn.Module.parameters])
+def test_clipping_is_heard_whatever_it_was_given(passed):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        net(torch.randn(8, 4)).square().mean().backward()
+        norm = bridle.clip_grad_norm_(passed(net), 0.01)
+        optimizer.step()
+    assert read(monitor.path).norm == pytest.approx([norm.item()], rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [1, 2.0, math.inf, "inf"])
+def test_clipping_by_another_norm_is_seen_through(order):
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        for limit in (0.01, 100.0):
+            optimizer.zero_grad()
+            net(torch.ones(8, 4)).square().mean().backward()
+            true = torch.cat([p.grad.flatten() for p in net.parameters()]).norm().item()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), limit, order)
+            optimizer.step()
+            assert monitor.latest["norm"] == pytest.approx(true, rel=1e-4)
+    assert read(monitor.path).clip[1] == 1.0
 
 
 def test_clipping_holds_every_step():

@@ -10,7 +10,7 @@ import pytest
 from bridle.watch._chart import Axis
 from bridle.watch._page import page, write_page
 
-from .runs import healthy
+from .runs import healthy, in_part
 from .test_findings import TRIGGERS, nonfinite, spiking, swinging
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -35,7 +35,7 @@ class Balanced(html.parser.HTMLParser):
         assert self.open.pop() == tag
 
 
-@pytest.mark.parametrize("make", [healthy, lambda: healthy(n=0), lambda: healthy(n=1), *EVERY])
+@pytest.mark.parametrize("make", [healthy, lambda: healthy(n=0), lambda: healthy(n=1), in_part, *EVERY])
 def test_the_page_is_whole_and_fetches_nothing(make):
     text = page([make()])
     parser = Balanced()
@@ -51,6 +51,14 @@ def test_two_runs_are_before_and_after():
     assert "Before and after" in text
     assert "Findings before" in text
     assert "Nothing found" in text
+
+
+def test_several_ranks_have_a_part_of_their_own():
+    text = page([in_part()])
+    assert "<h2>Ranks</h2>" in text
+    assert "Rank 1 stopped early: its record breaks off after" in text
+    assert "highest of the ranks" in text
+    assert "<h2>Ranks" not in page([healthy()])
 
 
 def test_names_are_escaped():

@@ -69,6 +69,14 @@ def test_a_long_run_stays_within_its_size_and_keeps_its_peaks(tmp_path):
     assert not list(tmp_path.glob("*.thinner"))
 
 
+def test_steps_whose_norm_no_rank_knows_are_thinned_as_well(tmp_path):
+    path = tmp_path / "run.jsonl"
+    steps = [{k: v for k, v in step(t).items() if k not in ("norm", "peak")} for t in range(2000)]
+    write(path, steps, max_bytes=20_000).close()
+    assert sum(read(path).of) == 2000
+    assert path.stat().st_size < 21_000
+
+
 def test_a_step_that_was_not_finite_outlives_its_neighbours(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = Writer(path, 20_000)

@@ -27,13 +27,13 @@ def monitor(
     clip: Clip = None,
     every: int = 1,
 ) -> Monitor:
-    """A `bridle.Monitor` for a prepared model and optimizer: the names are the model's own, rank 0 writes the file.
+    """A `bridle.Monitor` for a prepared model and optimizer: the names are the model's own.
 
     Args:
         accelerator: the accelerator that prepared them.
         model: the model, prepared or not.
         optimizer: the optimizer, prepared or not.
-        record: the file to write on the main process; the others use temporary ones.
+        record: the file to write; of several processes each writes its own, as `bridle.Monitor` does.
         clip: as in `bridle.Monitor`; do not call `accelerator.clip_grad_norm_` then.
         every: record every so many steps.
 
@@ -41,5 +41,4 @@ def monitor(
         The monitor, for a `with` block.
     """
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-    path = record if accelerator.is_main_process else None
-    return Monitor(accelerator.unwrap_model(model), inner, record=path, clip=clip, every=every)
+    return Monitor(accelerator.unwrap_model(model), inner, record=record, clip=clip, every=every)

@@ -33,11 +33,9 @@ class MonitorCallback(Callback):
         self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
         self.monitor: Monitor | None = None
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
-        if trainer.is_global_zero or self._options["clip"] is not None:
-            record = self._options["record"] if trainer.is_global_zero else None
-            self.monitor = Monitor(pl_module, **{**self._options, "record": record}).start()
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Begin; of several processes each records itself."""
+        self.monitor = Monitor(pl_module, **self._options).start()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Log the latest numbers, if the trainer has a logger."""
@@ -51,8 +49,8 @@ class MonitorCallback(Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """Complete the record of a fit that failed."""
-        self._stop()
+        self._stop(f"{type(exception).__name__}: {exception}")
 
-    def _stop(self) -> None:
+    def _stop(self, because: str | None = None) -> None:
         if self.monitor is not None:
-            self.monitor.stop()
+            self.monitor.stop(because)

@@ -37,10 +37,8 @@ class MonitorCallback(TrainerCallback):
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Begin."""
-        if state.is_world_process_zero or self._options["clip"] is not None:
-            record = self._options["record"] if state.is_world_process_zero else None
-            self.monitor = Monitor(model, **{**self._options, "record": record}).start()
+        """Begin; of several processes each records itself."""
+        self.monitor = Monitor(model, **self._options).start()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Note the evaluation loss, which the page draws as the test loss."""

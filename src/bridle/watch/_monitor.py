@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ import torch
 from ..errors import ArgumentError
 from . import _torch
 from ._policy import Clip, policy_of
-from ._record import VERSION, Writer, rounded
+from ._ranks import place, rank_file
+from ._record import VERSION, Writer, reason, rounded
 from ._recorder import Recorder
 
 if TYPE_CHECKING:
@@ -31,11 +33,13 @@ class Monitor:
     While it is on (inside a `with` block, or between `start` and `stop`) it hears every backward pass and every
     step of the optimizer, writes a line for each step, and clips if asked to. Nothing else in the program changes.
     Recording a step reads values, so on an accelerator it waits for the device: use `every` there.
+    In a run of several processes each has a monitor and a file of its own, and nothing is sent between them.
 
     Args:
         model: the model, for the names of its parameters. None: those of all live modules.
         optimizer: the optimizer whose steps are recorded. None: every optimizer that steps.
-        record: the file to write (JSON lines). None: a temporary file that lives as long as the monitor.
+        record: the file to write (JSON lines); of several processes each writes its own, `run.rank0.jsonl` for
+            `run.jsonl`. None: a temporary file that lives as long as the monitor.
         clip: None to only watch; a number (the largest norm), a name ("auto", "zscore") or a policy of `bridle`.
         every: record every so many steps; clipping is done at each.
         max_bytes: about how large the record may grow; beyond it, steps are thinned out evenly.
@@ -74,9 +78,13 @@ class Monitor:
         if not isinstance(max_bytes, int) or max_bytes < 10_000:
             raise ArgumentError(f"`max_bytes` is a number of bytes, 10000 or more; found {max_bytes!r}.")
         policy_of(clip)  # a wrong one is refused here, not in the middle of the run
-        self._writer = Writer(record, max_bytes)
+        here = place()
+        self._is_rank = here is not None
+        self._writer = Writer(
+            record if record is None or here is None else rank_file(Path(record), here.rank), max_bytes
+        )
         told = None if on_step is None else lambda: on_step(self.latest)
-        self._recorder = Recorder(model, optimizer, clip, every, self._writer, told)
+        self._recorder = Recorder(model, optimizer, clip, every, self._writer, told, here)
         self._header = {
             "bridle": VERSION,
             "torch": torch.__version__,
@@ -84,6 +92,7 @@ class Monitor:
             "argv": sys.argv,
             "clip": clip if clip is None or isinstance(clip, (int, float, str)) else repr(clip),
             "every": every,
+            **({} if here is None else here.header()),
         }
 
     @property
@@ -117,10 +126,14 @@ class Monitor:
         _torch.listen(self._recorder)
         return self
 
-    def stop(self) -> None:
-        """Stop listening and complete the record."""
+    def stop(self, because: str | None = None) -> None:
+        """Stop listening and complete the record.
+
+        Args:
+            because: why the run ends before its time, if it does: said in the report of several ranks.
+        """
         _torch.stop(self._recorder)
-        self._writer.close()
+        self._writer.close({"ended": because, "after": self.steps} if self._is_rank else None)
 
     def note(self, kind: str, **values: Any) -> None:
         """Write a line of your own into the record, such as a test loss.
@@ -163,4 +176,4 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        self.stop(None if error is None else reason(error))

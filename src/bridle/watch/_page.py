@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from html import escape
+from itertools import cycle
 from pathlib import Path
 
 from . import _chart
@@ -13,6 +14,7 @@ from ._advice import Advice, advise
 from ._chart import Line
 from ._compare import summary
 from ._finding import Finding, Picture
+from ._page_ranks import ranks_section
 from ._run import Run
 from ._stats import finite, running_median
 from ._style import CSS
@@ -36,6 +38,7 @@ def page(runs: Sequence[Run]) -> str:
         parts.append(_comparison(runs))
     parts += [_losses(runs), _norms(runs, advice), _advice_section(runs, advice)]
     parts += [_findings(run, _label(runs, i)) for i, run in enumerate(runs)]
+    parts += [ranks_section(run, _label(runs, i)) for i, run in enumerate(runs)]
     parts += [_heat(run, _label(runs, i)) for i, run in enumerate(runs)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -201,7 +204,8 @@ def _picture(picture: Picture) -> str:
     if not picture.x:
         drawn = _chart.bars({name: values[0] for name, values in picture.lines.items()})
     else:
-        series = [Line(name, list(zip(picture.x, values, strict=True))) for name, values in picture.lines.items()]
+        named = zip(picture.lines.items(), cycle("abc"), strict=False)
+        series = [Line(name, list(zip(picture.x, values, strict=True)), style) for (name, values), style in named]
         drawn = _chart.lines(series, log=picture.log, marks=picture.marks, x_label=picture.x_label)
     return f"<p class=hint>{escape(picture.title)}</p>{drawn}"
 

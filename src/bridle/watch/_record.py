@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-__all__ = ["VERSION", "Writer", "rounded"]
+__all__ = ["VERSION", "Writer", "reason", "rounded"]
 
 VERSION = 1
 
@@ -20,6 +20,11 @@ VERSION = 1
 def rounded(values: Iterable[float | None], digits: int = 6) -> list[float | str | None]:
     """Values with that many significant digits. JSON has no NaN and no infinity: those become words."""
     return [None if v is None else float(f"{v:.{digits}g}") if math.isfinite(v) else str(v) for v in values]
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line, as the end of a record."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")[:500]
 
 
 class Writer:
@@ -40,7 +45,7 @@ class Writer:
             os.close(handle)
             weakref.finalize(self, Path(name).unlink, missing_ok=True)
             path = name
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the program may go to another folder
         self._file: FileIO | None = None
         self._size = 0
 
@@ -65,10 +70,10 @@ class Writer:
         if self._size > self._max_bytes:
             self._thin()
 
-    def close(self) -> None:
-        """Write what is held, and close."""
+    def close(self, last: dict[str, Any] | None = None) -> None:
+        """Write what is held and the last line, if there is to be one, and close."""
         if self._file is not None:
-            for line in self._held.values():
+            for line in [*self._held.values(), *([] if last is None else [last])]:
                 self.write(line)
             self._held.clear()
             self._file.close()
@@ -104,5 +109,6 @@ def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """The second line, or the one with non-finite gradients, standing for both."""
     if "bad" in first and "bad" not in second:
         first, second = second, first
-    peak = max((line["peak"] for line in (first, second) if isinstance(line["peak"], float)), default=second["peak"])
-    return {**second, "of": first["of"] + second["of"], "peak": peak}
+    found = {**second, "of": first["of"] + second["of"]}
+    peaks = [line["peak"] for line in (first, second) if isinstance(line.get("peak"), float)]
+    return {**found, "peak": max(peaks)} if peaks else found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,12 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..clip import ClipReport, clip_
+from ..clip import clip_
 from ..clip._decision import Policy
+from ._clipping import Heard, before_clipping, done, refuse_flattened, sized
+from ._clock import Clock
 from ._policy import Clip, policy_of
 from ._probe import Probe, Reading
+from ._ranks import Place
 from ._record import Writer, rounded
-from ._torch import folded_scale
 
 __all__ = ["Recorder"]
 
@@ -46,6 +47,7 @@ class Recorder:
         every: int,
         writer: Writer,
         on_step: Callable[[], None] | None = None,
+        place: Place | None = None,
     ) -> None:
         self._model, self._only, self._clip, self._every, self._writer = model, only, clip, every, writer
         self.watched: dict[int, _Watched] = {}
@@ -56,10 +58,12 @@ class Recorder:
         self._backwards = 0
         self._last_loss: float | None = None
         self._told_loss: set[int] = set()
-        self._user_clip: tuple[list[Tensor], float, Tensor] | None = None
+        self._user_clip: Heard | None = None
         self._samples: dict[str, float] = {}
         self._names: dict[int, list[str]] = {}
         self._began = time.perf_counter()
+        self._place = place
+        self._clock = Clock()
 
     @property
     def steps(self) -> int:
@@ -71,15 +75,24 @@ class Recorder:
         if loss is not None:
             so_far = loss.new_zeros((), dtype=torch.float64) if self._loss is None else self._loss
             self._loss, self._backwards = so_far + loss, self._backwards + 1
+        self._clock.enter()
+
+    def heard_backward_end(self) -> None:
+        """It is over."""
+        self._clock.leave()
+
+    def heard_loading(self, seconds: float) -> None:
+        """A data loader took so long for a batch."""
+        self._clock.loaded(seconds)
 
     def heard_failure(self, error: BaseException) -> None:
         """A backward pass failed: what anomaly detection says is the origin of a NaN."""
         if "returned nan values" in str(error):
             self._writer.write({"anomaly": str(error).splitlines()[0], "after": self.steps})
 
-    def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor) -> None:
+    def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor, order: float) -> None:
         """The script clipped by itself."""
-        self._user_clip = (parameters, limit, norm)
+        self._user_clip = Heard(parameters, limit, norm, order)
 
     def heard_samples(self, norms: Tensor) -> None:
         """The gradient norm of each sample of the coming step."""
@@ -94,7 +107,7 @@ class Recorder:
 
     def before_step(self, optimizer: torch.optim.Optimizer, again: bool) -> None:
         """Measure the gradients, and clip them."""
-        if self._only is not None and optimizer is not self._only:
+        if (self._only is not None and optimizer is not self._only) or self._is_within_a_step(optimizer):
             return
         watched = self.watched.get(id(optimizer))
         if watched is None:
@@ -108,11 +121,19 @@ class Recorder:
             watched.inside = True
             self._measure(watched)
         if watched.policy is not None:
+            refuse_flattened(optimizer)
             report = clip_(optimizer, watched.policy, nonfinite="skip")
             if not again and watched.reading is not None:
-                watched.line.update(_done(report))
+                watched.line.update(done(report))
+                if watched.reading.norm is None and watched.policy.p == 2.0:
+                    watched.line.update(sized(report.norm))  # what no rank could measure by itself
         if watched.reading is not None and watched.probe is not None and not again:
             watched.probe.remember_weights()
+
+    def _is_within_a_step(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Does another optimizer use this one for its own step? ZeroRedundancyOptimizer does, with a rank's share."""
+        outer = [w.optimizer for w in self.watched.values() if w.inside and w.optimizer is not optimizer]
+        return any(_parameters(optimizer) <= _parameters(other) for other in outer)
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure the update, and write the line."""
@@ -121,6 +142,10 @@ class Recorder:
             return
         watched.inside = False
         watched.steps += 1
+        self._write(watched)
+        self._clock.start()
+
+    def _write(self, watched: _Watched) -> None:
         reading, watched.reading = watched.reading, None
         if reading is None or watched.probe is None or self.broken is not None:
             return
@@ -128,6 +153,8 @@ class Recorder:
             watched.probe.read_update(reading)
             line = watched.line
             line["update"], line["unmoved"] = rounded([reading.update])[0], reading.unmoved
+            if watched.probe.spread:
+                line["sums"] = rounded(reading.sums, 9)
             self.latest = {k: v for k, v in line.items() if v is not None and v != []}
             self._writer.step(self.latest)
         except Exception as error:  # the program must not suffer from being watched
@@ -138,6 +165,7 @@ class Recorder:
 
     def _measure(self, watched: _Watched) -> None:
         watched.reading = None
+        spent = self._clock.read()  # before measuring, whose time is nobody's
         loss, backwards = self._take_loss(watched)
         if self.broken is not None or watched.steps % self._every:
             self._user_clip = None
@@ -146,13 +174,23 @@ class Recorder:
             return
         try:
             if watched.probe is None or watched.probe.is_stale():
-                watched.probe = Probe(watched.optimizer)
+                watched.probe = Probe(watched.optimizer, self._place.rank if self._place else 0)
                 self._introduce(watched, watched.probe)
-            watched.reading = watched.probe.read_gradients()
+            watched.reading = self._read(watched, watched.probe)
             watched.line = self._line(watched, watched.reading, loss, backwards)
+            if self._place is not None and spent is not None:
+                watched.line.update(zip(("own", "back", "load"), rounded(spent), strict=True))
         except Exception as error:
             watched.reading = None
             self._give_up(error)
+
+    def _read(self, watched: _Watched, probe: Probe) -> Reading:
+        known = set(probe.unmeasured)
+        reading = probe.read_gradients()
+        for i in probe.unmeasured.keys() - known:
+            name = self._names[watched.index][i]
+            self._writer.write({"unmeasured": name, "because": probe.unmeasured[i], "after": self.steps})
+        return reading
 
     def _take_loss(self, watched: _Watched) -> tuple[float | None, int]:
         """What backward was called on since the last step: the sum, for that is what the gradient belongs to.
@@ -170,19 +208,19 @@ class Recorder:
         return self._last_loss, count
 
     def _line(self, watched: _Watched, reading: Reading, loss: float | None, backwards: int) -> dict[str, Any]:
-        norm, norms, clipping = self._undo_clipping(watched, reading)
+        heard, self._user_clip = self._user_clip, None
+        norm, norms, clipping = before_clipping(watched.optimizer, reading, heard)
         lrs = [float(group["lr"]) for group in watched.optimizer.param_groups if "lr" in group]
         line = {
             "step": watched.steps,
             "opt": watched.index,
             "time": round(time.perf_counter() - self._began, 3),
             "loss": rounded([loss], 9)[0],
-            "norm": rounded([norm], 9)[0],
             "norms": rounded(norms),
             "lr": rounded(lrs),
             "turn": rounded([reading.turn], 4)[0],
             "of": 1,
-            "peak": rounded([norm], 9)[0],
+            **sized(norm),
             **clipping,
             **self._samples,
         }
@@ -192,21 +230,6 @@ class Recorder:
         if reading.bad:
             line["bad"] = {self._names[watched.index][i]: n for i, n in reading.bad.items()}
         return line
-
-    def _undo_clipping(self, watched: _Watched, reading: Reading) -> tuple[float, list[float | None], dict[str, Any]]:
-        """The norms as they were before the script itself clipped, and what it did."""
-        if (folded := folded_scale(watched.optimizer)) is not None:
-            return reading.norm, reading.norms, {"clip": rounded([folded])[0]}
-        heard, self._user_clip = self._user_clip, None
-        assert watched.probe is not None
-        stepped = {id(p) for p in watched.probe.parameters if p.grad is not None}
-        if heard is None or {id(p) for p in heard[0] if p.grad is not None} != stepped or not math.isfinite(heard[1]):
-            return reading.norm, reading.norms, {}
-        before = float(heard[2])
-        factor = reading.norm / before if math.isfinite(before) and before > reading.norm > 0 else 1.0
-        factor = factor if factor < 1 - 1e-5 else 1.0
-        norms = [None if n is None else n / factor for n in reading.norms]
-        return reading.norm / factor, norms, {"clip": rounded([factor])[0], "limit": heard[1]}
 
     def _introduce(self, watched: _Watched, probe: Probe) -> None:
         """A line that says what the numbers of this optimizer's lines belong to."""
@@ -222,6 +245,7 @@ class Recorder:
                 "groups": [len(group["params"]) for group in groups],
                 "trained": [p.requires_grad for p in probe.parameters],
                 "update_on_every": probe.stride,
+                **({"pieces": probe.pieces} if any(probe.pieces) else {}),
             }
         )
 
@@ -230,10 +254,5 @@ class Recorder:
         self._writer.write({"stopped": self.broken, "after": self.steps})
 
 
-def _done(report: ClipReport) -> dict[str, Any]:
-    if report.skipped:
-        return {"clip": 0.0}
-    factor = report.coefficient
-    if factor is None:  # values were limited, each by itself: how much of the norm is left
-        factor = report.norm_after / report.norm if report.norm else 1.0
-    return {"clip": rounded([factor])[0]}
+def _parameters(optimizer: torch.optim.Optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

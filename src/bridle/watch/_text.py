@@ -9,6 +9,7 @@ from typing import Any
 from ._advice import Advice, advise
 from ._finding import Finding
 from ._run import Run
+from ._standing import remarks, standing
 from ._stats import finite
 from .findings import find
 
@@ -35,7 +36,7 @@ def value(v: Any) -> str:
 
 def as_text(run: Run) -> str:
     """Findings and advice, in plain text."""
-    parts = [_headline(run)]
+    parts = [_headline(run), *(_wrap(remark, "", "   ") for remark in remarks(run))]
     found = find(run)
     if not found:
         parts.append("Nothing found: no test of the findings speaks on this run.")
@@ -47,9 +48,11 @@ def as_text(run: Run) -> str:
 def _headline(run: Run) -> str:
     loss = finite(run.loss)
     ends = f"loss {number(loss[0])} -> {number(loss[-1])}" if loss else "no loss seen"
+    ranks = f" on each of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     others = f"; {run.others} more optimizer{'s' if run.others > 1 else ''} in the record" if run.others else ""
     return (
-        f"{run.path.name}: {run.optimizer}, {sum(run.of)} steps recorded, {len(run.names)} parameters, {ends}{others}"
+        f"{run.path.name}: {run.optimizer}, {sum(run.of)} steps recorded{ranks}, {len(run.names)} parameters, "
+        f"{ends}{others}"
     )
 
 
@@ -95,6 +98,8 @@ def as_json(run: Run) -> dict[str, Any]:
         "optimizer": run.optimizer,
         "steps": sum(run.of),
         "parameters": len(run.names),
+        "remarks": remarks(run),
+        **({"ranks": standing(run)} if run.ranks else {}),
         "findings": [{k: v for k, v in vars(finding).items() if k != "picture"} for finding in find(run)],
         "advice": {
             **vars(advice),

@@ -2,9 +2,10 @@
 
 Listening to a run means standing where torch can be overheard: optimizer steps through torch's global step hooks
 (public), and a few functions that are replaced while someone listens: `torch.autograd.backward` (it is what
-`Tensor.backward` calls), `torch.nn.utils.clip_grad_norm_` (the norm before clipping is gone afterwards) and
-`torch.amp.GradScaler`'s `scale` and `update` (so that the loss is the loss, not its scaled copy). Each is
-put back when the last listener leaves. Checked on torch 2.13.0 and 2.15.0.
+`Tensor.backward` calls), `torch.nn.utils.clip_grad_norm_` (the norm before clipping is gone afterwards),
+`torch.amp.GradScaler`'s `scale` and `update` (so that the loss is the loss, not its scaled copy), and in one of several
+processes `__next__` of what a DataLoader iterates by (how long data is waited for). Each is put back when the last
+listener leaves. Checked on torch 2.13.0 and 2.15.0.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-__all__ = ["Listener", "folded_scale", "is_plain", "listen", "scaled_by", "stop"]
+from ..clip._target import named
+from ._pieces import readable
+from ._ranks import place
+
+__all__ = ["Listener", "folded_scale", "is_flattened", "listen", "scaled_by", "stop"]
 
 
 class Listener(Protocol):
@@ -28,11 +35,17 @@ class Listener(Protocol):
     def heard_backward(self, loss: Tensor | None) -> None:
         """A backward pass begins; None where what it starts from is not a number."""
 
+    def heard_backward_end(self) -> None:
+        """It is over, one way or another."""
+
+    def heard_loading(self, seconds: float) -> None:
+        """A data loader took so long for a batch; only said to one of several processes."""
+
     def heard_failure(self, error: BaseException) -> None:
         """A backward pass has failed."""
 
-    def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor) -> None:
-        """The script has clipped these by their norm, which was this before."""
+    def heard_clip(self, parameters: list[Tensor], limit: float, norm: Tensor, order: float) -> None:
+        """The script has clipped these by their norm, which was this before, and of this order."""
 
     def heard_scaler_update(self) -> None:
         """A GradScaler is done with this iteration; it may have left the optimizer's step out."""
@@ -85,6 +98,8 @@ def _install() -> None:
     _replace(importlib.import_module("bridle"), "clip_grad_norm_", _overhear_clip)
     _replace(torch.amp.GradScaler, "scale", _overhear_scale)
     _replace(torch.amp.GradScaler, "update", _overhear_update)
+    if place() is not None:
+        _replace(_BaseDataLoaderIter, "__next__", _overhear_next)
 
 
 def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -111,6 +126,9 @@ def _overhear_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             for listener in told:
                 listener.heard_failure(error)
             raise
+        finally:
+            for listener in told:
+                listener.heard_backward_end()
 
     return backward
 
@@ -120,7 +138,10 @@ def _number(tensors: Any) -> Tensor | None:
     each = [tensors] if isinstance(tensors, Tensor) else list(tensors) if isinstance(tensors, (list, tuple)) else []
     if not each or not all(isinstance(t, Tensor) and t.numel() == 1 and not t.is_complex() for t in each):
         return None
-    found = [t.detach().reshape(()) for t in map(_before_scaling, each)]
+    known = [readable(_before_scaling(t)) for t in each]
+    found = [t.detach().reshape(()) for t in known if t is not None]
+    if len(found) < len(each):
+        return None
     return found[0] if len(found) == 1 else torch.stack(found).sum()
 
 
@@ -149,15 +170,29 @@ def _overhear_update(original: Callable[..., Any]) -> Callable[..., Any]:
     return update
 
 
+def _overhear_next(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __next__(self: Any) -> Any:  # noqa: N807  # under this name tracebacks show it
+        began = time.perf_counter()
+        try:
+            return original(self)
+        finally:
+            for listener in _told():
+                listener.heard_loading(time.perf_counter() - began)
+
+    return __next__
+
+
 def _overhear_clip(original: Callable[..., Any]) -> Callable[..., Any]:
     def clip_grad_norm_(parameters: Any, max_norm: Any, *args: Any, **kwargs: Any) -> Any:
         told = _told()
         if not told:
             return original(parameters, max_norm, *args, **kwargs)
-        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        norm = original(listed, max_norm, *args, **kwargs)
+        kept = list(parameters) if isinstance(parameters, Iterator) else parameters
+        norm = original(parameters if kept == [] else kept, max_norm, *args, **kwargs)  # of an empty one torch warns
+        listed = named(kept)[1]
+        order = float(args[0] if args else kwargs.get("norm_type", 2.0))
         for listener in told:
-            listener.heard_clip(listed, float(max_norm), norm)
+            listener.heard_clip(listed, float(max_norm), norm, order)
         return norm
 
     return clip_grad_norm_
@@ -202,6 +237,6 @@ def folded_scale(optimizer: torch.optim.Optimizer) -> float | None:
     return 1.0 / float(optimizer.grad_scale) if "_bridle_folded" in vars(optimizer) else None  # type: ignore[attr-defined]
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Is it the whole gradient, and not this rank's shard of one?"""
-    return type(tensor) is Tensor or not hasattr(tensor, "to_local")
+def is_flattened(parameter: Tensor) -> bool:
+    """Is it a part of what torch's first FullyShardedDataParallel has made one vector of?"""
+    return getattr(parameter, "_fsdp_flattened", False)

@@ -19,12 +19,15 @@ from ._heavy_tail import heavy_tail
 from ._noise_scale import noise_scale
 from ._nonfinite import nonfinite
 from ._oscillation import oscillation
+from ._rank_norms import rank_norms
 from ._spikes import spikes
+from ._straggler import straggler
 
 __all__ = ["TABLE", "find"]
 
 TABLE: tuple[Callable[[Run], Finding | None], ...] = (
     nonfinite,
+    rank_norms,
     oscillation,
     edge_of_stability,
     heavy_tail,
@@ -35,6 +38,7 @@ TABLE: tuple[Callable[[Run], Finding | None], ...] = (
     clip_tight,
     clip_idle,
     noise_scale,
+    straggler,
 )
 
 

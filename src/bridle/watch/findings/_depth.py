@@ -23,7 +23,7 @@ def depth(run: Run) -> Finding | None:
     sizes = []
     for where in layers.values():
         elements = sum(run.sizes[i] for i in where)
-        norms = (math.sqrt(sum((row[i] or 0.0) ** 2 for i in where) / elements) for row in run.norms)
+        norms = (math.hypot(*(row[i] or 0.0 for i in where)) / math.sqrt(elements) for row in run.norms)
         kept = [n for n in norms if 0 < n < math.inf]
         if not kept:
             return None

@@ -16,7 +16,8 @@ def dominant(run: Run) -> Finding | None:
     modules = run.by_module()
     if len(modules) < _MODULES or len(run.steps) < 10:
         return None
-    totals = [sum(norms[t] ** 2 for norms in modules.values()) for t in range(len(run.steps))]
+    # Not a power: that of a run that went astray may be too large for a float, and raises where a product is infinite.
+    totals = [sum(norms[t] * norms[t] for norms in modules.values()) for t in range(len(run.steps))]
     kept = [t for t, total in enumerate(totals) if 0 < total < float("inf")]
     if not kept:
         return None

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from statistics import fmean, stdev, variance
+from statistics import fmean, stdev
 
 from .._finding import Finding, Picture
 from .._run import Run
@@ -80,7 +80,7 @@ def oscillation(run: Run) -> Finding | None:
 
 def _error(early: list[float], late: list[float]) -> float:
     """The standard error of the difference of two means: batches differ, and that alone is no swing."""
-    return math.sqrt((variance(early) + variance(late)) / len(early))
+    return math.hypot(stdev(early), stdev(late)) / math.sqrt(len(early))
 
 
 def _spread(residue: list[float]) -> float:

@@ -1,0 +1,110 @@
+"""`torchrun ... -m bridle watch train.py`: the whole way, with real processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import bridle
+from bridle.watch._run import read
+from bridle.watch.findings import find
+
+TRAIN = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+kind, which = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+model = fully_shard(net) if kind == "sharded" else DistributedDataParallel(net)
+beside = torch.nn.Linear(1, 1)  # which nobody has wrapped
+parameters = [*model.named_parameters(), *(beside.named_parameters("beside") if kind == "troubled" else ())]
+optimizer = torch.optim.SGD(parameters, lr=0.1)
+data = torch.Generator().manual_seed(0 if kind == "sharded" else rank)
+for step in range(40):
+    x = torch.randn(16, 8, generator=data)
+    if kind == "troubled" and rank == which:
+        time.sleep(0.05)
+    if kind == "killed" and rank == which and step == 25:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    y = model(x)
+    if kind == "troubled":
+        y = beside(y)
+    (y - x[:, :1]).square().mean().backward()
+    optimizer.step()
+if rank == 0:
+    print("trained", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def torchrun(folder, *arguments):
+    (folder / "train.py").write_text(TRAIN)
+    here = str(Path(bridle.__file__).parents[1])
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here}
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bridle", "watch"]
+    return subprocess.run(
+        [*start, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_ranks_that_train_together(tmp_path):
+    done = torchrun(tmp_path, "train.py", "together", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trained\n"
+    assert done.stderr.count("Nothing found") == 1  # one rank speaks
+    assert "SGD, 40 steps recorded on each of 2 ranks" in done.stderr
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "train.py", "train.bridle.rank0.jsonl", "train.bridle.rank1.jsonl", "train.bridle.html"
+    }  # fmt: skip
+    run = read(tmp_path / "train.bridle.rank0.jsonl")
+    assert run.ranks[0].norms == run.ranks[1].norms
+    assert run.ranks[0].loss != run.ranks[1].loss
+
+
+def test_a_late_rank_and_a_gradient_that_was_left_out_are_named(tmp_path):
+    done = torchrun(tmp_path, "train.py", "troubled", "1")
+    assert "rank 1 is late: the others wait 0.0" in done.stderr, done.stderr
+    assert "the gradient of beside.weight and of 1 more is not the same on all ranks, first at step 0" in done.stderr
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_rank_that_is_killed_leaves_its_record_and_a_report(tmp_path, which):
+    done = torchrun(tmp_path, "--record", "run.jsonl", "train.py", "killed", str(which))
+    assert done.returncode != 0
+    said = f"Rank {which} stopped early: its record breaks off after 25 steps"
+    assert said in done.stderr
+    assert said in (tmp_path / "run.html").read_text()
+    run = read(tmp_path / "run.rank0.jsonl")
+    assert run.ranks[which].steps == list(range(25))
+    assert "straggler" not in {finding.name for finding in find(run)}
+
+
+def test_pieces_are_clipped_and_recorded_as_one_process_does(tmp_path):
+    done = torchrun(tmp_path, "--record", "run.jsonl", "--clip", "0.5", "train.py", "sharded", "0")
+    assert done.returncode == 0, done.stderr
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    data = torch.Generator().manual_seed(0)
+    with bridle.Monitor(net, record=tmp_path / "alone.jsonl", clip=0.5) as monitor:
+        for _ in range(40):
+            x = torch.randn(16, 8, generator=data)
+            optimizer.zero_grad()
+            (net(x) - x[:, :1]).square().mean().backward()
+            optimizer.step()
+    run, alone = read(tmp_path / "run.rank1.jsonl"), read(monitor.path)
+    assert run.norm == pytest.approx(alone.norm, rel=1e-4)
+    assert run.clip == pytest.approx(alone.clip, rel=1e-4)
+    assert min(run.clip) < 1
+    for found, true in zip(run.norms, alone.norms, strict=True):
+        assert found == pytest.approx(true, rel=1e-3)

@@ -110,7 +110,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, count: int, factor: int, ba
         losses = _losses(pairs, count, batch_first, floats)
         ps = per_sample(losses, module)
         for name, _, block in ps.stream():
-            parameter: Any = module.get_parameter(name)
+            parameter: Any = ps._parameters[name]
             held = getattr(parameter, "grad_sample", None)
             block = block * factor
             parameter.grad_sample = block if held is None else held + block

@@ -157,8 +157,21 @@ def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, id
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):
         group = _wrapped_group(parameters)
-    groups = () if group is None else (group,) if isinstance(group, dist.ProcessGroup) else group.get_all_groups()
-    return Ranks(tuple(one for one in groups if one.size() > 1), device, ids)
+    return Ranks(tuple(one for one in _groups(group) if one.size() > 1), device, ids)
+
+
+def _groups(group: Any) -> Sequence[Any]:
+    if group is None:
+        return ()
+    if isinstance(group, dist.ProcessGroup):
+        return (group,)
+    if getattr(group, "get_coordinate", lambda: None)() is None:
+        raise ArgumentError(
+            "per_sample: `group` must be a process group or a device mesh that this rank is part of, found "
+            f"{group!r:.80}."
+        )
+    found: Sequence[Any] = group.get_all_groups()
+    return found
 
 
 def _wrapped_group(model: nn.Module) -> Any:

@@ -1,0 +1,67 @@
+"""Per-sample gradients of samples that lie on several ranks: what one process gives, or refused by name."""
+
+import pytest
+import splitting
+
+FOUR_ONLY = ("hsdp", "hsdp, checkpoint", "fsdp, in two steps")
+
+
+@pytest.mark.parametrize("wrapped", [name for name in splitting.WRAPPED if name not in FOUR_ONLY])
+def test_the_same_as_one_process(two, wrapped):
+    two.run(splitting.same_as_one_process, wrapped, "uneven")
+
+
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp", *FOUR_ONLY])
+def test_the_same_as_one_process_over_four(four, wrapped):
+    four.run(splitting.same_as_one_process, wrapped, "uneven")
+
+
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
+@pytest.mark.parametrize("sizes", ["empty", "none but one", "several digits"])
+def test_ranks_with_few_samples_or_none(ranks, wrapped, sizes):
+    ranks.run(splitting.same_as_one_process, wrapped, sizes)
+
+
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
+@pytest.mark.parametrize("case", [splitting.noise, splitting.scaled], ids=lambda case: case.__name__)
+def test_noise_and_scale(ranks, case, wrapped):
+    ranks.run(case, wrapped)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        splitting.used_on_one_rank,
+        splitting.half,
+        splitting.other_ways_to_say_it,
+        splitting.static_graph,
+        splitting.whole_groups,
+        splitting.refusals,
+        splitting.disagreements,
+        splitting.collectives,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_case(ranks, case):
+    ranks.run(case)
+
+
+def test_pending_micro_batches(two):
+    two.run(splitting.pending, "fsdp")
+
+
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
+@pytest.mark.parametrize("fault", ["killed", "raised"])
+def test_the_others_stop_with_an_error_and_whole_gradients(doomed, wrapped, fault):
+    answers = doomed.outcomes(splitting.clip_or_error, wrapped, fault)
+    if fault == "killed":
+        assert answers[1] == (False, "gone")
+    else:
+        assert answers[1][1][0] == "GraphStateError"
+    for rank in (0, 2):
+        ok, (kind, text, seconds, untouched) = answers[rank]
+        assert ok
+        assert kind == "RankError", text
+        assert "look at the first error among their logs" in text
+        assert seconds < 3 * doomed.timeout
+        assert untouched

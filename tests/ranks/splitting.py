@@ -4,11 +4,13 @@ The twin is slow and plain: one backward pass for each sample of the whole batch
 """
 
 import contextlib
+import dataclasses
 import os
 import signal
 import time
 
 import marked
+import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -294,6 +296,9 @@ def other_ways_to_say_it():
         losses = losses_of(model, *parts[rank])
         bridle.per_sample(losses, [*model.parameters()]).clip_(0.7)
         assert_written(model, expected("flat", each, parts))
+        model.zero_grad()
+        bridle.per_sample(losses_of(model, *parts[rank]), model, retain_graph=False).clip_(0.7)
+        assert_written(model, expected("flat", each, parts))
         head = bridle.per_sample(losses, model.head).norms(gathered=True)
         torch.testing.assert_close(head, lengths({k: g for k, g in each.items() if k.startswith("head")}))
     plain = Net()
@@ -312,6 +317,40 @@ def other_ways_to_say_it():
     ps.clip_(0.7)
     rest = [(x[:0], y[:0]) if r == 0 else (x, y) for r, (x, y) in enumerate(parts)]
     assert_written(wrapper["net"], expected("flat", one_by_one(Net(), rest), rest))
+
+
+def frozen():
+    """Only parameters that FSDP ignores are trained, as adapters are: the samples still lie on all ranks."""
+    rank, parts = dist.get_rank(), batch("several digits")
+    model = Net()
+    for p in [*model.blocks.parameters(), *model.unused.parameters()]:
+        p.requires_grad_(False)
+    for block in model.blocks:
+        fully_shard(block, mesh=line())
+    fully_shard(model, mesh=line(), ignored_params=set(model.head.parameters()))
+    each = one_by_one(Net(), parts)
+    own = {name: g for name, g in each.items() if name.startswith("head")}
+    for asked in (model, [*model.head.parameters()]):
+        model.zero_grad()
+        ps = bridle.per_sample(losses_of(model, *parts[rank]), asked)
+        torch.testing.assert_close(ps.norms(gathered=True), lengths(own))
+        ps.clip_(0.7)
+        wanted = expected("flat", own, parts)
+        for name, p in model.head.named_parameters(prefix="head"):
+            torch.testing.assert_close(p.grad, wanted[name])
+
+
+def two_meshes():
+    """A block on a mesh of its own: together they are refused, each by itself is right."""
+    rank, parts = dist.get_rank(), batch("uneven")
+    model = Net()
+    fully_shard(model.blocks[0], mesh=grid()["shard"])
+    fully_shard(model, mesh=line())
+    losses = losses_of(model, *parts[rank])
+    assert "the parameters lie on different meshes" in refused(lambda: bridle.per_sample(losses, model))
+    ps = bridle.per_sample(losses, model.head)
+    each = {name: g for name, g in one_by_one(Net(), parts).items() if name.startswith("head")}
+    torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
 
 
 def pending(wrapped):
@@ -420,6 +459,31 @@ def disagreements():
     each = one_by_one(model.module, rest)
     share = sum(len(x) for x, _ in rest) / sum(len(x) for x, _ in parts)
     assert_written(model, {name: share * g for name, g in expected("flat", each, rest).items()})
+
+
+def statistics(wrapped):
+    """Of the samples here, and of all; the same as one process finds."""
+    rank, parts = dist.get_rank(), batch("uneven" if dist.get_world_size() == 2 else "several digits")
+    model, alone = WRAPPED[wrapped](), Net()
+    x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    want = dataclasses.asdict(bridle.per_sample(losses_of(alone, x, y), alone).stats())
+    ps = bridle.per_sample(losses_of(model, *parts[rank]), model)
+    assert dataclasses.asdict(ps.stats(gathered=True)) == pytest.approx(want, rel=1e-9)
+    if wrapped == "ddp" and rank == 1:  # no other rank is asked
+        want = dataclasses.asdict(bridle.per_sample(losses_of(alone, *parts[rank]), alone).stats())
+        assert dataclasses.asdict(ps.stats()) == pytest.approx(want, rel=1e-9)
+        assert ps.cosine().shape == (len(ps),)
+
+
+def asked_too_late():
+    """What fully_shard gathers after a step is not what the graph was recorded with."""
+    model, parts = sharded(Net(), line()), batch("uneven")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ps = bridle.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
+    ps.clip_(1.0)
+    optimizer.step()
+    ps.norms()  # known
+    assert "Ask before optimizer.step()" in refused(ps.grads, "GraphStateError")
 
 
 def whole_groups():

@@ -23,8 +23,10 @@ def test_ranks_with_few_samples_or_none(ranks, wrapped, sizes):
 
 
 @pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
-@pytest.mark.parametrize("case", [splitting.noise, splitting.scaled], ids=lambda case: case.__name__)
-def test_noise_and_scale(ranks, case, wrapped):
+@pytest.mark.parametrize(
+    "case", [splitting.noise, splitting.scaled, splitting.statistics], ids=lambda case: case.__name__
+)
+def test_noise_scale_and_statistics(ranks, case, wrapped):
     ranks.run(case, wrapped)
 
 
@@ -32,10 +34,12 @@ def test_noise_and_scale(ranks, case, wrapped):
     "case",
     [
         splitting.used_on_one_rank,
+        splitting.frozen,
         splitting.half,
         splitting.other_ways_to_say_it,
         splitting.static_graph,
         splitting.whole_groups,
+        splitting.asked_too_late,
         splitting.refusals,
         splitting.disagreements,
         splitting.collectives,
@@ -44,6 +48,10 @@ def test_noise_and_scale(ranks, case, wrapped):
 )
 def test_case(ranks, case):
     ranks.run(case)
+
+
+def test_two_meshes(four):
+    four.run(splitting.two_meshes)
 
 
 def test_pending_micro_batches(two):

@@ -1,7 +1,6 @@
 """The questions that can be asked of per-sample gradients."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -13,33 +12,11 @@ from ._grams import Grams
 from ._pieces import Dense, Piece
 from ._places import Places, is_spread, spread_like
 from ._ranks import Meeting, Ranks
+from ._stats import Stats, stats_of
+from ._sums import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite
 from .rules.embedding import Rows
 
 Weights = Tensor | Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What the gradients of a batch say about each other.
-
-    Attributes:
-        mean_norm: mean of the samples' norms.
-        norm_of_mean: norm of the mean gradient.
-        trace_of_covariance: summed variance of one sample's gradient, estimated without bias.
-        squared_signal: squared norm of the true gradient, estimated without bias; may be negative.
-        signal_to_noise: squared signal divided by the trace of the covariance.
-        noise_scale: its inverse, the batch size at which noise and signal are equal; infinite when the
-            signal cannot be told from zero.
-        alignment: mean cosine between a sample's gradient and the mean gradient.
-    """
-
-    mean_norm: float
-    norm_of_mean: float
-    trace_of_covariance: float
-    squared_signal: float
-    signal_to_noise: float
-    noise_scale: float
-    alignment: float
 
 
 class PerSample:
@@ -132,7 +109,7 @@ class PerSample:
                 self._require_one_each(weights, self._samples)
                 meeting = self._meet("weighted_", sparse=self._sparse())
             chosen = weights.detach()
-            self._write(self._sums(meeting, lambda name: self._pieces[name].weighted(chosen)))
+            self._write(meeting, lambda name: self._pieces[name].weighted(chosen))
 
     def clip_(
         self,
@@ -192,17 +169,17 @@ class PerSample:
             good = torch.isfinite(total)
             meeting = self._meet("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
             if not drop_nonfinite and any(meeting.bad):
-                raise NonFiniteGradientError(_nonfinite(good, meeting))
+                raise NonFiniteGradientError(nonfinite(good, meeting))
             divisor = float(divide_by if divide_by is not None else max(1, meeting.total))
 
             def weigh(name: str) -> Tensor:
                 norms = self._unscaled(self._squared_norms()[name].sqrt()) if per_parameter else total
-                weights = _factors(norms, limit, gamma).where(good, 0) / divisor
-                return _finite_weighted(self._pieces[name], weights, good)
+                weights = factors(norms, limit, gamma).where(good, 0) / divisor
+                return finite_weighted(self._pieces[name], weights, good)
 
             sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
             deviation = noise_multiplier * sensitivity * self._scale / divisor
-            self._write(self._sums(meeting, weigh, deviation, generator))
+            self._write(meeting, weigh, deviation, generator)
         return total.to(self._dtype())
 
     def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -213,13 +190,13 @@ class PerSample:
                 mean gradient.
         """
         with self._gathered():
-            chosen = self._mean() if direction is None else self._checked(direction)
+            chosen = self._local_mean() if direction is None else self._checked(direction)
             parts = [self._pieces[name].dot(v) for name, v in chosen.items() if name in self._pieces]
         return self._unscaled(self._sum_of(parts)).to(self._dtype())
 
     def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
-        chosen = self._mean() if direction is None else self._checked(direction)
+        chosen = self._local_mean() if direction is None else self._checked(direction)
         lengths = [torch.linalg.vector_norm(v.double()) for v in chosen.values()]
         length = torch.linalg.vector_norm(torch.stack(lengths)) if lengths else torch.zeros(())
         return (self.dot(chosen).double() / (self._lengths() * length).clamp(min=1e-300)).to(self._dtype())
@@ -231,30 +208,25 @@ class PerSample:
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
         return self._unscaled(self._unscaled(total)).to(self._dtype())
 
-    def stats(self) -> Stats:
+    def stats(self, *, gathered: bool = False) -> Stats:
         """Return how large the gradients are, how they agree, and how large a batch would pay.
+
+        Args:
+            gathered: of the samples on all ranks. Every rank has to ask.
 
         Raises:
             ArgumentError: there are fewer than two samples.
         """
-        n = self._samples
-        if n < 2:
-            raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
-        squares = self._unscaled(self._unscaled(self._total(self._squared_norms())))
-        mean = self._mean()
-        norm_of_mean = float(sum(float(v.double().square().sum()) for v in mean.values())) ** 0.5
-        mean_square = float(squares.mean())
-        noise = n / (n - 1) * max(0.0, mean_square - norm_of_mean**2)
-        signal = (n * norm_of_mean**2 - mean_square) / (n - 1)
-        return Stats(
-            mean_norm=float(squares.sqrt().mean()),
-            norm_of_mean=norm_of_mean,
-            trace_of_covariance=noise,
-            squared_signal=signal,
-            signal_to_noise=signal / noise if noise else float("inf"),
-            noise_scale=noise / signal if signal > 0 else float("inf"),
-            alignment=float(self.cosine(mean).mean()),
-        )
+        ranks = self._ranks if gathered else self._ranks.alone()
+        with self._gathered():
+            lengths = self._lengths()
+            meeting = self._meet("stats", ranks=ranks)
+            n = meeting.total
+            if n < 2:
+                raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
+            mean = self._mean(meeting, ranks)
+            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), meeting).T
+        return stats_of(lengths, cosines, mean.values())
 
     def audit(self, *, tolerance: float | None = None) -> Audit:
         """Prove on this very step that nothing was missed and every sample got its own gradient.
@@ -308,10 +280,18 @@ class PerSample:
             each[:, i] = lengths.get(name, 0)
         return dict(zip(names, self._ranks.gather(each, meeting).T, strict=True)) if names else {}
 
-    def _meet(self, call: str, same: Mapping[str, float] | None = None, *, bad: int = 0, sparse: int = 0) -> Meeting:
+    def _meet(
+        self,
+        call: str,
+        same: Mapping[str, float] | None = None,
+        *,
+        bad: int = 0,
+        sparse: int = 0,
+        ranks: Ranks | None = None,
+    ) -> Meeting:
         used = [name in self._pieces for name in self._parameters]
-        scale = {"the scale of `scaler`": self._scale}
-        return self._ranks.meet(call, self._parameters, used, (self._samples, bad, sparse), {**(same or {}), **scale})
+        settings = {"the scale of `scaler`": self._scale, **(same or {})}
+        return (ranks or self._ranks).meet(call, self._parameters, used, (self._samples, bad, sparse), settings)
 
     def _sparse(self) -> int:
         """Return how many gradients would be written as sparse tensors."""
@@ -323,28 +303,18 @@ class PerSample:
                 f"weighted_: expected one weight per sample, shape ({count},), found {tuple(weights.shape)}."
             )
 
-    def _sums(
+    def _write(
         self,
         meeting: Meeting,
         weigh: Callable[[str], Tensor],
         deviation: float = 0.0,
         generator: torch.Generator | None = None,
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Yield what this rank adds to each parameter that any rank uses; noise reaches all, from one rank."""
-        for (name, held), used in zip(self._parameters.items(), meeting.used, strict=True):
-            total = weigh(name) if name in self._pieces else None
-            new = torch.empty(held.shape, dtype=held.dtype, device=self._leaves[name].device)
-            if deviation and self._ranks.is_first:
-                noise = new.normal_(0, deviation, generator=generator)
-                total = noise if total is None else noise + total
-            if total is None and (used or deviation):
-                total = new.zero_()
-            if total is not None:
-                yield name, total
-
-    def _write(self, sums: Iterator[tuple[str, Tensor]]) -> None:
-        for name, total in self._ranks.add_up(sums, self._parameters):
-            _accumulate(self._parameters[name], total)
+    ) -> None:
+        noise = deviation if self._ranks.is_first else 0.0
+        wanted = [used or bool(deviation) for used in meeting.used]
+        sums = local_sums(self._leaves, self._parameters, wanted, self._pieces.keys(), weigh, noise, generator)
+        for name, total in add_up(sums, self._ranks, lambda name, total: spread_like(self._parameters[name], total)):
+            accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:
         """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
@@ -358,11 +328,20 @@ class PerSample:
                 left -= size
                 self._pieces[name] = Dense(piece.dense())
 
-    def _mean(self) -> dict[str, Tensor]:
-        weights = torch.full((self._samples,), 1 / max(1, self._samples), dtype=torch.float64)
+    def _mean(self, meeting: Meeting, ranks: Ranks) -> dict[str, Tensor]:
+        weights = torch.full((self._samples,), 1 / max(1, meeting.total), dtype=torch.float64)
+
+        def weigh(name: str) -> Tensor:
+            total = self._pieces[name].weighted(weights)
+            return self._unscaled(total.to_dense() if total.is_sparse else total)
+
         with self._gathered():
-            found = {name: piece.weighted(weights) for name, piece in self._pieces.items()}
-        return {name: self._unscaled(g.to_dense() if g.is_sparse else g) for name, g in found.items()}
+            sums = local_sums(self._leaves, self._parameters, meeting.used, self._pieces.keys(), weigh)
+            return dict(add_up(sums, ranks))
+
+    def _local_mean(self) -> dict[str, Tensor]:
+        alone = self._ranks.alone()
+        return self._mean(self._meet("mean", ranks=alone), alone)
 
     def _checked(self, direction: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for name, v in direction.items():
@@ -390,38 +369,3 @@ class PerSample:
         dtypes = [p.dtype for p in self._parameters.values()] or [torch.float32]
         widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         return widest if torch.finfo(widest).bits >= 32 else torch.float32
-
-
-def _factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
-    if gamma is not None:
-        return limit / (norms + gamma)
-    return (limit / norms).clamp(max=1).where(norms > 0, 1)
-
-
-def _finite_weighted(piece: Piece, weights: Tensor, good: Tensor) -> Tensor:
-    """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
-    if bool(good.all()):
-        return piece.weighted(weights)
-    total = torch.zeros(piece.shape)
-    for i in good.nonzero().squeeze(1).tolist():
-        total = total + piece.dense(slice(i, i + 1))[0] * weights[i]
-    return total
-
-
-def _nonfinite(good: Tensor, meeting: Meeting) -> str:
-    ranks = [rank for rank, bad in enumerate(meeting.bad) if bad]
-    here = f", the first being sample {(~good).nonzero()[0].item()}" if not bool(good.all()) else ""
-    where = f" (on ranks {ranks} of the group)" if len(meeting.bad) > 1 else ""
-    return (
-        f"clip_: the gradients of {sum(meeting.bad)} of {meeting.total} samples{where} are NaN or infinite{here}. "
-        "Pass drop_nonfinite=True to leave them out."
-    )
-
-
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    with torch.no_grad():
-        gradient = spread_like(parameter, gradient.to(parameter.dtype))
-        if parameter.grad is None:
-            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
-        else:
-            parameter.grad = parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)

@@ -82,7 +82,7 @@ def per_sample(
     where = places(_named(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
-    ranks = ranks_of(parameters, where.mesh(), group, device, ids)
+    ranks = ranks_of(parameters, where.mesh, group, device, ids)
     options = Options(allow_coupling, allow_opaque, retain_graph)
     with where.gathered():
         captured = capture(split, where.leaves, _buffers(parameters), options)

@@ -14,10 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import graph
-from ..errors import UnsupportedOperationError
+from ..errors import GraphStateError, UnsupportedOperationError
 from . import _torch
-
-_THROUGH_DTENSORS = frozenset({"_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,22 +25,14 @@ class Places:
     Attributes:
         held: what the optimizer holds and ``.grad`` is written to.
         leaves: what the graph ends in.
+        mesh: what `fully_shard` has spread them over; None without it.
         gathered: a context in which the leaves have their values. Every rank has to enter it.
     """
 
     held: dict[str, Tensor]
     leaves: dict[str, Tensor]
+    mesh: Any = None
     gathered: Callable[[], AbstractContextManager[None]] = nullcontext
-
-    def mesh(self) -> Any:
-        """Return the mesh that `fully_shard` has spread the parameters over, or None."""
-        meshes = [tensor.device_mesh for tensor in self.held.values() if is_spread(tensor)]  # type: ignore[attr-defined]
-        if any(mesh != meshes[0] for mesh in meshes):
-            raise UnsupportedOperationError(
-                f"per_sample: the parameters lie on different meshes, {meshes[0]} among them, so it cannot be told "
-                "which ranks hold the samples. Pass the parameters of one mesh at a time."
-            )
-        return meshes[0] if meshes else None
 
 
 def places(named: dict[str, Tensor]) -> Places:
@@ -55,7 +45,21 @@ def places(named: dict[str, Tensor]) -> Places:
     for name, leaf in leaves.items():
         if is_spread(leaf):
             raise _refusal(f"`{name}`", leaf)
-    return Places(held, leaves, _opener(states) if states else nullcontext)
+    if not states:
+        return Places(held, leaves)
+    # Where only parameters that fully_shard ignores are asked about, the samples still lie on its mesh.
+    spread = [tensor for tensor in held.values() if is_spread(tensor)] or [forms[0] for forms in _torch.shards(states)]
+    return Places(held, leaves, _common_mesh(spread), _opener(states))
+
+
+def _common_mesh(spread: list[Any]) -> Any:
+    meshes = [tensor.device_mesh for tensor in spread]
+    if any(mesh != meshes[0] for mesh in meshes):
+        raise UnsupportedOperationError(
+            f"per_sample: the parameters lie on different meshes, {meshes[0]} among them, so it cannot be told which "
+            "ranks hold the samples. Pass the parameters of one mesh at a time."
+        )
+    return meshes[0] if meshes else None
 
 
 def refuse_unreadable(losses: Tensor) -> None:
@@ -70,14 +74,14 @@ def refuse_unreadable(losses: Tensor) -> None:
         leaf = graph.leaf_tensor(node) if graph.is_leaf(node) else None
         if leaf is not None and is_spread(leaf):
             raise _refusal(f"a parameter of shape {tuple(leaf.shape)}", leaf)
-        if graph.op(node) in _THROUGH_DTENSORS:
+        if _torch.is_dtensor_op(node):
             raise _refusal(f"what goes into or comes out of `{graph.op(node)}`", None)
-        if getattr(leaf, "_is_flat_param", False):
+        if leaf is not None and _torch.is_flattened(leaf):
             raise UnsupportedOperationError(
                 "per_sample: the model is wrapped in FullyShardedDataParallel, which flattens its parameters into one. "
                 "Use torch.distributed.fsdp.fully_shard, with which this works."
             )
-        if graph.op(node) == "_DDPSinkBackward" and node.ddp_weakref().static_graph:  # type: ignore[attr-defined]
+        if _torch.waits_for_first_backward(node):
             raise UnsupportedOperationError(
                 "per_sample: DistributedDataParallel(static_graph=True) learns its graph from the first backward pass, "
                 "which this is not. Leave out static_graph, or compute the losses with `model.module`."
@@ -108,11 +112,18 @@ def _refusal(what: str, tensor: Any) -> UnsupportedOperationError:
 
 
 def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
-    depth = 0
+    depth, versions = 0, _torch.versions(states)
 
     @contextmanager
     def gathered() -> Iterator[None]:
         nonlocal depth
+        if (
+            _torch.versions(states) != versions
+        ):  # torch's own check does not see it: what is gathered counts as unchanged
+            raise GraphStateError(
+                "per_sample: parameters were changed since the losses were computed, so the recorded graph no longer "
+                "fits them. Ask before optimizer.step()."
+            )
         depth += 1
         try:
             with nullcontext() if depth > 1 else _torch.gathered(states):

@@ -6,8 +6,8 @@ the same steps, and nothing is sent.
 """
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ArgumentError, RankError, UnsupportedGradientError
 
 _MESSAGE = 16
-_BUCKET = 1 << 24  # elements in one message of gradients
 
 
 @dataclass(frozen=True)
@@ -104,21 +103,14 @@ class Ranks:
         found = self._everywhere(padded)
         return torch.cat([part[:count] for part, count in zip(found, meeting.samples, strict=True)]).to(rows.device)
 
-    def add_up(
-        self, sums: Iterable[tuple[str, Tensor]], parameters: Mapping[str, Tensor]
-    ) -> Iterable[tuple[str, Tensor]]:
-        """Add up tensors over the ranks: the same bits on all of them, in float32 or what is wider."""
-        if not self.groups:
-            return sums
-        dtypes = {name: torch.promote_types(p.dtype, torch.float32) for name, p in parameters.items()}
-        wide = [(name, part.to(dtypes[name])) for name, part in sums]
-        for bucket in _buckets([part for _, part in wide]):
-            flat = torch.cat([part.reshape(-1) for part in bucket])
-            for group in self.groups:
-                _guarded(partial(dist.all_reduce, flat, group=group), group)
-            for part, total in zip(bucket, torch.split(flat, [part.numel() for part in bucket]), strict=True):
-                part.copy_(total.view(part.shape))
-        return wide
+    def all_reduce(self, values: Tensor) -> None:
+        """Replace values by their sum over the ranks."""
+        for group in self.groups:
+            _guarded(partial(dist.all_reduce, values, group=group), group)
+
+    def alone(self) -> "Ranks":
+        """Return this rank by itself."""
+        return replace(self, groups=())
 
     def _everywhere(self, said: Tensor) -> Tensor:
         """Return what every rank said, a row for each."""
@@ -189,18 +181,6 @@ def _sparse(call: str) -> UnsupportedGradientError:
         f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. Make it "
         "with sparse=False. No gradient was changed."
     )
-
-
-def _buckets(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Cut tensors into lists of one dtype and a limited size, the same on every rank."""
-    bucket: list[Tensor] = []
-    for part in sorted(parts, key=lambda part: str(part.dtype)):
-        if bucket and (part.dtype != bucket[0].dtype or sum(map(Tensor.numel, bucket)) + part.numel() > _BUCKET):
-            yield bucket
-            bucket = []
-        bucket.append(part)
-    if bucket:
-        yield bucket
 
 
 def _guarded(collective: Callable[[], Any], group: Any) -> None:

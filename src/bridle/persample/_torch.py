@@ -245,6 +245,21 @@ def _hashable(value: Any) -> Any:
     return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
 
 
+def is_dtensor_op(node: Node) -> bool:
+    """Tell whether the op turns a tensor into a DTensor, one into a tensor, or lays one out in another way."""
+    return graph.op(node) in ("_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward")
+
+
+def is_flattened(leaf: Tensor) -> bool:
+    """Tell whether a leaf is what FullyShardedDataParallel makes of many parameters."""
+    return bool(getattr(leaf, "_is_flat_param", False))
+
+
+def waits_for_first_backward(node: Any) -> bool:
+    """Tell whether DDP with a static graph has put its hook here, which reduces gradients when it is passed."""
+    return graph.op(node) == "_DDPSinkBackward" and bool(node.ddp_weakref().static_graph)
+
+
 def sharded_states(tensors: Iterable[Tensor]) -> list[Any]:
     """Return the states of `fully_shard` that any of these parameters live under, with all of their models."""
     module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
@@ -273,6 +288,11 @@ def shards(states: Iterable[Any]) -> list[tuple[Tensor, ...]]:
         (param.sharded_param, *(param.sharded_param if form is None else form for form in forms))
         for param, forms in zip(held, others, strict=True)
     ]
+
+
+def versions(states: Iterable[Any]) -> list[int]:
+    """Return how often each parameter was changed in place."""
+    return [forms[0]._version for forms in shards(states)]
 
 
 def _unshard(group: Any) -> None:

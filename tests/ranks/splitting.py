@@ -389,6 +389,16 @@ def static_graph():
             assert_written(model, {name: g.sum(0) / size for name, g in each.items()})
 
 
+def without_sync():
+    """Inside `no_sync` too the sum is over all ranks: it is not DDP that adds up. Later backward passes are as ever."""
+    model, parts = DistributedDataParallel(Net(), find_unused_parameters=True), batch("uneven")
+    rank = dist.get_rank()
+    with model.no_sync():
+        bridle.per_sample(losses_of(model, *parts[rank]), model).clip_(0.7)
+    assert_written(model, expected("flat", one_by_one(Net(), parts), parts))
+    backward_still_works(model, Net())
+
+
 def refused(ask, kind="UnsupportedOperationError"):
     found, text = marked.error(ask)
     assert found == kind, text

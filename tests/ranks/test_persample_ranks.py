@@ -38,6 +38,7 @@ def test_noise_scale_and_statistics(ranks, case, wrapped):
         splitting.half,
         splitting.other_ways_to_say_it,
         splitting.static_graph,
+        splitting.without_sync,
         splitting.whole_groups,
         splitting.asked_too_late,
         splitting.refusals,

@@ -27,23 +27,38 @@ import bridle
 BATCHES = {"uneven": [3, 5, 1, 2], "empty": [4, 0, 3, 0], "none but one": [0, 2, 0, 0], "several digits": [1, 40, 2, 3]}
 
 
+class Odd(nn.Module):
+    """A block with an op that has no rule: it is run once per sample, when asked, outside of the engine."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Bilinear(6, 6, 6)
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)), x)
+
+
 class Net(nn.Module):
     """Blocks that FSDP takes one by one, a norm layer, a parameter nobody uses."""
 
-    def __init__(self, checkpointed=False):
+    def __init__(self, checkpointed=False, odd=False, early_stop=True):
         super().__init__()
         torch.manual_seed(1)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 6)) for _ in range(2)
+            Odd() if odd else nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 6))
+            for _ in range(2)
         )
         self.head = nn.Linear(6, 3)
         self.unused = nn.Linear(2, 2)
-        self.checkpointed = checkpointed
+        self.checkpointed, self.early_stop = checkpointed, early_stop
         self.double()
 
     def forward(self, x):
         for block in self.blocks:
-            x = x + (checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x))
+            if self.checkpointed:
+                x = x + checkpoint(block, x, use_reentrant=False, early_stop=self.early_stop)
+            else:
+                x = x + block(x)
         return self.head(x)
 
 
@@ -75,6 +90,11 @@ WRAPPED = {
     "fsdp, one for all": lambda: fully_shard(Net(), mesh=line()),
     "fsdp, other dimension": lambda: sharded(Net(), line(), shard_placement_fn=last_dimension),
     "fsdp, checkpoint": lambda: sharded(Net(checkpointed=True), line()),
+    "fsdp, odd": lambda: sharded(Net(odd=True), line()),
+    "fsdp, odd, checkpoint": lambda: sharded(Net(True, odd=True), line()),
+    "fsdp, odd, checkpoint to the end": lambda: sharded(Net(True, odd=True, early_stop=False), line()),
+    "fsdp, odd, checkpoint, kept": lambda: sharded(Net(True, odd=True), line(), reshard_after_forward=False),
+    "fsdp, odd, checkpoint, in two steps": lambda: sharded(Net(True, odd=True), line(), reshard_after_forward=2),
     "hsdp": lambda: sharded(Net(), grid()),
     "hsdp, checkpoint": lambda: sharded(Net(checkpointed=True), grid()),
     "fsdp, in two steps": lambda: sharded(Net(), line(), reshard_after_forward=2),
@@ -164,7 +184,7 @@ def assert_same_bits(tensor):
 
 def same_as_one_process(wrapped, sizes):
     """Every question, twice over, so that the second adds to what the first wrote; steps and backward in between."""
-    model, alone = WRAPPED[wrapped](), Net()
+    model, alone = WRAPPED[wrapped](), Net(odd="odd" in wrapped)
     optimizers = [torch.optim.SGD([*m.parameters()], lr=0.1) for m in (model, alone)]
     rank = dist.get_rank()
     for step, (question, ask) in enumerate(QUESTIONS.items()):

@@ -3,7 +3,7 @@
 import pytest
 import splitting
 
-FOUR_ONLY = ("hsdp", "hsdp, checkpoint", "fsdp, in two steps")
+FOUR_ONLY = ("hsdp", "hsdp, checkpoint", "fsdp, in two steps", "fsdp, odd, checkpoint, in two steps")
 
 
 @pytest.mark.parametrize("wrapped", [name for name in splitting.WRAPPED if name not in FOUR_ONLY])

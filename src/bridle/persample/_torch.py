@@ -312,15 +312,23 @@ def gathered(states: Iterable[Any]) -> Iterator[None]:
 
     The engine's passes then communicate nothing, so ranks may differ in how many they need.
     """
+    states = list(states)
     groups = [group for state in states for group in state._fsdp_param_groups]
-    names = ("reduce_grads", "reshard_after_backward", "post_forward_mesh_info")
-    before = [[getattr(group, name) for name in names] for group in groups]
+    before = [
+        *((state._state_ctx, "iter_forward_root") for state in states),
+        # A checkpoint that is computed again stops half-way, and leaves behind that a forward pass is running.
+        *((stateful, "_training_state") for stateful in (*states, *groups)),
+        *((group, name) for group in groups for name in ("reduce_grads", "reshard_after_backward")),
+        *((group, "post_forward_mesh_info") for group in groups),
+    ]
+    found = [(owner, name, getattr(owner, name)) for owner, name in before]
     try:
         for group in groups:
             _unshard(group)
             group.reduce_grads, group.reshard_after_backward, group.post_forward_mesh_info = False, False, None
         yield
     finally:
-        for group, values in zip(groups, before, strict=True):
-            group.reduce_grads, group.reshard_after_backward, group.post_forward_mesh_info = values
+        for owner, name, value in found:
+            setattr(owner, name, value)
+        for group in groups:
             group.reshard()

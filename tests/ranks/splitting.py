@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import bridle
+from bridle.persample import _sums
 
 BATCHES = {"uneven": [3, 5, 1, 2], "empty": [4, 0, 3, 0], "none but one": [0, 2, 0, 0], "several digits": [1, 40, 2, 3]}
 
@@ -99,6 +100,13 @@ WRAPPED = {
     "hsdp, checkpoint": lambda: sharded(Net(checkpointed=True), grid()),
     "fsdp, in two steps": lambda: sharded(Net(), line(), reshard_after_forward=2),
 }
+
+
+def twin(wrapped):
+    """The same model in one process."""
+    return Net(odd="odd" in wrapped)
+
+
 QUESTIONS = {
     "flat": lambda ps: ps.clip_(0.7),
     "per parameter": lambda ps: ps.clip_(0.2, per_parameter=True),
@@ -184,7 +192,7 @@ def assert_same_bits(tensor):
 
 def same_as_one_process(wrapped, sizes):
     """Every question, twice over, so that the second adds to what the first wrote; steps and backward in between."""
-    model, alone = WRAPPED[wrapped](), Net(odd="odd" in wrapped)
+    model, alone = WRAPPED[wrapped](), twin(wrapped)
     optimizers = [torch.optim.SGD([*m.parameters()], lr=0.1) for m in (model, alone)]
     rank = dist.get_rank()
     for step, (question, ask) in enumerate(QUESTIONS.items()):
@@ -270,12 +278,13 @@ def used_on_one_rank():
 def noise(wrapped):
     """Drawn once, by the first rank: what one process adds, on all ranks and to every parameter."""
     rank, parts = dist.get_rank(), batch("empty")
-    model, alone = WRAPPED[wrapped](), Net()
+    model, alone = WRAPPED[wrapped](), twin(wrapped)
     x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
     options = {"noise_multiplier": 1.5, "per_parameter": True, "divide_by": 16}
     bridle.per_sample(losses_of(alone, x, y), alone).clip_(0.3, generator=torch.Generator().manual_seed(0), **options)
     generator = torch.Generator().manual_seed(rank)
-    bridle.per_sample(losses_of(model, *parts[rank]), model).clip_(0.3, generator=generator, **options)
+    ps = bridle.per_sample(losses_of(model, *parts[rank]), model, memory_budget=0)
+    ps.clip_(0.3, generator=generator, **options)
     for name, p in alone.named_parameters():
         torch.testing.assert_close(whole(named(model)[name].grad), p.grad, rtol=1e-10, atol=1e-12)
 
@@ -284,11 +293,32 @@ def scaled(wrapped):
     """The scaler's step unscales what was written."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model, parts = WRAPPED[wrapped](), batch("uneven")
-    each = one_by_one(Net(), parts)
+    each = one_by_one(twin(wrapped), parts)
     ps = bridle.per_sample(scaler.scale(losses_of(model, *parts[dist.get_rank()])), model, scaler=scaler)
-    torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
     ps.clip_(0.7)
     assert_written(model, {name: 1024 * g for name, g in expected("flat", each, parts).items()})
+    torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
+
+
+def several_messages():
+    """Sums that do not fit into one message, of parameters of two dtypes."""
+    rank, parts, room = dist.get_rank(), batch("uneven"), _sums._BUCKET
+    model, alone = Net(), Net()
+    for net in (model, alone):
+        net.head.weight.data = net.head.weight.data.float()
+        net.head.forward = lambda x, head=net.head: F.linear(x, head.weight.double(), head.bias)
+    _sums._BUCKET = 50
+    try:
+        with counted() as calls:
+            ps = bridle.per_sample(losses_of(model, *parts[rank]), model, group=dist.group.WORLD)
+            ps.clip_(0.7)
+    finally:
+        _sums._BUCKET = room
+    assert calls.count("all_reduce") > 3
+    wanted = expected("flat", {name: g.double() for name, g in one_by_one(alone, parts).items()}, parts)
+    for name, p in model.named_parameters():
+        if not name.startswith("unused"):
+            torch.testing.assert_close(p.grad, wanted[name].to(p.dtype))
 
 
 def half():
@@ -494,7 +524,7 @@ def disagreements():
 def statistics(wrapped):
     """Of the samples here, and of all; the same as one process finds."""
     rank, parts = dist.get_rank(), batch("uneven" if dist.get_world_size() == 2 else "several digits")
-    model, alone = WRAPPED[wrapped](), Net()
+    model, alone = WRAPPED[wrapped](), twin(wrapped)
     x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
     want = dataclasses.asdict(bridle.per_sample(losses_of(alone, x, y), alone).stats())
     ps = bridle.per_sample(losses_of(model, *parts[rank]), model)

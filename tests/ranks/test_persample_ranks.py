@@ -22,7 +22,7 @@ def test_ranks_with_few_samples_or_none(ranks, wrapped, sizes):
     ranks.run(splitting.same_as_one_process, wrapped, sizes)
 
 
-@pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp", "fsdp, odd"])
 @pytest.mark.parametrize(
     "case", [splitting.noise, splitting.scaled, splitting.statistics], ids=lambda case: case.__name__
 )
@@ -44,6 +44,7 @@ def test_noise_scale_and_statistics(ranks, case, wrapped):
         splitting.refusals,
         splitting.disagreements,
         splitting.collectives,
+        splitting.several_messages,
     ],
     ids=lambda case: case.__name__,
 )

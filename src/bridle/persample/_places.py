@@ -117,9 +117,8 @@ def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def gathered() -> Iterator[None]:
         nonlocal depth
-        if (
-            _torch.versions(states) != versions
-        ):  # torch's own check does not see it: what is gathered counts as unchanged
+        # torch's own check does not see it: what is gathered counts as unchanged.
+        if _torch.versions(states) != versions:
             raise GraphStateError(
                 "per_sample: parameters were changed since the losses were computed, so the recorded graph no longer "
                 "fits them. Ask before optimizer.step()."

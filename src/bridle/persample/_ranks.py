@@ -1,8 +1,8 @@
 """Samples that lie on several ranks: what the ranks agree on, gather and add up.
 
 Every question to all ranks begins with one message of a fixed length, in which each says what it is about to do. Those
-that disagree find out by what is said, on all ranks, before anything is written. A process alone is a group of none:
-the same steps, and nothing is sent.
+that disagree find out by what is said, on all ranks, before anything is written. A process alone is a group of none,
+which sends nothing.
 """
 
 import zlib
@@ -79,6 +79,8 @@ class Ranks:
             counts: of samples, of those without a finite norm, and of sparse gradients to be written.
             same: settings that must be the same on every rank.
         """
+        if not self.groups:
+            return Meeting((counts[0],), (counts[1],), tuple(used), slice(0, counts[0]))
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
         agreed = {"the question": _hash(call), "the parameters": _hash(what), "`groups`": self.ids is not None, **same}
         said = [*counts, zlib.crc32(bytes(used)), *agreed.values()]
@@ -86,7 +88,7 @@ class Ranks:
         for name, column in zip(agreed, rows[:, 4:].T, strict=False):
             if not bool((column == column[0]).all()):
                 raise RankError(_disagreement(call, name, column.tolist() if name in same else []))
-        if self.groups and bool(rows[:, 2].any()):
+        if bool(rows[:, 2].any()):
             raise _sparse(call)
         if not bool((rows[:, 3] == rows[0, 3]).all()):
             used = self._everywhere(torch.tensor(used, dtype=torch.uint8)).amax(0).tolist()
@@ -128,9 +130,10 @@ class Ranks:
         return int(number)
 
     def _refuse_torn_groups(self, call: str, meeting: Meeting) -> None:
-        if self.ids is None or not self.groups:
+        if self.ids is None:
             return
-        numbers, times = torch.unique(self.gather(self.ids, meeting), return_counts=True)
+        ids = self.ids.double() if self.ids.is_floating_point() else self.ids.long()
+        numbers, times = torch.unique(self.gather(ids, meeting), return_counts=True)
         if bool((times > 1).any()):
             raise ArgumentError(
                 f"{call}: group {numbers[times > 1][0].item()} of `groups` has samples on several ranks, so none of "

@@ -577,6 +577,14 @@ def counted():
             setattr(dist, name, run)
 
 
+def owners_are_known(wrapped):
+    """What FSDP and DDP put between modules does not make a second step ask again."""
+    model, parts = WRAPPED[wrapped](), batch("uneven")
+    plans = [bridle.per_sample(losses_of(model, *parts[dist.get_rank()]), model).plan() for _ in range(2)]
+    if len(parts[dist.get_rank()][0]) > 1:
+        assert "owners known from an earlier graph of this form" in plans[1]
+
+
 def collectives():
     """One short message and one sum; the norms of all ranks are one more."""
     model, parts = DistributedDataParallel(Net()), batch("uneven")

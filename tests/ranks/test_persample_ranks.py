@@ -52,6 +52,11 @@ def test_case(ranks, case):
     ranks.run(case)
 
 
+@pytest.mark.parametrize("wrapped", ["ddp", "ddp, finds unused", "fsdp", "fsdp, one for all"])
+def test_owners_are_known(two, wrapped):
+    two.run(splitting.owners_are_known, wrapped)
+
+
 def test_two_meshes(four):
     four.run(splitting.two_meshes)
 

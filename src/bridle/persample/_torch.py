@@ -250,6 +250,18 @@ def is_dtensor_op(node: Node) -> bool:
     return graph.op(node) in ("_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward")
 
 
+def hands_on(node: Any) -> bool:
+    """Tell whether the op is one of those that FSDP and DDP put between modules to be told of a backward pass."""
+    made_by = getattr(type(node), "_forward_cls", None)
+    names = {
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group": "RegisterPostBackwardFunction",
+        "torch.nn.parallel.distributed": "_DDPSink",
+    }
+    return made_by is not None and any(
+        made_by is getattr(sys.modules.get(module), name, None) for module, name in names.items()
+    )
+
+
 def is_flattened(leaf: Tensor) -> bool:
     """Tell whether a leaf is what FullyShardedDataParallel makes of many parameters."""
     return bool(getattr(leaf, "_is_flat_param", False))

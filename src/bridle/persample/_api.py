@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,10 @@ from ._cuts import Losses
 from ._places import places, refuse_unreadable
 from ._ranks import ranks_of
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
 Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
 
 
@@ -24,7 +28,7 @@ def per_sample(
     parameters: Parameters,
     *,
     groups: Tensor | None = None,
-    group: Any = None,
+    group: "ProcessGroup | DeviceMesh | None" = None,
     memory_budget: int = 64 << 20,
     scaler: Any = None,
     retain_graph: bool = True,
@@ -137,6 +141,11 @@ def _losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor | Non
         root = losses.reshape(count, prod(losses.shape[1:])).sum(1)
     if groups is None:
         return Losses(root, torch.arange(count, device=root.device), count), None
+    if not isinstance(groups, Tensor):
+        raise ArgumentError(
+            f"per_sample: `groups` must be a tensor with one number per sample, found {type(groups).__name__}. (Ranks "
+            "are named by `group`.)"
+        )
     if tuple(groups.shape) != (count,):
         raise ArgumentError(
             f"per_sample: `groups` must have one number per sample, shape ({count},), found {tuple(groups.shape)}."

@@ -137,8 +137,8 @@ class Ranks:
         if bool((times > 1).any()):
             raise ArgumentError(
                 f"{call}: group {numbers[times > 1][0].item()} of `groups` has samples on several ranks, so none of "
-                "them knows its norm. Bring the samples of a group to one rank or, if these are different groups, number "
-                "them differently on each. No gradient was changed."
+                "them knows its norm. Bring the samples of a group to one rank or, if these are different groups, "
+                "number them differently on each. No gradient was changed."
             )
 
 

@@ -72,7 +72,7 @@ def test_the_others_stop_with_an_error_and_whole_gradients(doomed, wrapped, faul
     if fault == "killed":
         assert answers[1] == (False, "gone")
     else:
-        assert answers[1][1][0] == "GraphStateError"
+        assert answers[1][1][0] == "NoGraphError"
     for rank in (0, 2):
         ok, (kind, text, seconds, untouched) = answers[rank]
         assert ok

@@ -90,6 +90,8 @@ def per_sample(
     options = Options(allow_coupling, allow_opaque, retain_graph)
     with where.gathered():
         captured = capture(split, where.leaves, _buffers(parameters), options)
+    if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
+        refuse_unreadable(captured.losses.root)
     return PerSample(
         split.samples,
         where,

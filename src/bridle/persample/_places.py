@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import graph
-from ..errors import GraphStateError, UnsupportedOperationError
+from ..errors import InplaceModifiedError, UnsupportedOperationError
 from . import _torch
 
 
@@ -119,9 +119,10 @@ def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
         nonlocal depth
         # torch's own check does not see it: what is gathered counts as unchanged.
         if _torch.versions(states) != versions:
-            raise GraphStateError(
+            raise InplaceModifiedError(
                 "per_sample: parameters were changed since the losses were computed, so the recorded graph no longer "
-                "fits them. Ask before optimizer.step()."
+                "fits them. Ask before optimizer.step().",
+                (),
             )
         depth += 1
         try:

@@ -45,6 +45,11 @@ def test_the_state_of_a_deep_layer_has_its_batch_second_even_when_depth_equals_b
     check(model, call_for_per_sample_grads, losses)
 
 
+def test_a_batch_of_one():
+    x = torch.randn(1, 3)
+    check(nn.Linear(3, 2), call_for_per_sample_grads, lambda call: call(x).square().sum(1))
+
+
 def test_frozen_and_unused_parameters_have_neither():
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
     model.forward = lambda x: model["used"](x)

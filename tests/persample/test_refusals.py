@@ -136,6 +136,10 @@ def test_losses_that_cannot_be_split():
         bridle.per_sample(torch.ones(4), model)
     with pytest.raises(errors.ArgumentError, match=r"shape \(4,\), found \(3,\)"):
         bridle.per_sample(model(X).sum(1), model, groups=torch.zeros(3))
+    with pytest.raises(errors.ArgumentError, match=r"found list. \(Ranks are named by `group`.\)"):
+        bridle.per_sample(model(X).sum(1), model, groups=[0, 1])
+    with pytest.raises(errors.ArgumentError, match="`group` must be a process group or a device mesh"):
+        bridle.per_sample(model(X).sum(1), model, group=torch.zeros(3))
 
 
 def test_things_that_are_no_parameters():

@@ -1,7 +1,6 @@
 """The questions that can be asked of per-sample gradients."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -11,32 +10,13 @@ from ..errors import ArgumentError, NonFiniteGradientError
 from ._audit import Audit, audit
 from ._grams import Grams
 from ._pieces import Dense, Piece
+from ._places import Places, is_spread, spread_like
+from ._ranks import Meeting, Ranks
+from ._stats import Stats, stats_of
+from ._sums import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite
+from .rules.embedding import Rows
 
 Weights = Tensor | Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What the gradients of a batch say about each other.
-
-    Attributes:
-        mean_norm: mean of the samples' norms.
-        norm_of_mean: norm of the mean gradient.
-        trace_of_covariance: summed variance of one sample's gradient, estimated without bias.
-        squared_signal: squared norm of the true gradient, estimated without bias; may be negative.
-        signal_to_noise: squared signal divided by the trace of the covariance.
-        noise_scale: its inverse, the batch size at which noise and signal are equal; infinite when the
-            signal cannot be told from zero.
-        alignment: mean cosine between a sample's gradient and the mean gradient.
-    """
-
-    mean_norm: float
-    norm_of_mean: float
-    trace_of_covariance: float
-    squared_signal: float
-    signal_to_noise: float
-    noise_scale: float
-    alignment: float
 
 
 class PerSample:
@@ -48,16 +28,18 @@ class PerSample:
     def __init__(
         self,
         samples: int,
-        parameters: dict[str, Tensor],
+        places: Places,
         pieces: dict[str, Piece],
         *,
+        ranks: Ranks,
         memory_budget: int,
         scale: float,
         reused: bool,
         eps: float,
         engine: Callable[[Tensor], dict[str, Tensor]],
     ) -> None:
-        self._samples, self._parameters, self._pieces = samples, parameters, pieces
+        self._samples, self._parameters, self._pieces = samples, places.held, pieces
+        self._leaves, self._gathered, self._ranks = places.leaves, places.gathered, ranks
         self._budget, self._scale, self._reused, self._engine = memory_budget, scale, reused, engine
         self._eps = eps
         self._squares: dict[str, Tensor] | None = None
@@ -66,19 +48,24 @@ class PerSample:
         """Return the number of samples, or of groups."""
         return self._samples
 
-    def norms(self, *, per_parameter: bool = False) -> Tensor | dict[str, Tensor]:
+    def norms(self, *, per_parameter: bool = False, gathered: bool = False) -> Tensor | dict[str, Tensor]:
         """Return the norm of each sample's gradient.
 
         Args:
             per_parameter: return one tensor for each parameter instead.
+            gathered: return those of the samples on all ranks, in the order of ranks. Every rank has to ask.
 
         Returns:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
         """
-        squares = self._squared_norms()
         if per_parameter:
-            return {name: self._unscaled(s.sqrt()).to(self._parameters[name].dtype) for name, s in squares.items()}
-        return self._unscaled(self._total(squares).sqrt()).to(self._dtype())
+            lengths = {name: self._unscaled(s.sqrt()) for name, s in self._squared_norms().items()}
+            lengths = self._of_all_ranks(lengths) if gathered else lengths
+            return {name: length.to(self._parameters[name].dtype) for name, length in lengths.items()}
+        length = self._lengths()
+        if gathered:
+            length = self._ranks.gather(length, self._meet("norms"))
+        return length.to(self._dtype())
 
     def grads(self) -> dict[str, Tensor]:
         """Return every sample's gradient, written down: name -> (samples, *shape)."""
@@ -96,28 +83,33 @@ class PerSample:
         step = max(1, self._samples) if samples is None else samples
         if step < 1:
             raise ArgumentError(f"stream: samples must be at least 1, found {samples}.")
-        for name, piece in self._pieces.items():
-            for start in range(0, max(1, self._samples), step):
-                part = slice(start, min(start + step, self._samples))
-                yield name, part, self._unscaled(piece.dense(part)).to(self._parameters[name].dtype)
+        with self._gathered():
+            for name, piece in self._pieces.items():
+                for start in range(0, max(1, self._samples), step):
+                    part = slice(start, min(start + step, self._samples))
+                    yield name, part, self._unscaled(piece.dense(part)).to(self._parameters[name].dtype)
 
     def weighted_(self, weights: Weights) -> None:
         """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward would.
 
         Args:
-            weights: one number per sample, or a function that makes them from the norms.
+            weights: one number per sample, or a function that makes them from the norms. Where samples lie on several
+                ranks, numbers are for this rank's samples, and a function is given the norms of all of them, in the
+                order of ranks; the sum is over all.
         """
-        if callable(weights):
-            self._keep_what_pays()
-            norms = self.norms()
-            assert isinstance(norms, Tensor)
-            weights = weights(norms)
-        if tuple(weights.shape) != (self._samples,):
-            raise ArgumentError(
-                f"weighted_: expected one weight per sample, shape ({self._samples},), found {tuple(weights.shape)}."
-            )
-        for name, piece in self._pieces.items():
-            _accumulate(self._parameters[name], piece.weighted(weights.detach()))
+        with self._gathered():
+            if callable(weights):
+                self._keep_what_pays()
+                lengths = self._lengths()
+                meeting = self._meet("weighted_ with a function", sparse=self._sparse())
+                found = weights(self._ranks.gather(lengths, meeting).to(self._dtype()))
+                self._require_one_each(found, meeting.total)
+                weights = found[meeting.mine]
+            else:
+                self._require_one_each(weights, self._samples)
+                meeting = self._meet("weighted_", sparse=self._sparse())
+            chosen = weights.detach()
+            self._write(meeting, lambda name: self._pieces[name].weighted(chosen))
 
     def clip_(
         self,
@@ -132,52 +124,62 @@ class PerSample:
     ) -> Tensor:
         """Add the mean of the clipped gradients to each parameter's ``.grad``.
 
+        Where samples lie on several ranks the mean is over all of them, and all ranks get the same gradient.
+
         Each sample's gradient is multiplied by ``min(1, max_norm / norm)``. One sample more or less then
         changes the sum of the clipped gradients by at most ``max_norm``, or by ``max_norm * sqrt(k)`` with
         `per_parameter` and k parameters: the sensitivity that private training counts with.
 
         Args:
-            max_norm: the largest norm a sample may have. A quantile of ``norms()`` will do as well.
+            max_norm: the largest norm a sample may have. A quantile of ``norms(gathered=True)`` will do as well.
             per_parameter: clip each parameter's gradient by its own norm.
             gamma: multiply by ``max_norm / (norm + gamma)`` instead, also what is short ("automatic"
                 clipping); 0 normalises.
-            divide_by: divide the sum by this, rather than by the number of samples. Private training divides
-                by the expected number.
+            divide_by: divide the sum by this, rather than by the number of samples (on all ranks). Private training
+                divides by the expected number.
             noise_multiplier: add to the sum normal noise with this times the sensitivity as its standard
                 deviation, to every parameter, used or not.
-            generator: where the noise comes from.
+            generator: where the noise comes from. Over several ranks the first draws it, once for all.
             drop_nonfinite: leave out a sample whose norm is NaN or infinite, rather than refuse.
 
         Returns:
-            The norms before clipping, shape (samples,).
+            The norms before clipping of this rank's samples, shape (samples,).
 
         Raises:
-            NonFiniteGradientError: a norm is NaN or infinite; nothing was changed.
+            NonFiniteGradientError: a norm is NaN or infinite, on any rank; nothing was changed.
             ArgumentError: `max_norm` is not positive, or `divide_by` or `noise_multiplier` is negative.
+            RankError: the ranks were given different arguments or parameters, or one of them did not come.
         """
         limit = float(max_norm)
         if not limit > 0:
             raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
         if noise_multiplier < 0 or (divide_by is not None and divide_by <= 0):
             raise ArgumentError("clip_: noise_multiplier must not be negative and divide_by must be positive.")
-        self._keep_what_pays()
-        squares = self._squared_norms()
-        total = self._unscaled(self._total(squares).sqrt())
-        good = torch.isfinite(total)
-        if not drop_nonfinite and not bool(good.all()):
-            bad = (~good).nonzero().squeeze(1).tolist()
-            raise NonFiniteGradientError(
-                f"clip_: the gradients of {len(bad)} of {self._samples} samples are NaN or infinite, the "
-                f"first being sample {bad[0]}. Pass drop_nonfinite=True to leave them out."
-            )
-        divisor = float(divide_by if divide_by is not None else max(1, self._samples))
-        for name, piece in self._pieces.items():
-            norms = self._unscaled(squares[name].sqrt()) if per_parameter else total
-            weights = _factors(norms, limit, gamma).where(good, 0) / divisor
-            _accumulate(self._parameters[name], _finite_weighted(piece, weights, good))
-        if noise_multiplier:
+        same = {
+            "max_norm": limit,
+            "per_parameter": per_parameter,
+            "gamma": -1 if gamma is None else gamma,
+            "divide_by": -1 if divide_by is None else divide_by,
+            "noise_multiplier": noise_multiplier,
+            "drop_nonfinite": drop_nonfinite,
+        }
+        with self._gathered():
+            self._keep_what_pays()
+            total = self._lengths()
+            good = torch.isfinite(total)
+            meeting = self._meet("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
+            if not drop_nonfinite and any(meeting.bad):
+                raise NonFiniteGradientError(nonfinite(good, meeting))
+            divisor = float(divide_by if divide_by is not None else max(1, meeting.total))
+
+            def weigh(name: str) -> Tensor:
+                norms = self._unscaled(self._squared_norms()[name].sqrt()) if per_parameter else total
+                weights = factors(norms, limit, gamma).where(good, 0) / divisor
+                return finite_weighted(self._pieces[name], weights, good)
+
             sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
-            self._add_noise(noise_multiplier * sensitivity * self._scale / divisor, generator)
+            deviation = noise_multiplier * sensitivity * self._scale / divisor
+            self._write(meeting, weigh, deviation, generator)
         return total.to(self._dtype())
 
     def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -187,48 +189,44 @@ class PerSample:
             direction: name -> tensor of the parameter's shape; names left out count as zero. Without it, the
                 mean gradient.
         """
-        chosen = self._mean() if direction is None else self._checked(direction)
-        parts = [self._pieces[name].dot(v) for name, v in chosen.items() if name in self._pieces]
+        with self._gathered():
+            chosen = self._local_mean() if direction is None else self._checked(direction)
+            parts = [self._pieces[name].dot(v) for name, v in chosen.items() if name in self._pieces]
         return self._unscaled(self._sum_of(parts)).to(self._dtype())
 
     def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
-        chosen = self._mean() if direction is None else self._checked(direction)
+        chosen = self._local_mean() if direction is None else self._checked(direction)
         lengths = [torch.linalg.vector_norm(v.double()) for v in chosen.values()]
         length = torch.linalg.vector_norm(torch.stack(lengths)) if lengths else torch.zeros(())
-        norms = self._unscaled(self._total(self._squared_norms()).sqrt())
-        return (self.dot(chosen).double() / (norms * length).clamp(min=1e-300)).to(self._dtype())
+        return (self.dot(chosen).double() / (self._lengths() * length).clamp(min=1e-300)).to(self._dtype())
 
     def gram(self) -> Tensor:
         """Return the inner products between all samples' gradients: (samples, samples)."""
-        parts = [piece.gram() for piece in self._pieces.values()]
+        with self._gathered():
+            parts = [piece.gram() for piece in self._pieces.values()]
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
         return self._unscaled(self._unscaled(total)).to(self._dtype())
 
-    def stats(self) -> Stats:
+    def stats(self, *, gathered: bool = False) -> Stats:
         """Return how large the gradients are, how they agree, and how large a batch would pay.
+
+        Args:
+            gathered: of the samples on all ranks. Every rank has to ask.
 
         Raises:
             ArgumentError: there are fewer than two samples.
         """
-        n = self._samples
-        if n < 2:
-            raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
-        squares = self._unscaled(self._unscaled(self._total(self._squared_norms())))
-        mean = self._mean()
-        norm_of_mean = float(sum(float(v.double().square().sum()) for v in mean.values())) ** 0.5
-        mean_square = float(squares.mean())
-        noise = n / (n - 1) * max(0.0, mean_square - norm_of_mean**2)
-        signal = (n * norm_of_mean**2 - mean_square) / (n - 1)
-        return Stats(
-            mean_norm=float(squares.sqrt().mean()),
-            norm_of_mean=norm_of_mean,
-            trace_of_covariance=noise,
-            squared_signal=signal,
-            signal_to_noise=signal / noise if noise else float("inf"),
-            noise_scale=noise / signal if signal > 0 else float("inf"),
-            alignment=float(self.cosine(mean).mean()),
-        )
+        ranks = self._ranks if gathered else self._ranks.alone()
+        with self._gathered():
+            lengths = self._lengths()
+            meeting = self._meet("stats", ranks=ranks)
+            n = meeting.total
+            if n < 2:
+                raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
+            mean = self._mean(meeting, ranks)
+            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), meeting).T
+        return stats_of(lengths, cosines, mean.values())
 
     def audit(self, *, tolerance: float | None = None) -> Audit:
         """Prove on this very step that nothing was missed and every sample got its own gradient.
@@ -250,7 +248,8 @@ class PerSample:
         if tolerance is None:
             tolerance = 5e-2 if eps > 1e-5 else 1e-3
         names = list(self._parameters)
-        return audit(self._samples, names, self._pieces, self._engine, tolerance, min(eps, 1e-7))
+        with self._gathered():
+            return audit(self._samples, names, self._pieces, self._engine, tolerance, min(eps, 1e-7))
 
     def plan(self) -> str:
         """Return, for each parameter, in which form its gradients are held and asked."""
@@ -264,9 +263,58 @@ class PerSample:
 
     def _squared_norms(self) -> dict[str, Tensor]:
         if self._squares is None:
-            grams = Grams(factor for piece in self._pieces.values() for factor in piece.factors())
-            self._squares = {name: piece.squared_norms(grams) for name, piece in self._pieces.items()}
+            with self._gathered():
+                grams = Grams(factor for piece in self._pieces.values() for factor in piece.factors())
+                self._squares = {name: piece.squared_norms(grams) for name, piece in self._pieces.items()}
         return self._squares
+
+    def _lengths(self) -> Tensor:
+        """Return the norm of each sample's gradient on this rank, in float64."""
+        return self._unscaled(self._total(self._squared_norms()).sqrt())
+
+    def _of_all_ranks(self, lengths: dict[str, Tensor]) -> dict[str, Tensor]:
+        meeting = self._meet("norms of each parameter")
+        names = [name for name, used in zip(self._parameters, meeting.used, strict=True) if used]
+        each = torch.zeros(self._samples, len(names), dtype=torch.float64, device=self._ranks.device)
+        for i, name in enumerate(names):
+            each[:, i] = lengths.get(name, 0)
+        return dict(zip(names, self._ranks.gather(each, meeting).T, strict=True)) if names else {}
+
+    def _meet(
+        self,
+        call: str,
+        same: Mapping[str, float] | None = None,
+        *,
+        bad: int = 0,
+        sparse: int = 0,
+        ranks: Ranks | None = None,
+    ) -> Meeting:
+        used = [name in self._pieces for name in self._parameters]
+        settings = {"the scale of `scaler`": self._scale, **(same or {})}
+        return (ranks or self._ranks).meet(call, self._parameters, used, (self._samples, bad, sparse), settings)
+
+    def _sparse(self) -> int:
+        """Return how many gradients would be written as sparse tensors."""
+        return sum(isinstance(piece, Rows) and piece.sparse for piece in self._pieces.values())
+
+    def _require_one_each(self, weights: Tensor, count: int) -> None:
+        if tuple(weights.shape) != (count,):
+            raise ArgumentError(
+                f"weighted_: expected one weight per sample, shape ({count},), found {tuple(weights.shape)}."
+            )
+
+    def _write(
+        self,
+        meeting: Meeting,
+        weigh: Callable[[str], Tensor],
+        deviation: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        noise = deviation if self._ranks.is_first else 0.0
+        wanted = [used or bool(deviation) for used in meeting.used]
+        sums = local_sums(self._leaves, self._parameters, wanted, self._pieces.keys(), weigh, noise, generator)
+        for name, total in add_up(sums, self._ranks, lambda name, total: spread_like(self._parameters[name], total)):
+            accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:
         """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
@@ -280,26 +328,33 @@ class PerSample:
                 left -= piece.size()
                 self._pieces[name] = Dense(piece.dense())
 
-    def _mean(self) -> dict[str, Tensor]:
-        weights = torch.full((self._samples,), 1 / max(1, self._samples), dtype=torch.float64)
-        found = {name: piece.weighted(weights) for name, piece in self._pieces.items()}
-        return {name: self._unscaled(g.to_dense() if g.is_sparse else g) for name, g in found.items()}
+    def _mean(self, meeting: Meeting, ranks: Ranks) -> dict[str, Tensor]:
+        weights = torch.full((self._samples,), 1 / max(1, meeting.total), dtype=torch.float64)
+
+        def weigh(name: str) -> Tensor:
+            total = self._pieces[name].weighted(weights)
+            return self._unscaled(total.to_dense() if total.is_sparse else total)
+
+        with self._gathered():
+            sums = local_sums(self._leaves, self._parameters, meeting.used, self._pieces.keys(), weigh)
+            return dict(add_up(sums, ranks))
+
+    def _local_mean(self) -> dict[str, Tensor]:
+        alone = self._ranks.alone()
+        return self._mean(self._meet("mean", ranks=alone), alone)
 
     def _checked(self, direction: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for name, v in direction.items():
             if name not in self._parameters:
                 raise ArgumentError(f"direction: there is no parameter called {name!r}.")
+            if is_spread(v):
+                raise ArgumentError(f"direction: {name!r} is a DTensor. Pass the whole of it: full_tensor().")
             if v.shape != self._parameters[name].shape:
                 raise ArgumentError(
                     f"direction: {name!r} has shape {tuple(v.shape)}, its parameter "
                     f"{tuple(self._parameters[name].shape)}."
                 )
         return direction
-
-    def _add_noise(self, deviation: float, generator: torch.Generator | None) -> None:
-        for parameter in self._parameters.values():
-            noise = torch.empty_like(parameter, requires_grad=False).normal_(0, deviation, generator=generator)
-            _accumulate(parameter, noise)
 
     def _total(self, squares: dict[str, Tensor]) -> Tensor:
         return self._sum_of(list(squares.values()))
@@ -314,28 +369,3 @@ class PerSample:
         dtypes = [p.dtype for p in self._parameters.values()] or [torch.float32]
         widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
         return widest if torch.finfo(widest).bits >= 32 else torch.float32
-
-
-def _factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
-    if gamma is not None:
-        return limit / (norms + gamma)
-    return (limit / norms).clamp(max=1).where(norms > 0, 1)
-
-
-def _finite_weighted(piece: Piece, weights: Tensor, good: Tensor) -> Tensor:
-    """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
-    if bool(good.all()):
-        return piece.weighted(weights)
-    total = torch.zeros(piece.shape)
-    for i in good.nonzero().squeeze(1).tolist():
-        total = total + piece.dense(slice(i, i + 1))[0] * weights[i]
-    return total
-
-
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    gradient = gradient.to(parameter.dtype)
-    with torch.no_grad():
-        if parameter.grad is None:
-            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
-        else:
-            parameter.grad = parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,12 @@ from . import _torch
 from ._answers import PerSample
 from ._capture import Options, capture
 from ._cuts import Losses
+from ._places import places, refuse_unreadable
+from ._ranks import ranks_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
 
@@ -22,6 +28,7 @@ def per_sample(
     parameters: Parameters,
     *,
     groups: Tensor | None = None,
+    group: "ProcessGroup | DeviceMesh | None" = None,
     memory_budget: int = 256 << 20,
     scaler: Any = None,
     retain_graph: bool = True,
@@ -40,6 +47,9 @@ def per_sample(
             are left out.
         groups: for each sample the number of the group it belongs to (a user, a micro-batch). Every answer is
             then per group, in ascending order of these numbers.
+        group: the process group, or device mesh, whose ranks each have a part of the samples. By default that of a
+            `DistributedDataParallel` or `fully_shard` model, and none for anything else. `clip_` and `weighted_`
+            then give the sum over the samples of all ranks; the other answers are about this rank's samples.
         memory_budget: how many bytes may be spent on written-down gradients to save time.
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Answers come out unscaled; what is
             written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
@@ -72,24 +82,33 @@ def per_sample(
         >>> model.weight.grad
         tensor([[0.3000, 0.9000]])
     """
-    named = _named(parameters)
-    split = _losses(losses, groups)
-    buffers = _buffers(parameters)
-    captured = capture(split, named, buffers, Options(allow_coupling, allow_opaque, retain_graph, memory_budget))
+    split, ids = _losses(losses, groups)
+    where = places(_named(parameters))
+    refuse_unreadable(split.root)
+    device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
+    ranks = ranks_of(parameters, where.mesh, group, device, ids)
+    options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget)
+    with where.gathered():
+        captured = capture(split, where.leaves, _buffers(parameters), options)
+    if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
+        refuse_unreadable(captured.losses.root)
     return PerSample(
         split.samples,
-        named,
+        where,
         captured.pieces,
+        ranks=ranks,
         memory_budget=memory_budget,
         scale=1.0 if scaler is None else float(scaler.get_scale()),
         reused=captured.reused,
         eps=captured.eps,
-        engine=_engine(captured.losses, named) if retain_graph else _no_engine,
+        engine=_engine(captured.losses, where.leaves) if retain_graph else _no_engine,
     )
 
 
 def _engine(losses: Losses, named: dict[str, Tensor]) -> Callable[[Tensor], dict[str, Tensor]]:
     def ask(weights: Tensor) -> dict[str, Tensor]:
+        if not losses.root.requires_grad:
+            return {}
         edges = [graph.edge_of(parameter) for parameter in named.values()]
         found = _torch.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
         return {name: g for name, g in zip(named, found, strict=True) if g is not None}
@@ -105,13 +124,15 @@ def _no_engine(_: Tensor) -> dict[str, Tensor]:
     )
 
 
-def _losses(losses: Tensor, groups: Tensor | None) -> Losses:
+def _losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor | None]:
+    """Return what is differentiated, and the numbers of the groups."""
     if losses.dim() == 0:
         raise ArgumentError(
             "per_sample: `losses` is a single number. Pass one loss per sample; most losses give that with "
             "reduction='none'."
         )
-    if not losses.requires_grad:
+    # A rank without samples need not have run the model.
+    if not losses.requires_grad and losses.shape[0]:
         raise NoGraphError(
             "per_sample: `losses` has no recorded graph. Was it computed under no_grad, detached, or from "
             "parameters that need no gradient?",
@@ -121,13 +142,18 @@ def _losses(losses: Tensor, groups: Tensor | None) -> Losses:
     with torch.enable_grad():
         root = losses.reshape(count, prod(losses.shape[1:])).sum(1)
     if groups is None:
-        return Losses(root, torch.arange(count, device=root.device), count)
+        return Losses(root, torch.arange(count, device=root.device), count), None
+    if not isinstance(groups, Tensor):
+        raise ArgumentError(
+            f"per_sample: `groups` must be a tensor with one number per sample, found {type(groups).__name__}. (Ranks "
+            "are named by `group`.)"
+        )
     if tuple(groups.shape) != (count,):
         raise ArgumentError(
             f"per_sample: `groups` must have one number per sample, shape ({count},), found {tuple(groups.shape)}."
         )
     numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
-    return Losses(root, sample_of, len(numbers))
+    return Losses(root, sample_of, len(numbers)), numbers
 
 
 def _named(parameters: Parameters) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import graph
-from ..errors import CallArgumentError
+from ..errors import CallArgumentError, UnsupportedOperationError
 from . import _reentrant, _torch
 from ._api import per_sample
 from ._cuts import Losses
@@ -72,6 +72,12 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise CallArgumentError(f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}.")
+    if _torch.sharded_states(module.parameters()):
+        raise UnsupportedOperationError(
+            "call_for_per_sample_grads: the module is spread by fully_shard, and a backward pass through it would "
+            "gather its parameters as often as each rank happens to need. Use bridle.per_sample, which gathers them "
+            "itself."
+        )
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
         raise CallArgumentError(
             f"call_for_per_sample_grads: batch_size must be None or an integer, found {type(batch_size).__name__}."

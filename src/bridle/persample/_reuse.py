@@ -137,7 +137,7 @@ def may_reuse(cuts: Iterable[Cut], layouts: dict[Node, tuple[Layout, ...]], loss
         if node not in way or node in hidden or (hidden and node is losses.root.grad_fn):
             continue
         name = graph.op(node)
-        if name in _BY_SHAPE and not graph.is_custom(node):
+        if (name in _BY_SHAPE and not graph.is_custom(node)) or _torch.hands_on(node):
             continue
         if name not in _MIXING or _mixes_rows(node, way | targets):
             return False

@@ -1,6 +1,7 @@
 """Everything private in torch that this room touches, checked on torch 2.13.0 and 2.15.0."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from .. import graph
-from ..errors import UnsupportedOperationError
+from ..errors import RankError, UnsupportedOperationError
 from ._explain import explained
 
 T = TypeVar("T")
@@ -242,3 +243,104 @@ def _plain_fields(kind: type) -> tuple[str, ...]:
 
 def _hashable(value: Any) -> Any:
     return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def is_dtensor_op(node: Node) -> bool:
+    """Tell whether the op turns a tensor into a DTensor, one into a tensor, or lays one out in another way."""
+    return graph.op(node) in ("_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward")
+
+
+def hands_on(node: Any) -> bool:
+    """Tell whether the op is one of those that FSDP and DDP put between modules to be told of a backward pass."""
+    made_by = getattr(type(node), "_forward_cls", None)
+    names = {
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group": "RegisterPostBackwardFunction",
+        "torch.nn.parallel.distributed": "_DDPSink",
+    }
+    return made_by is not None and any(
+        made_by is getattr(sys.modules.get(module), name, None) for module, name in names.items()
+    )
+
+
+def is_flattened(leaf: Tensor) -> bool:
+    """Tell whether a leaf is what FullyShardedDataParallel makes of many parameters."""
+    return bool(getattr(leaf, "_is_flat_param", False))
+
+
+def waits_for_first_backward(node: Any) -> bool:
+    """Tell whether DDP with a static graph has put its hook here, which reduces gradients when it is passed."""
+    return graph.op(node) == "_DDPSinkBackward" and bool(node.ddp_weakref().static_graph)
+
+
+def sharded_states(tensors: Iterable[Tensor]) -> list[Any]:
+    """Return the states of `fully_shard` that any of these parameters live under, with all of their models."""
+    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    if module is None:
+        return []
+    references = sys.modules["torch.distributed._composable_state"]._module_state_mapping.values()
+    wanted = {id(tensor) for tensor in tensors}
+    found: dict[int, Any] = {}
+    for state in [reference() for reference in references]:
+        if isinstance(state, module.FSDPState) and not wanted.isdisjoint(_ids_under(state)):
+            found |= {id(one): one for one in [*state._state_ctx.all_states, state]}
+    return list(found.values())
+
+
+def _ids_under(state: Any) -> Iterator[int]:
+    yield from (id(tensor) for module in state._modules for tensor in module.parameters())
+    yield from (id(tensor) for forms in shards([state]) for tensor in forms)
+
+
+def shards(states: Iterable[Any]) -> list[tuple[Tensor, ...]]:
+    """Return each parameter as the optimizer holds it, as the recorded graph knows it, and in other forms it takes."""
+    held = [param for state in states for group in state._fsdp_param_groups for param in group.fsdp_params]
+    names = ("_unsharded_param", "_sharded_post_forward_param")
+    others = ([getattr(param, name, None) for name in names] for param in held)
+    return [
+        (param.sharded_param, *(param.sharded_param if form is None else form for form in forms))
+        for param, forms in zip(held, others, strict=True)
+    ]
+
+
+def versions(states: Iterable[Any]) -> list[int]:
+    """Return how often each parameter was changed in place."""
+    return [forms[0]._version for forms in shards(states)]
+
+
+def _unshard(group: Any) -> None:
+    try:
+        group.unshard()
+        group.wait_for_unshard()
+    except RuntimeError as error:
+        raise RankError(
+            "per_sample: parameters that fully_shard has spread could not be gathered. Every rank has to ask the same "
+            f"questions; look at the first error among their logs. torch says: {error}"
+        ) from error
+
+
+@contextmanager
+def gathered(states: Iterable[Any]) -> Iterator[None]:
+    """Gather parameters that `fully_shard` has spread, keep them whole whatever runs, then spread them again.
+
+    The engine's passes then communicate nothing, so ranks may differ in how many they need.
+    """
+    states = list(states)
+    groups = [group for state in states for group in state._fsdp_param_groups]
+    before = [
+        *((state._state_ctx, "iter_forward_root") for state in states),
+        # A checkpoint that is computed again stops half-way, and leaves behind that a forward pass is running.
+        *((stateful, "_training_state") for stateful in (*states, *groups)),
+        *((group, name) for group in groups for name in ("reduce_grads", "reshard_after_backward")),
+        *((group, "post_forward_mesh_info") for group in groups),
+    ]
+    found = [(owner, name, getattr(owner, name)) for owner, name in before]
+    try:
+        for group in groups:
+            _unshard(group)
+            group.reduce_grads, group.reshard_after_backward, group.post_forward_mesh_info = False, False, None
+        yield
+    finally:
+        for owner, name, value in found:
+            setattr(owner, name, value)
+        for group in groups:
+            group.reshard()

@@ -1,0 +1,212 @@
+"""Samples that lie on several ranks: what the ranks agree on, gather and add up.
+
+Every question to all ranks begins with one message of a fixed length, in which each says what it is about to do. Those
+that disagree find out by what is said, on all ranks, before anything is written. A process alone is a group of none,
+which sends nothing.
+"""
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import ArgumentError, RankError, UnsupportedGradientError
+
+_MESSAGE = 16
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What the ranks have told each other, in their order.
+
+    Attributes:
+        samples: how many samples each has.
+        bad: how many of them have no finite norm.
+        used: for each parameter, whether any rank's losses depend on it.
+        mine: where this rank's samples are among all.
+    """
+
+    samples: tuple[int, ...]
+    bad: tuple[int, ...]
+    used: tuple[bool, ...]
+    mine: slice
+
+    @property
+    def total(self) -> int:
+        """How many samples there are on all ranks."""
+        return sum(self.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranks:
+    """The ranks that answer together.
+
+    Attributes:
+        groups: one process group for each dimension of the mesh they form; none for a process alone.
+        device: where messages are.
+        ids: the numbers of this rank's groups of samples, if there are any.
+    """
+
+    groups: tuple[Any, ...]
+    device: torch.device
+    ids: Tensor | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that draws the noise."""
+        return all(group.rank() == 0 for group in self.groups)
+
+    def meet(
+        self,
+        call: str,
+        parameters: Mapping[str, Tensor],
+        used: Sequence[bool],
+        counts: Sequence[int],
+        same: Mapping[str, float],
+    ) -> Meeting:
+        """Tell the others what is asked here and hear what is asked there.
+
+        Args:
+            call: the question.
+            parameters: what is asked about.
+            used: for each of them, whether this rank's losses depend on it.
+            counts: of samples, of those without a finite norm, and of sparse gradients to be written.
+            same: settings that must be the same on every rank.
+        """
+        if not self.groups:
+            return Meeting((counts[0],), (counts[1],), tuple(used), slice(0, counts[0]))
+        what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
+        agreed = {"the question": _hash(call), "the parameters": _hash(what), "`groups`": self.ids is not None, **same}
+        said = [*counts, zlib.crc32(bytes(used)), *agreed.values()]
+        rows = self._everywhere(torch.tensor(said + [0.0] * (_MESSAGE - len(said)), dtype=torch.float64))
+        for name, column in zip(agreed, rows[:, 4:].T, strict=False):
+            if not bool((column == column[0]).all()):
+                raise RankError(_disagreement(call, name, column.tolist() if name in same else []))
+        if bool(rows[:, 2].any()):
+            raise _sparse(call)
+        if not bool((rows[:, 3] == rows[0, 3]).all()):
+            used = self._everywhere(torch.tensor(used, dtype=torch.uint8)).amax(0).tolist()
+        samples, bad = (tuple(int(n) for n in rows[:, i]) for i in (0, 1))
+        start = sum(samples[: self._number()])
+        meeting = Meeting(samples, bad, tuple(map(bool, used)), slice(start, start + counts[0]))
+        self._refuse_torn_groups(call, meeting)
+        return meeting
+
+    def gather(self, rows: Tensor, meeting: Meeting) -> Tensor:
+        """Return the rows of all samples, given those of this rank's samples."""
+        short = max(meeting.samples) - len(rows)
+        padded = torch.cat([rows, rows.new_zeros(short, *rows.shape[1:])])
+        found = self._everywhere(padded)
+        return torch.cat([part[:count] for part, count in zip(found, meeting.samples, strict=True)]).to(rows.device)
+
+    def all_reduce(self, values: Tensor) -> None:
+        """Replace values by their sum over the ranks."""
+        for group in self.groups:
+            _guarded(partial(dist.all_reduce, values, group=group), group)
+
+    def alone(self) -> "Ranks":
+        """Return this rank by itself."""
+        return replace(self, groups=())
+
+    def _everywhere(self, said: Tensor) -> Tensor:
+        """Return what every rank said, a row for each."""
+        said = said.to(self.device)[None]
+        for group in reversed(self.groups):
+            heard = said.new_empty(group.size() * len(said), *said.shape[1:])
+            _guarded(partial(dist.all_gather_single, heard, said, group=group), group)
+            said = heard
+        return said
+
+    def _number(self) -> int:
+        number = 0
+        for group in self.groups:
+            number = number * group.size() + group.rank()
+        return int(number)
+
+    def _refuse_torn_groups(self, call: str, meeting: Meeting) -> None:
+        if self.ids is None:
+            return
+        ids = self.ids.double() if self.ids.is_floating_point() else self.ids.long()
+        numbers, times = torch.unique(self.gather(ids, meeting), return_counts=True)
+        if bool((times > 1).any()):
+            raise ArgumentError(
+                f"{call}: group {numbers[times > 1][0].item()} of `groups` has samples on several ranks, so none of "
+                "them knows its norm. Bring the samples of a group to one rank or, if these are different groups, "
+                "number them differently on each. No gradient was changed."
+            )
+
+
+def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, ids: Tensor | None) -> Ranks:
+    """Find the ranks whose samples belong together: those that `group` says, or else those of the model."""
+    if mesh is not None:
+        if group is not None:
+            raise ArgumentError(
+                "per_sample: `group` was given, but the parameters are spread by fully_shard: the ranks are those of "
+                f"its mesh, {mesh}. Leave `group` out."
+            )
+        group = mesh
+    elif group is None and isinstance(parameters, nn.Module):
+        group = _wrapped_group(parameters)
+    return Ranks(tuple(one for one in _groups(group) if one.size() > 1), device, ids)
+
+
+def _groups(group: Any) -> Sequence[Any]:
+    if group is None:
+        return ()
+    if isinstance(group, dist.ProcessGroup):
+        return (group,)
+    if getattr(group, "get_coordinate", lambda: None)() is None:
+        raise ArgumentError(
+            "per_sample: `group` must be a process group or a device mesh that this rank is part of, found "
+            f"{group!r:.80}."
+        )
+    found: Sequence[Any] = group.get_all_groups()
+    return found
+
+
+def _wrapped_group(model: nn.Module) -> Any:
+    found = {id(m.process_group): m.process_group for m in model.modules() if isinstance(m, DistributedDataParallel)}
+    if len(found) > 1:
+        raise ArgumentError(
+            f"per_sample: the model holds {len(found)} DistributedDataParallel modules with different process groups. "
+            "Say with `group` which ranks hold the samples."
+        )
+    return next(iter(found.values()), None)
+
+
+def _sparse(call: str) -> UnsupportedGradientError:
+    return UnsupportedGradientError(
+        f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. Make it "
+        "with sparse=False. No gradient was changed."
+    )
+
+
+def _guarded(collective: Callable[[], Any], group: Any) -> None:
+    try:
+        collective()
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {dist.get_rank()} could not reach ranks {dist.get_process_group_ranks(group)} about per-sample "
+            f"gradients: {error}\nOne of them has ended, has raised an error of its own, or has not asked the same "
+            "question within the group's timeout: look at the first error among their logs. No gradient was changed "
+            "on this rank."
+        ) from error
+
+
+def _disagreement(call: str, name: str, found: list[float]) -> str:
+    says = f": {found}, by rank" if found else ""
+    hint = " To clip at a quantile of all norms, take it of `norms(gathered=True)`." if name == "max_norm" else ""
+    return (
+        f"{call}: the ranks disagree on {name}{says}. Every rank has to ask the same, of the same parameters.{hint} "
+        "No gradient was changed."
+    )
+
+
+def _hash(value: object) -> int:
+    return zlib.crc32(repr(value).encode())

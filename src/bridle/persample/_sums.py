@@ -1,0 +1,115 @@
+"""Sums over samples, here and on other ranks, and their way into ``.grad``."""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ._pieces import Piece
+from ._ranks import Meeting, Ranks
+
+_BUCKET = 1 << 24  # elements in one message of gradients
+
+
+def local_sums(
+    leaves: Mapping[str, Tensor],
+    held: Mapping[str, Tensor],
+    wanted: Sequence[bool],
+    used: Collection[str],
+    weigh: Callable[[str], Tensor],
+    deviation: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield this rank's sum for each parameter that is wanted: zeros where its losses do not depend on it.
+
+    Args:
+        leaves: the parameters as the graph knows them: this is where sums are.
+        held: the same as the optimizer holds them: sums are in their dtype, and in float32 at least.
+        wanted: for each, whether there is to be a sum.
+        used: those that this rank's losses depend on.
+        weigh: makes the sum of one of these.
+        deviation: of the noise to add.
+        generator: where the noise comes from.
+    """
+    for (name, parameter), want in zip(held.items(), wanted, strict=True):
+        if not want:
+            continue
+        device, shape = leaves[name].device, parameter.shape
+        total = weigh(name) if name in used else torch.zeros(shape, dtype=parameter.dtype, device=device)
+        if deviation:
+            noise = torch.empty(shape, dtype=parameter.dtype, device=device)
+            total = noise.normal_(0, deviation, generator=generator) + total
+        yield name, total.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def add_up(
+    sums: Iterable[tuple[str, Tensor]], ranks: Ranks, keep: Callable[[str, Tensor], Tensor] = lambda _, total: total
+) -> Iterable[tuple[str, Tensor]]:
+    """Add up sums over the ranks, many in one message: the same bits on all of them.
+
+    Nothing is handed out before all is there, so that a rank that does not come leaves no gradient half written.
+
+    Args:
+        sums: this rank's, of the same parameters in the same order as on every other.
+        ranks: whose sums to add.
+        keep: what to keep of the sum of a parameter.
+    """
+    if not ranks.groups:
+        return ((name, keep(name, total)) for name, total in sums)
+    done: list[tuple[str, Tensor]] = []
+    waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
+    for name, part in sums:
+        bucket = waiting.setdefault(part.dtype, [])
+        bucket.append((name, part))
+        if sum(p.numel() for _, p in bucket) >= _BUCKET:
+            done += _reduced(waiting.pop(part.dtype), ranks, keep)
+    return done + [pair for bucket in waiting.values() for pair in _reduced(bucket, ranks, keep)]
+
+
+def _reduced(
+    bucket: list[tuple[str, Tensor]], ranks: Ranks, keep: Callable[[str, Tensor], Tensor]
+) -> list[tuple[str, Tensor]]:
+    flat = torch.cat([part.reshape(-1) for _, part in bucket])
+    ranks.all_reduce(flat)
+    parts = torch.split(flat, [part.numel() for _, part in bucket])
+    return [
+        (name, keep(name, total.view(part.shape).clone())) for (name, part), total in zip(bucket, parts, strict=True)
+    ]
+
+
+def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
+    """Return what each sample's gradient is multiplied by to clip it."""
+    if gamma is not None:
+        return limit / (norms + gamma)
+    return (limit / norms).clamp(max=1).where(norms > 0, 1)
+
+
+def finite_weighted(piece: Piece, weights: Tensor, good: Tensor) -> Tensor:
+    """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
+    if bool(good.all()):
+        return piece.weighted(weights)
+    total = torch.zeros(piece.shape)
+    for i in good.nonzero().squeeze(1).tolist():
+        total = total + piece.dense(slice(i, i + 1))[0] * weights[i]
+    return total
+
+
+def nonfinite(good: Tensor, meeting: Meeting) -> str:
+    """Say which samples have no finite norm."""
+    ranks = [rank for rank, bad in enumerate(meeting.bad) if bad]
+    here = f", the first being sample {(~good).nonzero()[0].item()}" if not bool(good.all()) else ""
+    where = f" (on ranks {ranks} of the group)" if len(meeting.bad) > 1 else ""
+    return (
+        f"clip_: the gradients of {sum(meeting.bad)} of {meeting.total} samples{where} are NaN or infinite{here}. "
+        "Pass drop_nonfinite=True to leave them out."
+    )
+
+
+def accumulate(parameter: Tensor, gradient: Tensor) -> None:
+    """Add to ``.grad``, as backward would."""
+    with torch.no_grad():
+        gradient = gradient.to(parameter.dtype)
+        if parameter.grad is None:
+            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
+        else:
+            parameter.grad = parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)

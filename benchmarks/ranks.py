@@ -64,6 +64,7 @@ def cases() -> dict[str, tuple[list[torch.nn.Parameter], float]]:
     return {
         "800 sharded, under the limit": (parameters(line, small, [Shard(0)]), 1e9),
         "800 sharded, clipped": (parameters(line, small, [Shard(0)]), 1.0),
+        "3200 sharded, clipped": (parameters(line, small * 4, [Shard(0)]), 1.0),
         "100 sharded, clipped": (parameters(line, small[:100], [Shard(0)]), 1.0),
         "800 on a 2 x 2 mesh, clipped": (parameters(grid, small, [Shard(0), Shard(1)]), 1.0),
         "two blocks of GPT-2, clipped": (parameters(line, gpt2(), [Shard(0)]), 1.0),

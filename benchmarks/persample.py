@@ -10,6 +10,7 @@ it, and adds 10 to 40% that depend on little more than the order of sizes.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
     python benchmarks/persample.py --batches mlp      # how cost grows with the batch
+    python benchmarks/persample.py --memories         # peak memory
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-import resource
+import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -94,10 +96,29 @@ def peak_memory(model, method):
 def measure_memory(model, method):
     torch.manual_seed(0)
     step = METHODS[method](MODELS[model]())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     for _ in range(3):
         step()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(peak() - before)
+
+
+def peak():
+    """Return the most MB this process has held; unlike `ru_maxrss` it does not start at what the parent held."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
+
+
+def measure_memories(models, methods):
+    rows = []
+    for name in models:
+        found = {method: peak_memory(name, method) for method in methods}
+        rows += [
+            {"model": name, "method": method, "megabytes": grown, "over_plain": round(grown / found["plain"], 2)}
+            for method, grown in found.items()
+            if grown is not None
+        ]
+        print(name, found, flush=True)
+    save("persample-memory", __doc__, rows)
 
 
 def report(title, rows):
@@ -106,10 +127,9 @@ def report(title, rows):
         if "refused" in row:
             print(f"  {row['method']:17} {row['refused']}")
             continue
-        memory = f"{row['megabytes']} MB" if row.get("megabytes") is not None else ""
         error = f"error {row['gradient_error']:.0e}" if "gradient_error" in row else ""
         both = f"clock {show(row['clock'])}  processor {show(row['processor'])}"
-        print(f"  {row['method']:17} {both}  {memory:>8}  {error}")
+        print(f"  {row['method']:17} {both}  {error}")
 
 
 def main():
@@ -118,7 +138,7 @@ def main():
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=60, help="how long to measure each model")
     parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--no-memory", action="store_true", help="leave peak memory out")
+    parser.add_argument("--memories", action="store_true", help="measure peak memory instead")
     parser.add_argument("--threads", type=int, help="how many threads torch may use")
     parser.add_argument("--batches", action="store_true", help="measure growth with the batch instead")
     parser.add_argument("--memory", nargs=2, metavar=("MODEL", "METHOD"), help=argparse.SUPPRESS)
@@ -127,6 +147,9 @@ def main():
         torch.set_num_threads(options.threads)
     if options.memory:
         measure_memory(*options.memory)
+        return
+    if options.memories:
+        measure_memories(options.models, options.methods)
         return
     for name in options.models:
         torch.manual_seed(0)
@@ -139,9 +162,6 @@ def main():
             save(f"persample-batches-{name}", __doc__, rows)
             continue
         rows = measured(MODELS[name](), options.methods, options.seconds)
-        for row in rows:
-            if "refused" not in row and not options.no_memory:
-                row["megabytes"] = peak_memory(name, row["method"])
         report(name, rows)
         save(f"persample-{name}", __doc__, rows)
 

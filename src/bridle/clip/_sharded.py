@@ -65,4 +65,7 @@ def total(parameters: Sequence[Tensor], found: list[Tensor], mesh: Any, p: float
     assert value is not None, "a norm on the CPU is known at once"
     for group in read_mesh(mesh).groups:
         value = share_total(value, len(parameters), p, group)
-    return torch.tensor(value, dtype=_measure.result_dtype(parameters, value))
+    # Where this rank lacks a gradient, the parameter tells its dtype, so that all ranks return the same.
+    return torch.tensor(
+        value, dtype=_measure.result_dtype(found if len(found) == len(parameters) else parameters, value)
+    )

@@ -67,7 +67,7 @@ def clip_grad_norm_(
     if groups is None:
         listed, grads = gradients(parameters)
         spans = _ranks.spans(listed) or _ranks.spans(grads)
-        every = [p.grad for p in listed] if spans else []
+        every: list[Tensor | None] = [p.grad for p in listed] if spans and len(grads) < len(listed) else [*grads]
         cut = _sharded.pieces(listed, every) if spans else None
         if cut is not None:
             norm = _sharded.total(listed, *cut, p, foreach)

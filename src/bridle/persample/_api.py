@@ -54,7 +54,8 @@ def per_sample(
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Answers come out unscaled; what is
             written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
         retain_graph: keep the recorded graph, for `PerSample.audit` or a backward pass afterwards. False lets go
-            of it on the way, as backward does: that takes less memory.
+            of it on the way, as backward does, which takes less memory; it is kept all the same where a rule runs
+            its op, and under checkpoints.
         allow_coupling: accept losses that depend on other samples, such as with batch normalisation in
             training, and give the gradient of each loss as it is.
         allow_opaque: run custom Functions and compiled regions once per sample instead of refusing them.

@@ -23,7 +23,7 @@ def explained(where: str) -> Generator[None, None, None]:
 def _explanation(where: str, torch_says: str) -> BridleError | None:
     if "already been freed" in torch_says:
         return GraphFreedError(
-            f"per_sample: {where} was freed by a backward pass. Ask before calling backward, or call backward "
+            f"per_sample: {where} was freed, by a backward pass or by per_sample itself. Ask before that, or call it "
             f"with retain_graph=True. torch says: {torch_says}",
             (),
         )

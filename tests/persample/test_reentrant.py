@@ -421,7 +421,7 @@ def test_a_freed_graph_is_refused():
     model, x = nn.Linear(D, 2), images(D).requires_grad_()
     losses = checkpoint(model, x, use_reentrant=True).sum(1)
     losses.sum().backward()
-    with pytest.raises(errors.GraphFreedError, match="Ask before calling backward"):
+    with pytest.raises(errors.GraphFreedError, match="Ask before that"):
         bridle.per_sample(losses, model)
 
 

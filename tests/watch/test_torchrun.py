@@ -43,6 +43,7 @@ for step in range(40):
     optimizer.step()
 if rank == 0:
     print("trained", flush=True)
+dist.barrier()  # or one leaves while another still talks, and gloo ends that one
 dist.destroy_process_group()
 """
 

@@ -6,7 +6,7 @@ round, with its quartiles: by the clock, and by the processor time that was spen
 Every clipped gradient is compared with that of `torch.func` where it runs, else with ours. Peak memory is
 measured in a fresh process for each method: the growth of the resident set during three steps, the first one
 included. The allocator is told to hand back what is freed, for all methods alike: left to itself glibc keeps
-it, and adds 10 to 40% that depend on little more than the order of sizes.
+it, and adds a fifth to a half that depends on little more than the order of sizes.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
     python benchmarks/persample.py --batches mlp      # how cost grows with the batch

@@ -76,3 +76,13 @@ def test_elementwise_ops_are_not_run_once_per_sample():
     for op in (torch.mul, torch.add, torch.sub, torch.div, torch.maximum):
         plan = bridle.per_sample(op(x @ weight, scale).square().sum(1), [scale, weight]).plan()
         assert "one by one" not in plan, plan
+
+
+def test_the_budget_is_spent_once():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3)))
+    losses = model(torch.randn(3, 4, 9, 9)).square().sum((1, 2, 3))
+    two = 2 * 4 * 3 * model[0].weight.numel()
+    ps = bridle.per_sample(losses, model, retain_graph=False, memory_budget=two)
+    ps.clip_(1.0)
+    assert ps.plan().count("stored") == 2, ps.plan()

@@ -98,7 +98,7 @@ def per_sample(
         where,
         captured.pieces,
         ranks=ranks,
-        memory_budget=memory_budget,
+        memory_budget=captured.room,
         scale=1.0 if scaler is None else float(scaler.get_scale()),
         reused=captured.reused,
         eps=captured.eps,

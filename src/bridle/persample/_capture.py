@@ -47,12 +47,14 @@ class Captured:
         reused: whether the owners were known from an earlier graph of the same form.
         eps: rounding of the coarsest dtype that gradients were computed in.
         losses: what was differentiated, with nothing hidden.
+        room: what is left of the memory budget.
     """
 
     pieces: dict[str, Piece]
     reused: bool
     eps: float
     losses: Losses
+    room: int
 
 
 # Owners by form of graph, for graphs whose owners cannot change: (cuts, layouts) by the nodes' numbers.
@@ -73,18 +75,18 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
     if losses.samples <= 1:
         used = set(leaves.values())
         few = {n: p for n, p in parameters.items() if n in used}
-        return Captured(_few_samples(losses, few, options), False, 0.0, losses)
+        return Captured(_few_samples(losses, few, options), False, 0.0, losses, options.memory_budget)
     cuts, layouts, reused = _cuts(leaves, losses, options)
     _reentrant.refuse_hidden_weights(cuts, losses)
     if not reused and not options.coupling:
         refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
     if not options.opaque:
         _refuse_opaque(cuts, leaves)
-    pieces = _pieces(cuts, layouts, leaves, losses, options)
+    pieces, room = _pieces(cuts, layouts, leaves, losses, options)
     order = [name for name in parameters if name in pieces]
     dtypes = {out.dtype for node in layouts for out in graph.describe(node)}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
-    return Captured({name: merged(pieces[name]) for name in order}, reused, eps, losses)
+    return Captured({name: merged(pieces[name]) for name in order}, reused, eps, losses, room)
 
 
 def _cuts(
@@ -117,8 +119,8 @@ def _pieces(
     leaves: dict[Node, str],
     losses: Losses,
     options: Options,
-) -> dict[str, list[Piece]]:
-    """Return for each parameter a piece for each of its uses."""
+) -> tuple[dict[str, list[Piece]], int]:
+    """Return for each parameter a piece for each of its uses, and what is left of the memory budget."""
     at: dict[Node, list[int]] = {}
     for i, cut in enumerate(cuts):
         at.setdefault(cut.node, []).append(i)
@@ -166,7 +168,7 @@ def _pieces(
         _torch.inside_engine(lambda: list(starmap(apply, late)))
     else:
         list(starmap(apply, late))
-    return pieces
+    return pieces, room
 
 
 def _shape(value: GradientEdge) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ Private torch: `ProcessGroup._device_types`, `torch._assert_async`. Checked on t
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from torch import Tensor
 from ..errors import RankError
 from . import _measure
 
-__all__ = ["Group", "Mesh", "group_of", "guarded", "plan", "read_mesh", "share", "share_total"]
+__all__ = ["Group", "Mesh", "group_of", "guarded", "plan", "read_mesh", "ready", "share", "share_total"]
 
 # Values in a first message, whatever a rank holds: one that holds something else is then found by what it says, not
 # by a message of another length, which ends the process under gloo. What does not fit goes in a second message.
@@ -124,6 +125,14 @@ def _all_gather(sent: Tensor, group: Group) -> Tensor:
     rows = there.new_empty(group.group.size() * len(there))
     guarded(lambda: dist.all_gather_single(rows, there, group=group.group), group.group)
     return rows.view(-1, len(there))
+
+
+def ready(t: Any) -> Tensor:
+    """A local tensor whose communication, if it is still under way, has been waited for."""
+    module = sys.modules.get("torch.distributed._functional_collectives")
+    waiting = module is not None and isinstance(t, module.AsyncCollectiveTensor)
+    found: Tensor = t.wait() if waiting else t
+    return found
 
 
 def guarded(collective: Callable[[], Any], group: Any) -> Any:

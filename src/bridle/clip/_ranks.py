@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UnsupportedGradientError
 from . import _measure
-from ._exchange import Group, Mesh, group_of, guarded, plan, read_mesh, share
+from ._exchange import Group, Mesh, group_of, guarded, plan, read_mesh, ready, share
 from ._groups import Mark, Replicated, Sharded, Stages
 
 __all__ = ["Part", "Ranks", "absent", "spans"]
@@ -111,7 +111,7 @@ class Ranks:
                     _refuse_other_mesh(p, t)
                 t = t.to_local()
                 if type(t) is not Tensor:
-                    t = _ready(t)
+                    t = ready(t)
             self.local.append(t.detach().new_empty(0) if g is None else t)
 
     def _layout(self, mesh: Any, placements: Any) -> _Layout:
@@ -208,14 +208,6 @@ def _groups_of(patterns: Iterable[tuple[Mark, ...]], kinds: tuple[type, ...]) ->
     return list(found)
 
 
-def _ready(t: Any) -> Tensor:
-    """A local tensor whose communication, if it is still under way, has been waited for."""
-    module = sys.modules.get("torch.distributed._functional_collectives")
-    waiting = module is not None and isinstance(t, module.AsyncCollectiveTensor)
-    found: Tensor = t.wait() if waiting else t
-    return found
-
-
 def _reduced(grad: Any) -> Tensor:
     """The local piece of a partial gradient after reducing it: communication of its whole size."""
     from torch.distributed.tensor import Replicate
@@ -228,7 +220,7 @@ def _reduced(grad: Any) -> Tensor:
             )
     settled = [Replicate() if kind.is_partial() else kind for kind in grad.placements]
     group = grad.device_mesh.get_group(next(d for d, kind in enumerate(grad.placements) if kind.is_partial()))
-    return _ready(guarded(lambda: grad.detach().redistribute(placements=settled).to_local(), group))
+    return ready(guarded(lambda: grad.detach().redistribute(placements=settled).to_local(), group))
 
 
 def _first_of_partial(grad: Any) -> bool:

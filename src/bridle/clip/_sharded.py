@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _measure
-from ._exchange import read_mesh, share_total
+from ._exchange import read_mesh, ready, share_total
 
 __all__ = ["pieces", "total"]
 
@@ -27,7 +27,7 @@ def pieces(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor
     A parameter without a gradient on this rank tells its layout itself.
     """
     module = sys.modules.get("torch.distributed.tensor")
-    if module is None or len(set(map(id, parameters))) != len(parameters):
+    if module is None or torch.compiler.is_compiling() or len(set(map(id, parameters))) != len(parameters):
         return None
     kind, mesh, placements = module.DTensor, None, None
     found: list[Tensor] = []
@@ -44,11 +44,13 @@ def pieces(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor
             if mesh is not None:
                 return None
             mesh = spec.mesh
-        if g is not None:
-            local = t._local_tensor
-            if type(local) is not Tensor or not local.is_cpu or (p is not g and _elsewhere(p, mesh, kind)):
+            if mesh.device_type != "cpu":  # a number would have to be waited for
                 return None
-            found.append(local)
+        if g is not None:
+            if p is not g and _elsewhere(p, mesh, kind):
+                return None
+            local = t._local_tensor
+            found.append(local if type(local) is Tensor else ready(local))
     if mesh is None or len(set(map(id, found))) != len(found):
         return None
     return found, mesh

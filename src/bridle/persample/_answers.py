@@ -34,13 +34,13 @@ class PerSample:
         ranks: Ranks,
         memory_budget: int,
         scale: float,
-        reused: bool,
+        proved: bool,
         eps: float,
         engine: Callable[[Tensor], dict[str, Tensor]],
     ) -> None:
         self._samples, self._parameters, self._pieces = samples, places.held, pieces
         self._leaves, self._gathered, self._ranks = places.leaves, places.gathered, ranks
-        self._budget, self._scale, self._reused, self._engine = memory_budget, scale, reused, engine
+        self._budget, self._scale, self._proved, self._engine = memory_budget, scale, proved, engine
         self._eps = eps
         self._squares: dict[str, Tensor] | None = None
 
@@ -254,7 +254,7 @@ class PerSample:
     def plan(self) -> str:
         """Return, for each parameter, in which form its gradients are held and asked."""
         width = max((len(name) for name in self._parameters), default=0)
-        source = "known from an earlier graph of this form" if self._reused else "asked of the engine"
+        source = "proved from the structure of the graph" if self._proved else "asked of the engine at this step"
         lines = [f"{self._samples} samples, owners {source}"]
         for name in self._parameters:
             how = self._pieces[name].how if name in self._pieces else "unused: no loss depends on it"

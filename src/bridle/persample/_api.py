@@ -90,7 +90,7 @@ def per_sample(
     ranks = ranks_of(parameters, where.mesh, group, device, ids)
     options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget)
     with where.gathered():
-        captured = capture(split, where.leaves, _buffers(parameters), options)
+        captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, options)
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
     return PerSample(
@@ -100,7 +100,7 @@ def per_sample(
         ranks=ranks,
         memory_budget=captured.room,
         scale=1.0 if scaler is None else float(scaler.get_scale()),
-        reused=captured.reused,
+        proved=captured.proved,
         eps=captured.eps,
         engine=_engine(captured.losses, where.leaves) if retain_graph else _no_engine,
     )
@@ -182,9 +182,3 @@ def _named(parameters: Parameters) -> dict[str, Tensor]:
             seen.add(id(tensor))
             named[str(name)] = tensor
     return named
-
-
-def _buffers(parameters: Parameters) -> frozenset[int]:
-    if not isinstance(parameters, nn.Module):
-        return frozenset()
-    return frozenset(buffer.data_ptr() for buffer in parameters.buffers())

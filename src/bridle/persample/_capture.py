@@ -1,24 +1,25 @@
 """From losses to pieces: read the graph, find the cuts, ask the engine once, apply the rules."""
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from itertools import starmap
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from ..errors import UnsupportedOperationError
 from . import _reentrant, _torch, rules
-from ._cuts import Cut, Losses, find_cuts, leaves_below, refuse_coupling
+from ._cuts import Cut, Losses, leaves_below
 from ._lower import lower, nothing
 from ._merge import merged
-from ._owners import Layout
 from ._pieces import Dense, Piece
-from ._reuse import form_of, may_reuse
 from ._use import Use
+from .ownership.coupling import Known
+from .ownership.find import Found, find
+from .ownership.hooks import note_moment
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,20 @@ class Captured:
 
     Attributes:
         pieces: one for each parameter that the losses depend on.
-        reused: whether the owners were known from an earlier graph of the same form.
+        proved: whether owners follow from the structure of the graph, or were asked of the engine.
         eps: rounding of the coarsest dtype that gradients were computed in.
         losses: what was differentiated, with nothing hidden.
         room: what is left of the memory budget.
     """
 
     pieces: dict[str, Piece]
-    reused: bool
+    proved: bool
     eps: float
     losses: Losses
     room: int
 
 
-# Owners by form of graph, for graphs whose owners cannot change: (cuts, layouts) by the nodes' numbers.
-_KNOWN: OrderedDict[Any, tuple[list[tuple[int, int, int, int]], dict[int, tuple[Layout, ...]]]] = OrderedDict()
-_KNOWN_AT_MOST = 64
-
-
-def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[int], options: Options) -> Captured:
+def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
     losses = _reentrant.opened(losses)
     read = losses.read
@@ -76,56 +72,29 @@ def capture(losses: Losses, parameters: dict[str, Tensor], buffers: frozenset[in
         used = set(leaves.values())
         few = {n: p for n, p in parameters.items() if n in used}
         return Captured(_few_samples(losses, few, options), False, 0.0, losses, options.memory_budget)
-    cuts, layouts, reused = _cuts(leaves, losses, options)
-    _reentrant.refuse_hidden_weights(cuts, losses)
-    if not reused and not options.coupling:
-        refuse_coupling(cuts, losses.root.numel(), buffers, graph.find_names(parameters))
+    known = Known(parameters, model, losses.root.numel())
+    found = find(leaves, losses, known, allow_coupling=options.coupling)
+    _reentrant.refuse_hidden_weights(found.cuts, losses)
     if not options.opaque:
-        _refuse_opaque(cuts, leaves)
-    pieces, room = _pieces(cuts, layouts, leaves, losses, options)
+        _refuse_opaque(found.cuts, leaves)
+    pieces, room = _pieces(found, leaves, losses, options)
+    note_moment()
     order = [name for name in parameters if name in pieces]
-    dtypes = {out.dtype for node in layouts for out in graph.describe(node)}
+    dtypes = {out.dtype for node in found.layouts for out in graph.describe(node)}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
-    return Captured({name: merged(pieces[name]) for name in order}, reused, eps, losses, room)
-
-
-def _cuts(
-    leaves: dict[Node, str], losses: Losses, options: Options
-) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]], bool]:
-    read = losses.read
-    wanted = tuple(i for i, node in enumerate(read.nodes) if node in leaves)
-    form = (form_of(losses), wanted, options.coupling)
-    if form in _KNOWN:
-        _KNOWN.move_to_end(form)
-        places, known = _KNOWN[form]
-        nodes = read.nodes
-        cuts = [Cut(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in places]
-        return cuts, {nodes[n]: layouts for n, layouts in known.items()}, True
-    cuts, layouts = find_cuts(leaves, losses)
-    if may_reuse(cuts, layouts, losses):
-        number = {node: i for i, node in enumerate(read.nodes)}
-        _KNOWN[form] = (
-            [(number[c.node], c.position, number[c.value.node], c.value.output_nr) for c in cuts],
-            {number[node]: found for node, found in layouts.items()},
-        )
-        if len(_KNOWN) > _KNOWN_AT_MOST:
-            _KNOWN.popitem(last=False)
-    return cuts, layouts, False
+    return Captured({name: merged(pieces[name]) for name in order}, found.proved, eps, losses, room)
 
 
 def _pieces(
-    cuts: list[Cut],
-    layouts: dict[Node, tuple[Layout, ...]],
-    leaves: dict[Node, str],
-    losses: Losses,
-    options: Options,
+    found: Found, leaves: dict[Node, str], losses: Losses, options: Options
 ) -> tuple[dict[str, list[Piece]], int]:
     """Return for each parameter a piece for each of its uses, and what is left of the memory budget."""
+    cuts, layouts = found.cuts, found.layouts
     at: dict[Node, list[int]] = {}
     for i, cut in enumerate(cuts):
         at.setdefault(cut.node, []).append(i)
     below = [[leaf for leaf in leaves_below(cut.value.node) if leaf in leaves] for cut in cuts]
-    uses = Counter(leaves[leaf] for found in below for leaf in found)
+    uses = Counter(leaves[leaf] for some in below for leaf in some)
     pieces: dict[str, list[Piece]] = {name: [] for name in uses}
     room = options.memory_budget
     late: list[tuple[Node, tuple[Tensor | None, ...]]] = []
@@ -140,6 +109,8 @@ def _pieces(
         for i in at[node]:
             shape, position = _shape(cuts[i].value), cuts[i].position
             use = Use(node, position, shape, gradients, layouts[node], losses.samples, options.coupling, cache)
+            if i == at[node][0] and _torch.is_packed(node):
+                found.rows.add(node, found.owners[node], use.saved)
             with torch.no_grad():
                 piece = rules.apply(use)
                 if free and piece.needs_op:
@@ -168,6 +139,8 @@ def _pieces(
         _torch.inside_engine(lambda: list(starmap(apply, late)))
     else:
         list(starmap(apply, late))
+    if not options.coupling:
+        found.rows.refuse_conflict()
     return pieces, room
 
 

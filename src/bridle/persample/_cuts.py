@@ -4,20 +4,22 @@ Below a cut everything is made from parameters alone and shared by all samples: 
 weight-normed one, ``1 + scale``, a table of positions. Above it every element has an owner.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import TypeAlias
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from ..errors import BatchCouplingError
 from . import _torch
 from ._owners import Layout
 from ._probe import See, probe
-from .rules.elementwise import OPS as ELEMENTWISE
+
+# Says who owns the outputs of some ops; None for an op with an output that samples share.
+OwnersOf: TypeAlias = Callable[[Sequence[Node]], dict[Node, tuple[Layout, ...] | None]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,13 +112,14 @@ def nodes_above(read: graph.Graph, targets: Collection[Node]) -> set[Node]:
     return above
 
 
-def find_cuts(leaves: Iterable[Node], losses: Losses) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]]]:
+def find_cuts(
+    leaves: Iterable[Node], read: graph.Graph, owners_of: OwnersOf
+) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]]]:
     """Climb from the leaves until everything has an owner.
 
     What lies below a shared value is shared as well, even where it happens to get its gradient from one
     sample only (a dead unit may hide the others): what is cut is not passed through a second time.
     """
-    read = losses.read
     owners: dict[Node, tuple[Layout, ...] | None] = {}
     shared: dict[Node, None] = dict.fromkeys(leaves)
     below: set[Node] = set()
@@ -126,7 +129,7 @@ def find_cuts(leaves: Iterable[Node], losses: Losses) -> tuple[list[Cut], dict[N
         # A view, copy or cast of something shared is taken as shared unasked: to ask would make the engine
         # compute whole weight gradients. An expansion is where a token or table meets the batch.
         owners |= {node: None for node in asked if _is_view(node)}
-        owners |= losses.owners(node for node in asked if not _is_view(node))
+        owners |= owners_of([node for node in asked if not _is_view(node)])
         consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
         for node in consumers:
             if owners[node] is None:
@@ -182,80 +185,3 @@ def leaves_below(node: Node) -> list[Node]:
                 seen.add(below)
                 stack.append(below)
     return list(found)
-
-
-def refuse_coupling(cuts: Sequence[Cut], batch: int, buffers: frozenset[int], where: graph.Names) -> None:
-    """Refuse a model in which a shared value is made from the data of the batch.
-
-    Then the loss of one sample depends on the others. A value that is merely broadcast over the samples is a
-    table of positions or the like, whatever its size.
-    """
-    for cut in cuts:
-        if graph.is_leaf(cut.value.node) or _is_broadcast(cut):
-            continue
-        if _made_from_batch(cut.value.node, batch, buffers, where):
-            known = (where.of(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
-            names = [name for name in known if name is not None]
-            beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
-            raise BatchCouplingError(
-                f"per_sample: `{graph.op(cut.node)}` mixes the samples of the batch. What {beneath} made of "
-                "one sample enters the losses of others, so one sample has no gradient of its own. "
-                "Batch normalisation in training does this (call model.eval(), or use GroupNorm), and so do "
-                "losses over the whole batch. Pass allow_coupling=True to get the gradient of each loss as "
-                "it is.",
-                graph.op(cut.node),
-                names[0] if names else "",
-            )
-
-
-def _is_broadcast(cut: Cut) -> bool:
-    if graph.op(cut.node) not in ELEMENTWISE:
-        return False
-    value = prod(_shape(cut.value))
-    return value < prod(graph.describe(cut.node)[0].shape)
-
-
-def _shape(edge: GradientEdge) -> tuple[int, ...]:
-    if graph.is_leaf(edge.node):
-        return tuple(graph.leaf_tensor(edge.node).shape)
-    return graph.describe(edge.node)[edge.output_nr].shape
-
-
-def _made_from_batch(node: Node, batch: int, buffers: frozenset[int], where: graph.Names) -> bool:
-    """Tell whether data of the batch went into a shared value and its batch dimension is still there."""
-    verdict: dict[Node, bool] = {}
-    for node_ in reversed(list(_region(node))):
-        if graph.is_leaf(node_):
-            leaf = graph.leaf_tensor(node_)
-            # A leaf that is no parameter is an input whose gradient was asked for.
-            is_input = where.of(leaf) is None and not isinstance(leaf, nn.Parameter)
-            verdict[node_] = is_input and _has_batch(leaf.shape, batch)
-            continue
-        still_there = any(_has_batch(out.shape, batch) for out in graph.describe(node_))
-        beneath = any(verdict[below] for below, _ in node_.next_functions if below is not None)
-        verdict[node_] = still_there and (beneath or _eats_batch(node_, batch, buffers))
-    return verdict[node]
-
-
-def _region(node: Node) -> Iterator[Node]:
-    yield from graph.read([GradientEdge(node, 0)]).nodes
-
-
-def _eats_batch(node: Node, batch: int, buffers: frozenset[int]) -> bool:
-    parameters = {leaf.data_ptr() for below, _ in node.next_functions if below for leaf in _leaf_of(below)}
-    return any(
-        _has_batch(tensor.shape, batch)
-        for tensor in _torch.saved_tensors(node)
-        if tensor.grad_fn is None and tensor.data_ptr() not in buffers and tensor.data_ptr() not in parameters
-    )
-
-
-def _leaf_of(node: Node) -> list[Tensor]:
-    while graph.is_relayout(node) and node.next_functions[0][0] is not None:
-        node = node.next_functions[0][0]
-    return [graph.leaf_tensor(node)] if graph.is_leaf(node) else []
-
-
-def _has_batch(shape: Sequence[int], batch: int) -> bool:
-    """Tell whether the first dimension may hold the batch, alone or folded, or the second does."""
-    return bool(shape) and (shape[0] % batch == 0 or (len(shape) > 1 and shape[1] == batch)) and shape[0] > 0

@@ -35,6 +35,14 @@ class Layout:
         """Return the layout of an output that gets no gradient."""
         return Layout(samples, None, torch.empty(0, dtype=torch.long), certain=False)
 
+    @staticmethod
+    def of_line(samples: int, line: Tensor, inner: int, outer: int) -> "Layout":
+        """Return the layout in which element e belongs to ``line[(e // inner) % len(line)]``; -1 is nobody."""
+        blocks = fitting_blocks(line, samples)
+        if blocks:
+            return Layout(samples, blocks[0] * inner, None, certain=True)
+        return Layout(samples, None, line.repeat_interleave(inner).repeat(outer), certain=True)
+
     def by_sample(self, x: Tensor, width: int) -> Tensor:
         """Cut ``x`` into rows of `width` elements of the layout and return them as (samples, rows, rest).
 
@@ -135,3 +143,27 @@ def _count(shape: Sequence[int]) -> int:
     for n in shape:
         count *= n
     return count
+
+
+def fitting_blocks(owners: Tensor, samples: int) -> list[int]:
+    """Return every block size under which the owners seen are right, the largest first."""
+    if owners.numel() % samples:
+        return []
+    whole = owners.numel() // samples
+    if samples == 1:
+        return [whole]
+    few = torch.arange(0, owners.numel(), max(1, owners.numel() // 4096), device=owners.device)
+    owner = owners[few]
+    number = torch.arange(samples, device=owners.device, dtype=owners.dtype)[:, None]
+    fitting = []
+    for block in _divisors(whole):
+        if bool(((few // block % samples == owner) | (owner < 0)).all()):
+            cut = owners.view(-1, samples, block)
+            if bool(((cut == number) | (cut < 0)).all()):
+                fitting.append(block)
+    return fitting
+
+
+def _divisors(n: int) -> list[int]:
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return sorted({*small, *(n // d for d in small)}, reverse=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import graph
-from ._owners import Layout
+from ._owners import Layout, fitting_blocks
 from ._pieces import wide
 
 # Is shown an op and the gradients at its outputs.
@@ -143,7 +143,7 @@ def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Lay
     worst = int(owners.min()) if owners.numel() else _ZERO
     if worst == _SHARED or bool((owners >= samples).any()):
         return None
-    blocks = _fitting_blocks(owners, samples)
+    blocks = fitting_blocks(owners, samples)
     certain = len(blocks) == 1
     if not certain and gradient.numel() and not bool(torch.isfinite(gradient.sum())):
         return None  # nobody can tell whose the NaNs are, so nobody owns them
@@ -153,27 +153,3 @@ def _layout(gradient: Tensor | None, owners: Tensor | None, samples: int) -> Lay
     if blocks:
         return Layout(samples, blocks[0], None, certain)
     return Layout(samples, None, owners.long(), certain=False)
-
-
-def _fitting_blocks(owners: Tensor, samples: int) -> list[int]:
-    """Return every block size under which the owners seen are right, the largest first."""
-    if owners.numel() % samples:
-        return []
-    whole = owners.numel() // samples
-    if samples == 1:
-        return [whole]
-    few = torch.arange(0, owners.numel(), max(1, owners.numel() // 4096), device=owners.device)
-    owner = owners[few]
-    number = torch.arange(samples, device=owners.device, dtype=owners.dtype)[:, None]
-    fitting = []
-    for block in _divisors(whole):
-        if bool(((few // block % samples == owner) | (owner < 0)).all()):
-            cut = owners.view(-1, samples, block)
-            if bool(((cut == number) | (cut < 0)).all()):
-                fitting.append(block)
-    return fitting
-
-
-def _divisors(n: int) -> list[int]:
-    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
-    return sorted({*small, *(n // d for d in small)}, reverse=True)

@@ -87,7 +87,7 @@ class ReentrantCheckpoint(torch.autograd.Function):
     ) -> Tensor:
         ctx.regions, ctx.everything, ctx.root = regions, everything, root
         ctx.passed_by = tuple(region.node for region in everything)
-        ctx.hung = tuple(tuple(out is not None for out in region.outputs) for region in everything)
+        ctx.regions_inside = tuple((region.node, region.outputs) for region in everything)
         return root.clone()
 
     @staticmethod

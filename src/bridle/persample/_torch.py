@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import RemovableHandle
 
 from .. import graph
 from ..errors import RankError, UnsupportedOperationError
@@ -37,9 +38,29 @@ def plain_values(node: Node) -> tuple[Any, ...]:
 
 
 def saved_tensors(node: Node) -> list[Tensor]:
-    """Return the tensors the node saved of its inputs and still holds, without unpacking what is packed."""
-    entries = [entry for entry in graph.saved(node) if not entry.name.startswith("result")]
+    """Return the tensors the node saved of its inputs and still holds."""
+    read = partial(graph.saved, node, unpack=True)
+    found = inside_engine(read) if is_packed(node) else read()
+    entries = [entry for entry in found if not entry.name.startswith("result")]
     return [entry.value for entry in entries if isinstance(entry.value, Tensor)]
+
+
+def saves_tensors(node: Node) -> bool:
+    """Return whether the op is of a kind that saves tensors."""
+    return graph.is_custom(node) or bool(_raw_fields(type(node)))
+
+
+def next_sequence_nr() -> int:
+    """Return the number that this thread's next node will get."""
+    return graph.current_sequence_nr()
+
+
+_own_hooks = 0
+
+
+def hooks_registered() -> int:
+    """Return how many hooks were registered from Python so far, by others than this package."""
+    return RemovableHandle.next_id - _own_hooks
 
 
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -81,7 +102,9 @@ def visit(
     edges = [GradientEdge(node, i) for node in ends for i in range(len(graph.describe(node)))]
     if not edges:
         return
+    global _own_hooks
     hooks = [node.register_prehook(partial(see, node)) for node in passed]
+    _own_hooks += len(hooks)
     try:
         found = iter(gradients_at(root, weights, edges, retain_graph=retain_graph))
     finally:

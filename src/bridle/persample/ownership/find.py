@@ -1,0 +1,166 @@
+"""Find the cuts of a graph and the owners there: by proof, which is kept, or else by asking the engine every time."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.autograd.graph import GradientEdge, Node
+
+from ... import graph
+from ...errors import BatchCouplingError
+from .. import _torch
+from .._cuts import Cut, Losses, find_cuts
+from .._owners import Layout
+from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data
+from .hooks import has_no_hooks
+from .owners import Owners
+from .prove import prove
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Where shared values meet the data, and whose the gradient is there.
+
+    Attributes:
+        cuts: uses of shared values by ops whose outputs have owners.
+        layouts: owners of the outputs of those ops.
+        owners: the same, and those of ops that keep data.
+        proved: whether they are proved, or asked for this graph.
+        rows: which rows of data are used for which sample.
+    """
+
+    cuts: list[Cut]
+    layouts: dict[Node, tuple[Layout, ...]]
+    owners: Mapping[Node, tuple[Owners, ...]]
+    proved: bool
+    rows: DataRows
+
+
+@dataclass(frozen=True, eq=False)
+class _Proof:
+    """What was proved for a signature; nodes are numbers in the order of the graph.
+
+    Attributes:
+        cuts: node, position, node of the value, its output.
+        layouts: owners at the cuts.
+        owners: owners of the outputs of ops at cuts, and of ops that keep data.
+        suspects: cuts whose value may be made from more than parameters.
+    """
+
+    cuts: tuple[tuple[int, int, int, int], ...]
+    layouts: dict[int, tuple[Layout, ...]]
+    owners: dict[int, tuple[Owners, ...]]
+    suspects: tuple[int, ...]
+
+
+# What is proved by signature; None where nothing could be.
+_PROOFS: OrderedDict[Any, _Proof | None] = OrderedDict()
+_AT_MOST = 64
+
+
+def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool) -> Found:
+    """Return the cuts above some leaves and the owners there.
+
+    Raises:
+        BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
+    """
+    found = _proved(leaves, losses, known) or _asked(leaves, losses, known)
+    if not allow_coupling:
+        found.rows.refuse_conflict()
+        if not found.proved:
+            refuse_shared_data(found.cuts, found.owners, found.rows, known)
+    return found
+
+
+def _proved(leaves: dict[Node, str], losses: Losses, known: Known) -> Found | None:
+    """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
+    read = losses.read
+    proof = _proof(leaves, losses) if has_no_hooks(read) else None
+    if proof is None:
+        return None
+    nodes = read.nodes
+    cuts = [Cut(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in proof.cuts]
+    owners = {nodes[n]: found for n, found in proof.owners.items()}
+    rows = DataRows(known)
+    rows.add_all(owners)
+    try:
+        refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known)
+    except BatchCouplingError:
+        return None  # structure alone may see more mixing than there is
+    return Found(cuts, {nodes[n]: found for n, found in proof.layouts.items()}, owners, True, rows)
+
+
+def _proof(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
+    wanted = tuple(i for i, node in enumerate(losses.read.nodes) if node in leaves)
+    key = (signature(losses), wanted)
+    if key not in _PROOFS:
+        _PROOFS[key] = _try_to_prove(leaves, losses)
+        if len(_PROOFS) > _AT_MOST:
+            _PROOFS.popitem(last=False)
+    _PROOFS.move_to_end(key)
+    return _PROOFS[key]
+
+
+def _try_to_prove(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
+    read = losses.read
+    owners = prove(losses.root, losses.sample_of)
+    if any(node not in owners for node in leaves):
+        return None
+    number = {node: i for i, node in enumerate(read.nodes)}
+
+    def owners_of(nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
+        return {
+            node: tuple(one.layout(losses.samples) for one in owners[node])
+            if all(one.is_proved for one in owners[node])
+            else None
+            for node in nodes
+        }
+
+    cuts, layouts = find_cuts(leaves, read, owners_of)
+    if any(cut.node not in layouts for cut in cuts):
+        return None
+    kept = [node for node in read.nodes if node in layouts or _keeps_data(node, owners.get(node, ()))]
+    return _Proof(
+        tuple((number[c.node], c.position, number[c.value.node], c.value.output_nr) for c in cuts),
+        {number[node]: found for node, found in layouts.items()},
+        {number[node]: owners[node] for node in kept},
+        tuple(i for i, cut in enumerate(cuts) if may_hold_constants(cut.value, leaves)),
+    )
+
+
+def _keeps_data(node: Node, owners: tuple[Owners, ...]) -> bool:
+    return bool(owners) and owners[0].varies and any(below is None for below, _ in node.next_functions)
+
+
+def _asked(leaves: dict[Node, str], losses: Losses, known: Known) -> Found:
+    cuts, layouts = find_cuts(leaves, losses.read, losses.owners)
+    owners = {
+        node: tuple(
+            Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)
+        )
+        for node, found in layouts.items()
+    }
+    rows = DataRows(known)
+    rows.add_all(owners)
+    return Found(cuts, layouts, owners, False, rows)
+
+
+def signature(losses: Losses) -> tuple[Any, ...]:
+    """Return everything about a graph but its values: ops, edges, shapes, sizes and flags."""
+    read = losses.read
+    number = {node: i for i, node in enumerate(read.nodes)}
+    nodes = tuple(
+        (
+            type(node),
+            tuple((None if below is None else number[below], nr) for below, nr in node.next_functions),
+            tuple((out.shape, out.dtype) for out in graph.describe(node)),
+            _torch.plain_values(node),
+        )
+        for node in read.nodes
+    )
+    regions = tuple(
+        (number[node], tuple(out is not None for out in outputs))
+        for node, outputs in getattr(losses.root.grad_fn, "regions_inside", ())
+    )
+    return (nodes, regions, losses.samples, tuple(losses.sample_of.tolist()))

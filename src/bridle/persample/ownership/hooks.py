@@ -1,0 +1,35 @@
+"""Whether hooks may change gradients on their way through a graph.
+
+torch has no call that lists the hooks of a tensor whose graph is at hand. It numbers all hooks that are registered from
+Python, and all nodes of a thread: a graph that is younger than a moment since which no hook was registered has none.
+"""
+
+import threading
+from collections import deque
+
+from ... import graph
+from .. import _torch
+
+_RECORDS = 16
+
+
+class _Moments(threading.local):
+    """Moments of this thread: the number of its next node, and how many hooks others had registered until then."""
+
+    def __init__(self) -> None:
+        self.known: deque[tuple[int, int]] = deque([(_torch.next_sequence_nr(), _torch.hooks_registered())], _RECORDS)
+
+
+_moments = _Moments()
+
+
+def note_moment() -> None:
+    """Remember how many hooks there have been until now."""
+    _moments.known.append((_torch.next_sequence_nr(), _torch.hooks_registered()))
+
+
+def has_no_hooks(read: graph.Graph) -> bool:
+    """Return whether certainly no hook was registered since the first op of the graph was recorded."""
+    oldest = min((graph.sequence_nr(node) for node in read.nodes if not graph.is_leaf(node)), default=0)
+    before = [hooks for number, hooks in _moments.known if number <= oldest]
+    return bool(before) and before[-1] == _torch.hooks_registered()

@@ -1,0 +1,414 @@
+"""Where each op sends its gradients, whatever the values are: one entry per op.
+
+Each entry answers, for one input of an op, who may own its elements, given who owns the outputs. Every multiplier
+counts as non-zero: a mask, a gate or a coefficient may be zero today and not tomorrow. An entry may claim more mixing
+than there is, never less than some values would cause. An op without an entry sends every output to every input.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.graph import Node
+
+from ... import graph
+from .. import _torch
+from .owners import NOBODY, SEVERAL, Owners
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One input of one op.
+
+    Attributes:
+        node: the op.
+        outs: owners of its outputs.
+        position: which input, as an index into ``node.next_functions``.
+        shape: the shape of the input.
+    """
+
+    node: Node
+    outs: tuple[Owners, ...]
+    position: int
+    shape: tuple[int, ...]
+
+    @property
+    def out(self) -> Owners:
+        """Owners of the first output."""
+        return self.outs[0]
+
+    def value(self, name: str) -> Any:
+        """Return a size, dim or flag that the op saved, dims as Python counts them; None if there is none."""
+        return _signed(getattr(self.node, f"_saved_{name}", None))
+
+    def sends(self) -> Owners:
+        """Return the owners of the input."""
+        if _torch.hands_on(self.node):
+            return self.outs[self.position] if self.position < len(self.outs) else self.mixed()
+        if graph.is_custom(self.node):
+            return Owners.all(SEVERAL, self.shape)
+        entry = MOVES.get(base_name(self.node))
+        if entry is None or (base_name(self.node) not in _ALL_OUTPUTS and not all(o.is_empty for o in self.outs[1:])):
+            return self.mixed()
+        found = entry(self)
+        sizes = zip(found.ids.shape, self.shape, strict=False)
+        fits = found.ids.dim() == len(self.shape) and all(n in (1, size) for n, size in sizes)
+        return found if fits else self.mixed()  # an op in a form that its entry does not know
+
+    def mixed(self) -> Owners:
+        """Return the owners where every output may send its gradient to every element of the input."""
+        found = self.out.everywhere(self.shape)
+        for other in self.outs[1:]:
+            found = found.merged(other.everywhere(self.shape))
+        return found
+
+
+Moves: TypeAlias = Callable[[Step], Owners]
+MOVES: dict[str, Moves] = {}
+# Ops whose entry looks at more than the first output.
+_ALL_OUTPUTS = frozenset({"Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes", "Unbind", "MkldnnRnnLayer"})
+
+
+def moves(*names: str) -> Callable[[Moves], Moves]:
+    """Register an entry for ops by torch's name without ``Backward`` and its number."""
+
+    def register(entry: Moves) -> Moves:
+        MOVES.update(dict.fromkeys(names, entry))
+        return entry
+
+    return register
+
+
+def base_name(node: Node) -> str:
+    """Return torch's name for the op, without ``Backward`` and its number."""
+    return _NAME.sub("", graph.op(node))
+
+
+_NAME = re.compile(r"Backwards?\d*(_copy)?$")
+
+
+def _signed(value: Any) -> Any:
+    """Undo torch's habit of handing out negative numbers as unsigned ones."""
+    if isinstance(value, tuple | list):
+        return tuple(_signed(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 63:
+        return value - (1 << 64)
+    return value
+
+
+@moves(
+    *("Abs", "Acos", "Acosh", "Add", "Addcdiv", "Addcmul", "Alias", "Angle", "Asin", "Asinh", "Atan", "Atan2", "Atanh"),
+    *("BinaryCrossEntropy", "BinaryCrossEntropyWithLogits", "Ceil", "Celu", "Clamp", "ClampMax", "ClampMin", "Clone"),
+    *("Complex", "Conj", "ConjPhysical", "Copy", "Copysign", "Cos", "Cosh", "Deg2Rad", "Digamma", "Div", "Elu", "Erf"),
+    *("Erfc", "Erfinv", "Exp", "Exp2", "Expand", "Expm1", "Fill", "Floor", "Fmax", "Fmin", "Fmod", "Frac", "Gelu"),
+    *("Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "HuberLoss", "Hypot", "I0", "Imag", "L1Loss", "LeakyRelu"),
+    *("Lerp", "Lgamma", "Log", "Log10", "Log1P", "Log2", "LogSigmoid", "Logaddexp", "Logaddexp2", "Logit"),
+    *("MaskedFill", "Maximum", "Minimum", "Mish", "MseLoss", "Mul", "NanToNum", "NativeDropout", "Neg", "Polar", "Pow"),
+    *("PreluKernel", "Rad2Deg", "Real", "Reciprocal", "Relu", "Remainder", "ResolveConj", "ResolveNeg", "Round"),
+    *("RreluWithNoise", "Rsqrt", "Rsub", "Selu", "Sgn", "Sigmoid", "Sign", "Silu", "Sin", "Sinc", "Sinh"),
+    *("SmoothL1Loss", "SoftMarginLoss", "Softplus", "Softshrink", "Sqrt", "Sub", "Tan", "Tanh", "Threshold"),
+    *("ToCopy", "Tril", "Triu", "Trunc", "Where", "Xlogy", "Zero", "KlDiv", "Square", "NegView", "Contiguous"),
+)
+def elementwise(step: Step) -> Owners:
+    """Every element by itself, inputs broadcast; a loss may reduce to one number."""
+    sizes = zip(reversed(step.shape), reversed(step.out.shape), strict=False)
+    if len(step.shape) > len(step.out.shape) or any(n not in (1, size) for n, size in sizes):
+        return step.mixed()
+    return step.out.summed_to(step.shape)
+
+
+@moves("View", "UnsafeView", "ReshapeAlias", "ReshapeCopy", "Unsqueeze", "Squeeze")
+def reshape(step: Step) -> Owners:
+    """The same elements in the same order."""
+    return step.out.reshaped(step.shape) if prod(step.shape) == prod(step.out.shape) else step.mixed()
+
+
+@moves("Flip")
+def flip(step: Step) -> Owners:
+    """Some dimensions backwards."""
+    return Owners(step.out.ids.flip([dim % len(step.shape) for dim in step.value("dims")]), step.shape)
+
+
+@moves("Permute")
+def permute(step: Step) -> Owners:
+    """Dimensions in another order."""
+    return step.out.permuted(step.value("dims"))
+
+
+@moves("Transpose", "T")
+def transpose(step: Step) -> Owners:
+    """Two dimensions exchanged."""
+    dims = list(range(len(step.shape)))
+    if len(dims) > 1:
+        a, b = (0, 1) if base_name(step.node) == "T" else (step.value("dim0"), step.value("dim1"))
+        dims[a], dims[b] = dims[b], dims[a]
+    return step.out.permuted(dims) if dims else step.out
+
+
+@moves("Slice")
+def slice_(step: Step) -> Owners:
+    """Every `step`-th element between two bounds along a dimension."""
+    dim = step.value("dim") % len(step.shape)
+    where = slice(*slice(step.value("start"), step.value("end"), step.value("step")).indices(step.shape[dim]))
+    return step.out.placed(dim, where, step.shape)
+
+
+@moves("Select")
+def select(step: Step) -> Owners:
+    """One index of a dimension, which is gone afterwards."""
+    dim = step.value("dim") % len(step.shape)
+    index = step.value("index") % step.shape[dim]
+    one = (*step.shape[:dim], 1, *step.shape[dim + 1 :])
+    return step.out.without([dim], one).placed(dim, slice(index, index + 1), step.shape)
+
+
+@moves("Cat")
+def cat(step: Step) -> Owners:
+    """One tensor after the other along a dimension."""
+    if step.shape == (0,) or any(below is None for below, _ in step.node.next_functions):
+        # The sizes of inputs that need no gradient are not recorded.
+        return _mixed_along(step, step.value("dim"))
+    dim = step.value("dim") % len(step.shape)
+    before = [input_shape(step.node, i) for i in range(step.position)]
+    start = sum(shape[dim] for shape in before if shape != (0,))
+    return step.out.part(dim, start, step.shape[dim])
+
+
+@moves("Stack")
+def stack(step: Step) -> Owners:
+    """One tensor beside the other along a new dimension."""
+    dim = step.value("dim") % len(step.out.shape)
+    if any(below is None for below, _ in step.node.next_functions):
+        return step.out.mixed([dim]).part(dim, 0, 1).reshaped(step.shape)
+    return step.out.part(dim, step.position, 1).reshaped(step.shape)
+
+
+@moves("Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes", "Unbind")
+def split(step: Step) -> Owners:
+    """Several outputs, one after the other along a dimension of the input."""
+    dim = step.value("dim") % len(step.shape)
+    unbound = base_name(step.node) == "Unbind"
+    found = Owners.all(NOBODY, step.shape)
+    start = 0
+    for out in step.outs:
+        size = 1 if unbound else out.shape[dim]
+        one = out.without([dim], (*step.shape[:dim], 1, *step.shape[dim + 1 :])) if unbound else out
+        found = found.merged(one.placed(dim, slice(start, start + size), step.shape))
+        start += size
+    return found
+
+
+@moves(
+    *("Sum", "Mean", "Var", "Std", "LinalgVectorNorm", "Norm", "Amax", "Amin", "Max", "Min", "Median", "Nanmedian"),
+    *("Prod", "Logsumexp", "Mode", "Kthvalue", "Nansum", "Aminmax"),
+)
+def reduce(step: Step) -> Owners:
+    """A reduction sends the gradient of one output to every element that it was made from."""
+    dims = step.value("dim")
+    if not step.out.shape or not step.shape:
+        return step.mixed()
+    dims = (dims,) if isinstance(dims, int) else dims or tuple(range(len(step.shape)))
+    if step.value("keepdim"):
+        return Owners(step.out.ids, step.shape)
+    return step.out.without(dims, step.shape)
+
+
+@moves(
+    *("Softmax", "LogSoftmax", "SafeSoftmax", "Cumsum", "Cumprod", "Cummax", "Cummin", "Logcumsumexp", "Sort", "Topk"),
+    *("Gather", "IndexSelect", "Roll", "FftR2C", "FftC2R", "FftC2C", "Glu", "Scatter", "ScatterAdd"),
+    *("ScatterReduce", "IndexAdd", "IndexCopy", "IndexFill", "TakeAlongDim"),
+)
+def along_dims(step: Step) -> Owners:
+    """Elements mix along the dimensions the op names, and nowhere else."""
+    dims = step.value("dim")
+    dims = step.value("dims") if dims is None else dims
+    if dims is None or (isinstance(dims, tuple) and not dims):
+        return step.mixed()
+    return _mixed_along(step, *((dims,) if isinstance(dims, int) else dims))
+
+
+@moves("Repeat")
+def repeat(step: Step) -> Owners:
+    """A tensor laid out several times along each dimension."""
+    extra = len(step.out.shape) - len(step.shape)
+    shape = (1,) * extra + step.shape
+    cut = [n for out, size in zip(step.out.shape, shape, strict=True) for n in (out // max(size, 1), size)]
+    found = step.out.reshaped(cut).mixed(range(0, len(cut), 2))
+    return Owners(found.ids.reshape(found.ids.shape[1::2]), shape).reshaped(step.shape)
+
+
+@moves("ConstantPadNd")
+def pad(step: Step) -> Owners:
+    """Constants around a tensor."""
+    found, pads = step.out, step.value("pad")
+    for i in range(len(pads) // 2):
+        dim = len(step.shape) - 1 - i
+        if found.ids.shape[dim] > 1 and (pads[2 * i] < 0 or pads[2 * i + 1] < 0):
+            return step.mixed()
+        found = found.part(dim, max(pads[2 * i], 0), step.shape[dim])
+    return found
+
+
+@moves("AsStrided", "Diagonal", "DiagonalScatter", "Unfold", "PixelShuffle", "PixelUnshuffle", "Trace", "DiagEmbed")
+def asked_of_torch(step: Step) -> Owners:
+    """Run the node on 1, on the owners and on their squares: it only moves and adds.
+
+    The owners that meet in an element are one and the same exactly when (sum of 1)(sum of squares) = (sum)^2.
+    """
+    full = step.out.ids.expand(step.out.shape).double()
+    owned = torch.where(full == SEVERAL, torch.nan, full)
+    here = (full != NOBODY).double()
+    count, total, squares = (_torch.call(step.node, [x])[step.position] for x in (here, owned * here, owned**2 * here))
+    if count is None or total is None or squares is None:
+        return step.mixed()
+    owner = (total / count.clamp(min=1)).round()
+    one = (total == owner * count) & (squares == owner**2 * count) & (squares < 1 << 50)
+    ids = torch.where(count == 0, NOBODY, torch.where(one, owner, SEVERAL))
+    return Owners.of(torch.where(total.isnan(), SEVERAL, ids).to(torch.int32), step.shape)
+
+
+_SPATIAL = re.compile(r"([123])D")
+
+
+@moves(
+    *("AvgPool2D", "AvgPool3D", "AdaptiveAvgPool2D", "AdaptiveAvgPool3D", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D"),
+    *(
+        "MaxPool2DWithIndices",
+        "MaxPool3DWithIndices",
+        "FractionalMaxPool2D",
+        "FractionalMaxPool3D",
+        "MkldnnAdaptiveAvgPool2D",
+    ),
+    *("ReflectionPad1D", "ReflectionPad2D", "ReflectionPad3D", "ReplicationPad1D", "ReplicationPad2D"),
+    *("ReplicationPad3D", "UpsampleNearest1D", "UpsampleNearest2D", "UpsampleNearest3D", "UpsampleNearestExact1D"),
+    *("UpsampleNearestExact2D", "UpsampleNearestExact3D", "UpsampleLinear1D", "UpsampleBilinear2D"),
+    *("UpsampleBilinear2DAa", "UpsampleBicubic2D", "UpsampleBicubic2DAa", "UpsampleTrilinear3D", "AvgPool1D"),
+)
+def spatial(step: Step) -> Owners:
+    """Elements mix along the last one, two or three dimensions, whose sizes may change."""
+    found = _SPATIAL.search(base_name(step.node))
+    assert found is not None
+    return _mixed_along(step, *range(-int(found[1]), 0))
+
+
+@moves("Convolution", "ConvolutionOverrideable", "MkldnnConvolution", "Im2Col", "Col2Im", "NativeGroupNorm")
+def inside_first(step: Step) -> Owners:
+    """Everything with one index in the first dimension mixes; weights get a gradient from all of it."""
+    if step.position or len(step.shape) != len(step.out.shape):
+        return _im2col(step) if step.position == 0 and len(step.shape) == 4 else step.mixed()
+    return _mixed_along(step, *range(1, len(step.shape)))
+
+
+def _im2col(step: Step) -> Owners:
+    """Patches (N, C * k, L) are made from images (N, C, H, W)."""
+    found = step.out.mixed([1, 2])
+    return Owners(found.ids.reshape(-1, 1, 1, 1), step.shape)
+
+
+@moves("NativeLayerNorm", "FusedRmsNorm")
+def layer_norm(step: Step) -> Owners:
+    """Elements mix along the dimensions that are normalised."""
+    if step.position:
+        return step.out.summed_to(step.shape)
+    return step.out.mixed(range(-len(step.value("normalized_shape")), 0))
+
+
+@moves("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
+def batch_norm(step: Step) -> Owners:
+    """In training all samples mix; with stored statistics none do."""
+    if step.value("training") is not False or step.position:
+        return step.mixed()
+    return step.out
+
+
+@moves("Mm", "Addmm", "Bmm", "Baddbmm")
+def matmul(step: Step) -> Owners:
+    """Rows of the product come from rows of the left factor, columns from columns of the right one."""
+    factor = step.position - (base_name(step.node) in ("Addmm", "Baddbmm"))
+    if factor < 0:
+        return step.out.summed_to(step.shape)
+    return Owners(step.out.mixed([-1 if factor == 0 else -2]).ids, step.shape)
+
+
+@moves("Mv")
+def matrix_vector(step: Step) -> Owners:
+    """Each entry of the product comes from one row, and from all of the vector."""
+    return step.out.without([1], step.shape) if step.position == 0 else step.mixed()
+
+
+@moves(
+    *("ScaledDotProductFlashAttentionForCpu", "ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention"),
+    *("ScaledDotProductCudnnAttention", "ScaledDotProductFusedAttentionOverrideable"),
+)
+def attention(step: Step) -> Owners:
+    """Everything mixes that has one index in the first two dimensions; with grouped queries, in the first."""
+    same_heads = step.shape[1:2] == step.out.shape[1:2]
+    found = step.out.mixed(range(2 if same_heads else 1, len(step.out.shape)))
+    return Owners(found.ids, step.out.shape).summed_to(step.shape) if _is_bias(step) else Owners(found.ids, step.shape)
+
+
+def _is_bias(step: Step) -> bool:
+    return step.position > 2
+
+
+@moves("MkldnnRnnLayer")
+def recurrent(step: Step) -> Owners:
+    """(time, batch, features), and two states (batch, features): columns of the batch stay apart."""
+    if step.position not in (0, 5, 6):
+        return step.mixed()
+    steps, *states = step.outs
+    found = steps.mixed([0, 2])
+    column = Owners(found.ids.reshape(-1, 1), states[0].shape)
+    for state in states:
+        column = column.merged(state.mixed([1]))
+    return Owners(column.ids.reshape((1,) * (len(step.shape) - 2) + (-1, 1)), step.shape)
+
+
+@moves("NllLoss", "NllLoss2D")
+def nll_loss(step: Step) -> Owners:
+    """One loss for each row of scores, classes in the second dimension; or one number."""
+    if not step.out.shape:
+        return step.mixed()
+    return step.out.without([1], step.shape)
+
+
+@moves("CtcLoss")
+def ctc_loss(step: Step) -> Owners:
+    """One loss for each column of (time, batch, classes)."""
+    return Owners(step.out.ids.reshape(1, -1, 1), step.shape) if len(step.shape) == 3 else step.mixed()
+
+
+@moves("ViewAsReal")
+def view_as_real(step: Step) -> Owners:
+    """The last dimension holds the two parts of a complex number."""
+    return step.out.mixed([-1]).part(len(step.shape), 0, 1).reshaped(step.shape)
+
+
+@moves("ViewAsComplex")
+def view_as_complex(step: Step) -> Owners:
+    """The last dimension becomes the two parts of a complex number."""
+    return step.out.without([len(step.shape) - 1], step.shape)
+
+
+def _mixed_along(step: Step, *dims: int) -> Owners:
+    """Mix along dimensions whose size may differ between input and output; all others must agree."""
+    count = len(step.shape)
+    if len(step.out.shape) != count or not count:
+        return step.mixed()
+    wanted = {dim % count for dim in dims}
+    found = step.out.mixed(wanted)
+    if any(found.ids.shape[d] not in (1, step.shape[d]) for d in range(count)):
+        return step.mixed()
+    return Owners(found.ids, step.shape)
+
+
+def input_shape(node: Node, position: int) -> tuple[int, ...]:
+    """Return the shape of an input that needs a gradient."""
+    below, output_nr = node.next_functions[position]
+    assert below is not None
+    if graph.is_leaf(below):
+        return tuple(graph.leaf_tensor(below).shape)
+    return graph.describe(below)[output_nr].shape

@@ -1,0 +1,101 @@
+"""Prove who owns what, from the structure of the recorded graph alone.
+
+Owners are carried from the losses down, op by op, as `ops` says. What is proved holds for every graph of the same
+signature, whatever its values, as long as no hook changes a gradient on the way.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from ... import graph
+from .ops import Step, input_shape
+from .owners import NOBODY, Owners
+
+# Where a node sends gradients: the input of its op (None: an output's gradient as it came), that output, and an edge.
+_Sends = list[tuple[int | None, int, Node, int]]
+
+
+def prove(root: Tensor, sample_of: Tensor) -> dict[Node, tuple[Owners, ...]]:
+    """Return the owners of every output of every op behind the losses.
+
+    Args:
+        root: one loss per entry.
+        sample_of: which sample each entry counts for.
+    """
+    assert root.grad_fn is not None
+    links = _links(root)
+    sends = _all_sends(root.grad_fn, links)
+    start = Owners.of(sample_of.to("cpu", torch.int32).reshape(root.shape), root.shape)
+    return _carry(sends, root.grad_fn, root.output_nr, start)
+
+
+def reached(edge: GradientEdge) -> list[Node]:
+    """Return the ops that a value is made by: those to which its gradient can go, whatever the values are."""
+    shape = graph.describe(edge.node)[edge.output_nr].shape
+    found = _carry(_all_sends(edge.node, {}), edge.node, edge.output_nr, Owners.all(0, shape))
+    return [node for node, owners in found.items() if not all(o.is_empty for o in owners)]
+
+
+def _carry(sends: dict[Node, _Sends], root: Node, output_nr: int, start: Owners) -> dict[Node, tuple[Owners, ...]]:
+    found = {node: [Owners.all(NOBODY, out.shape) for out in graph.describe(node)] for node in sends}
+    found[root][output_nr] = start
+    for node in _in_order(sends, root):
+        outs = tuple(found[node])
+        if all(out.is_empty for out in outs):
+            continue
+        for position, number, below, nr in sends[node]:
+            sent = outs[number] if position is None else Step(node, outs, position, input_shape(node, position)).sends()
+            found[below][nr] = found[below][nr].merged(sent)
+    return {node: tuple(owners) for node, owners in found.items()}
+
+
+def _all_sends(root: Node, links: dict[Node, _Sends]) -> dict[Node, _Sends]:
+    sends: dict[Node, _Sends] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node not in sends:
+            sends[node] = links[node] if node in links else _own_sends(node)
+            stack += [below for _, _, below, _ in sends[node]]
+    return sends
+
+
+def _own_sends(node: Node) -> _Sends:
+    return [(i, 0, below, nr) for i, (below, nr) in enumerate(node.next_functions) if below is not None]
+
+
+def _links(root: Tensor) -> dict[Node, _Sends]:
+    """Return how gradients pass where reentrant checkpoints were opened.
+
+    The root above them passes on its gradient as it is, and each checkpoint passes what it gets to its region.
+    """
+    node = root.grad_fn
+    assert node is not None
+    regions: Iterable[tuple[Node, tuple[Tensor | None, ...]]] = getattr(node, "regions_inside", ())
+    if not regions:
+        return {}
+    first, nr = node.next_functions[0]
+    assert first is not None
+    links: dict[Node, _Sends] = {node: [(None, 0, first, nr)]}
+    for checkpoint, outputs in regions:
+        edges = [(i, graph.edge_of(out)) for i, out in enumerate(outputs) if out is not None]
+        links[checkpoint] = [(None, i, edge.node, edge.output_nr) for i, edge in edges]
+    return links
+
+
+def _in_order(sends: dict[Node, _Sends], root: Node) -> Iterable[Node]:
+    waiting = dict.fromkeys(sends, 0)
+    for targets in sends.values():
+        for _, _, below, _ in targets:
+            waiting[below] += 1
+    ready = [root]
+    while ready:
+        node = ready.pop()
+        yield node
+        for _, _, below, _ in sends[node]:
+            waiting[below] -= 1
+            if not waiting[below]:
+                ready.append(below)

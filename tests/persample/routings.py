@@ -56,6 +56,8 @@ class Routing:
     one_form: bool = True
     groups: Callable[[int, Any], torch.Tensor] | None = None
     autocast: bool = False
+    reentrant: bool = False
+    opaque: bool = False
 
     def model(self, batch):
         return Parts(batch).to(self.dtype)
@@ -206,7 +208,8 @@ def steps_and_samples_swapped(m, x, c):
 # Masks over packed rows -----------------------------------------------------------------------------------------------
 
 
-PACKED = {"equal": EITHER, "unequal": EITHER, "overlapping": COUPLED}
+# Nothing in the graph tells packed rows that several documents pool from rows of a constant table.
+PACKED = {"equal": EITHER, "unequal": EITHER, "overlapping": EITHER}
 
 
 def document_mask(batch, setting):
@@ -677,7 +680,7 @@ def halves_swapped(m, x, c):
 @routing(OFF_ON)
 def next_sample(m, x, c):
     h = torch.tanh(m.a(x))
-    return flat_sum(h[:-1] + c * h[1:])
+    return flat_sum(h + c * F.pad(h, (0, 0, 0, 1))[1:])
 
 
 @routing(OFF_ON)
@@ -697,9 +700,10 @@ def first_sample_for_all(m, x, c):
     return flat_sum(h + c * h[:1].expand(len(x), -1))
 
 
-@routing({"repeat": COUPLED})
-def rows_repeated(m, x, setting):
-    return flat_sum(m.b(torch.tanh(m.a(x)).repeat(2, 1)))
+@routing({1.0: EITHER, 2.0: EITHER})
+def rows_repeated(m, x, c):
+    """Two losses for each row: it has as many rows as a constant table might."""
+    return c * flat_sum(m.b(torch.tanh(m.a(x)).repeat(2, 1)))
 
 
 @routing({0: FREE, 1: FREE}, pieces, groups=lambda batch, setting: torch.arange(4 * batch) % (2 * batch))
@@ -853,7 +857,7 @@ def in_checkpoints(verdicts, data=vectors):
 
         for reentrant in (False, True):
             name = function.__name__ + ("_reentrant" if reentrant else "")
-            ROUTINGS[name] = Routing(under(reentrant), verdicts, data)
+            ROUTINGS[name] = Routing(under(reentrant), verdicts, data, reentrant=reentrant)
         return function
 
     return add
@@ -1030,13 +1034,13 @@ def row_overwritten_in_place(m, x, setting):
 
 @routing({1.0: COUPLED, 2.0: COUPLED})
 def windows_by_as_strided(m, x, c):
-    h = (c * torch.tanh(m.a(x))).contiguous()
-    return flat_sum(h.as_strided((len(x) - 1, 2, D), (D, D, 1)))
+    h = F.pad(c * torch.tanh(m.a(x)), (0, 0, 0, 1)).contiguous()
+    return flat_sum(h.as_strided((len(x), 2, D), (D, D, 1)))
 
 
 @routing(OFF_ON)
 def windows_under_weights(m, x, c):
-    window = torch.tanh(m.a(x)).unfold(0, 2, 1)
+    window = F.pad(torch.tanh(m.a(x)), (0, 0, 0, 1)).unfold(0, 2, 1)
     return flat_sum(window * torch.tensor([1.0, c]))
 
 
@@ -1079,9 +1083,9 @@ def steps_first_under_a_mask(m, x, setting):
     return flat_sum(m.norm(m.b(h)).sum(0))
 
 
-@routing({1: FREE, 0: COUPLED}, square, one_form=False)
-def summed_over_steps_or_samples(m, x, dim):
-    return flat_sum(torch.tanh(m.a(x)).sum(dim))
+@routing({1: FREE, 0: FREE}, square, one_form=False)
+def samples_in_either_dimension(m, x, dim):
+    return flat_sum(torch.tanh(m.a(x if dim else x.transpose(0, 1))).sum(dim))
 
 
 @routing(OFF_ON, square)
@@ -1200,12 +1204,12 @@ def straight_through(m, x, c):
     return flat_sum(m.b(StraightThrough.apply(3 * m.a(x), c)))
 
 
-@routing(OFF_ON)
+@routing(OFF_ON, opaque=True)
 def mixed_by_a_function(m, x, c):
     return flat_sum(m.b(Mix.apply(torch.tanh(m.a(x)), c)))
 
 
-@routing(OFF_ON)
+@routing(OFF_ON, opaque=True)
 def losses_mixed_by_a_function(m, x, c):
     return Mix.apply(flat_sum(torch.tanh(m.a(x))), c)
 

@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: setup demo test check format bench test-torch clean
+.PHONY: setup demo test fuzz check format bench test-torch clean
 
 setup: $(READY)
 
@@ -20,6 +20,12 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Random graphs against a loop over samples: make fuzz N=10000, or START=10000 for others
+N     ?= 10000
+START ?= 0
+fuzz: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.persample.random_graphs --count $(N) --start $(START)
 
 check: setup
 	$(BIN)/ruff check .

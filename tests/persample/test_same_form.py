@@ -1,0 +1,150 @@
+"""Graphs of one form with other data: right or refused, in any order, and every time.
+
+Each order has a batch size of its own, so that no order finds what another has left behind.
+"""
+
+import random
+
+import pytest
+import torch
+
+import bridle
+from bridle.errors import BatchCouplingError, BridleError, UnsupportedOperationError
+
+from .oracle import close, flat, gradients, gradients_by_backward, grouped, loop
+from .routings import COUPLED, EITHER, FREE, ROUTINGS
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*sparse:UserWarning")
+
+ORDERS = {"harmless first": 4, "harmless last": 6, "mixed": 8}
+
+
+def in_order(settings, order):
+    """Return the settings, each several times."""
+    twice = [s for s in settings for _ in range(2)]
+    if order == "harmless first":
+        return [*twice, settings[0]]
+    if order == "harmless last":
+        return [*reversed(twice), settings[-1]]
+    return random.Random(0).sample(twice, len(twice))
+
+
+def built(routing, model, batch, setting):
+    """Return losses on fresh data, the groups, and the gradient of each loss alone."""
+    losses = routing.losses(model, routing.draw(batch), setting)
+    groups = routing.groups(batch, setting) if routing.groups else None
+    differentiate = gradients_by_backward if routing.reentrant else gradients
+    return losses, groups, grouped(loop(losses, dict(model.named_parameters()), differentiate), groups)
+
+
+def asked(routing, verdict, losses, model, groups, **options):
+    """Return the answers, or None where the verdict allows the refusal that came."""
+    coupled = UnsupportedOperationError if routing.opaque else BatchCouplingError
+    allowed = {FREE: (), COUPLED: coupled, EITHER: BridleError}[verdict]
+    try:
+        ps = bridle.per_sample(losses, model, groups=groups, **options)
+        ps.grads()
+    except allowed:
+        return None
+    return ps
+
+
+def check_answers(ps, expected, rounding):
+    found = ps.grads()
+    assert list(found) == list(expected)
+    for name in expected:
+        close(found[name], expected[name], rounding, name)
+    close(ps.norms(), flat(expected).double().norm(dim=1), rounding, "norms")
+
+
+def check_clipped(ps, model, expected, rounding):
+    """Compare the clipped mean; the threshold lies among the norms."""
+    rows = flat(expected).double()
+    norms = rows.norm(dim=1)
+    limit = float(norms.max()) / 2 or 1.0
+    model.zero_grad()
+    ps.clip_(limit)
+    factors = (limit / norms.clamp(min=1e-300)).clamp(max=1) / len(norms)
+    written = {name: p.grad for name, p in model.named_parameters() if name in expected}
+    close(torch.cat([g.flatten() for g in written.values()]), factors @ rows, rounding, "clipped")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_right_or_refused(name, order):
+    routing, batch = ROUTINGS[name], ORDERS[order]
+    model = routing.model(batch)
+    for place, setting in enumerate(in_order(list(routing.verdicts), order)):
+        verdict = routing.verdicts[setting]
+        losses, groups, expected = built(routing, model, batch, setting)
+        ps = asked(routing, verdict, losses, model, groups)
+        if ps is None:
+            continue
+        check_answers(ps, expected, routing.rounding())
+        check_clipped(ps, model, expected, routing.rounding())
+        assert verdict != COUPLED, f"call {place}, setting {setting}: answered, though coupled"
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_right_when_coupling_is_allowed(name):
+    routing, batch = ROUTINGS[name], 4
+    model = routing.model(batch)
+    for setting in in_order(list(routing.verdicts), "harmless first"):
+        losses, groups, expected = built(routing, model, batch, setting)
+        verdict = EITHER if name.startswith("hook_") else FREE  # a hook need not be linear
+        ps = asked(routing, verdict, losses, model, groups, allow_coupling=True, allow_opaque=routing.opaque)
+        if ps is not None:
+            check_answers(ps, expected, routing.rounding())
+
+
+# The verdicts themselves, by brute force.
+
+
+def owners_of_rows(routing, batch, setting):
+    """Change each row of the data in turn, by little; return which samples' losses change."""
+    model, x = routing.model(batch), routing.draw(batch)
+    step = 1e-2 if x.dtype == torch.float64 else 1
+    other = x + step * routing.draw(batch) if x.is_floating_point() else (x + 1) % 7
+
+    def losses(x):
+        torch.manual_seed(1)
+        out = routing.losses(model, x, setting).detach().double()
+        groups = routing.groups(batch, setting) if routing.groups else None
+        return grouped({"losses": out.flatten(1).sum(1) if out.dim() > 1 else out}, groups)["losses"]
+
+    before = losses(x)
+    after = torch.stack([losses(torch.cat([x[:j], other[j : j + 1], x[j + 1 :]])) for j in range(len(x))])
+    return (after - before).abs() > 1e-12 * before.abs()
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_the_verdicts_hold(name):
+    routing = ROUTINGS[name]
+    for setting, verdict in routing.verdicts.items():
+        changed = owners_of_rows(routing, 4, setting).sum(1)
+        if verdict == FREE:
+            assert changed.max() <= 1, f"setting {setting}: a row enters several losses"
+        if verdict == COUPLED:
+            assert changed.max() > 1, f"setting {setting}: no row enters several losses"
+
+
+def form(node):
+    """Return the names of the ops below a node and how they are connected."""
+    seen, order, stack = {}, [], [node]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            order.append(seen.get(node))
+            continue
+        seen[node] = len(seen)
+        order.append(node.name())
+        stack.extend(below for below, _ in node.next_functions)
+    return order
+
+
+@pytest.mark.parametrize("name", [name for name, routing in ROUTINGS.items() if routing.one_form])
+def test_the_settings_have_one_form(name):
+    routing = ROUTINGS[name]
+    model = routing.model(4)
+    forms = [form(routing.losses(model, routing.draw(4), setting).grad_fn) for setting in routing.verdicts]
+    assert all(found == forms[0] for found in forms)

@@ -74,7 +74,9 @@ def refuse_hidden_weights(cuts: Iterable[Cut], losses: Losses) -> None:
         for node in graph.reachable([cut.value]):
             if _torch.is_reentrant_checkpoint(node):
                 raise _refusal(
-                    node, f"`{graph.op(cut.node)}` uses a weight that was partly made inside a reentrant checkpoint."
+                    node,
+                    f"`{graph.op(cut.node)}` uses a value that samples share, and that was partly made inside a "
+                    "reentrant checkpoint.",
                 )
 
 

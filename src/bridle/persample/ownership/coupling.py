@@ -5,7 +5,7 @@ the rows of one tensor of data may be used for one sample here and for another o
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -218,8 +218,14 @@ class DataRows:
     """For each tensor of data, which sample its elements are used for."""
 
     known: Known
+    cuts: InitVar[Sequence[Cut]]
     _seen: dict[int, list[tuple[Tensor, Owners, Node]]] = field(default_factory=dict)
     _conflict: tuple[Tensor, Node, Node] | None = None
+
+    def __post_init__(self, cuts: Sequence[Cut]) -> None:
+        self._shared: dict[Node, set[int]] = {}
+        for cut in cuts:
+            self._shared.setdefault(cut.node, set()).add(cut.position)
 
     def add_all(self, owners: Mapping[Node, tuple[Owners, ...]]) -> None:
         """Note what ops use, except for what is packed."""
@@ -236,13 +242,24 @@ class DataRows:
 
     def _note(self, tensor: Tensor, owners: Owners, node: Node) -> None:
         memory = graph.memory_of(tensor)
-        if memory is None or not owners.varies or _overlaps(tensor):
+        if not owners.is_proved and self._tells_samples_apart(node) and self.known.is_data(tensor):
+            self._conflict = self._conflict or (tensor, node, node)
+        if memory is None or not owners.is_proved or owners.is_empty or _overlaps(tensor):
             return
         before = self._seen.setdefault(memory, [])
         for other, others, first in before:
             if _differ(tensor, owners, other, others) and self.known.is_data(tensor):
                 self._conflict = self._conflict or (tensor, first, node)
         before.append((tensor, owners, node))
+
+    def _tells_samples_apart(self, node: Node) -> bool:
+        """Return whether only the data of an op can make its outputs belong to different samples.
+
+        It can where everything else is shared. An elementwise op may also broadcast a constant.
+        """
+        shared = self._shared.get(node, set())
+        others = [i for i, (below, _) in enumerate(node.next_functions) if below is not None]
+        return MOVES.get(base_name(node)) is not elementwise and bool(shared) and shared.issuperset(others)
 
     def has(self, tensor: Tensor) -> bool:
         """Return whether rows of this tensor are used for one sample each."""
@@ -257,7 +274,7 @@ class DataRows:
         if self._conflict is not None:
             tensor, first, second = self._conflict
             raise BatchCouplingError(
-                f"per_sample: a row of a tensor of shape {tuple(tensor.shape)} is used for one sample by "
+                f"per_sample: a row of data, in a tensor of shape {tuple(tensor.shape)}, is used for one sample by "
                 f"`{graph.op(first)}` and for another one by `{graph.op(second)}`. So the data of one sample enters "
                 "the losses of others, and one sample has no gradient of its own. Pass allow_coupling=True to get "
                 "the gradient of each loss as it is.",

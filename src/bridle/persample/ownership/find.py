@@ -82,7 +82,7 @@ def _proved(leaves: dict[Node, str], losses: Losses, known: Known) -> Found | No
     nodes = read.nodes
     cuts = [Cut(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in proof.cuts]
     owners = {nodes[n]: found for n, found in proof.owners.items()}
-    rows = DataRows(known)
+    rows = DataRows(known, cuts)
     rows.add_all(owners)
     try:
         refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known)
@@ -130,7 +130,7 @@ def _try_to_prove(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
 
 
 def _keeps_data(node: Node, owners: tuple[Owners, ...]) -> bool:
-    return bool(owners) and owners[0].varies and any(below is None for below, _ in node.next_functions)
+    return bool(owners) and owners[0].is_proved and any(below is None for below, _ in node.next_functions)
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: Known) -> Found:
@@ -141,7 +141,7 @@ def _asked(leaves: dict[Node, str], losses: Losses, known: Known) -> Found:
         )
         for node, found in layouts.items()
     }
-    rows = DataRows(known)
+    rows = DataRows(known, cuts)
     rows.add_all(owners)
     return Found(cuts, layouts, owners, False, rows)
 

@@ -252,9 +252,9 @@ def losses_by_list(m, x, setting):
     return torch.stack([flat_sum(m.a(x[i : i + 1]))[0] for i in picked(len(x), setting)])
 
 
-@routing(OFF_ON)
+@routing({0.0: EITHER, 0.7: EITHER})
 def state_carried_over(m, x, c):
-    """A recurrence over the samples."""
+    """A recurrence over the samples. A single row has no batch dimension that shows whose it is."""
     state, states = torch.zeros(D), []
     for row in x:
         state = torch.tanh(m.a(row) + c * state)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..cases import flat_sum
-from .base import EITHER, FREE, LINKS, PACKED, D, Routing, add, document_mask, links, pieces, routing, vectors
+from .base import COUPLED, EITHER, FREE, LINKS, PACKED, D, Routing, add, document_mask, links, pieces, routing, vectors
 
 # By a mask (samples, rows) --------------------------------------------------------------------------------------------
 
@@ -17,11 +17,11 @@ def pooled(function):
         return flat_sum(function(m.a(x), mask) / mask.sum(1, keepdim=True))
 
     def samples(m, x, setting):
-        mask = links(len(x), setting).bool()
-        return flat_sum(m.b(function(torch.tanh(m.a(x)), mask)))
+        h = torch.tanh(m.a(x))
+        return flat_sum(h + m.b(function(h, links(len(x), setting).bool())))
 
     add(f"documents_{function.__name__}", Routing(documents, PACKED, pieces))
-    add(f"samples_{function.__name__}", Routing(samples, LINKS, vectors))
+    add(f"samples_{function.__name__}", Routing(samples, {**LINKS, "one other": COUPLED}, vectors))
     return function
 
 

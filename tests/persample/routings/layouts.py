@@ -1,0 +1,243 @@
+"""In place, overlapping views, layouts, groups of samples, weights."""
+
+import torch
+import torch.nn.functional as F
+
+from ..cases import flat_sum
+from .base import ANY, COUPLED, EITHER, FREE, OFF_ON, D, T, ids, picked, pieces, routing, square, steps
+
+# In place -------------------------------------------------------------------------------------------------------------
+
+
+@routing(OFF_ON)
+def row_added_in_place(m, x, c):
+    h = torch.tanh(m.a(x)) + 0.0
+    h[0] += c * h[1].clone()
+    return flat_sum(m.b(h))
+
+
+@routing(OFF_ON)
+def flipped_added_in_place(m, x, c):
+    h = torch.tanh(m.a(x))
+    g = h.clone()
+    g.add_(h.flip(0), alpha=c)
+    return flat_sum(g)
+
+
+@routing({0.0: EITHER, 0.5: COUPLED, 1.0: EITHER})
+def lerp_in_place(m, x, c):
+    h = torch.tanh(m.a(x))
+    return flat_sum(h.clone().lerp_(h.flip(0), torch.full((1, 1), c)))
+
+
+@routing(ANY)
+def columns_scaled_in_place(m, x, c):
+    h = torch.tanh(m.a(x)) * 1.0
+    h[:, 1:3] *= c
+    return flat_sum(m.b(h))
+
+
+@routing(ANY)
+def rows_scaled_in_place(m, x, c):
+    h = m.a(x)
+    h[::2].mul_(c)
+    return flat_sum(m.b(h))
+
+
+@routing({"some": FREE, "none": FREE, "all": FREE})
+def filled_in_place(m, x, setting):
+    mask = {"some": x > 0, "none": x > 99, "all": x < 99}[setting]
+    return flat_sum(m.b(m.a(x).masked_fill_(mask, 0.5).relu_()))
+
+
+@routing({"own": FREE, "moved": FREE})
+def rows_put_in_place(m, x, setting):
+    h = torch.zeros(len(x), D)
+    h[picked(len(x), "in order" if setting == "own" else "shuffled")] = torch.tanh(m.a(x))
+    return flat_sum(m.b(h))
+
+
+@routing({"own": COUPLED, "moved": COUPLED})
+def row_overwritten_in_place(m, x, setting):
+    h = torch.tanh(m.a(x)) + 0.0
+    h[int(setting == "moved")] = h[2].clone()
+    return flat_sum(h)
+
+
+# Views that overlap ---------------------------------------------------------------------------------------------------
+
+
+@routing({1.0: COUPLED, 2.0: COUPLED})
+def windows_by_as_strided(m, x, c):
+    h = F.pad(c * torch.tanh(m.a(x)), (0, 0, 0, 1)).contiguous()
+    return flat_sum(h.as_strided((len(x), 2, D), (D, D, 1)))
+
+
+@routing(OFF_ON)
+def windows_under_weights(m, x, c):
+    window = F.pad(torch.tanh(m.a(x)), (0, 0, 0, 1)).unfold(0, 2, 1)
+    return flat_sum(window * torch.tensor([1.0, c]))
+
+
+@routing(ANY, pieces)
+def pairs_by_as_strided(m, x, c):
+    h = torch.tanh(m.a(x)).contiguous()
+    return flat_sum(h.as_strided((len(x) // 2, 2, D), (2 * D, D, 1)) * torch.tensor([[1.0], [c]]))
+
+
+@routing({"own": FREE, "mask": FREE}, square)
+def broadcast_within_samples(m, x, setting):
+    n = len(x)
+    mask = torch.ones(n, n) if setting == "own" else torch.eye(n)
+    h = torch.tanh(m.a(x))
+    return flat_sum((h[:, None] * mask[..., None] + m.b(h)[:, :, None]).sum(2))
+
+
+# Layouts --------------------------------------------------------------------------------------------------------------
+
+
+@routing({"all": FREE, "some": FREE, "none": FREE}, square)
+def folded_under_a_mask(m, x, setting):
+    n = len(x)
+    keep = {"all": torch.ones(n * n), "some": torch.arange(n * n) % 3 > 0, "none": torch.zeros(n * n)}[setting]
+    h = F.relu(m.a(x.reshape(n * n, D))) * keep[:, None]
+    return flat_sum(m.b(h).view(n, n, D))
+
+
+@routing({"all": FREE, "some": FREE}, square)
+def steps_first_under_a_mask(m, x, setting):
+    n = len(x)
+    keep = torch.ones(n, 1, 1) if setting == "all" else (torch.arange(n) < 2)[:, None, None]
+    h = torch.tanh(m.a(x.transpose(0, 1))) * keep
+    return flat_sum(m.norm(m.b(h)).sum(0))
+
+
+@routing({1: FREE, 0: FREE}, square, one_form=False)
+def samples_in_either_dimension(m, x, dim):
+    return flat_sum(torch.tanh(m.a(x if dim else x.transpose(0, 1))).sum(dim))
+
+
+@routing(OFF_ON, square)
+def folded_and_rolled(m, x, c):
+    """A shift of the folded rows by one takes the last step of the sample before."""
+    n = len(x)
+    h = torch.tanh(m.a(x.reshape(n * n, D)))
+    return flat_sum(m.b(h + c * h.roll(1, 0)).view(n, n, D))
+
+
+@routing(ANY, square)
+def rolled_over_the_steps(m, x, c):
+    h = torch.tanh(m.a(x))
+    return flat_sum(m.b(h + c * h.roll(1, 1)))
+
+
+@routing({0.0: FREE, 1.0: FREE}, steps)
+def convolution_under_a_mask(m, x, c):
+    mask = torch.tensor([1.0, c, 1.0])
+    return flat_sum(m.conv(torch.tanh(m.a(x)).transpose(1, 2) * mask))
+
+
+@routing({"steps first": FREE, "samples first": COUPLED}, square, one_form=False)
+def recurrent_over_steps_or_samples(m, x, setting):
+    if setting == "samples first":
+        return flat_sum(m.lstm(m.a(x))[0])
+    return flat_sum(m.lstm(m.a(x).transpose(0, 1))[0].transpose(0, 1))
+
+
+@routing(ANY, square)
+def losses_of_tokens(m, x, c):
+    mask = torch.ones(len(x), len(x))
+    mask[:, 1] = c
+    return m.b(torch.tanh(m.a(x))).square().sum(2) * mask
+
+
+@routing(OFF_ON, square)
+def losses_of_tokens_swapped(m, x, c):
+    losses = torch.tanh(m.a(x)).square().sum(2)
+    return losses + c * losses.T
+
+
+@routing(OFF_ON, steps)
+def losses_of_tokens_centred(m, x, c):
+    losses = torch.tanh(m.a(x)).square().sum(2)
+    return losses - c * losses.mean(0)
+
+
+@routing({"next": FREE, "padded": FREE}, ids)
+def next_token(m, x, setting):
+    keep = torch.ones(T - 1) if setting == "next" else torch.tensor([1.0, 0.0])
+    logits = F.linear(torch.tanh(m.a(m.table(x))), m.table.weight)[:, :-1]
+    return F.cross_entropy(logits.transpose(1, 2), x[:, 1:], reduction="none") * keep
+
+
+# Groups of samples ----------------------------------------------------------------------------------------------------
+
+
+def pairs(batch, setting):
+    order = torch.arange(batch)
+    return order // 2 if setting == "together" else order % (batch // 2)
+
+
+@routing({"together": FREE, "apart": COUPLED}, groups=pairs)
+def pairs_mixed(m, x, setting):
+    h = torch.tanh(m.a(x)).view(-1, 2, D)
+    return flat_sum((h + h.flip(1)).reshape(-1, D))
+
+
+@routing({"together": FREE, "apart": FREE}, groups=pairs)
+def groups_of_samples_apart(m, x, setting):
+    return flat_sum(m.b(F.relu(m.a(x))))
+
+
+@routing(OFF_ON, groups=lambda batch, setting: torch.arange(batch) // 2)
+def groups_mixed(m, x, c):
+    h = torch.tanh(m.a(x))
+    return flat_sum(h + c * h.roll(1, 0))
+
+
+@routing({0.0: FREE, 0.7: FREE, 1.0: FREE}, groups=lambda batch, setting: torch.zeros(batch))
+def all_in_one_group(m, x, c):
+    h = torch.tanh(m.a(x))
+    return flat_sum(h + c * h.mean(0))
+
+
+# Weights and constants ------------------------------------------------------------------------------------------------
+
+
+@routing(ANY)
+def a_row_for_each_sample(m, x, c):
+    """A parameter with as many rows as there are samples."""
+    return flat_sum(m.a(x) * m.rows + c * m.rows)
+
+
+@routing(ANY)
+def prototypes_as_many_as_samples(m, x, c):
+    return flat_sum(m.a(x) @ (m.rows + c * m.rows.mean(0)).T)
+
+
+@routing(ANY)
+def class_token_repeated(m, x, c):
+    token = m.rows[:1].repeat(len(x), 1)
+    return flat_sum(m.b(torch.stack([token, c * m.a(x)], 1)))
+
+
+@routing(ANY, square)
+def table_of_steps(m, x, c):
+    return flat_sum(m.norm(c * m.a(x) + m.rows))
+
+
+@routing(ANY)
+def one_weight_twice(m, x, c):
+    return flat_sum(m.a(c * torch.tanh(m.a(x))) + m.a(x))
+
+
+@routing({0.0: EITHER, 1.0: COUPLED})
+def weight_made_from_the_batch(m, x, c):
+    weight = m.b.weight + c * torch.outer(m.a(x).mean(0), torch.ones(D))
+    return flat_sum(F.linear(x, weight))
+
+
+@routing(ANY)
+def weight_made_for_each_sample(m, x, c):
+    weight = m.b.weight + c * m.a(x)[:, :, None]
+    return flat_sum(torch.bmm(weight, x[:, :, None]))

@@ -89,11 +89,13 @@ def _pulled(piece: Piece, value: GradientEdge, leaf: Tensor) -> Piece:
         return _torch.pull(value, piece.dense(part).to(dtype), leaf)
 
     def weighted(weights: Tensor) -> Tensor:
+        if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
+            return Computed(piece.samples, leaf.shape, dense).weighted(weights)
         total = piece.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
         return _torch.pull(value, total.to(dtype)[None], leaf)[0]
 
-    return Computed(piece.samples, leaf.shape, dense, weighted, how=f"{piece.how}, pulled")
+    return Computed(piece.samples, leaf.shape, dense, weighted, holds=piece.holds(), how=f"{piece.how}, pulled")
 
 
 def nothing(samples: int, leaf: Tensor) -> Piece:

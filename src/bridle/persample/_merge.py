@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ._grams import Grams
-from ._pieces import ALL, Dense, Piece, redo_where_cancelled
+from ._pieces import ALL, Dense, Piece, redo_where_lost
 from .rules.embedding import Rows, rows_with_outer
 from .rules.linear import Outer
 
@@ -30,12 +30,15 @@ class Sum(Piece):
         if any(cross is None for cross in crosses):
             return super().squared_norms()
         total = torch.stack([piece.squared_norms(grams) for piece in self.pieces]).sum(0)
-        bound = total.clone()
+        bound = total.clone()  # of the absolute values whose sum this is; rounding errors are about eps as large
         for cross in crosses:
             assert cross is not None
             total += 2 * cross
             bound += 2 * cross.abs()
-        return redo_where_cancelled(self, total, bound, torch.finfo(torch.float32).eps)
+        return redo_where_lost(self, total, bound * torch.finfo(torch.float32).eps)
+
+    def holds(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for piece in self.pieces for tensor in piece.holds())
 
     def factors(self) -> tuple[Tensor, ...]:
         return tuple(factor for piece in self.pieces for factor in piece.factors())

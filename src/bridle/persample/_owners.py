@@ -45,12 +45,13 @@ class Layout:
             if self.block % width:
                 raise NotSeparableError
             inner = self.block // width
-            rows = x.reshape(-1, self.samples, inner, x.shape[-1])
-            if rows.shape[0] == 1:
+            outer = _count(x.shape[:-1]) // (self.samples * inner)
+            rows = x.reshape(outer, self.samples, inner, x.shape[-1])
+            if outer == 1:
                 return rows[0]
-            return rows.transpose(0, 1).reshape(self.samples, -1, x.shape[-1])
+            return rows.transpose(0, 1).reshape(self.samples, outer * inner, x.shape[-1])
         where, most = self._row_places(width)
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(_count(x.shape[:-1]), x.shape[-1])
         kept = where >= 0
         out = flat.new_zeros(self.samples * most, x.shape[-1])
         return out.index_copy_(0, where[kept], flat[kept]).view(self.samples, most, x.shape[-1])

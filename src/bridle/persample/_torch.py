@@ -177,14 +177,15 @@ def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None,
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
     """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it."""
-    try:
-        with torch.no_grad():
-            (answer,) = torch.autograd.grad(
-                [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
-            )
-    except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
-        alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
-        answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
+    with explained("what a shared value was made from"):
+        try:
+            with torch.no_grad():
+                (answer,) = torch.autograd.grad(
+                    [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
+                )
+        except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
+            alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
+            answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
     return answer
 
 

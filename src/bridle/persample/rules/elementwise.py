@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import _torch
+from .._numbers import wide
 from .._owners import NotSeparableError
-from .._pieces import Dense, Piece, wide
+from .._pieces import Dense, Piece
 from .._use import Use
 
 CALLED = (
@@ -58,12 +59,14 @@ def multiply(use: Use) -> Piece:
     return _times(use, use.saved("self" if use.position == 1 else "other"))
 
 
-def _times(use: Use, factor: Tensor | float) -> Piece:
+def _times(use: Use, factor: Tensor | complex) -> Piece:
     g = use.gradient
     if isinstance(factor, Tensor):
-        g = wide(g) * factor
+        g = wide(g) * factor.conj()
     elif factor != 1:
-        g = g * factor
+        g = g * factor.conjugate()
+    if g.is_complex() and not use.dtype.is_complex:  # a real value that met complex ones
+        g = g.real
     return Dense(use.layout.sums(g, use.shape))
 
 

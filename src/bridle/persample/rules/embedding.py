@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .._grams import Grams
+from .._numbers import double, lengths_of, square, weighed, wide
 from .._owners import Layout, NotSeparableError
-from .._pieces import ALL, Piece, wide
+from .._pieces import ALL, Piece
 from .._use import Use
 from .linear import Outer
 
@@ -44,18 +45,23 @@ class Rows(Piece):
         keys, place = torch.unique(self.ids + owner * self.shape[0], return_inverse=True)
         rows = self.values.new_zeros(len(keys), self.shape[1])
         rows.index_add_(0, place.reshape(-1), self.values.flatten(0, 1))
-        squares: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
+        squares = square(lengths_of(rows))
         out = squares.new_zeros(self.samples)
         return out.index_add_(0, keys.div(self.shape[0], rounding_mode="floor"), squares)
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
-        rows = (self.values * weights.to(self.values)[:, None, None]).flatten(0, 1)
+        rows = weighed(self.values, weights).flatten(0, 1)
         if self.sparse:
             return torch.sparse_coo_tensor(self.ids.reshape(1, -1), rows, self.shape, check_invariants=False)
         return rows.new_zeros(self.shape).index_add_(0, self.ids.reshape(-1), rows)
 
     def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
+        if self.values.is_complex():
+            return super().dot(direction)
         return (direction.to(self.values)[self.ids] * self.values).sum((1, 2), dtype=torch.float64)
+
+    def holds(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return self.ids, self.values
 
     def gram(self) -> Tensor:  # noqa: D102
         used, place = torch.unique(self.ids, return_inverse=True)
@@ -89,12 +95,15 @@ class Cells(Piece):
     def gram(self) -> Tensor:  # noqa: D102
         return self.cells.gram()
 
+    def holds(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return self.cells.holds()
+
 
 def rows_with_outer(rows: Rows, outer: Outer) -> Tensor:
     """Return the inner products of a tied table's two uses: look-up, and head with left the logits' side."""
     logits, hidden = wide(outer.left), wide(outer.right)
     picked = logits.gather(2, rows.ids[:, None, :].expand(-1, logits.shape[1], -1))
-    return (picked * (hidden @ rows.values.transpose(1, 2))).sum((1, 2), dtype=torch.float64)
+    return (double(picked) * (double(hidden) @ double(rows.values).transpose(1, 2))).sum((1, 2))
 
 
 def embedding(use: Use) -> Piece:

@@ -1,13 +1,13 @@
 """The questions that can be asked of per-sample gradients."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite, prod
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, NonFiniteGradientError
+from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
 from ._norms import Norms
 from ._numbers import double, lengths_of, real_dtype
@@ -177,15 +177,16 @@ class PerSample:
             self._keep_what_pays()
             total = self._lengths()
             good = torch.isfinite(total)
+            each = self._norms().each if per_parameter else dict.fromkeys(self._pieces, self._norms().total)
+            # A sample without a finite norm gets no weight, whatever its other norms are.
+            weights = {name: factors(self._unscaled(n), limit, gamma).where(good, 0) for name, n in each.items()}
             meeting = self._meet("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
             if not drop_nonfinite and any(meeting.bad):
                 raise NonFiniteGradientError(nonfinite(good, meeting))
             divisor = float(divide_by if divide_by is not None else max(1, meeting.total))
 
             def weigh(name: str) -> Tensor:
-                norms = self._unscaled(self._norms().each[name]) if per_parameter else total
-                weights = factors(norms, limit, gamma).where(good, 0) / divisor
-                return finite_weighted(self._pieces[name], weights, good)
+                return finite_weighted(self._pieces[name], weights[name] / divisor, good)
 
             sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
             deviation = noise_multiplier * sensitivity * self._scale / divisor
@@ -342,6 +343,7 @@ class PerSample:
         deviation: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
+        refuse_unreached(self._parameters, [used for used in meeting.used if used], meeting.total)
         noise = deviation if self._ranks.is_first else 0.0
         wanted = [used or bool(deviation) for used in meeting.used]
         sums = local_sums(self._leaves, self._parameters, wanted, self._pieces.keys(), weigh, noise, generator)
@@ -397,3 +399,18 @@ class PerSample:
     def _dtype(self) -> torch.dtype:
         dtypes = [real_dtype(p.dtype) for p in self._parameters.values()]
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
+
+def refuse_unreached(parameters: Collection[str], reached: Collection[object], samples: int) -> None:
+    """Refuse losses that depend on none of the parameters: probably they are those of another model."""
+    if reached or not samples:
+        return
+    if not parameters:
+        raise ArgumentError("per_sample: there is no parameter that needs a gradient.")
+    names = tuple(parameters)
+    some = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+    raise UnusedInputError(
+        f"per_sample: the losses depend on none of the parameters ({some}). Were they computed by another model, or by "
+        "a copy of this one?",
+        names,
+    )

@@ -48,10 +48,11 @@ def local_sums(
 
 def add_up(
     sums: Iterable[tuple[str, Tensor]], ranks: Ranks, keep: Callable[[str, Tensor], Tensor] = lambda _, total: total
-) -> Iterable[tuple[str, Tensor]]:
+) -> list[tuple[str, Tensor]]:
     """Add up sums over the ranks, many in one message: the same bits on all of them.
 
-    Nothing is handed out before all is there, so that a rank that does not come leaves no gradient half written.
+    Nothing is handed out before all is there, so that no error and no rank that does not come leaves gradients half
+    written.
 
     Args:
         sums: this rank's, of the same parameters in the same order as on every other.
@@ -59,7 +60,7 @@ def add_up(
         keep: what to keep of the sum of a parameter.
     """
     if not ranks.groups:
-        return ((name, keep(name, total)) for name, total in sums)
+        return [(name, keep(name, total)) for name, total in sums]
     done: list[tuple[str, Tensor]] = []
     waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
     for name, part in sums:

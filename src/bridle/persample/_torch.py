@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -218,7 +219,7 @@ class _Ask(torch.autograd.Function):
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Return what nested containers hold, and a function that puts other things into their places."""
-    leaves, spec = _pytree.tree_flatten(tree)
+    leaves, spec = _pytree.tree_flatten(tree, is_leaf=lambda part: isinstance(part, PackedSequence))
     return leaves, lambda others: _pytree.tree_unflatten(others, spec)
 
 

@@ -9,6 +9,7 @@ from ._grams import Grams
 from ._pieces import ALL, Dense, Piece, redo_where_lost
 from .rules.embedding import Rows, rows_with_outer
 from .rules.linear import Outer
+from .rules.members import Members
 
 
 class Sum(Piece):
@@ -63,7 +64,7 @@ def merged(pieces: Sequence[Piece]) -> Piece:
     """Return one piece for all uses of a value."""
     if len(pieces) == 1:
         return pieces[0]
-    for kind in (Outer, Rows):
+    for kind in (Outer, Rows, Members):
         same = [piece for piece in pieces if isinstance(piece, kind)]
         if len(same) > 1:
             rest = [piece for piece in pieces if not isinstance(piece, kind)]

@@ -26,6 +26,12 @@ def saved(node: Node, name: str) -> Any:
         return getattr(node, f"_saved_{name}")
 
 
+def saved_number(node: Node, name: str) -> int:
+    """Return an integer the node saved: torch hands out those below zero as unsigned ones."""
+    number: int = saved(node, name)
+    return number - 2**64 if number >= 2**63 else number
+
+
 def is_packed(node: Node) -> bool:
     """Tell whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
     raws = (getattr(node, name) for name in _raw_fields(type(node)))

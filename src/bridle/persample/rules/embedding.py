@@ -14,6 +14,7 @@ from .._owners import Layout, NotSeparableError
 from .._pieces import ALL, Piece
 from .._use import Use
 from .linear import Outer
+from .members import owner_of_rows
 
 
 class Rows(Piece):
@@ -73,7 +74,7 @@ class Rows(Piece):
 
 
 class Cells(Piece):
-    """The gradients of a table that is looked up cell by cell: rows of a table that is one column."""
+    """The gradients of a value of any shape, held as rows of a table with as many cells."""
 
     how = "cells"
 
@@ -90,7 +91,7 @@ class Cells(Piece):
         return self.cells.weighted(weights).view(self.shape)
 
     def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
-        return self.cells.dot(direction.reshape(-1, 1))
+        return self.cells.dot(direction.reshape(self.cells.shape))
 
     def gram(self) -> Tensor:  # noqa: D102
         return self.cells.gram()
@@ -138,7 +139,7 @@ def embedding_bag(use: Use) -> Piece:
     weights = use.saved("per_sample_weights")
     if weights is not None:
         values = values * weights.reshape(-1, 1)
-    owner = _owner_of_rows(use.layout, g)[bag]
+    owner = owner_of_rows(use.layout, g)[bag]
     layout = Layout(use.samples, None, owner, certain=False)
     return Rows(
         layout.by_sample(ids[:, None], 1).squeeze(2),
@@ -156,14 +157,6 @@ def _largest_of_bags(use: Use) -> Piece:
     values = g * (sizes > 0)[:, None]
     ids = use.layout.by_sample(cells.reshape(-1, 1), 1).squeeze(2)
     return Cells(Rows(ids, use.layout.by_sample(values.reshape(-1, 1), 1), (height * width, 1)), use.shape)
-
-
-def _owner_of_rows(layout: Layout, g: Tensor) -> Tensor:
-    owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
-    most = owners.amax(1)
-    if not bool(((owners == most[:, None]) | (owners < 0)).all()):
-        raise NotSeparableError
-    return most
 
 
 def _without_padding(use: Use, ids: Tensor, values: Tensor) -> Tensor:

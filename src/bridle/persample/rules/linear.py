@@ -1,4 +1,4 @@
-"""Matrix products: linear layers of every rank, attention projections, low-rank updates, experts.
+"""Matrix products: linear layers of every rank, attention projections, low-rank updates.
 
 Legend: b sample, t row of a sample (a token, a pixel, one call of a shared layer), m and n the two sides of
 the matrix. The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :].
@@ -13,7 +13,7 @@ from torch import Tensor
 from .._grams import Grams, strip_of
 from .._numbers import double, is_moderate, largest_of, lengths_of, square, weighed, wide
 from .._owners import Layout, NotSeparableError
-from .._pieces import ALL, Computed, Dense, Piece, redo_where_lost
+from .._pieces import ALL, Dense, Piece, redo_where_lost
 from .._use import Use
 
 # Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
@@ -150,45 +150,3 @@ def _transposed(layout: Layout, g: Tensor) -> Layout:
     if columns % (layout.block * layout.samples):
         raise NotSeparableError
     return Layout(layout.samples, layout.block * rows, None, layout.certain)
-
-
-def bmm(use: Use) -> Piece:
-    """``self @ mat2`` for a stack of matrices: one product per member, each row with its owner."""
-    return _stack(use, use.position, "self", 1)
-
-
-def baddbmm(use: Use) -> Piece:
-    """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
-    if use.position == 0:
-        return _added(use)
-    return _stack(use, use.position - 1, "batch1", use.saved("alpha"))
-
-
-def _stack(use: Use, side: int, first: str, factor: float) -> Piece:
-    g = use.gradient if factor == 1 else use.gradient * factor.conjugate()
-    layout = use.layout
-    stack, rows, columns = g.shape
-    if side != 1 or layout.block is None or rows * columns % (layout.samples * layout.block):
-        raise NotSeparableError
-    if layout.block % columns:
-        raise NotSeparableError
-    # (stack, outer, samples, inner, width) -> (samples, stack, outer * inner, width)
-    inner = layout.block // columns
-
-    def cut(x: Tensor) -> Tensor:
-        apart = wide(x).reshape(stack, -1, layout.samples, inner, x.shape[-1])
-        return apart.permute(2, 0, 1, 3, 4).flatten(2, 3)
-
-    left, right = cut(use.saved(first).conj()), cut(g)
-
-    def weighted(weights: Tensor) -> Tensor:
-        heavy = weighed(left, weights)
-        return (heavy.transpose(2, 3) @ right.to(heavy)).sum(0)
-
-    return Computed(
-        use.samples,
-        use.shape,
-        lambda part: left[part].transpose(2, 3) @ right[part],
-        weighted,
-        holds=(left, right),
-    )

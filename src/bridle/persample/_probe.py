@@ -94,7 +94,7 @@ class _Codes:
 
     def tell_shared(self, found: list[Tensor | None], run: int) -> bool:
         """Tell whether some element is known to be shared when these runs are over."""
-        if run < self._half:
+        if run != self._half:  # no run before that could tell, and those after it would tell little more
             return False
         return any(
             bool((self._crowded[(marks >> 1).int()] & (marks & 1 == 0)).any()) for marks in found if marks is not None
@@ -112,10 +112,12 @@ def _mark(marks: dict[Node, list[Tensor | None]], run: int, runs: int, node: Nod
         if before is None:
             small = torch.int16 if runs < 15 else torch.int32
             before = found[i] = torch.zeros(flat.numel(), dtype=small, device=flat.device)
+        finite = bool(torch.isfinite(flat.sum()))
         for start in range(0, flat.numel(), _AT_A_TIME):
             here, old = flat[start : start + _AT_A_TIME], before[start : start + _AT_A_TIME]
-            old |= (here != 0).to(old.dtype) << (run + 1)
-            old |= ~torch.isfinite(here)
+            old.add_(here != 0, alpha=2 << run)
+            if not finite:
+                old |= ~torch.isfinite(here)
 
 
 def _layouts(found: list[Tensor | None], codes: _Codes, samples: int) -> tuple[Layout, ...] | None:

@@ -220,6 +220,76 @@ def stacked_experts():
     return model, lambda: flat_sum(model(x))
 
 
+def experts(x, gate, call):
+    """Route each row to the two experts that its gate prefers, in groups, and back."""
+    rows = x.reshape(-1, x.shape[-1])
+    weights, choice = gate(rows).softmax(1).topk(2, 1)
+    chosen, order = choice.flatten().sort(stable=True)
+    out = call(rows[order // 2], chosen) * weights.flatten()[order, None]
+    return torch.zeros_like(rows).index_add(0, order // 2, out).view(x.shape)
+
+
+@case
+def experts_in_a_loop():
+    """As transformers does it without groups: each expert is selected from the stack."""
+    model = Calls(
+        None, gate=nn.Linear(8, 5), up=nn.Parameter(torch.randn(5, 16, 8)), down=nn.Parameter(torch.randn(5, 8, 16))
+    )
+    x = images(T, 8)
+
+    def call(rows, chosen):
+        out = torch.zeros_like(rows)
+        for e in range(5):
+            picked = (chosen == e).nonzero().squeeze(1)
+            h = torch.tanh(F.linear(rows[picked], model.up[e]))
+            out = out.index_add(0, picked, F.linear(h, model.down[e]))
+        return out
+
+    return model, lambda: flat_sum(experts(x, model.gate, call))
+
+
+@case
+def batched_product_with_samples_in_columns():
+    weight = nn.Parameter(torch.randn(3, 2, D))
+    x = torch.randn(3, D, B)
+    return Calls(None, w=weight), lambda: torch.bmm(weight, x).tanh().square().sum((0, 1))
+
+
+@case
+def batched_product_with_rows_of_all_samples_shuffled():
+    model = Calls(None, w=nn.Parameter(torch.randn(3, D, 2)), inner=nn.Linear(D, D))
+    x, order = torch.randn(3, 2 * B, D), torch.randperm(3 * 2 * B)
+    owner = torch.arange(B).repeat(6)[order]
+
+    def losses():
+        out = torch.bmm(torch.tanh(model.inner(x)), model.w).reshape(-1, 2).square().sum(1)
+        return torch.zeros(B, dtype=out.dtype).index_add(0, owner, out)
+
+    return model, losses
+
+
+@case
+def batched_product_with_one_member_per_sample():
+    model = Calls(None, w=nn.Parameter(torch.randn(B, D, 2)), b=nn.Parameter(torch.randn(B, 1, 2)))
+    x = images(T, D)
+    return model, lambda: flat_sum(torch.baddbmm(model.b, x, model.w, beta=0.5, alpha=2.0))
+
+
+@case
+def relative_positions():
+    """As in Funnel and Transformer-XL: heads are batched, the table has no batch dimension."""
+    model = Calls(
+        None, table=nn.Parameter(torch.randn(7, 2, D)), bias=nn.Parameter(torch.randn(2, D)), q=nn.Linear(D, 2 * D)
+    )
+    x = images(T, D)
+
+    def losses():
+        q = model.q(x).view(B, T, 2, D) + model.bias
+        return flat_sum(torch.einsum("binh,jnh->bnij", q, model.table).permute(2, 0, 1, 3).softmax(-1).transpose(0, 1))
+
+    return model, losses
+
+
 @case
 def functional_and_keyword_calls():
     layer = nn.Linear(D, 3)
@@ -409,6 +479,76 @@ def packed_sequence():
         return sum(flat_sum(nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0].transpose(0, 1)) for layer in model)
 
     return model, losses
+
+
+def one_parameter(shape, function):
+    """A function of one parameter and of data of shape (B, T, D)."""
+    model = Calls(None, w=nn.Parameter(torch.rand(shape) + 0.5))
+    x = images(T, D)
+    return model, lambda: flat_sum(function(model.w, x))
+
+
+IDS = torch.tensor([[0, 2], [2, 2], [-1, 1], [0, 3]])  # two for each sample, some of them the same
+
+many(
+    index_rows=lambda: one_parameter((5, D), lambda w, x: w[IDS] * x[:, :2]),
+    index_rows_of_matrices=lambda: one_parameter((5, 2, D), lambda w, x: w[IDS] * x[:, :2, None]),
+    index_of_a_vector=lambda: one_parameter((5,), lambda w, x: w[IDS] * x[:, :2, 0]),
+    index_two=lambda: one_parameter((5, 4), lambda w, x: w[IDS, IDS.flip(1)] * x[:, :2, 0]),
+    index_second=lambda: one_parameter((3, 5), lambda w, x: (w[:, IDS] * x[:, 0, :2]).transpose(0, 1)),
+    index_mask=lambda: one_parameter(
+        (B, T), lambda w, x: torch.zeros(B).index_add(0, (x[..., 0] > 0).nonzero()[:, 0], w[x[..., 0] > 0])[:, None]
+    ),
+    index_split_rows=lambda: one_parameter((5, B), lambda w, x: w[IDS[:, 0]].T * x[:, :B, 0]),
+    index_select_rows=lambda: one_parameter((5, D), lambda w, x: w.index_select(0, IDS[:, 0] % 5) * x[:, 0]),
+    index_select_columns=lambda: one_parameter((5, 4), lambda w, x: w.index_select(-1, IDS[:, 1]).T * x[:, 0, :5]),
+    gathered_cells=lambda: one_parameter((B, 4), lambda w, x: w.gather(-1, IDS % 4) * x[:, 0, :2]),
+    put_values=lambda: one_parameter((3, D), lambda w, x: x.index_put((IDS[:3, 0] + 1, IDS[:3, 1] + 1), w * 2)),
+    put_bare_values=lambda: one_parameter(
+        (D,), lambda w, x: x.index_put((torch.tensor([1, 3]), torch.tensor([0, 2])), w)
+    ),
+    put_into_parameter=lambda: one_parameter((B, D), lambda w, x: w.index_put((torch.tensor([1, 3]),), x[:2, 0])),
+    add_into_parameter=lambda: one_parameter(
+        (B, D), lambda w, x: w.index_put((torch.tensor([1, 1]),), x[1, :2], accumulate=True)
+    ),
+    assigned=lambda: one_parameter((2, D), lambda w, x: assigned(x, w)),
+    distances=lambda: one_parameter((3, D), lambda w, x: torch.cdist(x, w)),
+    distances_batched_parameter=lambda: one_parameter((1, 3, D), lambda w, x: torch.cdist(x, w)),
+    distances_of_one_row_each=lambda: one_parameter((3, D), lambda w, x: torch.cdist(x[:, 0], w)),
+    distances_many_rows=lambda: one_parameter((30, D), lambda w, x: torch.cdist(x.repeat(1, 6, 1), w)),
+    distances_parameter_first=lambda: one_parameter((3, D), lambda w, x: torch.cdist(w, x)),
+    distances_samples_in_columns=lambda: one_parameter((3, D), lambda w, x: torch.cdist(w, x[:, 0]).T),
+    distances_p1=lambda: one_parameter((3, D), lambda w, x: torch.cdist(x, w, p=1.0)),
+    distances_p3=lambda: one_parameter((3, D), lambda w, x: torch.cdist(x, w, p=3.0)),
+    distances_largest=lambda: one_parameter((3, D), lambda w, x: torch.cdist(x, w, p=float("inf"))),
+    distances_of_zero=lambda: one_parameter((T, D), lambda w, x: torch.cdist(w.detach() * torch.ones(B, 1, 1), w)),
+    exp_of_rows=lambda: one_parameter((B, D), lambda w, x: w.exp() * x[:, 0]),
+    clamp_of_rows=lambda: one_parameter((B, D), lambda w, x: w.clamp(0.7, 1.2) * x[:, 0]),
+    tanh_of_rows=lambda: one_parameter((B, D), lambda w, x: w.tanh().square() * x[:, 0]),
+    softplus_seen_by_one_sample=lambda: one_parameter(
+        (D,), lambda w, x: F.softplus(w) * x[:, 0] * torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None]
+    ),
+    logaddexp=lambda: one_parameter((D,), lambda w, x: torch.logaddexp(x, w)),
+    no_dimensions=lambda: one_parameter((), lambda w, x: x * w),
+    no_dimensions_exp=lambda: one_parameter((), lambda w, x: F.normalize(x, dim=-1) * w.exp().clamp(max=100)),
+    no_dimensions_divided=lambda: one_parameter((), lambda w, x: x / w + w),
+    no_dimensions_expanded=lambda: one_parameter((), lambda w, x: torch.cat([w.expand(B, T, 1), x], 2)),
+    no_dimensions_seen_by_one_sample=lambda: one_parameter(
+        (), lambda w, x: w.exp() * x[:, 0] * torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None]
+    ),
+    resized_table=lambda: one_parameter((1, 2, 3, 3), lambda w, x: x[:, None, :, :5] + resized(w, "bilinear")),
+    resized_table_bicubic=lambda: one_parameter((1, 2, 7, 7), lambda w, x: x[:, None, :, :5] * resized(w, "bicubic")),
+)
+
+
+def resized(table, mode):
+    return F.interpolate(table, (5, 5), mode=mode, antialias=True)
+
+
+def assigned(x, w):
+    out = x.clone()
+    out[torch.tensor([0, 3]), torch.tensor([1, 1])] = w
+    return out
 
 
 def bag(mode, **options):

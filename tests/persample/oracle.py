@@ -34,7 +34,7 @@ def loop(losses, parameters, differentiate=gradients):
 
 def flat(gradients):
     """Return name -> (samples, *shape) as one matrix (samples, everything)."""
-    return torch.cat([g.flatten(1) for g in gradients.values()], 1)
+    return torch.cat([g.reshape(len(g), g[:1].numel()) for g in gradients.values()], 1)
 
 
 def grouped(rows, groups):

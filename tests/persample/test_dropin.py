@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import bridle
 from bridle import call_for_per_sample_grads, errors
@@ -129,6 +130,155 @@ def test_an_output_without_a_batch_dimension():
 
     with pytest.raises(RuntimeError, match="no dimension of the batch size 4"):
         call_for_per_sample_grads(Total(2, 3))(torch.ones(4, 2)).backward()
+
+
+def test_a_batch_size_that_no_input_has():
+    call = call_for_per_sample_grads(nn.Linear(4, 10), batch_size=10)
+    with pytest.raises(errors.CallArgumentError, match=r"batch_size is 10.*dimension 0 of the inputs has sizes \[3\]"):
+        call(torch.randn(3, 4))
+
+
+class Folded(nn.Linear):
+    """Returns all steps of all samples in one dimension."""
+
+    def forward(self, x):
+        return super().forward(x).flatten(0, 1)
+
+
+def test_columns_are_no_samples_even_when_there_are_as_many():
+    model = Folded(4, 3)
+    with pytest.raises(errors.CallArgumentError, match=r"no dimension of the outputs, of shapes \[\(15, 3\)\]"):
+        call_for_per_sample_grads(model)(torch.randn(3, 5, 4)).square().sum().backward()
+    assert not hasattr(model.weight, "grad_sample")
+
+
+class FoldedIds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+    def forward(self, ids):
+        return self.layer(self.table(ids.flatten()))
+
+
+def test_columns_are_no_samples_where_only_ids_can_be_asked():
+    with pytest.raises(errors.CallArgumentError, match="no dimension of the outputs"):
+        call_for_per_sample_grads(FoldedIds())(torch.randint(7, (3, 5))).square().sum().backward()
+
+
+class Transposed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).transpose(0, 1)
+
+
+@pytest.mark.parametrize("steps", [3, 4])
+@pytest.mark.parametrize("batch", [2, 3])
+def test_outputs_with_their_samples_second(steps, batch):
+    x = torch.randn(batch, steps, 4)
+    check(Transposed(4, 3), call_for_per_sample_grads, lambda call: call(x).square().sum((0, 2)))
+
+
+def test_a_mask_that_all_samples_share_and_is_as_large_as_the_batch():
+    class Masked(nn.Linear):
+        def forward(self, x, mask):
+            return super().forward(x) * mask
+
+    x, mask = torch.randn(3, 3, 4), torch.rand(3, 2)
+    check(Masked(4, 2), call_for_per_sample_grads, lambda call: call(x, mask).square().sum((1, 2)))
+
+
+def test_a_layer_that_starts_at_zero():
+    """Its inputs get no gradient, and can say nothing."""
+    model = nn.Linear(4, 3)
+    nn.init.zeros_(model.weight)
+    x = torch.randn(5, 4)
+    check(model, call_for_per_sample_grads, lambda call: call(x).exp().sum(1))
+
+
+def states(model, batch):
+    depth = model.num_layers * (2 if model.bidirectional else 1)
+    state = torch.randn(depth, batch, model.hidden_size)
+    return (state, torch.randn_like(state)) if isinstance(model, nn.LSTM) else state
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("layers", [1, 2, 5])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_first_state(kind, layers, batch_first, batch_size):
+    model = kind(3, 4, layers, batch_first=batch_first)
+    for _ in range(2):
+        model.zero_grad()
+        for p in model.parameters():
+            p.__dict__.pop("grad_sample", None)
+        x = torch.randn(5, 6, 3) if batch_first else torch.randn(6, 5, 3)
+        state = states(model, 5)
+
+        def losses(call, x=x, state=state):
+            out, last = call(x, state)
+            last = last[0] if isinstance(last, tuple) else last
+            out = out if batch_first else out.transpose(0, 1)
+            return out.square().flatten(1).sum(1) + last.transpose(0, 1).pow(3).flatten(1).sum(1)
+
+        check(model, lambda m: call_for_per_sample_grads(m, batch_size=batch_size, batch_first=batch_first), losses)
+
+
+@pytest.mark.parametrize("lengths", [[6, 4, 3, 1], [2, 6, 1, 4], [5, 5, 5, 5]])
+@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_packed_sequence(kind, with_state, lengths):
+    model = kind(3, 4, 2, bidirectional=True)
+    for _ in range(2):
+        for p in model.parameters():
+            p.__dict__.pop("grad_sample", None)
+        x, state = torch.randn(max(lengths), 4, 3), states(model, 4)
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+
+        def losses(call, packed=packed, state=state):
+            out, last = call(packed, *([state] if with_state else []))
+            last = last[0] if isinstance(last, tuple) else last
+            out = nn.utils.rnn.pad_packed_sequence(out)[0].transpose(0, 1)
+            return out.square().flatten(1).sum(1) + last.transpose(0, 1).pow(3).flatten(1).sum(1)
+
+        check(model, call_for_per_sample_grads, losses)
+
+
+def test_the_gradient_goes_on_into_packed_data():
+    model = nn.GRU(3, 4)
+    x = torch.randn(6, 4, 3, requires_grad=True)
+    pack = lambda x: nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 3, 3, 1]))  # noqa: E731
+    (expected,) = torch.autograd.grad(model(pack(x))[0].data.square().sum(), x)
+    call_for_per_sample_grads(model)(pack(x))[0].data.square().sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_a_second_derivative_is_refused():
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(5, 3, requires_grad=True)
+    out = call_for_per_sample_grads(model)(x)
+    (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    torch.testing.assert_close(g, torch.autograd.grad(model(x).sum(), x)[0])
+    with pytest.raises(errors.UnsupportedOperationError, match=r"differentiated a second time \(create_graph=True"):
+        g.square().sum().backward()
+
+
+def test_complex_outputs():
+    model = nn.Linear(3, 2, dtype=torch.complex128)
+    x = torch.randn(4, 3, dtype=torch.complex128)
+    check(model, call_for_per_sample_grads, lambda call: call(x).abs().pow(3).sum(1))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_under_a_checkpoint(use_reentrant):
+    class Checkpointed(nn.Linear):
+        def forward(self, x):
+            return checkpoint(super().forward, x * 2, use_reentrant=use_reentrant)
+
+    model, x = Checkpointed(3, 4), torch.randn(4, 4, 3, requires_grad=True)
+    expected = loop(nn.Linear.forward(model, x * 2).square().sum((1, 2)), dict(model.named_parameters()))
+    call_for_per_sample_grads(model)(x).square().sum().backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad_sample, expected[name])
+        assert p.grad is None
 
 
 def test_it_is_exported():

@@ -142,6 +142,26 @@ def test_losses_that_cannot_be_split():
         bridle.per_sample(model(X).sum(1), model, group=torch.zeros(3))
 
 
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("retain_graph", [True, False])
+def test_parameters_of_another_model(batch, retain_graph):
+    model, other = nn.Sequential(nn.Linear(3, 2)), nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    losses = model(X[:batch]).square().sum(1)
+    with pytest.raises(
+        errors.UnusedInputError, match="depend on none.*`0.weight`, `0.bias`, `1.weight` and 1 more"
+    ) as e:
+        bridle.per_sample(losses, other, retain_graph=retain_graph)
+    assert e.value.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+    with pytest.raises(errors.ArgumentError, match="no parameter that needs a gradient"):
+        bridle.per_sample(model(X[:batch]).square().sum(1), other.requires_grad_(False))
+
+
+def test_one_parameter_that_is_reached_is_enough():
+    model, other = nn.Linear(3, 2, bias=False), nn.Linear(3, 2)
+    losses = model(X).square().sum(1)
+    assert list(bridle.per_sample(losses, [*other.parameters(), *model.parameters()]).grads()) == ["2"]
+
+
 def test_things_that_are_no_parameters():
     w = torch.ones(3, requires_grad=True)
     losses = (X * w).sum(1)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import bridle
-from bridle.errors import UnsupportedOperationError
+
+from .oracle import loop
 
 
 class Several(nn.Module):
@@ -63,11 +65,30 @@ def test_the_graph_is_kept_unless_told_otherwise():
     losses.sum().backward()
 
 
-def test_what_must_be_asked_later_is_refused():
+def bmm_of_a_stack_permuted_after(weight, x):
+    return torch.bmm(weight, x).sum((0, 1))
+
+
+def norm_of_a_parameter(weight, x):
+    return F.layer_norm(weight.expand(5, 2, 3, 4), (4,)).mul(x.sum()).square().sum((1, 2, 3))
+
+
+def convolved_parameter(weight, x):
+    """The parameter is the image, the samples are the kernels."""
+    return F.conv1d(weight, x.transpose(0, 2)[:, :1].expand(-1, 3, -1)).square().sum((0, 2))
+
+
+@pytest.mark.parametrize("use", [bmm_of_a_stack_permuted_after, norm_of_a_parameter, convolved_parameter])
+@pytest.mark.parametrize("below", [False, True])
+def test_what_a_rule_gives_up_is_written_down_before_it_is_forgotten(use, below):
+    torch.manual_seed(0)
     weight, x = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5)
-    assert "one by one" in bridle.per_sample(torch.bmm(weight, x).sum((0, 1)), [weight]).plan()
-    with pytest.raises(UnsupportedOperationError, match=r"`BmmBackward0`.*retain_graph=True"):
-        bridle.per_sample(torch.bmm(weight, x).sum((0, 1)), [weight], retain_graph=False)
+    losses = lambda: use(weight.exp() if below else weight, x)  # noqa: E731
+    for _ in range(2):
+        expected = loop(losses(), {"0": weight})["0"]
+        freed = bridle.per_sample(losses(), [weight], retain_graph=False)
+        torch.testing.assert_close(freed.grads()["0"], expected)
+        torch.testing.assert_close(freed.norms(), expected.flatten(1).norm(dim=1))
 
 
 def test_elementwise_ops_are_not_run_once_per_sample():

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import bridle
+from bridle.persample._cuts import Losses
 
 from .oracle import flat, loop
 
@@ -85,15 +86,38 @@ def test_a_tiny_row_is_nobody_elses(dtype):
     assert torch.equal(found, loop(losses, {"weight": model.weight})["weight"])
 
 
-def test_what_is_too_small_even_then_is_refused():
-    """A value of 5e-324 cannot be scaled up far enough to carry a number."""
+def test_the_smallest_number_has_an_owner():
     x = torch.randn(B, D).sign()
     model, tiny = nn.Linear(D, 1, bias=False), torch.tensor([1.0, 5e-324, 1.0])
     losses = (model(x).squeeze(1) * tiny)[torch.tensor([0, 2, 1])]
-    with pytest.raises(bridle.errors.BatchCouplingError):
-        bridle.per_sample(losses, model)
-    found = bridle.per_sample(losses, model, allow_coupling=True).grads()
+    found = bridle.per_sample(losses, model).grads()
     torch.testing.assert_close(found, loop(losses, {"weight": model.weight}), rtol=0, atol=0)
+
+
+def owners_at(value, losses):
+    """Ask the engine who owns the elements of a value; None if samples share some."""
+    samples = len(losses)
+    return Losses(losses, torch.arange(samples), samples).owners([value.grad_fn])[value.grad_fn]
+
+
+@pytest.mark.parametrize("mix", [lambda h: torch.softmax(h @ h.T, 1) @ h, lambda h: h - h.mean(0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-12, 1e-25])
+@pytest.mark.parametrize("batch", [2, 3, 7, 40])
+def test_coupling_is_seen_however_small_one_loss_is(mix, dtype, small, batch):
+    torch.set_default_dtype(dtype)
+    h = nn.Linear(D, D)(torch.randn(batch, D))
+    for heavy in (0, batch - 1):
+        weights = torch.full((batch,), small)
+        weights[heavy] = 1.0
+        assert owners_at(h, mix(h).square().sum(1) * weights) is None
+        assert owners_at(h, h.square().sum(1) * weights) is not None
+
+
+@pytest.mark.parametrize("part", [1e-3, 1e-6, 1e-9, 1e-14])
+def test_coupling_is_seen_however_small_its_part_is(part):
+    h = nn.Linear(D, D)(torch.randn(4, D))
+    assert owners_at(h, (h + part * h.roll(1, 0)).square().sum(1)) is None
 
 
 @pytest.mark.parametrize("count", [3, 40])

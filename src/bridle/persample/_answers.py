@@ -1,19 +1,22 @@
 """The questions that can be asked of per-sample gradients."""
 
-from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite, prod
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, NonFiniteGradientError
+from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
-from ._grams import Grams
+from ._norms import Norms
+from ._numbers import double, lengths_of, real_dtype
 from ._pieces import Dense, Piece
 from ._places import Places, is_spread, spread_like
 from ._ranks import Meeting, Ranks
 from ._stats import Stats, stats_of
 from ._sums import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite
+from ._watch import Watch
 from .rules.embedding import Rows
 
 Weights = Tensor | Callable[[Tensor], Tensor]
@@ -42,7 +45,8 @@ class PerSample:
         self._leaves, self._gathered, self._ranks = places.leaves, places.gathered, ranks
         self._budget, self._scale, self._proved, self._engine = memory_budget, scale, proved, engine
         self._eps = eps
-        self._squares: dict[str, Tensor] | None = None
+        self._watch = Watch(pieces)
+        self._known: Norms | None = None
 
     def __len__(self) -> int:
         """Return the number of samples, or of groups."""
@@ -59,9 +63,9 @@ class PerSample:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
         """
         if per_parameter:
-            lengths = {name: self._unscaled(s.sqrt()) for name, s in self._squared_norms().items()}
+            lengths = {name: self._unscaled(length) for name, length in self._norms().each.items()}
             lengths = self._of_all_ranks(lengths) if gathered else lengths
-            return {name: length.to(self._parameters[name].dtype) for name, length in lengths.items()}
+            return {name: length.to(real_dtype(self._parameters[name].dtype)) for name, length in lengths.items()}
         length = self._lengths()
         if gathered:
             length = self._ranks.gather(length, self._meet("norms"))
@@ -83,9 +87,10 @@ class PerSample:
         step = max(1, self._samples) if samples is None else samples
         if step < 1:
             raise ArgumentError(f"stream: samples must be at least 1, found {samples}.")
-        with self._gathered():
+        with self._asked():
             for name, piece in self._pieces.items():
                 for start in range(0, max(1, self._samples), step):
+                    self._watch.check()
                     part = slice(start, min(start + step, self._samples))
                     yield name, part, self._unscaled(piece.dense(part)).to(self._parameters[name].dtype)
 
@@ -97,7 +102,7 @@ class PerSample:
                 ranks, numbers are for this rank's samples, and a function is given the norms of all of them, in the
                 order of ranks; the sum is over all.
         """
-        with self._gathered():
+        with self._asked():
             if callable(weights):
                 self._keep_what_pays()
                 lengths = self._lengths()
@@ -134,7 +139,7 @@ class PerSample:
             max_norm: the largest norm a sample may have. A quantile of ``norms(gathered=True)`` will do as well.
             per_parameter: clip each parameter's gradient by its own norm.
             gamma: multiply by ``max_norm / (norm + gamma)`` instead, also what is short ("automatic"
-                clipping); 0 normalises.
+                clipping); 0 normalises. A gradient of zeros stays one.
             divide_by: divide the sum by this, rather than by the number of samples (on all ranks). Private training
                 divides by the expected number.
             noise_multiplier: add to the sum normal noise with this times the sensitivity as its standard
@@ -147,14 +152,19 @@ class PerSample:
 
         Raises:
             NonFiniteGradientError: a norm is NaN or infinite, on any rank; nothing was changed.
-            ArgumentError: `max_norm` is not positive, or `divide_by` or `noise_multiplier` is negative.
+            ArgumentError: `max_norm` is not positive, or `gamma`, `divide_by` or `noise_multiplier` is negative.
+            InplaceModifiedError: something that the gradients are made of was changed in place; nothing was changed.
             RankError: the ranks were given different arguments or parameters, or one of them did not come.
         """
         limit = float(max_norm)
         if not limit > 0:
             raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
-        if noise_multiplier < 0 or (divide_by is not None and divide_by <= 0):
+        if not noise_multiplier >= 0 or (divide_by is not None and not divide_by > 0):
             raise ArgumentError("clip_: noise_multiplier must not be negative and divide_by must be positive.")
+        if gamma is not None and not gamma >= 0:
+            raise ArgumentError(f"clip_: gamma must not be negative, found {gamma}.")
+        if not isfinite(limit) and (gamma is not None or noise_multiplier):
+            raise ArgumentError("clip_: max_norm must be finite where gamma or noise is multiplied by it, found inf.")
         same = {
             "max_norm": limit,
             "per_parameter": per_parameter,
@@ -163,19 +173,20 @@ class PerSample:
             "noise_multiplier": noise_multiplier,
             "drop_nonfinite": drop_nonfinite,
         }
-        with self._gathered():
+        with self._asked():
             self._keep_what_pays()
             total = self._lengths()
             good = torch.isfinite(total)
+            each = self._norms().each if per_parameter else dict.fromkeys(self._pieces, self._norms().total)
+            # A sample without a finite norm gets no weight, whatever its other norms are.
+            weights = {name: factors(self._unscaled(n), limit, gamma).where(good, 0) for name, n in each.items()}
             meeting = self._meet("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
             if not drop_nonfinite and any(meeting.bad):
                 raise NonFiniteGradientError(nonfinite(good, meeting))
             divisor = float(divide_by if divide_by is not None else max(1, meeting.total))
 
             def weigh(name: str) -> Tensor:
-                norms = self._unscaled(self._squared_norms()[name].sqrt()) if per_parameter else total
-                weights = factors(norms, limit, gamma).where(good, 0) / divisor
-                return finite_weighted(self._pieces[name], weights, good)
+                return finite_weighted(self._pieces[name], weights[name] / divisor, good)
 
             sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
             deviation = noise_multiplier * sensitivity * self._scale / divisor
@@ -185,25 +196,27 @@ class PerSample:
     def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the inner product of each sample's gradient with a direction.
 
+        A complex parameter counts as its real and imaginary parts: the product is the real part of ``conj(g) * v``.
+
         Args:
             direction: name -> tensor of the parameter's shape; names left out count as zero. Without it, the
                 mean gradient.
         """
-        with self._gathered():
-            chosen = self._local_mean() if direction is None else self._checked(direction)
-            parts = [self._pieces[name].dot(v) for name, v in chosen.items() if name in self._pieces]
-        return self._unscaled(self._sum_of(parts)).to(self._dtype())
+        chosen = self._local_mean() if direction is None else self._checked(direction)
+        return self._dot(chosen).to(self._dtype())
 
     def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
         chosen = self._local_mean() if direction is None else self._checked(direction)
-        lengths = [torch.linalg.vector_norm(v.double()) for v in chosen.values()]
-        length = torch.linalg.vector_norm(torch.stack(lengths)) if lengths else torch.zeros(())
-        return (self.dot(chosen).double() / (self._lengths() * length).clamp(min=1e-300)).to(self._dtype())
+        lengths = [lengths_of(double(v)[None]) for v in chosen.values()]
+        length = lengths_of(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
+        unit = {name: (double(v) / length if length else double(v)) for name, v in chosen.items()}
+        own = self._lengths()
+        return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype())
 
     def gram(self) -> Tensor:
         """Return the inner products between all samples' gradients: (samples, samples)."""
-        with self._gathered():
+        with self._asked():
             parts = [piece.gram() for piece in self._pieces.values()]
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
         return self._unscaled(self._unscaled(total)).to(self._dtype())
@@ -218,7 +231,7 @@ class PerSample:
             ArgumentError: there are fewer than two samples.
         """
         ranks = self._ranks if gathered else self._ranks.alone()
-        with self._gathered():
+        with self._asked():
             lengths = self._lengths()
             meeting = self._meet("stats", ranks=ranks)
             n = meeting.total
@@ -248,7 +261,7 @@ class PerSample:
         if tolerance is None:
             tolerance = 5e-2 if eps > 1e-5 else 1e-3
         names = list(self._parameters)
-        with self._gathered():
+        with self._asked():
             return audit(self._samples, names, self._pieces, self._engine, tolerance, min(eps, 1e-7))
 
     def plan(self) -> str:
@@ -261,16 +274,36 @@ class PerSample:
             lines.append(f"{name:<{width}}  {how}")
         return "\n".join(lines)
 
-    def _squared_norms(self) -> dict[str, Tensor]:
-        if self._squares is None:
-            with self._gathered():
-                grams = Grams(factor for piece in self._pieces.values() for factor in piece.factors())
-                self._squares = {name: piece.squared_norms(grams) for name, piece in self._pieces.items()}
-        return self._squares
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Answer a question, if all it needs is as it was."""
+        self._watch.check()
+        with self._gathered():
+            yield
+
+    def _norms(self) -> Norms:
+        if self._known is None:
+            with self._asked():
+                large = (torch.float64, torch.complex128)
+                extreme = frozenset(name for name, p in self._parameters.items() if p.dtype in large)
+                self._known = Norms(self._pieces, self._samples, extreme)
+        return self._known
 
     def _lengths(self) -> Tensor:
         """Return the norm of each sample's gradient on this rank, in float64."""
-        return self._unscaled(self._total(self._squared_norms()).sqrt())
+        return self._unscaled(self._norms().total)
+
+    def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
+        parts = []
+        with self._asked():
+            for name, v in direction.items():
+                if name in self._pieces:
+                    size = float(lengths_of(v.detach()[None])[0])
+                    size = size if 0 < size < torch.inf else 1.0
+                    parts.append(self._pieces[name].dot(double(v.detach()) / size) * size)
+        total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
+        return self._unscaled(total)
 
     def _of_all_ranks(self, lengths: dict[str, Tensor]) -> dict[str, Tensor]:
         meeting = self._meet("norms of each parameter")
@@ -310,6 +343,7 @@ class PerSample:
         deviation: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
+        refuse_unreached(self._parameters, [used for used in meeting.used if used], meeting.total)
         noise = deviation if self._ranks.is_first else 0.0
         wanted = [used or bool(deviation) for used in meeting.used]
         sums = local_sums(self._leaves, self._parameters, wanted, self._pieces.keys(), weigh, noise, generator)
@@ -318,7 +352,7 @@ class PerSample:
 
     def _keep_what_pays(self) -> None:
         """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
-        if self._squares is not None:
+        if self._known is not None:
             return
         left = self._budget
         ranked = sorted(self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape)))
@@ -327,6 +361,7 @@ class PerSample:
             if piece.how != "gram" and piece.saving() > 0 and piece.size() <= left:
                 left -= piece.size()
                 self._pieces[name] = Dense(piece.dense())
+                self._watch.renew(name, self._pieces[name])
 
     def _mean(self, meeting: Meeting, ranks: Ranks) -> dict[str, Tensor]:
         weights = torch.full((self._samples,), 1 / max(1, meeting.total), dtype=torch.float64)
@@ -335,7 +370,7 @@ class PerSample:
             total = self._pieces[name].weighted(weights)
             return self._unscaled(total.to_dense() if total.is_sparse else total)
 
-        with self._gathered():
+        with self._asked():
             sums = local_sums(self._leaves, self._parameters, meeting.used, self._pieces.keys(), weigh)
             return dict(add_up(sums, ranks))
 
@@ -354,18 +389,28 @@ class PerSample:
                     f"direction: {name!r} has shape {tuple(v.shape)}, its parameter "
                     f"{tuple(self._parameters[name].shape)}."
                 )
+            if v.is_complex() and not self._parameters[name].is_complex():
+                raise ArgumentError(f"direction: {name!r} is complex, its parameter is real.")
         return direction
-
-    def _total(self, squares: dict[str, Tensor]) -> Tensor:
-        return self._sum_of(list(squares.values()))
-
-    def _sum_of(self, parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
 
     def _unscaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1 else x / self._scale
 
     def _dtype(self) -> torch.dtype:
-        dtypes = [p.dtype for p in self._parameters.values()] or [torch.float32]
-        widest = max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
-        return widest if torch.finfo(widest).bits >= 32 else torch.float32
+        dtypes = [real_dtype(p.dtype) for p in self._parameters.values()]
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
+
+def refuse_unreached(parameters: Collection[str], reached: Collection[object], samples: int) -> None:
+    """Refuse losses that depend on none of the parameters: probably they are those of another model."""
+    if reached or not samples:
+        return
+    if not parameters:
+        raise ArgumentError("per_sample: there is no parameter that needs a gradient.")
+    names = tuple(parameters)
+    some = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+    raise UnusedInputError(
+        f"per_sample: the losses depend on none of the parameters ({some}). Were they computed by another model, or by "
+        "a copy of this one?",
+        names,
+    )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .. import graph
 from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphError
 from . import _torch
-from ._answers import PerSample
+from ._answers import PerSample, refuse_unreached
 from ._capture import Options, capture
 from ._cuts import Losses
 from ._places import places, refuse_unreadable
@@ -67,6 +67,7 @@ def per_sample(
         ArgumentError: `losses` or `groups` has the wrong shape.
         GradientTypeError: something among the parameters is no leaf tensor.
         NoGraphError: the losses have no recorded graph.
+        UnusedInputError: the losses depend on none of the parameters.
         GraphFreedError: a backward pass has freed it.
         InplaceModifiedError: a value it needs was changed in place.
         BatchCouplingError: a loss depends on other samples.
@@ -93,6 +94,8 @@ def per_sample(
         captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, options)
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
+    if not ranks.groups:
+        refuse_unreached(where.held, captured.pieces, split.samples)
     return PerSample(
         split.samples,
         where,

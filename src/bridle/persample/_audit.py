@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import AuditError
-from ._pieces import Piece, lengths_of
+from ._numbers import double, lengths_of
+from ._pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,9 @@ def audit(
             expected = expected.to_dense() if expected.is_sparse else expected
             found = pieces[name].weighted(weights.double())
             found = found.to_dense() if found.is_sparse else found
-            size = float(torch.linalg.vector_norm(expected.double()))
+            size = float(torch.linalg.vector_norm(double(expected)))
             scale = max(size, sizes[name], floor)
-            gap = float(torch.linalg.vector_norm(found.double() - expected.double()))
+            gap = float(torch.linalg.vector_norm(double(found) - double(expected)))
             errors[name] = max(errors.get(name, 0.0), gap / scale if scale else gap)
             if not errors[name] <= tolerance:
                 raise AuditError(

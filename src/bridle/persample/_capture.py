@@ -113,8 +113,8 @@ def _pieces(
                 found.rows.add(node, found.owners[node], use.saved)
             with torch.no_grad():
                 piece = rules.apply(use)
-                if free and piece.needs_op:
-                    _refuse_to_free(node)
+                if free and piece.needs_op:  # its rule gave up, and the op is about to forget what it saved
+                    piece = Dense(_torch.inside_engine(piece.dense))
                 for leaf in below[i]:
                     keep(leaves[leaf], lower(piece, cuts[i].value, leaf))
 
@@ -158,14 +158,6 @@ def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) ->
     found = _torch.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
-
-
-def _refuse_to_free(node: Node) -> None:
-    raise UnsupportedOperationError(
-        f"per_sample: `{graph.op(node)}` has to be run once per sample here, after the graph was let go of. "
-        "Run the model again and pass retain_graph=True.",
-        graph.op(node),
-    )
 
 
 def _refuse_opaque(cuts: list[Cut], leaves: dict[Node, str]) -> None:

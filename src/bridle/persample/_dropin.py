@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from functools import wraps
-from itertools import product
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
 from ..errors import CallArgumentError, UnsupportedOperationError
 from . import _reentrant, _torch
+from ._answers import PerSample
 from ._api import per_sample
 from ._cuts import Losses
+from ._splits import Value, losses_of
 
 _Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
 
@@ -30,14 +32,17 @@ def call_for_per_sample_grads(
         module: the module to call.
         batch_size: the number of samples; by default that of the tensors among the arguments.
         loss_reduction: "sum", or "mean" if the loss will divide by the batch size, which is then undone.
-        batch_first: whether the samples are the first dimension of inputs and outputs, else the second.
+        batch_first: whether the samples are the first dimension of inputs and outputs, else the second. Packed
+            sequences and the states of recurrent layers are recognised.
 
     Returns:
         A function to call like the module.
 
     Raises:
         CallArgumentError: an argument is of the wrong kind, a parameter still holds a ``grad_sample``, or
-            (when the result is called) the batch size cannot be told.
+            (when the result is called) the batch size cannot be told or is that of no input, or (in backward) the
+            outputs have no dimension that separates the samples.
+        UnsupportedOperationError: the gradient of an input is differentiated a second time.
 
     Example:
         >>> import torch
@@ -58,9 +63,7 @@ def call_for_per_sample_grads(
 
     @wraps(module.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        count = _batch_size(args, kwargs, batch_first) if batch_size is None else batch_size
-        factor = count if loss_reduction == "mean" else 1
-        return _call(module, args, kwargs, count, factor, batch_first)
+        return _call(module, args, kwargs, batch_size, loss_reduction == "mean", 0 if batch_first else 1)
 
     return forward
 
@@ -86,57 +89,97 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         raise CallArgumentError(f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}.")
 
 
-def _batch_size(args: Any, kwargs: Any, batch_first: bool) -> int:
-    dim = 0 if batch_first else 1
-    tensors = [leaf for leaf in _torch.flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-    sizes = sorted({tensor.shape[dim] for tensor in tensors if tensor.dim() > dim})
+def _batch_size(module: nn.Module, units: list[Any], first: int) -> int:
+    """Return the number of samples, as the inputs have it."""
+    tensors = [unit for unit in units if isinstance(unit, Tensor)]
+    packed = [unit for unit in units if isinstance(unit, PackedSequence)]
+    if isinstance(module, nn.RNNBase):  # what follows is a state, which has its samples second
+        tensors = tensors[:1]
+    sizes = sorted({int(unit.batch_sizes[0]) for unit in packed})
+    sizes = sizes or sorted({tensor.shape[first] for tensor in tensors if tensor.dim() > first})
     if len(sizes) != 1:
         found = f"sizes {sizes}" if sizes else "no tensor that has one"
         raise CallArgumentError(
-            f"call_for_per_sample_grads: the batch size cannot be told from dimension {dim} of the inputs: "
+            f"call_for_per_sample_grads: the batch size cannot be told from dimension {first} of the inputs: "
             f"found {found}. Pass batch_size."
         )
     return sizes[0]
 
 
-def _call(module: nn.Module, args: Any, kwargs: Any, count: int, factor: int, batch_first: bool) -> Any:
+def _require_samples(units: list[Any], count: int, first: int) -> None:
+    """Refuse a batch size that no input has."""
+    sizes = {int(unit.batch_sizes[0]) for unit in units if isinstance(unit, PackedSequence)}
+    sizes |= {unit.shape[first] for unit in units if isinstance(unit, Tensor) and unit.dim() > first}
+    if sizes and count not in sizes:
+        raise CallArgumentError(
+            f"call_for_per_sample_grads: batch_size is {count}, and no input has that many samples: dimension {first} "
+            f"of the inputs has sizes {sorted(sizes)}."
+        )
+
+
+def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mean: bool, first: int) -> Any:
     """Run the module on inputs cut off from their history, and hand its outputs on through one node."""
     given, rebuild = _torch.flatten((args, kwargs))
-    inner = [_asked(leaf) if isinstance(leaf, Tensor) else leaf for leaf in given]
+    count = _batch_size(module, given, first) if batch_size is None else batch_size
+    _require_samples(given, count, first)
+    inner = [_asked(unit) for unit in given]
     inner_args, inner_kwargs = rebuild(inner)
     outputs, rebuild_outputs = _torch.flatten(module(*inner_args, **inner_kwargs))
-    live = [i for i, out in enumerate(outputs) if isinstance(out, Tensor) and out.requires_grad]
+    live = [i for i, out in enumerate(outputs) if _needs_gradient(out)]
     if not live:
         return rebuild_outputs(outputs)
-    where = [i for i, leaf in enumerate(given) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    where = [i for i, unit in enumerate(given) if _needs_gradient(unit)]
 
     def split(gradients: list[Tensor]) -> list[Tensor | None]:
-        pairs = [(outputs[i], g) for i, g in zip(live, gradients, strict=True)]
-        floats = [leaf for leaf in inner if isinstance(leaf, Tensor) and leaf.requires_grad]
-        losses = _losses(pairs, count, batch_first, floats)
-        ps = per_sample(losses, module)
-        for name, _, block in ps.stream():
-            parameter: Any = module.get_parameter(name)
-            held = getattr(parameter, "grad_sample", None)
-            block = block * factor
-            parameter.grad_sample = block if held is None else held + block
+        pairs = [(Value.of(outputs[i]), g) for i, g in zip(live, gradients, strict=True)]
+        losses = losses_of(pairs, [Value.of(unit) for unit in inner if _is_value(unit)], count, first)
+        _hand_out(per_sample(losses, module), module, count if mean else 1)
         if not where:
             return []
         root = _reentrant.opened(Losses(losses, torch.arange(count), count)).root
-        return list(_torch.gradients_at(root, torch.ones_like(root), [graph.edge_of(inner[i]) for i in where]))
+        edges = [graph.edge_of(_tensor(inner[i])) for i in where]
+        return list(_torch.gradients_at(root, torch.ones_like(root), edges))
 
     # Inputs may need no gradient, and yet the node must be in the graph.
     start = torch.zeros((), requires_grad=True)
     handed: tuple[Tensor, ...] = PerSampleGrads.apply(  # type: ignore[no-untyped-call]
-        split, [outputs[i] for i in live], start, *(given[i] for i in where)
+        split, [_tensor(outputs[i]) for i in live], start, *(_tensor(given[i]) for i in where)
     )
-    by_place = dict(zip(live, handed, strict=True))
+    by_place = {i: _replaced(outputs[i], out) for i, out in zip(live, handed, strict=True)}
     return rebuild_outputs([by_place.get(i, out) for i, out in enumerate(outputs)])
 
 
-def _asked(x: Tensor) -> Tensor:
+def _hand_out(ps: PerSample, module: nn.Module, factor: int) -> None:
+    blocks = {name: block * factor for name, block in ps.grads().items()}
+    for name, block in blocks.items():
+        parameter: Any = module.get_parameter(name)
+        held = getattr(parameter, "grad_sample", None)
+        parameter.grad_sample = block if held is None else held + block
+
+
+def _is_value(unit: Any) -> bool:
+    return isinstance(unit, Tensor | PackedSequence)
+
+
+def _needs_gradient(unit: Any) -> bool:
+    return _is_value(unit) and _tensor(unit).requires_grad
+
+
+def _tensor(unit: Any) -> Tensor:
+    return unit.data if isinstance(unit, PackedSequence) else unit
+
+
+def _replaced(unit: Any, tensor: Tensor) -> Any:
+    return unit._replace(data=tensor) if isinstance(unit, PackedSequence) else tensor
+
+
+def _asked(unit: Any) -> Any:
     """Return an input whose samples can be asked for: where it stands in the graph shows whose it is."""
-    return x.detach().requires_grad_(x.is_floating_point() and x.dim() > 0)
+    if not _is_value(unit):
+        return unit
+    x = _tensor(unit)
+    can_ask = (x.is_floating_point() or x.is_complex()) and x.dim() > 0
+    return _replaced(unit, x.detach().requires_grad_(can_ask))
 
 
 class PerSampleGrads(torch.autograd.Function):
@@ -149,51 +192,28 @@ class PerSampleGrads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return None, None, None, *ctx.split(list(gradients))
+        with torch.no_grad():
+            found = ctx.split(list(gradients))
+        if torch.is_grad_enabled():
+            found = [None if g is None else _once(g) for g in found]
+        return None, None, None, *found
 
 
-def _losses(pairs: list[tuple[Tensor, Tensor]], count: int, batch_first: bool, inputs: list[Tensor]) -> Tensor:
-    """Return one number per sample whose gradient is what backward was given for it."""
-    several = [_batch_dims(out, count, batch_first) for out, _ in pairs]
-    for dims in product(*several):
-        with torch.enable_grad():
-            parts = [
-                (out * g.detach()).movedim(dim, 0).reshape(count, -1).sum(1)
-                for (out, g), dim in zip(pairs, dims, strict=True)
-            ]
-            losses = torch.stack(parts).sum(0)
-        if all(len(dims) == 1 for dims in several) or _fits(losses, inputs, count, batch_first):
-            return losses
-    raise CallArgumentError(
-        "call_for_per_sample_grads: none of the outputs' dimensions separates the samples as the inputs do."
-    )
+def _once(gradient: Tensor) -> Any:
+    return _Once.apply(gradient.detach().requires_grad_())  # type: ignore[no-untyped-call]
 
 
-def _batch_dims(out: Tensor, count: int, batch_first: bool) -> list[int]:
-    first = 0 if batch_first else 1
-    dims = sorted((dim for dim, size in enumerate(out.shape) if size == count), key=lambda dim: dim != first)
-    if not dims:
-        raise CallArgumentError(
-            f"call_for_per_sample_grads: an output of shape {tuple(out.shape)} has no dimension of the "
-            f"batch size {count}, so its samples cannot be told apart."
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated again: what it was made of is cut off."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ARG004
+        raise UnsupportedOperationError(
+            "call_for_per_sample_grads: the gradient of an input is differentiated a second time (create_graph=True, "
+            "as for a gradient penalty), which is not offered. Compute the penalty with the module itself.",
+            "PerSampleGradsBackward",
         )
-    # With one sample every dimension will do. Where no input can be asked, the order decides.
-    return dims[:1] if count == 1 else dims
-
-
-def _fits(losses: Tensor, inputs: list[Tensor], count: int, batch_first: bool) -> bool:
-    """Tell whether each loss depends on its own sample of the inputs, as far as the inputs can be asked."""
-    floats = [x for x in inputs if x.dim() > (0 if batch_first else 1)]
-    edges = [graph.edge_of(x) for x in floats]
-    found = Losses(losses, torch.arange(count, device=losses.device), count).owners(edge.node for edge in edges)
-    for x, edge in zip(floats, edges, strict=True):
-        dim = 0 if batch_first else 1
-        layouts = found[edge.node]
-        if layouts is None:
-            return False
-        layout = layouts[edge.output_nr]
-        expected = torch.arange(count).view(-1, *(1,) * (x.dim() - dim - 1)).expand(x.shape).reshape(-1)
-        owners = layout.owner_of_each(x.numel(), x.device)
-        if owners.numel() and not bool(((owners == expected) | (owners < 0)).all()):
-            return False
-    return True

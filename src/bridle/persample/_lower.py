@@ -9,6 +9,7 @@ from . import _torch
 from ._pieces import Computed, Dense, Piece
 from .rules.embedding import Rows
 from .rules.linear import Outer
+from .rules.members import Members
 
 _SAME = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
 _RESHAPED = frozenset(
@@ -22,6 +23,13 @@ _RESHAPED = frozenset(
         "SqueezeBackward2",
     }
 )
+
+
+_LAST_TWO = (-2, -1)
+_ENLARGED = {
+    "UpsampleBilinear2DAaBackward0": torch.ops.aten._upsample_bilinear2d_aa_backward,
+    "UpsampleBicubic2DAaBackward0": torch.ops.aten._upsample_bicubic2d_aa_backward,
+}
 
 
 def lower(piece: Piece, value: GradientEdge, leaf: Node) -> Piece:
@@ -50,14 +58,40 @@ def _step(piece: Piece, node: Node) -> Piece | None:
         return piece
     if name == "TBackward0" and isinstance(piece, Outer):
         return piece.transposed()
+    if name == "TransposeBackward0" and isinstance(piece, Outer | Members) and _swapped(node) == _LAST_TWO:
+        return piece.transposed()
+    if name == "SelectBackward0" and isinstance(piece, Outer) and _torch.saved_number(node, "dim") % 3 == 0:
+        members = input_shape(node)[0]
+        return Members.of(piece, _torch.saved_number(node, "index") % members, members)
     if isinstance(piece, Dense):
         if name == "TBackward0":
             return Dense(piece.values.transpose(1, -1))
+        if name == "TransposeBackward0":
+            return Dense(piece.values.transpose(*_swapped(node)))
+        if name in _ENLARGED:
+            return _shrunk(piece, node)
         if name in _RESHAPED:
             return Dense(piece.values.reshape(piece.samples, *input_shape(node)))
         if name == "EmbeddingBackward0":
             return _looked_up(piece, node)
     return None
+
+
+def _swapped(node: Node) -> tuple[int, int]:
+    """Return the two dimensions that were swapped, counted from the last."""
+    rank = len(graph.describe(node)[0].shape)
+    first, second = sorted(_torch.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
+    return first, second
+
+
+def _shrunk(piece: Dense, node: Node) -> Piece:
+    """An image that was resized with antialiasing, which torch does not vectorise: samples are more images."""
+    count, *image = input_shape(node)
+    sizes = [piece.samples * count, *image]
+    names = ("output_size", "align_corners", "scales_h", "scales_w")
+    size, *options = (_torch.saved(node, name) for name in names)
+    values = _ENLARGED[graph.op(node)](piece.values.flatten(0, 1), size, sizes, *options)
+    return Dense(values.view(piece.samples, count, *image))
 
 
 def input_shape(node: Node) -> tuple[int, ...]:
@@ -89,11 +123,13 @@ def _pulled(piece: Piece, value: GradientEdge, leaf: Tensor) -> Piece:
         return _torch.pull(value, piece.dense(part).to(dtype), leaf)
 
     def weighted(weights: Tensor) -> Tensor:
+        if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
+            return Computed(piece.samples, leaf.shape, dense).weighted(weights)
         total = piece.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
         return _torch.pull(value, total.to(dtype)[None], leaf)[0]
 
-    return Computed(piece.samples, leaf.shape, dense, weighted, how=f"{piece.how}, pulled")
+    return Computed(piece.samples, leaf.shape, dense, weighted, holds=piece.holds(), how=f"{piece.how}, pulled")
 
 
 def nothing(samples: int, leaf: Tensor) -> Piece:

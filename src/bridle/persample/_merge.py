@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ._grams import Grams
-from ._pieces import ALL, Dense, Piece, redo_where_cancelled
+from ._pieces import ALL, Dense, Piece, redo_where_lost
 from .rules.embedding import Rows, rows_with_outer
 from .rules.linear import Outer
+from .rules.members import Members
 
 
 class Sum(Piece):
@@ -30,12 +31,15 @@ class Sum(Piece):
         if any(cross is None for cross in crosses):
             return super().squared_norms()
         total = torch.stack([piece.squared_norms(grams) for piece in self.pieces]).sum(0)
-        bound = total.clone()
+        bound = total.clone()  # of the absolute values whose sum this is; rounding errors are about eps as large
         for cross in crosses:
             assert cross is not None
             total += 2 * cross
             bound += 2 * cross.abs()
-        return redo_where_cancelled(self, total, bound, torch.finfo(torch.float32).eps)
+        return redo_where_lost(self, total, bound * torch.finfo(torch.float32).eps)
+
+    def holds(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for piece in self.pieces for tensor in piece.holds())
 
     def factors(self) -> tuple[Tensor, ...]:
         return tuple(factor for piece in self.pieces for factor in piece.factors())
@@ -60,7 +64,7 @@ def merged(pieces: Sequence[Piece]) -> Piece:
     """Return one piece for all uses of a value."""
     if len(pieces) == 1:
         return pieces[0]
-    for kind in (Outer, Rows):
+    for kind in (Outer, Rows, Members):
         same = [piece for piece in pieces if isinstance(piece, kind)]
         if len(same) > 1:
             rest = [piece for piece in pieces if not isinstance(piece, kind)]

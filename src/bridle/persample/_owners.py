@@ -21,27 +21,24 @@ class Layout:
         block: when not None, element e belongs to sample ``(e // block) % samples``. Batch first, batch
             second and a folded batch are all of this kind, and reshaping does not change it.
         owners: otherwise the owner of each element, -1 where the gradient is zero.
-        certain: whether the elements seen allow no other answer, so that it may be used for the next graph
-            of the same form.
     """
 
     samples: int
     block: int | None
     owners: Tensor | None
-    certain: bool
 
     @staticmethod
     def of_nobody(samples: int) -> "Layout":
         """Return the layout of an output that gets no gradient."""
-        return Layout(samples, None, torch.empty(0, dtype=torch.long), certain=False)
+        return Layout(samples, None, torch.empty(0, dtype=torch.long))
 
     @staticmethod
     def of_line(samples: int, line: Tensor, inner: int, outer: int) -> "Layout":
         """Return the layout in which element e belongs to ``line[(e // inner) % len(line)]``; -1 is nobody."""
         blocks = fitting_blocks(line, samples)
         if blocks:
-            return Layout(samples, blocks[0] * inner, None, certain=True)
-        return Layout(samples, None, line.repeat_interleave(inner).repeat(outer), certain=True)
+            return Layout(samples, blocks[0] * inner, None)
+        return Layout(samples, None, line.repeat_interleave(inner).repeat(outer))
 
     def by_sample(self, x: Tensor, width: int) -> Tensor:
         """Cut ``x`` into rows of `width` elements of the layout and return them as (samples, rows, rest).
@@ -53,12 +50,13 @@ class Layout:
             if self.block % width:
                 raise NotSeparableError
             inner = self.block // width
-            rows = x.reshape(-1, self.samples, inner, x.shape[-1])
-            if rows.shape[0] == 1:
+            outer = _count(x.shape[:-1]) // (self.samples * inner)
+            rows = x.reshape(outer, self.samples, inner, x.shape[-1])
+            if outer == 1:
                 return rows[0]
-            return rows.transpose(0, 1).reshape(self.samples, -1, x.shape[-1])
+            return rows.transpose(0, 1).reshape(self.samples, outer * inner, x.shape[-1])
         where, most = self._row_places(width)
-        flat = x.reshape(-1, x.shape[-1])
+        flat = x.reshape(_count(x.shape[:-1]), x.shape[-1])
         kept = where >= 0
         out = flat.new_zeros(self.samples * most, x.shape[-1])
         return out.index_copy_(0, where[kept], flat[kept]).view(self.samples, most, x.shape[-1])

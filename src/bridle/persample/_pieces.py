@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ._grams import Grams
+from ._numbers import able_to_hold, lengths_of, rows_of, square, wide
 
 ALL = slice(None)
 # Gradients written down only to be looked at are written this many bytes at a time.
@@ -47,30 +48,37 @@ class Piece(ABC):
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Return the sum over samples of weight times gradient."""
-        parts = [torch.tensordot(weights[part].to(d), d, 1) for part in self.chunks() for d in [self.dense(part)]]
+        parts = []
+        for part in self.chunks():
+            block = able_to_hold(self.dense(part), weights)
+            parts.append(torch.tensordot(weights[part].to(block), block, 1))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def dot(self, direction: Tensor) -> Tensor:
-        """Return the inner product of each sample's gradient with `direction`, in float64."""
+        """Return the real inner product of each sample's gradient with `direction`, in float64."""
         parts = []
         for part in self.chunks():
-            block = self.dense(part).flatten(1)
-            parts.append((block @ direction.to(block).reshape(-1)).double())
+            block = self.dense(part)
+            parts.append((rows_of(block) @ rows_of(direction.to(block)[None])[0]).double())
         return torch.cat(parts)
 
     def gram(self) -> Tensor:
-        """Return the inner products between the gradients of all samples, in float64."""
+        """Return the real inner products between the gradients of all samples, in float64."""
         out = torch.zeros(self.samples, self.samples, dtype=torch.float64)
         for rows in self.chunks():
-            left = self.dense(rows).flatten(1)
+            left = rows_of(self.dense(rows))
             for columns in self.chunks():
-                right = left if columns == rows else self.dense(columns).flatten(1)
+                right = left if columns == rows else rows_of(self.dense(columns))
                 out[rows, columns] = (left @ right.T).double()
         return out
 
     def chunks(self) -> Iterator[slice]:
         """Yield the samples in parts small enough to be written down."""
         return in_chunks(self.samples, prod(self.shape))
+
+    def holds(self) -> tuple[Tensor, ...]:
+        """Return the tensors that answers are made of, which may lie in the user's memory."""
+        return ()
 
     def factors(self) -> tuple[Tensor, ...]:
         """Return what the norms will need the Gram matrices of."""
@@ -100,6 +108,9 @@ class Dense(Piece):
     def chunks(self) -> Iterator[slice]:
         yield ALL
 
+    def holds(self) -> tuple[Tensor, ...]:
+        return (self.values,)
+
 
 class Computed(Piece):
     """Gradients that a function writes down when asked, and perhaps a shorter way to their weighted sum."""
@@ -113,16 +124,20 @@ class Computed(Piece):
         dense: Callable[[slice], Tensor],
         weighted: Callable[[Tensor], Tensor] | None = None,
         *,
+        holds: Sequence[Tensor] = (),
         how: str = "streamed",
     ) -> None:
         self.samples, self.shape, self.how = samples, tuple(shape), how
-        self._dense, self._weighted = dense, weighted
+        self._dense, self._weighted, self._holds = dense, weighted, tuple(holds)
 
     def dense(self, part: slice = ALL) -> Tensor:
         return wide(self._dense(part))
 
     def weighted(self, weights: Tensor) -> Tensor:
         return super().weighted(weights) if self._weighted is None else self._weighted(weights)
+
+    def holds(self) -> tuple[Tensor, ...]:
+        return self._holds
 
     def saving(self) -> float:
         return float(self.samples * prod(self.shape))
@@ -135,30 +150,18 @@ def in_chunks(samples: int, numbers: int) -> Iterator[slice]:
         yield slice(start, min(start + size, samples))
 
 
-def redo_where_cancelled(piece: Piece, squares: Tensor, bound: Tensor, eps: float) -> Tensor:
-    """Compute those norms again from the gradients themselves that cancellation may have spoiled.
+def redo_where_lost(piece: Piece, squares: Tensor, doubt: Tensor) -> Tensor:
+    """Compute those norms again from the gradients themselves that rounding may have spoiled.
 
-    `bound` is the sum of the absolute values whose sum is `squares`; their rounding errors are about `eps`
-    times as large. Also catches an overflow, and keeps a norm from being negative.
+    Args:
+        piece: whose norms these are.
+        squares: their squares.
+        doubt: how large the error of each square may be, about. Nothing but zero has no doubt at all.
     """
-    spoiled = ~(squares > 3e3 * eps * bound) & ~(bound == 0)
+    spoiled = ~(squares > 3e3 * doubt) & ~(doubt == 0)
     if not bool(spoiled.any()):
         return squares.clamp(min=0)
     squares = squares.clone()
     for i in spoiled.nonzero().squeeze(1).tolist():
         squares[i] = square(lengths_of(piece.dense(slice(i, i + 1))))[0]
     return squares.clamp(min=0)
-
-
-def wide(x: Tensor) -> Tensor:
-    """Return half types as float32, all else as it is."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def lengths_of(block: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(block.flatten(1), dim=1)
-    return lengths
-
-
-def square(lengths: Tensor) -> Tensor:
-    return lengths.double().square()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ._numbers import double
+
 
 @dataclass(frozen=True)
 class Stats:
@@ -33,7 +35,7 @@ class Stats:
 def stats_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Stats:
     """Return the statistics of at least two samples, given their norms, their cosines to the mean, and the mean."""
     n = len(lengths)
-    norm_of_mean = float(sum(float(v.double().square().sum()) for v in mean)) ** 0.5
+    norm_of_mean = float(sum(float(double(v).abs().square().sum()) for v in mean)) ** 0.5
     mean_square = float(lengths.square().mean())
     noise = n / (n - 1) * max(0.0, mean_square - norm_of_mean**2)
     signal = (n * norm_of_mean**2 - mean_square) / (n - 1)

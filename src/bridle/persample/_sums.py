@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
+from ._numbers import double
 from ._pieces import Piece
 from ._ranks import Meeting, Ranks
 
@@ -38,16 +40,19 @@ def local_sums(
         total = weigh(name) if name in used else torch.zeros(shape, dtype=parameter.dtype, device=device)
         if deviation:
             noise = torch.empty(shape, dtype=parameter.dtype, device=device)
-            total = noise.normal_(0, deviation, generator=generator) + total
+            each = torch.view_as_real(noise) if noise.is_complex() else noise  # as much for each real number
+            each.normal_(0, deviation, generator=generator)
+            total = noise + total
         yield name, total.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def add_up(
     sums: Iterable[tuple[str, Tensor]], ranks: Ranks, keep: Callable[[str, Tensor], Tensor] = lambda _, total: total
-) -> Iterable[tuple[str, Tensor]]:
+) -> list[tuple[str, Tensor]]:
     """Add up sums over the ranks, many in one message: the same bits on all of them.
 
-    Nothing is handed out before all is there, so that a rank that does not come leaves no gradient half written.
+    Nothing is handed out before all is there, so that no error and no rank that does not come leaves gradients half
+    written.
 
     Args:
         sums: this rank's, of the same parameters in the same order as on every other.
@@ -55,7 +60,7 @@ def add_up(
         keep: what to keep of the sum of a parameter.
     """
     if not ranks.groups:
-        return ((name, keep(name, total)) for name, total in sums)
+        return [(name, keep(name, total)) for name, total in sums]
     done: list[tuple[str, Tensor]] = []
     waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
     for name, part in sums:
@@ -70,7 +75,7 @@ def _reduced(
     bucket: list[tuple[str, Tensor]], ranks: Ranks, keep: Callable[[str, Tensor], Tensor]
 ) -> list[tuple[str, Tensor]]:
     flat = torch.cat([part.reshape(-1) for _, part in bucket])
-    ranks.all_reduce(flat)
+    ranks.all_reduce(torch.view_as_real(flat) if flat.is_complex() else flat)
     parts = torch.split(flat, [part.numel() for _, part in bucket])
     return [
         (name, keep(name, total.view(part.shape).clone())) for (name, part), total in zip(bucket, parts, strict=True)
@@ -80,7 +85,13 @@ def _reduced(
 def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
     """Return what each sample's gradient is multiplied by to clip it."""
     if gamma is not None:
-        return limit / (norms + gamma)
+        found = (limit / (norms + gamma)).where(norms > 0, 0)
+        if bool(torch.isinf(found).any()):
+            raise ArgumentError(
+                f"clip_: a norm of {float(norms[torch.isinf(found)][0]):.0e} is too small to be brought to {limit}. "
+                "Pass a larger gamma."
+            )
+        return found
     return (limit / norms).clamp(max=1).where(norms > 0, 1)
 
 
@@ -88,9 +99,9 @@ def finite_weighted(piece: Piece, weights: Tensor, good: Tensor) -> Tensor:
     """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
     if bool(good.all()):
         return piece.weighted(weights)
-    total = torch.zeros(piece.shape)
+    total = torch.zeros(piece.shape, dtype=torch.float64, device=good.device)
     for i in good.nonzero().squeeze(1).tolist():
-        total = total + piece.dense(slice(i, i + 1))[0] * weights[i]
+        total = total + double(piece.dense(slice(i, i + 1))[0]) * weights[i]
     return total
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
@@ -24,6 +25,12 @@ def saved(node: Node, name: str) -> Any:
     """Return one value the node saved, or say why it cannot be had."""
     with explained(f"what `{graph.op(node)}` saved as `{name}`"):
         return getattr(node, f"_saved_{name}")
+
+
+def saved_number(node: Node, name: str) -> int:
+    """Return an integer the node saved: torch hands out those below zero as unsigned ones."""
+    number: int = saved(node, name)
+    return number - 2**64 if number >= 2**63 else number
 
 
 def is_packed(node: Node) -> bool:
@@ -200,14 +207,15 @@ def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None,
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
     """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it."""
-    try:
-        with torch.no_grad():
-            (answer,) = torch.autograd.grad(
-                [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
-            )
-    except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
-        alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
-        answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
+    with explained("what a shared value was made from"):
+        try:
+            with torch.no_grad():
+                (answer,) = torch.autograd.grad(
+                    [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
+                )
+        except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
+            alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
+            answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
     return answer
 
 
@@ -240,7 +248,7 @@ class _Ask(torch.autograd.Function):
 
 def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """Return what nested containers hold, and a function that puts other things into their places."""
-    leaves, spec = _pytree.tree_flatten(tree)
+    leaves, spec = _pytree.tree_flatten(tree, is_leaf=lambda part: isinstance(part, PackedSequence))
     return leaves, lambda others: _pytree.tree_unflatten(others, spec)
 
 

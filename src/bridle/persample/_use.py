@@ -42,6 +42,13 @@ class Use:
         return graph.op(self.node)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the value."""
+        below, output_nr = self.node.next_functions[self.position]
+        assert below is not None
+        return graph.leaf_tensor(below).dtype if graph.is_leaf(below) else graph.describe(below)[output_nr].dtype
+
+    @property
     def gradient(self) -> Tensor:
         """The gradient at the first output."""
         found = self.gradients[0]

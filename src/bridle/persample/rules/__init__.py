@@ -9,19 +9,26 @@ from ...errors import ArgumentError
 from .._owners import NotSeparableError
 from .._pieces import Dense, Piece
 from .._use import Use
-from . import bilinear, conv, default, elementwise, embedding, linear, norm, rnn
+from . import bilinear, conv, default, distance, elementwise, embedding, indexing, linear, members, norm, rnn
 
 Rule: TypeAlias = Callable[[Use], "Piece | Tensor"]
 
 _RULES: dict[str, Rule] = {
     "AddmmBackward0": linear.addmm,
     "MmBackward0": linear.mm,
-    "BmmBackward0": linear.bmm,
-    "BaddbmmBackward0": linear.baddbmm,
+    "BmmBackward0": members.bmm,
+    "BaddbmmBackward0": members.baddbmm,
+    "GroupedMmBackward0": members.grouped_mm,
     "TrilinearBackward0": bilinear.trilinear,
     "ConvolutionBackward0": conv.convolution,
     "EmbeddingBackward0": embedding.embedding,
     "EmbeddingBagBackward0": embedding.embedding_bag,
+    "IndexBackward0": indexing.index,
+    "IndexSelectBackward0": indexing.index_select,
+    "GatherBackward0": indexing.gather,
+    "IndexPutBackward0": indexing.index_put,
+    "CdistBackward0": distance.cdist,
+    "EuclideanDistBackward0": distance.cdist,
     "NativeLayerNormBackward0": norm.layer_norm,
     "NativeGroupNormBackward0": norm.group_norm,
     "NativeBatchNormBackward0": norm.batch_norm,

@@ -6,8 +6,9 @@ Legend: b sample, t row of a sample, i and j columns of the inputs, o column of 
 import torch
 from torch import Tensor
 
+from .._numbers import weighed, wide
 from .._owners import NotSeparableError
-from .._pieces import Computed, Piece, wide
+from .._pieces import Computed, Piece
 from .._use import Use
 
 # How torch lines up (t, i), (o, i, j) and (t, j): dimensions to insert into each, and those to sum over.
@@ -25,6 +26,7 @@ def trilinear(use: Use) -> Piece:
         return torch.einsum("bto,bti,btj->boij", g[part], x[part], y[part])
 
     def weighted(weights: Tensor) -> Tensor:
-        return torch.einsum("bto,bti,btj->oij", g * weights.to(g)[:, None, None], x, y)
+        heavy = weighed(g, weights)
+        return torch.einsum("bto,bti,btj->oij", heavy, x.to(heavy), y.to(heavy))
 
-    return Computed(use.samples, use.shape, dense, weighted)
+    return Computed(use.samples, use.shape, dense, weighted, holds=(g, x, y))

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._grams import Grams
+from .._numbers import weighed, wide
 from .._owners import NotSeparableError
-from .._pieces import ALL, Dense, Piece, in_chunks, wide
+from .._pieces import ALL, Dense, Piece, in_chunks
 from .._use import Use
 from .linear import TRAFFIC, Outer
 
@@ -52,8 +53,11 @@ class Convolved(Piece):
         return torch.cat([self._as_outer(part).squared_norms() for part in in_chunks(self.samples, unfolded)])
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
-        g = self.g * weights.to(self.g).view(-1, *(1,) * (self.g.dim() - 1))
-        return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1), 1)
+        g = weighed(self.g, weights)
+        return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1).to(g), 1)
+
+    def holds(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return self.g, self.x
 
     def saving(self) -> float:  # noqa: D102
         return 0.0 if self.how == "gram" else float(self.samples * self.pixels * prod(self.shape))

@@ -7,12 +7,13 @@ sample's gradient.
 import torch
 from torch import Tensor
 
+from .._numbers import able_to_hold
 from .._pieces import Computed, Dense, Piece
 from .._use import Use
 
 
 def one_by_one(use: Use) -> Piece:
-    """Run the op once per sample, and once for a weighted sum."""
+    """Run the op once per sample, and once for a weighted sum that its dtype can hold."""
 
     def dense(part: slice) -> Tensor:
         numbers = range(*part.indices(use.samples))
@@ -20,9 +21,12 @@ def one_by_one(use: Use) -> Piece:
         return torch.stack([use.run(use.scaled(picks[i])) for i in numbers])
 
     def weighted(weights: Tensor) -> Tensor:
+        if any(able_to_hold(g, weights).dtype != g.dtype for g in held):
+            return Computed(use.samples, use.shape, dense).weighted(weights)
         return use.run(use.scaled(weights))
 
-    piece = Computed(use.samples, use.shape, dense, weighted, how="one by one")
+    held = [g for g in use.gradients if g is not None]
+    piece = Computed(use.samples, use.shape, dense, weighted, holds=held, how="one by one")
     piece.needs_op = True
     return piece
 

@@ -1,4 +1,4 @@
-"""Ops that treat every element alone and broadcast: scales, biases, position tables, class tokens.
+"""Ops that treat every element alone and may broadcast: scales, biases, position tables, class tokens.
 
 The gradient of a broadcast input, before it is summed, has one value for each element of the output, owned by
 whoever owns that element. The commonest ops are worked out here. Any other node returns that gradient when it is
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor
 
 from .. import _torch
+from .._numbers import wide
 from .._owners import NotSeparableError
-from .._pieces import Dense, Piece, wide
+from .._pieces import Dense, Piece
 from .._use import Use
 
-CALLED = (
-    "AddBackward1",
-    "AddcdivBackward0",
-    "AddcmulBackward0",
-    "Atan2Backward0",
-    "DivBackward0",
-    "DivBackward1",
-    "LerpBackward0",
-    "LerpBackward1",
-    "MaximumBackward0",
-    "MinimumBackward0",
-    "MulBackward1",
-    "PowBackward1",
-    "PreluKernelBackward0",
-    "RsubBackward0",
-    "SubBackward1",
-    "WhereBackward0",
+_TWO = (
+    *("AddBackward1", "AddcdivBackward0", "AddcmulBackward0", "Atan2Backward0", "DivBackward0", "DivBackward1"),
+    *("FmaxBackward0", "FminBackward0", "HypotBackward0", "LerpBackward0", "LerpBackward1", "LogaddexpBackward0"),
+    *("Logaddexp2Backward0", "MaximumBackward0", "MinimumBackward0", "MulBackward1", "PowBackward1", "XlogyBackward0"),
+    *("PreluKernelBackward0", "RsubBackward0", "SubBackward1", "WhereBackward0"),
 )
-OPS = (*CALLED, "AddBackward0", "MulBackward0", "SubBackward0")
+# On a bare parameter: only where each of its elements has one owner, such as one row for each sample.
+_ONE = (
+    *("AbsBackward0", "AcosBackward0", "AsinBackward0", "AtanBackward0", "ClampBackward0", "ClampBackward1"),
+    *("ClampMaxBackward0", "ClampMinBackward0", "CosBackward0", "CoshBackward0", "EluBackward0", "ErfBackward0"),
+    *("Exp2Backward0", "ExpBackward0", "Expm1Backward0", "GeluBackward0", "HardsigmoidBackward0", "HardswishBackward0"),
+    *("HardtanhBackward0", "LeakyReluBackward0", "Log10Backward0", "Log1PBackward0", "Log2Backward0", "LogBackward0"),
+    *("LogSigmoidBackward0", "MaskedFillBackward0", "MishBackward0", "NegBackward0", "PowBackward0"),
+    *("ReciprocalBackward0", "ReluBackward0", "RsqrtBackward0", "SgnBackward0", "SigmoidBackward0", "SiluBackward0"),
+    *("SinBackward0", "SinhBackward0", "SoftplusBackward0", "SqrtBackward0", "TanBackward0", "TanhBackward0"),
+)
+CALLED = (*_TWO, *_ONE)
+OPS = (*_TWO, "AddBackward0", "MulBackward0", "SubBackward0")
 
 
 def broadcast(use: Use) -> Piece:
@@ -58,12 +58,14 @@ def multiply(use: Use) -> Piece:
     return _times(use, use.saved("self" if use.position == 1 else "other"))
 
 
-def _times(use: Use, factor: Tensor | float) -> Piece:
+def _times(use: Use, factor: Tensor | complex) -> Piece:
     g = use.gradient
     if isinstance(factor, Tensor):
-        g = wide(g) * factor
+        g = wide(g) * factor.conj()
     elif factor != 1:
-        g = g * factor
+        g = g * factor.conjugate()
+    if g.is_complex() and not use.dtype.is_complex:  # a real value that met complex ones
+        g = g.real
     return Dense(use.layout.sums(g, use.shape))
 
 

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from .._grams import Grams
+from .._numbers import double, lengths_of, square, weighed, wide
 from .._owners import Layout, NotSeparableError
-from .._pieces import ALL, Piece, wide
+from .._pieces import ALL, Piece
 from .._use import Use
 from .linear import Outer
+from .members import owner_of_rows
 
 
 class Rows(Piece):
@@ -44,18 +46,23 @@ class Rows(Piece):
         keys, place = torch.unique(self.ids + owner * self.shape[0], return_inverse=True)
         rows = self.values.new_zeros(len(keys), self.shape[1])
         rows.index_add_(0, place.reshape(-1), self.values.flatten(0, 1))
-        squares: Tensor = torch.linalg.vector_norm(rows, dim=1).double().square()
+        squares = square(lengths_of(rows))
         out = squares.new_zeros(self.samples)
         return out.index_add_(0, keys.div(self.shape[0], rounding_mode="floor"), squares)
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
-        rows = (self.values * weights.to(self.values)[:, None, None]).flatten(0, 1)
+        rows = weighed(self.values, weights).flatten(0, 1)
         if self.sparse:
             return torch.sparse_coo_tensor(self.ids.reshape(1, -1), rows, self.shape, check_invariants=False)
         return rows.new_zeros(self.shape).index_add_(0, self.ids.reshape(-1), rows)
 
     def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
+        if self.values.is_complex():
+            return super().dot(direction)
         return (direction.to(self.values)[self.ids] * self.values).sum((1, 2), dtype=torch.float64)
+
+    def holds(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return self.ids, self.values
 
     def gram(self) -> Tensor:  # noqa: D102
         used, place = torch.unique(self.ids, return_inverse=True)
@@ -67,7 +74,7 @@ class Rows(Piece):
 
 
 class Cells(Piece):
-    """The gradients of a table that is looked up cell by cell: rows of a table that is one column."""
+    """The gradients of a value of any shape, held as rows of a table with as many cells."""
 
     how = "cells"
 
@@ -84,17 +91,20 @@ class Cells(Piece):
         return self.cells.weighted(weights).view(self.shape)
 
     def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
-        return self.cells.dot(direction.reshape(-1, 1))
+        return self.cells.dot(direction.reshape(self.cells.shape))
 
     def gram(self) -> Tensor:  # noqa: D102
         return self.cells.gram()
+
+    def holds(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return self.cells.holds()
 
 
 def rows_with_outer(rows: Rows, outer: Outer) -> Tensor:
     """Return the inner products of a tied table's two uses: look-up, and head with left the logits' side."""
     logits, hidden = wide(outer.left), wide(outer.right)
     picked = logits.gather(2, rows.ids[:, None, :].expand(-1, logits.shape[1], -1))
-    return (picked * (hidden @ rows.values.transpose(1, 2))).sum((1, 2), dtype=torch.float64)
+    return (double(picked) * (double(hidden) @ double(rows.values).transpose(1, 2))).sum((1, 2))
 
 
 def embedding(use: Use) -> Piece:
@@ -129,8 +139,8 @@ def embedding_bag(use: Use) -> Piece:
     weights = use.saved("per_sample_weights")
     if weights is not None:
         values = values * weights.reshape(-1, 1)
-    owner = _owner_of_rows(use.layout, g)[bag]
-    layout = Layout(use.samples, None, owner, certain=False)
+    owner = owner_of_rows(use.layout, g)[bag]
+    layout = Layout(use.samples, None, owner)
     return Rows(
         layout.by_sample(ids[:, None], 1).squeeze(2),
         layout.by_sample(values, 1),
@@ -147,14 +157,6 @@ def _largest_of_bags(use: Use) -> Piece:
     values = g * (sizes > 0)[:, None]
     ids = use.layout.by_sample(cells.reshape(-1, 1), 1).squeeze(2)
     return Cells(Rows(ids, use.layout.by_sample(values.reshape(-1, 1), 1), (height * width, 1)), use.shape)
-
-
-def _owner_of_rows(layout: Layout, g: Tensor) -> Tensor:
-    owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
-    most = owners.amax(1)
-    if not bool(((owners == most[:, None]) | (owners < 0)).all()):
-        raise NotSeparableError
-    return most
 
 
 def _without_padding(use: Use, ids: Tensor, values: Tensor) -> Tensor:

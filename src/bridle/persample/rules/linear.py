@@ -1,4 +1,4 @@
-"""Matrix products: linear layers of every rank, attention projections, low-rank updates, experts.
+"""Matrix products: linear layers of every rank, attention projections, low-rank updates.
 
 Legend: b sample, t row of a sample (a token, a pixel, one call of a shared layer), m and n the two sides of
 the matrix. The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :].
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from .._grams import Grams, strip_of
+from .._numbers import double, is_moderate, largest_of, lengths_of, square, weighed, wide
 from .._owners import Layout, NotSeparableError
-from .._pieces import ALL, Computed, Dense, Piece, lengths_of, redo_where_cancelled, square, wide
+from .._pieces import ALL, Dense, Piece, redo_where_lost
 from .._use import Use
 
 # Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
@@ -27,7 +28,7 @@ class Outer(Piece):
         self.samples, self.rows, m = left.shape
         self.shape = (m, right.shape[-1])
         gram, streamed = self._costs()
-        self.how = "gram" if gram <= streamed else "streamed"
+        self.how = "gram" if gram <= streamed and not left.is_complex() else "streamed"
 
     @staticmethod
     def joined(pieces: Sequence["Outer"]) -> "Outer":
@@ -55,30 +56,44 @@ class Outer(Piece):
             )
             squares = squares + strip.sum((1, 2), dtype=torch.float64)
             bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
-        return redo_where_cancelled(
-            self, squares, bound, torch.finfo(torch.promote_types(self.left.dtype, torch.float32)).eps
-        )
+        return redo_where_lost(self, squares, self._doubt(bound))
+
+    def _doubt(self, bound: Tensor) -> Tensor:
+        """Return the error of norms made from Gram matrices, given the sums of the absolute values in them.
+
+        Each sum is rounded, and each product that is too small for the dtype takes up to `tiny` from it.
+        """
+        info = torch.finfo(torch.promote_types(self.left.dtype, torch.float32))
+        left, right = largest_of(self.left).square(), largest_of(self.right).square()
+        lost = info.tiny * self.rows**2 * (prod(self.shape) * (left + right) + 1)
+        return torch.where((left == 0) | (right == 0), 0, info.eps * bound + lost)
+
+    def holds(self) -> tuple[Tensor, ...]:  # noqa: D102
+        return self.left, self.right
 
     def factors(self) -> tuple[Tensor, ...]:  # noqa: D102
         return (self.left, self.right) if self.how == "gram" and self.rows > 1 else ()
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
-        left, right = wide(self.left), wide(self.right)
-        w = weights.to(left)[:, None, None]
+        left, right = self.left, self.right
         if left.shape[-1] <= right.shape[-1]:
-            left = left * w
+            left = weighed(left, weights)
         else:
-            right = right * w
-        return left.flatten(0, 1).T @ right.flatten(0, 1)
+            right = weighed(right, weights)
+        dtype = torch.promote_types(left.dtype, right.dtype)
+        return left.flatten(0, 1).T.to(dtype) @ right.flatten(0, 1).to(dtype)
 
     def dot(self, direction: Tensor) -> Tensor:  # noqa: D102
+        if self.left.is_complex():
+            return super().dot(direction)
         left, right = wide(self.left), wide(self.right)
         return ((left @ direction.to(left)) * right).sum((1, 2), dtype=torch.float64)
 
     def gram(self) -> Tensor:  # noqa: D102
-        if self.rows > 1 and self.rows**2 * sum(self.shape) > self.shape[0] * self.shape[1]:
+        if self.left.is_complex() or (self.rows > 1 and self.rows**2 * sum(self.shape) > self.shape[0] * self.shape[1]):
             return super().gram()
-        left, right = wide(self.left).flatten(0, 1), wide(self.right).flatten(0, 1)
+        left, right = (x if is_moderate(x) else double(x) for x in (wide(self.left), wide(self.right)))
+        left, right = left.flatten(0, 1), right.flatten(0, 1)
         products = (left @ left.T) * (right @ right.T)
         if self.rows == 1:
             return products.double()
@@ -115,14 +130,14 @@ def mm(use: Use) -> Piece:
 
 def _added(use: Use) -> Piece:
     beta = use.saved("beta")
-    return Dense(use.layout.sums(use.gradient if beta == 1 else use.gradient * beta, use.shape))
+    return Dense(use.layout.sums(use.gradient if beta == 1 else use.gradient * beta.conjugate(), use.shape))
 
 
 def _product(use: Use, side: int, first: str, second: str, factor: float) -> Piece:
-    g = use.gradient if factor == 1 else use.gradient * factor
+    g = use.gradient if factor == 1 else use.gradient * factor.conjugate()
     if side == 1:
-        return _outer(use.layout, use.saved(first), g, g.shape[-1])
-    other = use.saved(second)
+        return _outer(use.layout, use.saved(first).conj(), g, g.shape[-1])
+    other = use.saved(second).conj()
     return _outer(_transposed(use.layout, g), g.T, other.T, g.shape[0])
 
 
@@ -131,43 +146,7 @@ def _transposed(layout: Layout, g: Tensor) -> Layout:
     rows, columns = g.shape
     if layout.block is None:
         assert layout.owners is not None
-        return Layout(layout.samples, None, layout.owners.view(rows, columns).T.reshape(-1), certain=False)
+        return Layout(layout.samples, None, layout.owners.view(rows, columns).T.reshape(-1))
     if columns % (layout.block * layout.samples):
         raise NotSeparableError
-    return Layout(layout.samples, layout.block * rows, None, layout.certain)
-
-
-def bmm(use: Use) -> Piece:
-    """``self @ mat2`` for a stack of matrices: one product per member, each row with its owner."""
-    return _stack(use, use.position, "self", 1)
-
-
-def baddbmm(use: Use) -> Piece:
-    """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
-    if use.position == 0:
-        return _added(use)
-    return _stack(use, use.position - 1, "batch1", use.saved("alpha"))
-
-
-def _stack(use: Use, side: int, first: str, factor: float) -> Piece:
-    g = use.gradient * factor if factor != 1 else use.gradient
-    layout = use.layout
-    stack, rows, columns = g.shape
-    if side != 1 or layout.block is None or rows * columns % (layout.samples * layout.block):
-        raise NotSeparableError
-    if layout.block % columns:
-        raise NotSeparableError
-    # (stack, outer, samples, inner, width) -> (samples, stack, outer * inner, width)
-    inner = layout.block // columns
-
-    def cut(x: Tensor) -> Tensor:
-        apart = wide(x).reshape(stack, -1, layout.samples, inner, x.shape[-1])
-        return apart.permute(2, 0, 1, 3, 4).flatten(2, 3)
-
-    left, right = cut(use.saved(first)), cut(g)
-    return Computed(
-        use.samples,
-        use.shape,
-        lambda part: left[part].transpose(2, 3) @ right[part],
-        lambda w: ((left * w.to(left).view(-1, 1, 1, 1)).transpose(2, 3) @ right).sum(0),
-    )
+    return Layout(layout.samples, layout.block * rows, None)

@@ -3,8 +3,9 @@
 from torch import Tensor
 
 from ...errors import BatchCouplingError
+from .._numbers import wide
 from .._owners import NotSeparableError
-from .._pieces import Dense, Piece, wide
+from .._pieces import Dense, Piece
 from .._use import Use
 
 

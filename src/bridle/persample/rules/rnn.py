@@ -7,8 +7,9 @@ The gates come in the order in, forget, cell, out, each of width h, as in the we
 import torch
 from torch import Tensor
 
+from .._numbers import wide
 from .._owners import Layout, NotSeparableError
-from .._pieces import Dense, Piece, wide
+from .._pieces import Dense, Piece
 from .._use import Use
 from .linear import Outer
 
@@ -41,8 +42,8 @@ def _owner_of_columns(use: Use) -> Layout:
             owner = found if owner is None else torch.maximum(owner, found)
     assert owner is not None
     if torch.equal(owner, torch.arange(use.samples, device=owner.device)):
-        return Layout(use.samples, 1, None, certain=False)  # the usual order needs no sorting
-    return Layout(use.samples, None, owner, certain=False)
+        return Layout(use.samples, 1, None)  # the usual order needs no sorting
+    return Layout(use.samples, None, owner)
 
 
 def _columns_of(g: Tensor, layout: Layout) -> Tensor:
@@ -100,7 +101,9 @@ def _gates(use: Use, before: Tensor) -> Tensor:
     """Return what came out of the gates: (column, time, gate, h)."""
     w_ih, w_hh, b_ih, b_hh = (wide(use.saved(f"weight{i}")) for i in range(4))
     columns, time, width = before.shape
-    flat = torch.addmm(b_ih + b_hh, _in_order(use, use.saved("input")).reshape(columns * time, -1), w_ih.T)
+    flat = _in_order(use, use.saved("input")).reshape(columns * time, w_ih.shape[1]) @ w_ih.T
+    if b_ih.dim() == 1:  # a layer without biases has zeros in the shape of its weights in their places
+        flat += b_ih + b_hh
     gates = flat.addmm_(before.flatten(0, 1), w_hh.T).view(columns, time, 4, width)
     gates[:, :, :2].sigmoid_()
     gates[:, :, 2].tanh_()

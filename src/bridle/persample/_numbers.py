@@ -1,0 +1,77 @@
+"""Norms and weights at every size that a dtype has, and complex numbers as pairs of real ones."""
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+def wide(x: Tensor) -> Tensor:
+    """Return half types as float32, all else as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def double(x: Tensor) -> Tensor:
+    """Return a tensor in float64, or complex128."""
+    return x.to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a norm: real, and float32 at least."""
+    real = dtype.to_real() if dtype.is_complex else dtype
+    return torch.promote_types(real, torch.float32)
+
+
+def rows_of(block: Tensor) -> Tensor:
+    """Return (samples, ...) as a real matrix with one row per sample; a complex number is two real ones."""
+    block = torch.view_as_real(block.resolve_conj()) if block.is_complex() else block
+    return block.reshape(len(block), prod(block.shape[1:]))
+
+
+def lengths_of(block: Tensor) -> Tensor:
+    """Return the norm of each sample's part, in float64, also where its dtype cannot hold the squares."""
+    rows = rows_of(block)
+    info = torch.finfo(rows.dtype)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
+    # Each square that is too small for the dtype takes up to `tiny` from the sum.
+    lossless = (lengths > (1e10 * info.tiny * rows.shape[1]) ** 0.5) & (lengths < torch.inf)
+    if bool(lossless.all()):
+        return lengths
+    few = rows[~lossless].double()
+    size = largest_of(few)
+    unit = torch.where((size > 0) & (size < torch.inf), size, 1)
+    lengths[~lossless] = torch.linalg.vector_norm(few / unit[:, None], dim=1) * unit
+    return lengths
+
+
+def largest_of(block: Tensor) -> Tensor:
+    """Return the size of the largest number of each sample, in float64."""
+    if not block[:1].numel():
+        return torch.zeros(len(block), dtype=torch.float64, device=block.device)
+    largest: Tensor = torch.linalg.vector_norm(block, torch.inf, dim=tuple(range(1, block.dim())))
+    return largest.double()
+
+
+def square(lengths: Tensor) -> Tensor:
+    """Return the squares of norms, in float64."""
+    return lengths.double().square()
+
+
+def able_to_hold(x: Tensor, weights: Tensor) -> Tensor:
+    """Return values in a dtype that can hold the weights they are about to be multiplied by: `x`, or float64."""
+    x = wide(x)
+    info, sizes = torch.finfo(x.dtype), weights.abs()
+    held = (sizes == 0) | ((sizes > info.tiny * 2.0**26) & (sizes < info.max * 2.0**-26))
+    return x if bool(held.all()) else double(x)
+
+
+def weighed(x: Tensor, weights: Tensor) -> Tensor:
+    """Multiply what belongs to each sample by its weight."""
+    x = able_to_hold(x, weights)
+    return x * weights.to(x).view(-1, *(1,) * (x.dim() - 1))
+
+
+def is_moderate(x: Tensor) -> bool:
+    """Tell whether no sample's part is so large or so small that the product of four of its numbers is lost."""
+    info, sizes = torch.finfo(x.dtype), largest_of(x)
+    return bool(((sizes == 0) | ((sizes > info.tiny**0.2) & (sizes < info.max**0.2))).all())

@@ -1,0 +1,52 @@
+"""Distances between rows of data and rows of a parameter, such as prototypes or a codebook.
+
+Legend: b sample, t row of a sample, r row of the parameter, d width.
+"""
+
+import torch
+from torch import Tensor
+
+from .._numbers import weighed, wide
+from .._owners import Layout, NotSeparableError
+from .._pieces import Computed, Piece
+from .._use import Use
+
+
+def cdist(use: Use) -> Piece:
+    """``torch.cdist(x1, x2, p)`` where one of both is a parameter without batch dimensions of its own."""
+    euclidean = use.op == "EuclideanDistBackward0"
+    p = 2.0 if euclidean else use.saved("p")
+    layout, g, lengths = use.layout, use.gradient, use.saved("res" if euclidean else "result")
+    data, parameter = use.saved("x1"), use.saved("x2")
+    if use.position == 0:
+        data, parameter = parameter, data
+        layout, g, lengths = _turned(layout, g), g.mT, lengths.mT
+    if parameter.numel() != parameter.shape[-2] * parameter.shape[-1]:
+        raise NotSeparableError
+    parameter = wide(parameter.reshape(parameter.shape[-2:]))
+    data = data.expand(*g.shape[:-1], data.shape[-1])
+    g, data, lengths = (wide(layout.by_sample(x, len(parameter))) for x in (g, data, lengths))
+
+    def dense(part: slice) -> Tensor:
+        return _backward(g[part], data[part], lengths[part], parameter, p).view(-1, *use.shape)
+
+    def weighted(weights: Tensor) -> Tensor:
+        heavy, rows, far = (x.flatten(0, 1)[None] for x in (weighed(g, weights), data, lengths))
+        return _backward(heavy, rows, far, parameter, p).view(use.shape)
+
+    return Computed(use.samples, use.shape, dense, weighted, holds=(g, data, lengths, parameter))
+
+
+def _turned(layout: Layout, g: Tensor) -> Layout:
+    """Return the owners of ``g.mT``."""
+    owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
+    return Layout(layout.samples, None, owners.mT.reshape(-1))
+
+
+def _backward(g: Tensor, data: Tensor, lengths: Tensor, parameter: Tensor, p: float) -> Tensor:
+    """Return the gradients of the parameter: (b, r, d)."""
+    repeated = parameter.to(g).expand(len(g), *parameter.shape).contiguous()
+    answer: Tensor = torch.ops.aten._cdist_backward(
+        g.mT.contiguous(), repeated, data.to(g).contiguous(), p, lengths.to(g).mT.contiguous()
+    )
+    return answer

@@ -1,0 +1,70 @@
+"""Mixtures of experts whose rows are multiplied in groups. torch has no grouped product in float64."""
+
+import pytest
+import torch
+from torch import nn
+
+import bridle
+
+from .cases import B, Calls, experts, flat_sum
+from .oracle import flat, loop
+
+pytestmark = pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
+E = 5
+
+
+def grouped_experts(steps):
+    """As transformers runs mixtures of experts: rows in groups, weights transposed or not, biases looked up."""
+    model = Calls(
+        None,
+        gate=nn.Linear(8, E),
+        up=nn.Parameter(torch.randn(E, 16, 8)),
+        up_bias=nn.Parameter(torch.randn(E, 16)),
+        down=nn.Parameter(torch.randn(E, 16, 8)),
+    )
+    x = torch.randn(B, steps, 8)
+
+    def call(rows, chosen):
+        offs = torch.bincount(chosen, minlength=E).cumsum(0).int()
+        h = torch._grouped_mm(rows, model.up.transpose(-2, -1), offs=offs) + model.up_bias[chosen]
+        return torch._grouped_mm(torch.tanh(h), model.down, offs=offs)
+
+    return model, lambda: flat_sum(experts(x, model.gate, call))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 40])
+@pytest.mark.parametrize("retain_graph", [True, False])
+def test_grouped_experts(steps, retain_graph):
+    torch.set_default_dtype(torch.float32)
+    model, losses = grouped_experts(steps)
+    for _ in range(2):
+        out = losses()
+        expected = loop(out, dict(model.named_parameters()))
+        ps = bridle.per_sample(out, model, retain_graph=retain_graph)
+        assert "one by one" not in ps.plan(), ps.plan()
+        found = ps.grads()
+        for name in expected:
+            torch.testing.assert_close(found[name], expected[name], rtol=1e-4, atol=1e-4)
+        each = flat(expected)
+        torch.testing.assert_close(ps.norms(), each.norm(dim=1))
+        torch.testing.assert_close(ps.dot(), each @ each.mean(0), rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(ps.gram(), each @ each.T, rtol=1e-4, atol=1e-3)
+        model.zero_grad()
+        ps.weighted_(torch.arange(4.0))
+        written = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(written, torch.arange(4.0) @ each, rtol=1e-4, atol=1e-3)
+
+
+def test_experts_that_nobody_chose_and_rows_beyond_the_last_group():
+    torch.set_default_dtype(torch.float32)
+    weight, x = nn.Parameter(torch.randn(4, 8, 8)), torch.randn(B * 3, 8)
+    offs = torch.tensor([0, 8, 8, 8], dtype=torch.int32)
+
+    def losses():
+        rows = torch._grouped_mm(x, weight, offs=offs)
+        rows = torch.where(torch.arange(12)[:, None] < 8, rows, 0)
+        return flat_sum(rows.view(B, 3, 8))
+
+    out = losses()
+    expected = loop(out, {"w": weight})["w"]
+    torch.testing.assert_close(bridle.per_sample(out, {"w": weight}).grads()["w"], expected)

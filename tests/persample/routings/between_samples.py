@@ -37,9 +37,10 @@ def adjacency_by_bmm(m, x, setting):
     return flat_sum(torch.bmm(links(len(x), setting)[None], m.a(x)[None])[0])
 
 
-@routing(LINKS, steps)
+@routing({**LINKS, "one other": COUPLED}, steps)
 def adjacency_by_einsum(m, x, setting):
-    return flat_sum(torch.einsum("ij,jtd->itd", links(len(x), setting), m.a(x)))
+    h = m.a(x)
+    return flat_sum(h + torch.einsum("ij,jtd->itd", links(len(x), setting), h))
 
 
 @routing(LINKS)

@@ -226,6 +226,27 @@ def table_of_steps(m, x, c):
     return flat_sum(m.norm(c * m.a(x) + m.rows))
 
 
+def constants(rows):
+    return torch.linspace(-1, 1, rows * D).sin().view(rows, D)
+
+
+@routing(ANY, square)
+def features_of_positions(m, x, c):
+    """A table of constants under a layer, with as many rows as samples, broadcast to all of them."""
+    return flat_sum(torch.tanh(m.a(x)) + c * m.b(constants(len(x))))
+
+
+@routing(ANY)
+def scores_of_items(m, x, c):
+    return flat_sum(m.a(x) @ (c * m.b(constants(7))).T)
+
+
+@routing({"apart": FREE, "shared": FREE})
+def items_by_index(m, x, setting):
+    choice = torch.arange(len(x)) if setting == "apart" else torch.zeros(len(x), dtype=torch.long)
+    return flat_sum(m.a(x) * m.b(constants(11))[choice])
+
+
 @routing(ANY)
 def one_weight_twice(m, x, c):
     return flat_sum(m.a(c * torch.tanh(m.a(x))) + m.a(x))

@@ -17,6 +17,7 @@ from ._ranks import Meeting, Ranks
 from ._stats import Stats, stats_of
 from ._sums import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite
 from ._watch import Watch
+from .ownership.find import Source
 from .rules.embedding import Rows
 
 Weights = Tensor | Callable[[Tensor], Tensor]
@@ -37,13 +38,13 @@ class PerSample:
         ranks: Ranks,
         memory_budget: int,
         scale: float,
-        proved: bool,
+        source: Source | None,
         eps: float,
         engine: Callable[[Tensor], dict[str, Tensor]],
     ) -> None:
         self._samples, self._parameters, self._pieces = samples, places.held, pieces
         self._leaves, self._gathered, self._ranks = places.leaves, places.gathered, ranks
-        self._budget, self._scale, self._proved, self._engine = memory_budget, scale, proved, engine
+        self._budget, self._scale, self._source, self._engine = memory_budget, scale, source, engine
         self._eps = eps
         self._watch = Watch(pieces)
         self._known: Norms | None = None
@@ -267,7 +268,7 @@ class PerSample:
     def plan(self) -> str:
         """Return, for each parameter, in which form its gradients are held and asked."""
         width = max((len(name) for name in self._parameters), default=0)
-        source = "proved from the structure of the graph" if self._proved else "asked of the engine at this step"
+        source = "nobody else's" if self._source is None else self._source.value
         lines = [f"{self._samples} samples, owners {source}"]
         for name in self._parameters:
             how = self._pieces[name].how if name in self._pieces else "unused: no loss depends on it"

@@ -89,7 +89,7 @@ def per_sample(
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     ranks = ranks_of(parameters, where.mesh, group, device, ids)
-    options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget)
+    options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
     with where.gathered():
         captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, options)
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
@@ -103,7 +103,7 @@ def per_sample(
         ranks=ranks,
         memory_budget=captured.room,
         scale=1.0 if scaler is None else float(scaler.get_scale()),
-        proved=captured.proved,
+        source=captured.source,
         eps=captured.eps,
         engine=_engine(captured.losses, where.leaves) if retain_graph else _no_engine,
     )

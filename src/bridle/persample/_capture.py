@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from itertools import starmap
 from typing import Any
 
@@ -13,12 +14,12 @@ from .. import graph
 from ..errors import UnsupportedOperationError
 from . import _reentrant, _torch, rules
 from ._cuts import Cut, Losses, leaves_below
-from ._lower import lower, nothing
+from ._lower import lower, nothing, through_hooks
 from ._merge import merged
 from ._pieces import Dense, Piece
 from ._use import Use
 from .ownership.coupling import Known
-from .ownership.find import Found, find
+from .ownership.find import Found, Source, find
 from .ownership.hooks import note_moment
 
 
@@ -31,12 +32,14 @@ class Options:
         opaque: ops nobody can look into, taken one sample at a time.
         retain_graph: whether the graph is to be kept, or let go of as it is read.
         memory_budget: how many bytes may be spent on written-down gradients.
+        sharded: whether `fully_shard` holds the parameters, and sets hooks of its own.
     """
 
     coupling: bool
     opaque: bool
     retain_graph: bool
     memory_budget: int
+    sharded: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +48,14 @@ class Captured:
 
     Attributes:
         pieces: one for each parameter that the losses depend on.
-        proved: whether owners follow from the structure of the graph, or were asked of the engine.
+        source: how owners were found; None where there is nothing to find.
         eps: rounding of the coarsest dtype that gradients were computed in.
         losses: what was differentiated, with nothing hidden.
         room: what is left of the memory budget.
     """
 
     pieces: dict[str, Piece]
-    proved: bool
+    source: Source | None
     eps: float
     losses: Losses
     room: int
@@ -71,18 +74,22 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     if losses.samples <= 1:
         used = set(leaves.values())
         few = {n: p for n, p in parameters.items() if n in used}
-        return Captured(_few_samples(losses, few, options), False, 0.0, losses, options.memory_budget)
+        return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
-    found = find(leaves, losses, known, allow_coupling=options.coupling)
-    _reentrant.refuse_hidden_weights(found.cuts, losses)
-    if not options.opaque:
-        _refuse_opaque(found.cuts, leaves)
+    search = partial(find, leaves, losses, known, allow_coupling=options.coupling)
+    found = search(hooks_allowed=options.sharded)
+    before = _torch.fsdp_hooks_run()
     pieces, room = _pieces(found, leaves, losses, options)
+    if found.source is not Source.ASKED and found.hooks != _torch.fsdp_hooks_run() - before:
+        # Others than those of fully_shard are among the hooks: nothing is proved.
+        found = search(hooks_allowed=False)
+        pieces, room = _pieces(found, leaves, losses, options)
     note_moment()
     order = [name for name in parameters if name in pieces]
     dtypes = {out.dtype for node in found.layouts for out in graph.describe(node)}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
-    return Captured({name: merged(pieces[name]) for name in order}, found.proved, eps, losses, room)
+    whole = {name: through_hooks(parameters[name], merged(pieces[name])) for name in order}
+    return Captured(whole, found.source, eps, losses, room)
 
 
 def _pieces(
@@ -90,6 +97,9 @@ def _pieces(
 ) -> tuple[dict[str, list[Piece]], int]:
     """Return for each parameter a piece for each of its uses, and what is left of the memory budget."""
     cuts, layouts = found.cuts, found.layouts
+    _reentrant.refuse_hidden_weights(cuts, losses)
+    if not options.opaque:
+        _refuse_opaque(cuts, leaves)
     at: dict[Node, list[int]] = {}
     for i, cut in enumerate(cuts):
         at.setdefault(cut.node, []).append(i)
@@ -103,6 +113,9 @@ def _pieces(
     # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
     waits = {node for node in at if packed or rules.calls_op(graph.op(node))}
     free = not waits and not options.retain_graph and not _torch.passed_by(losses.root)
+    free = free and (found.source is Source.ASKED or not found.hooks)  # else it may have to be run again
+
+    hooked = found.source is Source.ASKED and found.hooks != 0
 
     def apply(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
         cache: dict[str, Any] = {}
@@ -116,7 +129,7 @@ def _pieces(
                 if free and piece.needs_op:  # its rule gave up, and the op is about to forget what it saved
                     piece = Dense(_torch.inside_engine(piece.dense))
                 for leaf in below[i]:
-                    keep(leaves[leaf], lower(piece, cuts[i].value, leaf))
+                    keep(leaves[leaf], lower(piece, cuts[i].value, leaf, hooked=hooked))
 
     def keep(name: str, piece: Piece) -> None:
         """Write down what saves time, while what it is made of can be let go of at once."""

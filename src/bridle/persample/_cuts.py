@@ -70,12 +70,15 @@ class Losses:
         each = weights.to(self.root)[self.sample_of]
         _torch.visit(self.root, each, passed, ends, see, retain_graph=retain_graph)
 
-    def owners(self, nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
-        """Ask who owns the outputs of these ops; None for an op with an output that samples share."""
+    def owners(self, nodes: Iterable[Node], *, hooked: bool = False) -> dict[Node, tuple[Layout, ...] | None]:
+        """Ask who owns the outputs of these ops; None for an op with an output that samples share.
+
+        With `hooked`, refuse hooks that make the gradient of one sample depend on others.
+        """
         found: dict[Node, tuple[Layout, ...] | None] = {}
         for few in _in_groups(nodes):
             found |= {node: self._nobodys(node) for node in few}
-            found |= probe(self.visit, few, self.samples, self.root)
+            found |= probe(self.visit, few, self.samples, self.root, hooked=hooked)
         return found
 
     def _nobodys(self, node: Node) -> tuple[Layout, ...]:

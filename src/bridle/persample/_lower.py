@@ -32,14 +32,14 @@ _ENLARGED = {
 }
 
 
-def lower(piece: Piece, value: GradientEdge, leaf: Node) -> Piece:
+def lower(piece: Piece, value: GradientEdge, leaf: Node, *, hooked: bool) -> Piece:
     """Return per-sample gradients of the leaf, given those of a value made from it.
 
     A transposed weight, a cast one and a look-up keep their short forms. Everything else goes through the
     engine, all samples at once, or one by one where that cannot be.
     """
     while not graph.is_leaf(value.node):
-        below = _step(piece, value.node)
+        below = _step(piece, value.node) if not hooked or _torch.passes_unchanged(value) else None
         if below is None:
             return _pulled(piece, value, graph.leaf_tensor(leaf))
         piece = below
@@ -130,6 +130,20 @@ def _pulled(piece: Piece, value: GradientEdge, leaf: Tensor) -> Piece:
         return _torch.pull(value, total.to(dtype)[None], leaf)[0]
 
     return Computed(piece.samples, leaf.shape, dense, weighted, holds=piece.holds(), how=f"{piece.how}, pulled")
+
+
+def through_hooks(leaf: Tensor, piece: Piece) -> Piece:
+    """Run the hooks of a parameter on the gradient of each sample, as differentiating each loss alone would."""
+    hooks = _torch.leaf_hooks(leaf)
+    if not hooks:
+        return piece
+    rows = []
+    for row in piece.dense().to(leaf.dtype):
+        for hook in hooks:
+            changed = hook(row)
+            row = row if changed is None else changed
+        rows.append(row)
+    return Dense(torch.stack(rows))
 
 
 def nothing(samples: int, leaf: Tensor) -> Piece:

@@ -21,11 +21,13 @@ class Layout:
         block: when not None, element e belongs to sample ``(e // block) % samples``. Batch first, batch
             second and a folded batch are all of this kind, and reshaping does not change it.
         owners: otherwise the owner of each element, -1 where the gradient is zero.
+        seen: where `block` covers elements whose gradient is zero too, the owners of the others.
     """
 
     samples: int
     block: int | None
     owners: Tensor | None
+    seen: Tensor | None = None
 
     @staticmethod
     def of_nobody(samples: int) -> "Layout":

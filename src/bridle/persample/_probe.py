@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from .. import graph
+from ..errors import UnsupportedOperationError
 from ._owners import Layout, fitting_blocks
 
 # Is shown an op and the gradients at its outputs.
@@ -38,7 +40,9 @@ _ZERO, _SHARED = -1, -2
 _AT_A_TIME = 1 << 16
 
 
-def probe(visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor) -> dict[Node, tuple[Layout, ...] | None]:
+def probe(
+    visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor, *, hooked: bool
+) -> dict[Node, tuple[Layout, ...] | None]:
     """Find who owns what at the outputs of some ops.
 
     Args:
@@ -46,6 +50,7 @@ def probe(visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor) -> di
         nodes: the ops.
         samples: how many samples there are.
         root: the losses.
+        hooked: whether hooks may change gradients, in ways that depend on which samples take part.
 
     Returns:
         For each op that gets a gradient, one layout per output; None where samples share elements.
@@ -57,14 +62,55 @@ def probe(visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor) -> di
     marks: dict[Node, list[Tensor | None]] = {}
     shared: dict[Node, None] = {}
     asked = list(nodes)
+    same = _SameEveryTime() if hooked else None
     for run, takes_part in enumerate(codes.takes_part):
-        visit(asked, base * takes_part, partial(_mark, marks, run, len(codes.takes_part)))
+        mark = partial(_mark, marks, run, len(codes.takes_part))
+        visit(asked, base * takes_part, mark if same is None else same.before(mark))
         found = [node for node in asked if node in marks and codes.tell_shared(marks[node], run)]
         shared |= dict.fromkeys(found)  # to know that takes no more runs
         asked = [node for node in asked if node not in shared]
         if not asked:
             break
-    return {node: None if node in shared else _layouts(found, codes, samples) for node, found in marks.items()}
+    layouts = {node: None if node in shared else _layouts(found, codes, samples) for node, found in marks.items()}
+    if same is not None:
+        same.refuse_changed(node for node, found in layouts.items() if found is not None)
+    return layouts
+
+
+class _SameEveryTime:
+    """Sees whether an element has the same gradient in every run its owner takes part in."""
+
+    def __init__(self) -> None:
+        self._first: dict[Node, list[Tensor | None]] = {}
+        self._changed: set[Node] = set()
+
+    def before(self, mark: See) -> See:
+        def see(node: Node, gradients: Gradients) -> None:
+            first = self._first.setdefault(node, [None] * len(gradients))
+            for i, gradient in enumerate(gradients):
+                if gradient is None:
+                    continue
+                g, old = gradient.detach(), first[i]
+                if old is None:
+                    first[i] = g.clone()
+                    continue
+                both = (old != 0) & (g != 0)
+                if not torch.allclose(old[both], g[both], rtol=64 * torch.finfo(g.dtype).eps, atol=0, equal_nan=True):
+                    self._changed.add(node)
+                first[i] = torch.where(old == 0, g, old)
+            mark(node, gradients)
+
+        return see
+
+    def refuse_changed(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if node in self._changed:
+                raise UnsupportedOperationError(
+                    f"per_sample: the gradient of one sample at `{graph.op(node)}` depends on which other samples are "
+                    "there. A hook between the losses and it does this, such as one that divides by a norm over the "
+                    "batch. Remove it, or let it treat each sample alone.",
+                    graph.op(node),
+                )
 
 
 class _Codes:
@@ -135,5 +181,5 @@ def _layout(marks: Tensor | None, codes: _Codes, samples: int) -> Layout | None:
     if len(blocks) != 1 and bool((marks & 1 == 1).any()):
         return None  # nobody can tell whose the NaNs are, so nobody owns them
     if blocks:
-        return Layout(samples, blocks[0], None)
+        return Layout(samples, blocks[0], None, owners if bool((owners == _ZERO).any()) else None)
     return Layout(samples, None, owners.long())

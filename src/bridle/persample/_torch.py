@@ -65,6 +65,50 @@ def next_sequence_nr() -> int:
 _own_hooks = 0
 
 
+def leaf_hooks(leaf: Tensor) -> list[Callable[[Tensor], Tensor | None]]:
+    """Return the hooks that were registered on a leaf tensor."""
+    return list((leaf._backward_hooks or {}).values())
+
+
+def passes_unchanged(edge: GradientEdge) -> bool:
+    """Return whether no hook on the tensor at this edge changes a gradient that is sent there."""
+    described = graph.describe(edge.node)[edge.output_nr]
+    given = torch.ones(described.shape, dtype=described.dtype, device=described.device)
+    (found,) = torch.autograd.grad([edge], [edge], [given], retain_graph=True)
+    return found.data_ptr() == given.data_ptr() and found._version == 0
+
+
+def has_node_hooks(node: Node) -> bool:
+    """Return whether hooks were registered on the node itself."""
+    global _own_hooks
+    handles = [node.register_prehook(_nothing), node.register_hook(_nothing)]
+    _own_hooks += len(handles)
+    for handle in handles:
+        handle.remove()
+    return any(handle.hooks_dict_ref() for handle in handles)
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+_fsdp_hooks_run = 0
+
+
+def fsdp_hooks_run() -> int:
+    """Return how many hooks of `fully_shard` have been run inside `gathered` so far."""
+    return _fsdp_hooks_run
+
+
+def _counted(run: Callable[[], None]) -> Callable[[], None]:
+    def counted() -> None:
+        global _fsdp_hooks_run
+        _fsdp_hooks_run += 1
+        run()
+
+    return counted
+
+
 def hooks_registered() -> int:
     """Return how many hooks were registered from Python so far, by others than this package."""
     return RemovableHandle.next_id - _own_hooks
@@ -365,12 +409,17 @@ def gathered(states: Iterable[Any]) -> Iterator[None]:
         *((group, "post_forward_mesh_info") for group in groups),
     ]
     found = [(owner, name, getattr(owner, name)) for owner, name in before]
+    first_call = "_register_root_post_backward_final_callback"  # what each of its hooks does first
     try:
+        for state in states:
+            setattr(state, first_call, _counted(getattr(state, first_call)))
         for group in groups:
             _unshard(group)
             group.reduce_grads, group.reshard_after_backward, group.post_forward_mesh_info = False, False, None
         yield
     finally:
+        for state in states:
+            vars(state).pop(first_call, None)
         for owner, name, value in found:
             setattr(owner, name, value)
         for group in groups:

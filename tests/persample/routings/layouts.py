@@ -230,10 +230,16 @@ def constants(rows):
     return torch.linspace(-1, 1, rows * D).sin().view(rows, D)
 
 
-@routing(ANY, square)
-def features_of_positions(m, x, c):
-    """A table of constants under a layer, with as many rows as samples, broadcast to all of them."""
+@routing({1.0: EITHER, 0.5: EITHER}, square)
+def as_many_features_as_samples(m, x, c):
+    """A table of constants with as many rows as samples cannot be told from their data."""
     return flat_sum(torch.tanh(m.a(x)) + c * m.b(constants(len(x))))
+
+
+@routing(ANY)
+def features_of_positions(m, x, c):
+    """A table of constants under a layer, broadcast to all samples."""
+    return flat_sum(torch.tanh(m.a(x))[:, None] + c * m.b(constants(7)))
 
 
 @routing(ANY)

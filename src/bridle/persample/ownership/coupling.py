@@ -175,14 +175,19 @@ def _refusal(cut: Cut, known: Known) -> BatchCouplingError:
     found = (known.name(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
     names = [name for name in found if name is not None]
     beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
+    op = graph.op(cut.node)
+    what = f"`{op}` mixes the samples of the batch. What {beneath} made of one sample enters the losses of others"
+    return _coupling(what, op, names[0] if names else "")
+
+
+def _coupling(what: str, op: str, where: str) -> BatchCouplingError:
     return BatchCouplingError(
-        f"per_sample: `{graph.op(cut.node)}` mixes the samples of the batch. What {beneath} made of one sample enters "
-        "the losses of others, so one sample has no gradient of its own. Batch normalisation in training does this "
+        f"per_sample: {what}, so one sample has no gradient of its own. Batch normalisation in training does this "
         "(call model.eval(), or use GroupNorm), and so do losses over the whole batch. Pass allow_coupling=True to "
         "get the gradient of each loss as it is. (A constant, such as a table of positions, is not taken for data if "
         "it is a registered buffer.)",
-        graph.op(cut.node),
-        names[0] if names else "",
+        op,
+        where,
     )
 
 
@@ -273,14 +278,10 @@ class DataRows:
         """
         if self._conflict is not None:
             tensor, first, second = self._conflict
-            raise BatchCouplingError(
-                f"per_sample: a row of data, in a tensor of shape {tuple(tensor.shape)}, is used for one sample by "
-                f"`{graph.op(first)}` and for another one by `{graph.op(second)}`. So the data of one sample enters "
-                "the losses of others, and one sample has no gradient of its own. Pass allow_coupling=True to get "
-                "the gradient of each loss as it is.",
-                graph.op(second),
-                "",
-            )
+            data = f"a row of data, in a tensor of shape {tuple(tensor.shape)},"
+            once = f"`{graph.op(first)}` uses {data} for several samples"
+            twice = f"{data} is used for one sample by `{graph.op(first)}` and for another by `{graph.op(second)}`"
+            raise _coupling(once if first is second else twice, graph.op(second), "")
 
 
 def _overlaps(tensor: Tensor) -> bool:

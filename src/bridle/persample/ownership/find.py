@@ -3,19 +3,30 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import Any
 
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from ...errors import BatchCouplingError
+from ...errors import BatchCouplingError, UnsupportedOperationError
 from .. import _torch
 from .._cuts import Cut, Losses, find_cuts
 from .._owners import Layout
 from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data
-from .hooks import has_no_hooks
+from .hooks import hooks_since
+from .ops import moves_by_index
 from .owners import Owners
 from .prove import prove
+
+
+class Source(Enum):
+    """How owners were found."""
+
+    PROVED = "proved from the structure of the graph"
+    FOLLOWED = "followed through the indices of this step"
+    ASKED = "asked of the engine at this step"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,15 +37,17 @@ class Found:
         cuts: uses of shared values by ops whose outputs have owners.
         layouts: owners of the outputs of those ops.
         owners: the same, and those of ops that keep data.
-        proved: whether they are proved, or asked for this graph.
+        source: how they were found.
         rows: which rows of data are used for which sample.
+        hooks: how many hooks may have been registered on this graph; None if unknown.
     """
 
     cuts: list[Cut]
     layouts: dict[Node, tuple[Layout, ...]]
     owners: Mapping[Node, tuple[Owners, ...]]
-    proved: bool
+    source: Source
     rows: DataRows
+    hooks: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,27 +72,42 @@ _PROOFS: OrderedDict[Any, _Proof | None] = OrderedDict()
 _AT_MOST = 64
 
 
-def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool) -> Found:
+def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool, hooks_allowed: bool) -> Found:
     """Return the cuts above some leaves and the owners there.
+
+    Args:
+        leaves: names of parameters by their nodes.
+        losses: what is differentiated.
+        known: what is no data.
+        allow_coupling: accept data of one sample in the loss of another.
+        hooks_allowed: rely on proofs although hooks were registered: they are those that `fully_shard` sets.
 
     Raises:
         BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
+        UnsupportedOperationError: a hook stands at an op that uses a parameter.
     """
-    found = _proved(leaves, losses, known) or _asked(leaves, losses, known)
+    hooks = hooks_since(losses.read)
+    found = None
+    if hooks == 0 or (hooks_allowed and hooks is not None):
+        found = _proved(leaves, losses, known, hooks)
+    found = found or _asked(leaves, losses, known, hooks)
+    if hooks != 0:
+        refuse_node_hooks(found.cuts)
     if not allow_coupling:
         found.rows.refuse_conflict()
-        if not found.proved:
+        if found.source is Source.ASKED:
             refuse_shared_data(found.cuts, found.owners, found.rows, known)
     return found
 
 
-def _proved(leaves: dict[Node, str], losses: Losses, known: Known) -> Found | None:
+def _proved(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int) -> Found | None:
     """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
-    read = losses.read
-    proof = _proof(leaves, losses) if has_no_hooks(read) else None
+    proof, source = _proof(leaves, losses), Source.PROVED
+    if proof is None and any(moves_by_index(node) for node in losses.read.nodes):
+        proof, source = _try_to_prove(leaves, losses, by_indices=True), Source.FOLLOWED
     if proof is None:
         return None
-    nodes = read.nodes
+    nodes = losses.read.nodes
     cuts = [Cut(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in proof.cuts]
     owners = {nodes[n]: found for n, found in proof.owners.items()}
     rows = DataRows(known, cuts)
@@ -88,7 +116,7 @@ def _proved(leaves: dict[Node, str], losses: Losses, known: Known) -> Found | No
         refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known)
     except BatchCouplingError:
         return None  # structure alone may see more mixing than there is
-    return Found(cuts, {nodes[n]: found for n, found in proof.layouts.items()}, owners, True, rows)
+    return Found(cuts, {nodes[n]: found for n, found in proof.layouts.items()}, owners, source, rows, hooks)
 
 
 def _proof(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
@@ -102,9 +130,9 @@ def _proof(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
     return _PROOFS[key]
 
 
-def _try_to_prove(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
+def _try_to_prove(leaves: dict[Node, str], losses: Losses, *, by_indices: bool = False) -> _Proof | None:
     read = losses.read
-    owners = prove(losses.root, losses.sample_of)
+    owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
     if any(node not in owners for node in leaves):
         return None
     number = {node: i for i, node in enumerate(read.nodes)}
@@ -133,8 +161,8 @@ def _keeps_data(node: Node, owners: tuple[Owners, ...]) -> bool:
     return bool(owners) and owners[0].is_proved and any(below is None for below, _ in node.next_functions)
 
 
-def _asked(leaves: dict[Node, str], losses: Losses, known: Known) -> Found:
-    cuts, layouts = find_cuts(leaves, losses.read, losses.owners)
+def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None) -> Found:
+    cuts, layouts = find_cuts(leaves, losses.read, partial(losses.owners, hooked=hooks != 0))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)
@@ -143,7 +171,22 @@ def _asked(leaves: dict[Node, str], losses: Losses, known: Known) -> Found:
     }
     rows = DataRows(known, cuts)
     rows.add_all(owners)
-    return Found(cuts, layouts, owners, False, rows)
+    return Found(cuts, layouts, owners, Source.ASKED, rows, hooks)
+
+
+def refuse_node_hooks(cuts: Iterable[Cut]) -> None:
+    """Refuse hooks on the very ops that use parameters: rules would go around them.
+
+    Raises:
+        UnsupportedOperationError: there is such a hook.
+    """
+    for node in dict.fromkeys(cut.node for cut in cuts):
+        if _torch.has_node_hooks(node):
+            raise UnsupportedOperationError(
+                f"per_sample: a hook is registered on `{graph.op(node)}`, which uses a parameter. It may change the "
+                "gradient in a way that cannot be split by sample. Remove it, or register it on the tensor instead.",
+                graph.op(node),
+            )
 
 
 def signature(losses: Losses) -> tuple[Any, ...]:

@@ -28,8 +28,8 @@ def note_moment() -> None:
     _moments.known.append((_torch.next_sequence_nr(), _torch.hooks_registered()))
 
 
-def has_no_hooks(read: graph.Graph) -> bool:
-    """Return whether certainly no hook was registered since the first op of the graph was recorded."""
+def hooks_since(read: graph.Graph) -> int | None:
+    """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
     oldest = min((graph.sequence_nr(node) for node in read.nodes if not graph.is_leaf(node)), default=0)
     before = [hooks for number, hooks in _moments.known if number <= oldest]
-    return bool(before) and before[-1] == _torch.hooks_registered()
+    return _torch.hooks_registered() - before[-1] if before else None

@@ -28,12 +28,14 @@ class Step:
         outs: owners of its outputs.
         position: which input, as an index into ``node.next_functions``.
         shape: the shape of the input.
+        by_indices: whether to follow the indices that the op saved; what is found then holds for this graph alone.
     """
 
     node: Node
     outs: tuple[Owners, ...]
     position: int
     shape: tuple[int, ...]
+    by_indices: bool = False
 
     @property
     def out(self) -> Owners:
@@ -51,6 +53,8 @@ class Step:
         if graph.is_custom(self.node):
             return Owners.all(SEVERAL, self.shape)
         entry = MOVES.get(base_name(self.node))
+        if self.by_indices and moves_by_index(self.node) and not _torch.is_packed(self.node):
+            entry = asked_of_torch
         if entry is None or (base_name(self.node) not in _ALL_OUTPUTS and not all(o.is_empty for o in self.outs[1:])):
             return self.mixed()
         found = entry(self)
@@ -70,6 +74,20 @@ Moves: TypeAlias = Callable[[Step], Owners]
 MOVES: dict[str, Moves] = {}
 # Ops whose entry looks at more than the first output.
 _ALL_OUTPUTS = frozenset({"Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes", "Unbind", "MkldnnRnnLayer"})
+
+
+# Ops that move elements to where a saved index or mask says, and do nothing else to their gradients.
+_BY_INDEX = frozenset(
+    {
+        *("Gather", "Index", "IndexAdd", "IndexCopy", "IndexPut", "IndexPutImpl", "IndexSelect", "MaskedScatter"),
+        *("MaskedSelect", "Scatter", "ScatterAdd", "Sort", "Take", "Topk"),
+    }
+)
+
+
+def moves_by_index(node: Node) -> bool:
+    """Return whether an op moves elements by a saved index or mask."""
+    return base_name(node) in _BY_INDEX and not graph.is_custom(node)
 
 
 def moves(*names: str) -> Callable[[Moves], Moves]:

@@ -54,8 +54,8 @@ class Owners:
         count = prod(shape)
         if layout.owners is not None and layout.owners.numel() != count:
             return Owners.all(NOBODY, shape)
-        ids = layout.owner_of_each(count, torch.device("cpu")).to("cpu", torch.int32)
-        return Owners.of(ids.reshape(tuple(shape)), shape)
+        ids = layout.owner_of_each(count, torch.device("cpu")) if layout.seen is None else layout.seen
+        return Owners.of(ids.to("cpu", torch.int32).reshape(tuple(shape)), shape)
 
     @property
     def is_empty(self) -> bool:

@@ -18,28 +18,31 @@ from .owners import NOBODY, Owners
 _Sends = list[tuple[int | None, int, Node, int]]
 
 
-def prove(root: Tensor, sample_of: Tensor) -> dict[Node, tuple[Owners, ...]]:
+def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[Node, tuple[Owners, ...]]:
     """Return the owners of every output of every op behind the losses.
 
     Args:
         root: one loss per entry.
         sample_of: which sample each entry counts for.
+        by_indices: follow the indices that this very graph saved, too.
     """
     assert root.grad_fn is not None
     links = _links(root)
     sends = _all_sends(root.grad_fn, links)
     start = Owners.of(sample_of.to("cpu", torch.int32).reshape(root.shape), root.shape)
-    return _carry(sends, root.grad_fn, root.output_nr, start)
+    return _carry(sends, root.grad_fn, root.output_nr, start, by_indices)
 
 
 def reached(edge: GradientEdge) -> list[Node]:
     """Return the ops that a value is made by: those to which its gradient can go, whatever the values are."""
     shape = graph.describe(edge.node)[edge.output_nr].shape
-    found = _carry(_all_sends(edge.node, {}), edge.node, edge.output_nr, Owners.all(0, shape))
+    found = _carry(_all_sends(edge.node, {}), edge.node, edge.output_nr, Owners.all(0, shape), False)
     return [node for node, owners in found.items() if not all(o.is_empty for o in owners)]
 
 
-def _carry(sends: dict[Node, _Sends], root: Node, output_nr: int, start: Owners) -> dict[Node, tuple[Owners, ...]]:
+def _carry(
+    sends: dict[Node, _Sends], root: Node, output_nr: int, start: Owners, by_indices: bool
+) -> dict[Node, tuple[Owners, ...]]:
     found = {node: [Owners.all(NOBODY, out.shape) for out in graph.describe(node)] for node in sends}
     found[root][output_nr] = start
     for node in _in_order(sends, root):
@@ -47,7 +50,10 @@ def _carry(sends: dict[Node, _Sends], root: Node, output_nr: int, start: Owners)
         if all(out.is_empty for out in outs):
             continue
         for position, number, below, nr in sends[node]:
-            sent = outs[number] if position is None else Step(node, outs, position, input_shape(node, position)).sends()
+            if position is None:
+                sent = outs[number]
+            else:
+                sent = Step(node, outs, position, input_shape(node, position), by_indices).sends()
             found[below][nr] = found[below][nr].merged(sent)
     return {node: tuple(owners) for node, owners in found.items()}
 

@@ -77,5 +77,10 @@ class Stateful(Policy, Protocol):
 
 def down_to(limit: float | Tensor, norm: Tensor) -> Tensor:
     """The factor that brings a norm down to a limit: exactly 1 under it, and 1 where the norm is not finite."""
-    ceiling = limit.to(norm) if isinstance(limit, Tensor) else limit
-    return torch.where((norm > ceiling) & (norm < math.inf), ceiling / norm, 1.0)
+    # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
+    factor = ceiling / norm
+    # What is too small for all its digits is rounded down, so that the norm after is not above the limit.
+    tiny = torch.finfo(norm.dtype).tiny
+    factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+    return torch.where((norm > ceiling) & (norm < math.inf), factor, 1.0)

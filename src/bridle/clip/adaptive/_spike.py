@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError, UnsupportedGradientError
+from .. import _measure
 from .._check import number
 from .._decision import Clamp
 from .._gradients import Gradients
@@ -54,7 +55,7 @@ class _ByElementSpike:
                 f"by_element_spike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
                 "parameter another policy by a name pattern, or use a dense gradient."
             )
-        size = g.abs()
+        size = _measure.magnitudes(g)
         if size.dtype in (torch.float16, torch.bfloat16):
             size = size.float()
         if key not in self._rms:

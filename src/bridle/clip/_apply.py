@@ -13,7 +13,18 @@ from .. import _native
 from .._native import reference
 from . import _measure
 
-__all__ = ["clamp_", "clamp_each_", "clamped", "scale_", "scale_slices_", "zero_", "zero_nonfinite_"]
+__all__ = [
+    "clamp_",
+    "clamp_each_",
+    "clamped",
+    "put_back_",
+    "scale_",
+    "scale_slices_",
+    "shares_memory",
+    "stored_copies",
+    "zero_",
+    "zero_nonfinite_",
+]
 
 _FLOAT32 = torch.finfo(torch.float32)
 
@@ -102,6 +113,19 @@ def zero_(grads: Sequence[Tensor], where: Tensor | None = None) -> None:
             t.zero_() if where is None else t.masked_fill_(where.to(t.device), 0)
 
 
+def stored_copies(grads: Sequence[Tensor]) -> list[Tensor]:
+    """What gradients hold now, for `put_back_`."""
+    with _opened(grads, coalesced=True) as stored:
+        return [t.clone() for t in stored]
+
+
+def put_back_(grads: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+    """Undo what was written since `stored_copies`."""
+    with _opened(grads) as stored:
+        for t, copy in zip(stored, copies, strict=True):
+            t.copy_(copy)
+
+
 def zero_nonfinite_(grads: Sequence[Tensor]) -> None:
     """Set NaN and infinite elements to zero, and leave the others."""
     with _opened(grads, coalesced=True) as stored:
@@ -116,13 +140,12 @@ def _opened(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list[T
 
     A conjugation or negation that torch has put off changes nothing about what is done here, and is left in place.
     """
-    for g in grads:
-        _measure.check_kind(g)
+    _measure.check_kinds(grads)
     inference = not torch.compiler.is_compiling() and any(g.is_inference() for g in grads)
     with torch.inference_mode() if inference else torch.no_grad():
         stored = [_stored(_coalesce_(g) if coalesced else g) for g in grads]
         # Elements that lie over each other are written as one: a copy is changed, and then put in their place.
-        copies = {i: t.clone() for i, t in enumerate(stored) if _may_overlap(t)}
+        copies = {i: t.clone() for i, t in enumerate(stored) if shares_memory(t)}
         yield [copies.get(i, t) for i, t in enumerate(stored)]
         for i, copy in copies.items():
             stored[i].copy_(copy)
@@ -171,7 +194,8 @@ def _once(g: Tensor) -> Tensor:
     return g
 
 
-def _may_overlap(t: Tensor) -> bool:
+def shares_memory(t: Tensor) -> bool:
+    """May elements of a strided tensor lie over each other, as in an expanded one?"""
     reach = 0
     for step, size in sorted((step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size > 1):
         if step <= reach:

@@ -7,8 +7,9 @@ import math
 from torch import Tensor
 
 from ..errors import ArgumentError, ArgumentTypeError
+from . import _measure
 
-__all__ = ["number", "on_host", "order", "threshold"]
+__all__ = ["norm", "number", "on_host", "order", "tensor_limit", "threshold"]
 
 
 def threshold(value: float | Tensor, name: str) -> float | Tensor:
@@ -31,6 +32,17 @@ def number(value: float, name: str, low: float = 0.0, high: float = math.inf) ->
 def on_host(limit: float | Tensor, name: str) -> float:
     """The limit as a number, for gradients whose values can be read without waiting."""
     return _size(float(limit), name)
+
+
+def norm(value: float | Tensor) -> float | Tensor:
+    """A norm that is known already: whatever number it is, or a tensor of one, which is not read here."""
+    return value if isinstance(value, Tensor) else _float(value, "`total_norm` is a number")
+
+
+def tensor_limit(limit: float | Tensor, name: str) -> None:
+    """Refuse a limit in a tensor that can be read without waiting, and means nothing."""
+    if isinstance(limit, Tensor) and _measure.readable_now([limit]):
+        on_host(limit, name)
 
 
 def _float(value: object, expected: str) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ._gradients import Gradients
 
-__all__ = ["Clamp", "Decision", "Policy", "Scale", "Skip", "Stateful", "down_to"]
+__all__ = ["Clamp", "Decision", "Policy", "Scale", "Skip", "Stateful", "check", "down_to"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ Decision: TypeAlias = Scale | Clamp | Skip
 class Policy(Protocol):
     """A rule for clipping: a value that looks at gradients and decides what becomes of them.
 
+    It may also have a method `check(grads)` that raises for what it cannot decide about. All policies of a call are
+    asked that before any of them decides, and so before anything is learned or written.
+
     Attributes:
         p: the order of the norm it looks at; what the report shows, and where non-finite values are looked for.
     """
@@ -73,6 +76,13 @@ class Stateful(Policy, Protocol):
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Go on from what was learned."""
+
+
+def check(policy: Policy | None, grads: Gradients) -> None:
+    """Let a policy refuse gradients that it cannot decide about."""
+    refuse = getattr(policy, "check", None)
+    if refuse is not None:
+        refuse(grads)
 
 
 def down_to(limit: float | Tensor, norm: Tensor) -> Tensor:

@@ -157,6 +157,11 @@ class Gradients:
             return here
         return self.ranks.combine(here.to(torch.float64), self._where, [1.0] * len(here))
 
+    def why_not_finite(self) -> str:
+        """In words, where the norm is not finite and no gradient is known to hold such a value."""
+        elsewhere = self.ranks is not None and self.ranks.marked
+        return ("a gradient on another rank is not finite, or " if elsewhere else "") + _measure.TOO_LARGE
+
     def settle(self) -> None:
         """Make changes to `values` changes to `local`."""
         if self.ranks is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,9 +13,11 @@ from .._native import reference
 from ..errors import UnsupportedDeviceError, UnsupportedGradientError
 
 __all__ = [
+    "TOO_LARGE",
     "as_stored",
     "check_foreach",
     "check_kind",
+    "check_kinds",
     "count_nonfinite",
     "list_offenders",
     "magnitudes",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
+TOO_LARGE = "the norm of the gradients is larger than any float64, though every value of them is finite"
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
@@ -127,6 +130,12 @@ def check_kind(g: Tensor) -> None:
         f"a gradient of shape {'?' if g.is_nested else tuple(g.shape)} is {kind}; gradients are of type float16, "
         "bfloat16, float32, float64, complex64 or complex128, strided or sparse. Convert it first."
     )
+
+
+def check_kinds(grads: Iterable[Tensor]) -> None:
+    """Refuse if any of them is such."""
+    for g in grads:
+        check_kind(g)
 
 
 def _dense(g: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from . import _apply, _check, _measure, _ranks, _sharded
 from ._gradients import Gradients
 from ._groups import Groups
 from ._target import Target, gradients, live_names, named, unique
+from ._turn import turn
 
 __all__ = ["clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
@@ -64,6 +65,18 @@ def clip_grad_norm_(
         tensor([0.6000, 0.8000])
     """
     p, limit = _check.order(norm_type), _check.threshold(max_norm, "max_norm")
+    with turn():
+        return _clip_grad_norm(parameters, limit, p, error_if_nonfinite, foreach, groups)
+
+
+def _clip_grad_norm(
+    parameters: Target,
+    limit: float | Tensor,
+    p: float,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+    groups: Groups | None,
+) -> Tensor:
     if groups is None:
         listed, grads = gradients(parameters)
         spans = _ranks.spans(listed) or _ranks.spans(grads)
@@ -116,16 +129,17 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
         tensor([-1.0000,  0.5000,  1.0000])
     """
     limit = _check.threshold(clip_value, "clip_value")
-    listed, grads = gradients(parameters)
-    spread = Gradients.of(listed) if _ranks.spans(grads) else None
-    grads = grads if spread is None else spread.values
-    _measure.check_foreach(grads, foreach)
-    if isinstance(limit, Tensor) and _measure.readable_now([limit, *grads]):
-        limit = _check.on_host(limit, "clip_value")
-    if grads:
-        _apply.clamp_(grads, limit, foreach)
-    if spread is not None:
-        spread.settle()
+    with turn():
+        listed, grads = gradients(parameters)
+        spread = Gradients.of(listed) if _ranks.spans(grads) else None
+        grads = grads if spread is None else spread.values
+        _measure.check_foreach(grads, foreach)
+        if isinstance(limit, Tensor) and _measure.readable_now([limit, *grads]):
+            limit = _check.on_host(limit, "clip_value")
+        if grads:
+            _apply.clamp_(grads, limit, foreach)
+        if spread is not None:
+            spread.settle()
 
 
 def get_total_norm(
@@ -176,13 +190,14 @@ def clip_grads_with_norm_(
         >>> weight.grad
         tensor([0.6000, 0.8000])
     """
-    limit = _check.threshold(max_norm, "max_norm")
-    listed, grads = gradients(parameters)
-    grads = Gradients.of(listed).local if _ranks.spans(grads) else grads
-    _measure.check_foreach(grads, foreach)
-    if not isinstance(total_norm, Tensor) or _measure.readable_now([*grads, total_norm]):
-        total_norm = float(total_norm)
-    _scale_down(grads, limit, total_norm, foreach)
+    limit, known = _check.threshold(max_norm, "max_norm"), _check.norm(total_norm)
+    with turn():
+        listed, grads = gradients(parameters)
+        grads = Gradients.of(listed).local if _ranks.spans(grads) else grads
+        _measure.check_foreach(grads, foreach)
+        if isinstance(known, Tensor) and _measure.readable_now([*grads, known]):
+            known = float(known)
+        _scale_down(grads, limit, known, foreach)
 
 
 def _total(
@@ -194,7 +209,7 @@ def _total(
     _measure.check_foreach(grads, foreach)
     norm, value = _measure.total_norm(grads, p, foreach)
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
-        raise _nonfinite(_offenders(grads, listed), p)
+        raise _nonfinite(_offenders(grads, listed), p, _measure.TOO_LARGE)
     return norm, value
 
 
@@ -207,7 +222,7 @@ def _total_over_ranks(
     value = norm.item() if grads.readable_now() else None
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
         found = zip(grads.names(), grads.count_nonfinite().tolist(), strict=True)
-        raise _nonfinite({name: int(n) for name, n in found if n}, p)
+        raise _nonfinite({name: int(n) for name, n in found if n}, p, grads.why_not_finite())
     return norm.to(_measure.result_dtype(grads.local, value)), value
 
 
@@ -222,7 +237,9 @@ def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor
             _apply.scale_(grads, coefficient, foreach)
         return
     with torch.no_grad():
-        factor = (limit / (norm.to(reference.wide(norm.device)) + _EPS)).clamp(max=1.0)
+        most = norm.to(reference.wide(norm.device)) + _EPS
+        # Not a number over a tensor: torch makes that a reciprocal, which loses digits of a huge norm.
+        factor = ((limit if isinstance(limit, Tensor) else most.new_full((), limit)) / most).clamp(max=1.0)
         if isinstance(limit, Tensor):
             factor = torch.where(limit == math.inf, 1.0, factor)
         _apply.scale_(grads, factor, foreach)
@@ -234,10 +251,11 @@ def _offenders(grads: list[Tensor], listed: Sequence[Tensor]) -> dict[str, int]:
     return _measure.offenders(names, grads)
 
 
-def _nonfinite(offenders: dict[str, int], p: float) -> NonFiniteGradientError:
+def _nonfinite(offenders: dict[str, int], p: float, otherwise: str) -> NonFiniteGradientError:
+    found = f"NaN or infinite values: {_measure.list_offenders(offenders)}" if offenders else otherwise
     return NonFiniteGradientError(
         f"The total norm of order {p} for gradients from `parameters` is non-finite, so it cannot be clipped. To "
         "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`."
-        f"\nNaN or infinite values: {_measure.list_offenders(offenders) or 'on another rank'}.",
+        f"\n{found[0].upper()}{found[1:]}.",
         offenders,
     )

@@ -12,6 +12,7 @@ from ..errors import ArgumentError, NonFiniteGradientError
 from . import _apply, _measure
 from ._check import on_host
 from ._decision import Clamp, Policy, Scale, Skip, check
+from ._fingerprint import settings
 from ._fold import check_fold, fold
 from ._gradients import Gradients, measure_together
 from ._groups import Groups
@@ -72,7 +73,7 @@ def clip_(
     if nonfinite not in get_args(NonFinite):
         raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
     with turn():
-        grads = Gradients.of(target, groups)
+        grads = Gradients.of(target, groups, lambda: f"clip_({settings(policy)}, {nonfinite=}, {dry_run=})")
         parts = assign(policy, grads)
         if fold_into is not None:
             check_fold(fold_into, parts, grads)

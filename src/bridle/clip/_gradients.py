@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -56,19 +56,24 @@ class Gradients:
         self._summands: dict[float, Tensor] = {}
 
     @classmethod
-    def of(cls, target: Target, groups: Groups | None = None) -> Gradients:
+    def of(cls, target: Target, groups: Groups | None = None, call: Callable[[], str] = str) -> Gradients:
         """The gradients of whatever was passed to `clip_`."""
         names, parameters = named(target)
         found = [p.grad for p in parameters]
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)
-        return cls.listed(names, parameters, found, groups)
+        return cls.listed(names, parameters, found, groups, call)
 
     @classmethod
     def listed(
-        cls, names: list[str] | None, parameters: list[Tensor], found: list[Tensor | None], groups: Groups | None = None
+        cls,
+        names: list[str] | None,
+        parameters: list[Tensor],
+        found: list[Tensor | None],
+        groups: Groups | None = None,
+        call: Callable[[], str] = str,
     ) -> Gradients:
-        """These gradients of these parameters."""
+        """These gradients of these parameters; `call` says what a rank was called with, for others to compare."""
         first = {id(g): i for i, g in reversed(list(enumerate(found))) if g is not None}
         kept = sorted(first.values())
         ranks = None
@@ -76,7 +81,8 @@ class Gradients:
             patterns, pattern_of = marks_of(groups, names, len(parameters))
             kept = sorted([*kept, *absent(parameters, found, patterns, pattern_of)])
             numbers = [pattern_of[i] for i in kept]
-            ranks = Ranks([parameters[i] for i in kept], [found[i] for i in kept], patterns, numbers)
+            told = None if names is None else [names[i] for i in kept]
+            ranks = Ranks([parameters[i] for i in kept], [found[i] for i in kept], patterns, numbers, told, call())
             found = [*found]
             for i, piece in zip(kept, ranks.local, strict=True):
                 found[i] = piece if found[i] is None else found[i]

@@ -15,6 +15,7 @@ from torch import Tensor
 from .._native import reference
 from ..errors import NonFiniteGradientError
 from . import _apply, _check, _measure, _ranks, _sharded
+from ._fingerprint import setting
 from ._gradients import Gradients
 from ._groups import Groups
 from ._target import Target, gradients, live_names, named, unique
@@ -77,19 +78,22 @@ def _clip_grad_norm(
     foreach: bool | None,
     groups: Groups | None,
 ) -> Tensor:
+    def call() -> str:
+        return f"clip_grad_norm_(max_norm={setting(limit)}, {error_if_nonfinite=})"
+
     if groups is None:
         listed, grads = gradients(parameters)
         spans = _ranks.spans(listed) or _ranks.spans(grads)
         every: list[Tensor | None] = [p.grad for p in listed] if spans and len(grads) < len(listed) else [*grads]
         cut = _sharded.pieces(listed, every) if spans else None
         if cut is not None:
-            norm = _sharded.total(listed, *cut, p, foreach)
+            norm = _sharded.total(listed, *cut, p, foreach, call())
             if norm.isfinite() or not error_if_nonfinite:  # who is to blame takes more than a number
                 _scale_down(cut[0], limit, norm.item(), foreach)
                 return norm
-        spread = Gradients.listed(None, listed, every) if spans else None
+        spread = Gradients.listed(None, listed, every, None, call) if spans else None
     else:
-        listed, grads, spread = [], [], Gradients.of(parameters, groups)
+        listed, grads, spread = [], [], Gradients.of(parameters, groups, call)
     if spread is not None:
         grads = spread.local
         norm, value = _total_over_ranks(spread, p, error_if_nonfinite, foreach)
@@ -168,7 +172,9 @@ def get_total_norm(
     p = _check.order(norm_type)
     names, listed = named(tensors)
     if _ranks.spans(listed):
-        return _total_over_ranks(Gradients.listed(names, listed, [*listed]), p, error_if_nonfinite, foreach)[0]
+        call = f"get_total_norm({error_if_nonfinite=})"
+        spread = Gradients.listed(names, listed, [*listed], None, lambda: call)
+        return _total_over_ranks(spread, p, error_if_nonfinite, foreach)[0]
     return _total(unique(listed), p, error_if_nonfinite, foreach, ())[0]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
 def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> None:
     """Limit every element by its own entry of a tensor of the gradient's shape."""
     held = clamped(grads, limits)
-    with torch.no_grad():
+    with _writing(grads):
         for g, values in zip(grads, held, strict=True):
             once = _once(g)
             once.copy_(values[tuple(slice(0, size) for size in once.shape)])
@@ -101,7 +102,7 @@ def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
 
 def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
     """Multiply each gradient by a tensor that broadcasts over it."""
-    with torch.no_grad():
+    with _writing(grads):
         for g, factor in zip(grads, by, strict=True):
             g.copy_(g * factor)
 
@@ -141,14 +142,19 @@ def _opened(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list[T
     A conjugation or negation that torch has put off changes nothing about what is done here, and is left in place.
     """
     _measure.check_kinds(grads)
-    inference = not torch.compiler.is_compiling() and any(g.is_inference() for g in grads)
-    with torch.inference_mode() if inference else torch.no_grad():
+    with _writing(grads):
         stored = [_stored(_coalesce_(g) if coalesced else g) for g in grads]
         # Elements that lie over each other are written as one: a copy is changed, and then put in their place.
         copies = {i: t.clone() for i, t in enumerate(stored) if shares_memory(t)}
         yield [copies.get(i, t) for i, t in enumerate(stored)]
         for i, copy in copies.items():
             stored[i].copy_(copy)
+
+
+def _writing(grads: Sequence[Tensor]) -> AbstractContextManager[Any]:
+    """Where these may be written: tensors made in inference mode only in inference mode."""
+    inference = not torch.compiler.is_compiling() and any(g.is_inference() for g in grads)
+    return torch.inference_mode() if inference else torch.no_grad()
 
 
 def _entries(by: float | Tensor, where: list[int]) -> float | Tensor:

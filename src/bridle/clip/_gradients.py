@@ -54,6 +54,7 @@ class Gradients:
         self._where = where
         self._norms: dict[float, Tensor] = {}
         self._summands: dict[float, Tensor] = {}
+        self._totals: dict[float, Tensor] = {}
 
     @classmethod
     def of(cls, target: Target, groups: Groups | None = None, call: Callable[[], str] = str) -> Gradients:
@@ -126,8 +127,10 @@ class Gradients:
 
     def total(self, p: float = 2.0) -> Tensor:
         """The p-norm of all gradients as one vector: a 0-dim tensor."""
-        with torch.no_grad():
-            return _measure.total(self.summands(p), p)
+        if p not in self._totals:
+            with torch.no_grad():
+                self._totals[p] = _measure.total(self.summands(p), p)
+        return self._totals[p]
 
     def sizes(self) -> list[int]:
         """How many elements each gradient has, over all ranks."""
@@ -177,6 +180,7 @@ class Gradients:
         """Measure again when asked next: the gradients have been changed."""
         self._norms.clear()
         self._summands.clear()
+        self._totals.clear()
 
     def readable_now(self) -> bool:
         """Can values be read without waiting for a device?"""

@@ -17,8 +17,9 @@ from ._fold import check_fold, fold
 from ._gradients import Gradients, measure_together
 from ._groups import Groups
 from ._patterns import assign
+from ._ranks import spans
 from ._report import ClipReport, Outcome
-from ._target import Target
+from ._target import Target, named
 from ._turn import turn
 
 __all__ = ["NonFinite", "clip_"]
@@ -72,8 +73,9 @@ def clip_(
     """
     if nonfinite not in get_args(NonFinite):
         raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
-    with turn():
-        grads = Gradients.of(target, groups, lambda: f"clip_({settings(policy)}, {nonfinite=}, {dry_run=})")
+    names, parameters = named(target)
+    with turn(parameters if groups is not None or spans(parameters) else None):
+        grads = Gradients.of(names, parameters, groups, lambda: f"clip_({settings(policy)}, {nonfinite=}, {dry_run=})")
         parts = assign(policy, grads)
         if fold_into is not None:
             check_fold(fold_into, parts, grads)

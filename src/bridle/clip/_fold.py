@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import FoldError
+from . import _measure
 from ._decision import Decision, Policy, Scale
 from ._gradients import Gradients
-from ._measure import readable_now
 
 __all__ = ["check_fold", "fold"]
 
@@ -48,7 +48,7 @@ def fold(optimizer: Any, decision: Decision, skipped: bool | Tensor) -> None:
     if not isinstance(decision, Scale) or not isinstance(decision.by, Tensor) or decision.by.dim() != 0:
         raise FoldError("fold_into needs a policy with one coefficient for all gradients, such as by_norm.")
     coefficient = decision.by
-    if readable_now([coefficient]) and not _holds(1.0 / coefficient.item() if coefficient else 0.0):
+    if _measure.readable_now([coefficient]) and not _holds(1.0 / coefficient.item() if coefficient else 0.0):
         raise FoldError(
             f"the optimizer takes the inverse of the coefficient as a float32, and no float32 holds that of "
             f"{coefficient.item():g}. Leave fold_into out for this step. No gradient was changed."

@@ -11,7 +11,7 @@ from ..errors import UnsupportedGradientError
 from . import _measure
 from ._groups import Groups, marks_of
 from ._ranks import Ranks, absent, spans
-from ._target import Target, live_names, named, warn_raw_gradients
+from ._target import live_names, warn_raw_gradients
 
 __all__ = ["Gradients", "measure_together"]
 
@@ -57,9 +57,14 @@ class Gradients:
         self._totals: dict[float, Tensor] = {}
 
     @classmethod
-    def of(cls, target: Target, groups: Groups | None = None, call: Callable[[], str] = str) -> Gradients:
-        """The gradients of whatever was passed to `clip_`."""
-        names, parameters = named(target)
+    def of(
+        cls,
+        names: list[str] | None,
+        parameters: list[Tensor],
+        groups: Groups | None = None,
+        call: Callable[[], str] = str,
+    ) -> Gradients:
+        """The gradients that parameters have."""
         found = [p.grad for p in parameters]
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)

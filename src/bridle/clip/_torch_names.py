@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -66,40 +66,49 @@ def clip_grad_norm_(
         tensor([0.6000, 0.8000])
     """
     p, limit = _check.order(norm_type), _check.threshold(max_norm, "max_norm")
-    with turn():
-        return _clip_grad_norm(parameters, limit, p, error_if_nonfinite, foreach, groups)
+
+    def call() -> str:
+        return f"clip_grad_norm_(max_norm={setting(limit)}, {error_if_nonfinite=})"
+
+    if groups is not None:
+        names, listed = named(parameters)
+        with turn(listed):
+            spread = Gradients.of(names, listed, groups, call)
+            return _clip_spread(spread, limit, p, error_if_nonfinite, foreach)
+    listed, grads = gradients(parameters)
+    if _ranks.spans(listed) or _ranks.spans(grads):
+        with turn(listed):
+            return _clip_dtensors(listed, grads, limit, p, error_if_nonfinite, foreach, call)
+    with turn(None):
+        norm, value = _total(grads, p, error_if_nonfinite, foreach, listed)
+        _scale_down(grads, limit, norm if value is None else value, foreach)
+        return norm
 
 
-def _clip_grad_norm(
-    parameters: Target,
+def _clip_dtensors(
+    listed: list[Tensor],
+    grads: list[Tensor],
     limit: float | Tensor,
     p: float,
     error_if_nonfinite: bool,
     foreach: bool | None,
-    groups: Groups | None,
+    call: Callable[[], str],
 ) -> Tensor:
-    def call() -> str:
-        return f"clip_grad_norm_(max_norm={setting(limit)}, {error_if_nonfinite=})"
+    every: list[Tensor | None] = [q.grad for q in listed] if len(grads) < len(listed) else [*grads]
+    cut = _sharded.pieces(listed, every)
+    if cut is not None:
+        norm = _sharded.total(listed, *cut, p, foreach, call())
+        if norm.isfinite() or not error_if_nonfinite:  # who is to blame takes more than a number
+            _scale_down(cut[0], limit, norm.item(), foreach)
+            return norm
+    return _clip_spread(Gradients.listed(None, listed, every, None, call), limit, p, error_if_nonfinite, foreach)
 
-    if groups is None:
-        listed, grads = gradients(parameters)
-        spans = _ranks.spans(listed) or _ranks.spans(grads)
-        every: list[Tensor | None] = [p.grad for p in listed] if spans and len(grads) < len(listed) else [*grads]
-        cut = _sharded.pieces(listed, every) if spans else None
-        if cut is not None:
-            norm = _sharded.total(listed, *cut, p, foreach, call())
-            if norm.isfinite() or not error_if_nonfinite:  # who is to blame takes more than a number
-                _scale_down(cut[0], limit, norm.item(), foreach)
-                return norm
-        spread = Gradients.listed(None, listed, every, None, call) if spans else None
-    else:
-        listed, grads, spread = [], [], Gradients.of(parameters, groups, call)
-    if spread is not None:
-        grads = spread.local
-        norm, value = _total_over_ranks(spread, p, error_if_nonfinite, foreach)
-    else:
-        norm, value = _total(grads, p, error_if_nonfinite, foreach, listed)
-    _scale_down(grads, limit, norm if value is None else value, foreach)
+
+def _clip_spread(
+    grads: Gradients, limit: float | Tensor, p: float, error_if_nonfinite: bool, foreach: bool | None
+) -> Tensor:
+    norm, value = _total_over_ranks(grads, p, error_if_nonfinite, foreach)
+    _scale_down(grads.local, limit, norm if value is None else value, foreach)
     return norm
 
 
@@ -133,9 +142,10 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
         tensor([-1.0000,  0.5000,  1.0000])
     """
     limit = _check.threshold(clip_value, "clip_value")
-    with turn():
-        listed, grads = gradients(parameters)
-        spread = Gradients.of(listed) if _ranks.spans(grads) else None
+    listed, grads = gradients(parameters)
+    spans = _ranks.spans(grads)
+    with turn(listed if spans else None):
+        spread = Gradients.of(None, listed) if spans else None
         grads = grads if spread is None else spread.values
         _measure.check_foreach(grads, foreach)
         if isinstance(limit, Tensor) and _measure.readable_now([limit, *grads]):
@@ -197,9 +207,10 @@ def clip_grads_with_norm_(
         tensor([0.6000, 0.8000])
     """
     limit, known = _check.threshold(max_norm, "max_norm"), _check.norm(total_norm)
-    with turn():
-        listed, grads = gradients(parameters)
-        grads = Gradients.of(listed).local if _ranks.spans(grads) else grads
+    listed, grads = gradients(parameters)
+    spans = _ranks.spans(grads)
+    with turn(listed if spans else None):
+        grads = Gradients.of(None, listed).local if spans else grads
         _measure.check_foreach(grads, foreach)
         if isinstance(known, Tensor) and _measure.readable_now([*grads, known]):
             known = float(known)

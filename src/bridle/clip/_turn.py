@@ -4,26 +4,51 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
 __all__ = ["turn"]
 
-_locks: dict[int, threading.RLock] = {}
+
+class _Threads:
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.free = threading.Condition()
+        self.busy: set[int] = set()
+
+
+_threads = _Threads()
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_locks.clear)  # a thread that held one is not in the new process
+    # A thread that held a lock is not in the new process, and would never give it back.
+    os.register_at_fork(after_in_child=lambda: _threads.__init__())  # type: ignore[misc]
 
 
-def turn() -> AbstractContextManager[Any]:
-    """Wait until no other thread of this rank is clipping.
+def turn(spread: Sequence[Tensor] | None) -> AbstractContextManager[Any]:
+    """Wait until no other thread is clipping the same gradients.
 
-    A lock for each rank rather than for the process: ranks that are threads of one process have to meet.
+    Args:
+        spread: the parameters, where other ranks have to be waited for. Two threads may then be at work at once on
+            different ones: each may wait for a rank that waits for the other. None: nobody is waited for, and one
+            lock for all is enough.
     """
     if torch.compiler.is_compiling():
         return nullcontext()
-    world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
-    return _locks.setdefault(id(world), threading.RLock())
+    return _threads.lock if spread is None else _claim({id(p) for p in spread})
+
+
+@contextmanager
+def _claim(mine: set[int]) -> Iterator[None]:
+    with _threads.free:
+        _threads.free.wait_for(lambda: not _threads.busy & mine)
+        _threads.busy |= mine
+    try:
+        yield
+    finally:
+        with _threads.free:
+            _threads.busy -= mine
+            _threads.free.notify_all()

@@ -1,4 +1,7 @@
-"""Short numbers for what a rank was called with, that are the same in every process that was called with the same."""
+"""Short numbers for what a rank was called with, that are the same in every process that was called with the same.
+
+Private torch: `DTensor._spec`, which costs a tenth of the properties that return its parts. Checked on torch 2.13.0.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,15 @@ def fingerprints(names: Sequence[str] | None, parameters: Sequence[Any], pieces:
     layout = 0
     found = []
     for i, p in enumerate(parameters):
-        placements = getattr(p, "placements", None)
+        spec = getattr(p, "_spec", None)
+        about = p if spec is None else spec.tensor_meta
+        placements = spec and spec.placements
         if placements is not last and placements != last:
             last, layout = placements, zlib.crc32(repr(placements).encode())
-        shape = p.dim() if pieces and pieces[i] else p.shape
+        shape = p.dim() if pieces and pieces[i] else about.shape
         # Numbers only: the hash of a string is another one in every process.
         name = 0 if names is None else zlib.crc32(names[i].encode())
-        found.append(hash((name, shape, _type(p.dtype), layout)))
+        found.append(hash((name, shape, _types.get(about.dtype) or _type(about.dtype), layout)))
     return found
 
 
@@ -63,6 +68,5 @@ def setting(value: Any) -> str:
 
 
 def _type(dtype: torch.dtype) -> int:
-    if dtype not in _types:
-        _types[dtype] = zlib.crc32(str(dtype).encode())
+    _types[dtype] = zlib.crc32(str(dtype).encode())
     return _types[dtype]

@@ -88,7 +88,9 @@ class Ranks:
         self.local: list[Tensor] = []
         self._patterns = patterns
         self._pattern_of = pattern_of or [0] * len(grads)
-        self._fingerprints = fingerprints(names, parameters, [not self.size_known(i) for i in range(len(grads))])
+        cut = [any(isinstance(mark, Sharded) for mark in marks) for marks in patterns]
+        pieces = [cut[n] for n in self._pattern_of] if any(cut) else ()
+        self._fingerprints = fingerprints(names, parameters, pieces)
         self._speaks: dict[int, bool] = {}
         self._layouts: dict[tuple[int, Any], _Layout] = {}
         self._layout_of: dict[int, _Layout] = {}

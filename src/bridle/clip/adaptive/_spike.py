@@ -100,7 +100,8 @@ def by_element_spike(
     """Limit each element by its own second moment: `g² > theta v` becomes `g = sign(g) sqrt(theta v)`.
 
     v is the moving average of the square of that element after clipping, corrected for its start at zero. Costs
-    one number of memory for each element, as Adam's own second moment does. Of a complex element the magnitude is
+    one number of memory for each element, as Adam's own second moment does; one of float32, so that elements below
+    about 1e-37 are remembered with few digits or none. Of a complex element the magnitude is
     limited. Huang et al., SPAM (arXiv 2501.06842), of which this is the clipping; its reset of the moments belongs
     to the optimizer. There v is not corrected, so early limits are tighter.
 

@@ -6,8 +6,10 @@ when the import line changes.
 ```
 BridleError
 ├── ArgumentError (ValueError)                 an argument that cannot mean anything
+│   ├── ArgumentTypeError (TypeError)          an argument of a type that cannot mean anything
 │   └── CallArgumentError (RuntimeError)       the same, where torch's own function raises RuntimeError
 ├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
+│   └── NotAParameterError (AttributeError)    the same, where torch's own function raises AttributeError
 ├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
 ├── UnsupportedOperationError (NotImplementedError)  an op whose per-sample gradients we refuse to guess
 │   └── BatchCouplingError                     one sample's loss depends on another sample
@@ -36,6 +38,7 @@ A message says where, what was found, and what to do about it.
 
 __all__ = [
     "ArgumentError",
+    "ArgumentTypeError",
     "AuditError",
     "BackwardError",
     "BatchCouplingError",
@@ -51,6 +54,7 @@ __all__ = [
     "NoGraphError",
     "NonFiniteGradientError",
     "NonScalarOutputError",
+    "NotAParameterError",
     "OpaqueGraphError",
     "RankError",
     "RecordError",
@@ -75,8 +79,16 @@ class CallArgumentError(ArgumentError, RuntimeError):
     """An argument that cannot mean anything, in a function whose torch original raises RuntimeError."""
 
 
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument of a type that cannot mean anything, such as None for a threshold."""
+
+
 class GradientTypeError(BridleError, TypeError):
     """Something that is not a parameter where one is expected."""
+
+
+class NotAParameterError(GradientTypeError, AttributeError):
+    """Something among parameters that is none, such as None; torch's functions raise AttributeError there."""
 
 
 class UnsupportedGradientError(BridleError, NotImplementedError):

@@ -122,3 +122,19 @@ def test_refused_by_name():
     with pytest.raises(bridle.errors.FoldError, match="in 2 group"):
         bridle.clip_(a, {"0.*": by_norm(1.0), "*": by_norm(2.0)}, fold_into=fused)
     assert not hasattr(fused, "grad_scale")
+
+
+@pytest.mark.parametrize(("size", "limit"), [(1e38, 1e-10), (1e38, 0.0)])
+def test_a_coefficient_that_no_float32_holds(size, limit):
+    p = torch.nn.Parameter(torch.zeros(2))
+    p.grad = torch.full((2,), size)
+    optimizer = torch.optim.SGD([p], lr=1.0, fused=True)
+    if limit:
+        with pytest.raises(bridle.errors.FoldError, match="no float32 holds that of"):
+            bridle.clip_([p], bridle.by_norm(limit), fold_into=optimizer)
+        assert p.grad.tolist() == torch.full((2,), size).tolist()
+        assert getattr(optimizer, "grad_scale", None) is None
+    else:
+        bridle.clip_([p], bridle.by_norm(limit), fold_into=optimizer)
+        optimizer.step()
+        assert p.tolist() == [0, 0]

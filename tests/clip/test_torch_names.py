@@ -176,3 +176,49 @@ def test_usual_calls_do_not_warn():
         bridle.clip_grad_norm_(list(model.parameters()), 1.0)
         bridle.clip_grad_norm_([], 1.0)
         bridle.clip_grad_norm_(torch.nn.Linear(2, 2).parameters(), 1.0)  # before any backward
+
+
+def value(function, *args):
+    try:
+        function(*args)
+    except Exception as error:
+        return error
+    return None
+
+
+WRONG = {
+    "max_norm None": lambda m, p: m.clip_grad_norm_([p], None),
+    "max_norm a list": lambda m, p: m.clip_grad_norm_([p], [1]),
+    "max_norm a word": lambda m, p: m.clip_grad_norm_([p], "much"),
+    "max_norm two": lambda m, p: m.clip_grad_norm_([p], torch.ones(2)),
+    "norm_type None": lambda m, p: m.clip_grad_norm_([p], 1.0, None),
+    "norm_type a word": lambda m, p: m.clip_grad_norm_([p], 1.0, "two"),
+    "clip_value None": lambda m, p: m.clip_grad_value_([p], None),
+    "clip_value a word": lambda m, p: m.clip_grad_value_([p], "much"),
+    "max_norm None, known norm": lambda m, p: m.clip_grads_with_norm_([p], None, torch.tensor(1.0)),
+    "total_norm None": lambda m, p: m.clip_grads_with_norm_([p], 1.0, None),
+    "norm_type None, total": lambda m, p: m.get_total_norm([p.grad], None),
+    "None among parameters": lambda m, p: m.clip_grad_norm_([p, None], 1.0),
+    "None first": lambda m, p: m.clip_grad_norm_([None, p], 1.0),
+    "None among parameters, value": lambda m, p: m.clip_grad_value_([p, None], 1.0),
+    "None among parameters, known norm": lambda m, p: m.clip_grads_with_norm_([p, None], 1.0, torch.tensor(9.0)),
+    "None among tensors": lambda m, p: m.get_total_norm([None, p.grad]),
+    "a number among parameters": lambda m, p: m.clip_grad_norm_([p, 3], 1.0),
+    "a word among parameters": lambda m, p: m.clip_grad_norm_([p, "w"], 1.0),
+    "a generator with None": lambda m, p: m.clip_grad_norm_((q for q in (p, None)), 1.0),
+    "parameters None": lambda m, p: m.clip_grad_norm_(None, 1.0),
+    "parameters None, value": lambda m, p: m.clip_grad_value_(None, 1.0),
+    "tensors None": lambda m, p: m.get_total_norm(None),
+    "parameters a number": lambda m, p: m.clip_grad_norm_(3, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_torch_raises_catches_ours(name):
+    (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
+    theirs = value(WRONG[name], torch.nn.utils, p)
+    p.grad = torch.tensor([3.0, 4.0])
+    ours = value(WRONG[name], bridle, p)
+    assert isinstance(ours, bridle.errors.BridleError)
+    assert isinstance(ours, type(theirs)), f"{ours!r}, and torch raises {theirs!r}"
+    assert p.grad.tolist() == [3, 4]

@@ -385,18 +385,26 @@ static double finish(double sum, double p) {
   return isinf(p) || p == 1 ? sum : p == 2 ? sqrt(sum) : pow(sum, 1 / p);
 }
 
+/* Where the largest value is so small that no double holds the power of two that brings it to 1. */
+static double sum_tiny(const double *x, int64_t n, double p, int exponent) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; i++) sum += power(fabs(ldexp(x[i], -exponent)), p);
+  return sum;
+}
+
 static double scaled_norm(const Work *w, int64_t first, int64_t last, double p) {
   double top = 0, sum = 0;
   int exponent;
   for (int64_t c = first; c < last; c++) top = larger(measure_chunk(w, &w->chunks[c], INFINITY), top);
   if (top == 0 || !isfinite(top)) return top;
   frexp(top, &exponent); /* a power of two scales without rounding */
-  double scale = ldexp(1, exponent < -1000 ? 1000 : -exponent);
   for (int64_t c = first; c < last; c++) {
     const Chunk *k = &w->chunks[c];
-    sum += measure_wide(&w->spans[k->span], k->start, k->n, p, scale);
+    const Span *s = &w->spans[k->span];
+    sum += exponent < -1000 ? sum_tiny((const double *)s->data + k->start, k->n, p, exponent)
+                            : measure_wide(s, k->start, k->n, p, ldexp(1, -exponent));
   }
-  return finish(sum, p) / scale;
+  return ldexp(finish(sum, p), exponent);
 }
 
 /* One norm per tensor from its chunks; `scaled_norm` again where the plain sum cannot be trusted. */
@@ -470,7 +478,7 @@ VECTORISED static void clamp_bits16(uint16_t *x, int64_t n, uint16_t limit, uint
 }
 
 /* A coefficient that no normal float holds is applied in double, so that what it yields is still right. */
-static int needs_double(double by) { return by != 0 && fabs(by) < 0x1p-126; }
+static int needs_double(double by) { return by != 0 && (fabs(by) < 0x1p-126 || fabs(by) > 0x1.fffffep127); }
 
 static void scale_any_f32(float *x, int64_t n, double by) {
   if (needs_double(by)) scale_f32_wide(x, n, by);
@@ -499,10 +507,14 @@ static int is_over(const Span *s, int64_t start, int64_t n, double by) {
   return !(largest(s, start, n) <= (s->type == F64 ? by : (double)(float)by)); /* NaN is: it is then looked at, and stays */
 }
 
+/* The largest finite value of each type. A larger limit than that still holds for infinite elements. */
+static const double LARGEST[] = {0x1.fffffep127, 0x1.fffffffffffffp1023, 65504, 0x1.fep127};
+
 /* Written only where something is over the limit: what was read to find out is in the cache, and memory is spared the
  * write. Where the first block is over it, the others mostly are, and are not read twice. */
 static void clamp_chunk(const Span *s, int64_t start, int64_t n, double by) {
   char *x = s->data + start * SIZE[s->type];
+  if (by < INFINITY && by > LARGEST[s->type]) by = LARGEST[s->type];
   if (!is_over(s, start, n < BLOCK ? n : BLOCK, by) && !is_over(s, start, n, by)) return;
   if (s->type == F64) clamp_f64((double *)x, n, by);
   else if (s->type == F32) clamp_f32((float *)x, n, (float)by);

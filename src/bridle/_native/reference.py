@@ -73,16 +73,26 @@ def _scaled_norms(tensors: list[Tensor], p: float, foreach: bool) -> Sequence[Te
     return found
 
 
-def scale_(tensors: Sequence[Tensor], by: Tensor, *, foreach: bool) -> None:
-    """Multiply every tensor in place: by one 0-dim tensor, or by the i-th of a vector."""
+def scale_(tensors: Sequence[Tensor], by: Tensor, *, foreach: bool, in_double: bool | None = None) -> None:
+    """Multiply every tensor in place: by one 0-dim tensor, or by the i-th of a vector.
+
+    Args:
+        tensors: real tensors.
+        by: the factor or factors.
+        foreach: use torch's multi-tensor operations.
+        in_double: is some factor, other than 0, outside the normal range of float32? None says that factors cannot be
+            read: those are then rounded down to a float32, so that no norm is exceeded and nothing becomes infinite.
+    """
     each = by.dim() == 1
     for (device, dtype), where in _by_kind(tensors).items():
         group = [tensors[i] for i in where]
-        factor = by.to(device=device, dtype=wide(device) if dtype in _DOUBLE else torch.float32)
+        factor = by.to(device=device, dtype=wide(device))
+        if dtype != torch.float64 and not in_double:
+            factor = factor.to(torch.float32) if in_double is False else _rounded_down(factor)
         factors = [factor[i] for i in where] if each else [factor] * len(where)
-        if dtype in _HALF:
+        if dtype in _HALF or (in_double and dtype != torch.float64):
             for t, f in zip(group, factors, strict=True):
-                _scale_half_(t, f)
+                _scale_once_(t, f)
         elif not foreach:
             for t, f in zip(group, factors, strict=True):
                 t.mul_(f)
@@ -91,23 +101,31 @@ def scale_(tensors: Sequence[Tensor], by: Tensor, *, foreach: bool) -> None:
 
 
 _HALF = (torch.float16, torch.bfloat16)
-_DOUBLE = (torch.float64, torch.complex128)
+_FLOAT32 = torch.finfo(torch.float32)
 
 
-def _scale_half_(t: Tensor, factor: Tensor) -> None:
-    """Multiply in float32 and round once: a 0-dim factor would first be rounded to the half type itself."""
+def _rounded_down(factor: Tensor) -> Tensor:
+    near = factor.clamp(max=_FLOAT32.max).to(torch.float32)
+    return torch.where(factor < _FLOAT32.tiny, torch.nextafter(near, torch.zeros_like(near)), near)
+
+
+def _scale_once_(t: Tensor, factor: Tensor) -> None:
+    """Multiply in the type of the factor and round once: a 0-dim factor would be rounded to the tensor's type first."""
     flat = t if t.dim() else t.view(1)
     torch.mul(flat, factor.view(1), out=flat)
 
 
 def clamp_(tensors: Sequence[Tensor], limit: float | Tensor, *, foreach: bool) -> None:
-    """Limit every element to [-limit, limit] in place."""
-    for (device, _), where in _by_kind(tensors).items():
+    """Limit every element to [-limit, limit] in place. A limit that the type cannot hold still holds for infinity."""
+    for (device, dtype), where in _by_kind(tensors).items():
         group = [tensors[i] for i in where]
-        if foreach and not isinstance(limit, Tensor):
-            torch._foreach_clamp_min_(group, -limit)
-            torch._foreach_clamp_max_(group, limit)
+        most = torch.finfo(dtype).max
+        if not isinstance(limit, Tensor) and foreach:
+            top = limit if limit == math.inf else min(limit, most)
+            torch._foreach_clamp_min_(group, -top)
+            torch._foreach_clamp_max_(group, top)
             continue
-        top = limit.to(device) if isinstance(limit, Tensor) else torch.tensor(limit, dtype=wide(device), device=device)
+        bound = torch.as_tensor(limit, dtype=wide(device)).to(device)
+        bound = torch.where(bound < math.inf, bound.clamp(max=most), bound).to(dtype)
         for t in group:
-            t.clamp_(-top.to(t.dtype), top.to(t.dtype))
+            t.clamp_(-bound, bound)

@@ -11,13 +11,16 @@ from torch import Tensor
 from ..errors import ArgumentError, NonFiniteGradientError
 from . import _apply, _measure
 from ._check import on_host
-from ._decision import Clamp, Policy, Scale, Skip
+from ._decision import Clamp, Policy, Scale, Skip, check
+from ._fingerprint import settings
 from ._fold import check_fold, fold
 from ._gradients import Gradients, measure_together
 from ._groups import Groups
 from ._patterns import assign
+from ._ranks import spans
 from ._report import ClipReport, Outcome
-from ._target import Target
+from ._target import Target, named
+from ._turn import turn
 
 __all__ = ["NonFinite", "clip_"]
 
@@ -70,72 +73,120 @@ def clip_(
     """
     if nonfinite not in get_args(NonFinite):
         raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
-    grads = Gradients.of(target, groups)
-    parts = assign(policy, grads)
-    if fold_into is not None:
-        check_fold(fold_into, parts, grads)
+    names, parameters = named(target)
+    with turn(parameters if groups is not None or spans(parameters) else None):
+        grads = Gradients.of(names, parameters, groups, lambda: f"clip_({settings(policy)}, {nonfinite=}, {dry_run=})")
+        parts = assign(policy, grads)
+        if fold_into is not None:
+            check_fold(fold_into, parts, grads)
+        return _clip(grads, parts, nonfinite, fold_into, dry_run)
+
+
+def _clip(
+    grads: Gradients,
+    parts: list[tuple[str, Policy | None, Gradients]],
+    nonfinite: NonFinite,
+    fold_into: torch.optim.Optimizer | None,
+    dry_run: bool,
+) -> ClipReport:
+    """Refuse, measure, decide, and only then write."""
     held = [
         (pattern, rule, part) for pattern, rule, part in parts if rule is not None and (part.tensors or grads.ranks)
     ]
+    for _, rule, part in held:
+        check(rule, part)
+    if nonfinite == "skip":  # which is also for what no policy looks at
+        _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
     measure_together([(part, rule.p) for _, rule, part in held])
     bad, counts = _look_for_nonfinite([(rule, part) for _, rule, part in held], nonfinite, dry_run)
-    writes = fold_into is None and not dry_run
-    outcomes = [_one(pattern, rule, part, writes) for pattern, rule, part in held]
     skipped = bad if nonfinite == "skip" else False
-    if fold_into is not None and outcomes and not dry_run:
-        fold(fold_into, outcomes[0].decision, skipped | outcomes[0].skipped)
-    elif skipped is not False and writes:
+    decided = [_decide(rule, part) for _, rule, part in held]
+    if fold_into is not None and held and not dry_run:
+        fold(fold_into, decided[0][0], skipped | decided[0][1])
+    writes = fold_into is None and not dry_run
+    outcomes = [
+        _one(pattern, rule.p, part, decision, skip, writes and skipped is not True)
+        for (pattern, rule, part), (decision, skip) in zip(held, decided, strict=True)
+    ]
+    if skipped is not False and writes:
         _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
     return ClipReport(outcomes, skipped, counts, dry_run)
 
 
-def _one(pattern: str, rule: Policy, part: Gradients, writes: bool) -> Outcome:
-    """What one policy does to its gradients."""
-    before, summands, decision = part.norms(rule.p), part.summands(rule.p), rule.decide(part)
-    skipped: bool | Tensor = False
+def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor]:
+    """What becomes of the gradients of a policy, and whether they are set to zero instead."""
+    decision = rule.decide(part)
     if isinstance(decision, Skip):
-        skipped, decision = bool(decision.when) if part.readable_now() else decision.when, decision.otherwise
-    after = _carry_out(decision, part, rule.p) if writes else _foresee(decision, part, rule.p)
+        return decision.otherwise, bool(decision.when) if part.readable_now() else decision.when
+    return decision, False
+
+
+def _one(
+    pattern: str, p: float, part: Gradients, decision: Scale | Clamp, skipped: bool | Tensor, writes: bool
+) -> Outcome:
+    """Do what was decided about the gradients of one policy."""
+    before, summands = part.norms(p), part.summands(p)
+    after = _carry_out(decision, part, p) if writes else _foresee(decision, part, p)
     if writes and skipped is not False:
         _apply.zero_(part.local, skipped if isinstance(skipped, Tensor) else None)
-    return Outcome(pattern, rule.p, part, before, summands, decision, after, skipped)
+    return Outcome(pattern, p, part, before, summands, decision, after, skipped)
 
 
 def _look_for_nonfinite(
     held: list[tuple[Policy, Gradients]], mode: NonFinite, dry_run: bool
 ) -> tuple[bool | Tensor, list[tuple[Gradients, Tensor]]]:
-    """Is any gradient not finite (a tensor where that would have to wait), and how many values of each are not.
+    """Is any norm not finite (a tensor where that would have to wait), and how many values of each gradient are not.
 
     The norms show it, so the usual finite step costs no further pass where values can be read.
     """
     if mode == "propagate" or not held:
         return False, []
     waits = not all(part.readable_now() for _, part in held)
-    found = [part.summands(rule.p) for rule, part in held]
-    home = found[0].device
-    bad = torch.stack([torch.isfinite(each).all().to(home) for each in found]).all().logical_not()
+    bad = _any_nonfinite(held)
     if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
     counts = [(part, part.count_nonfinite()) for _, part in held]
     if dry_run:
         return (bad if waits else True), counts
     if mode == "raise":
-        raise _nonfinite(ClipReport([], False, counts).offenders)
+        raise _nonfinite(held, ClipReport([], False, counts).offenders)
     if mode == "zero":
-        for _, part in held:
-            _apply.zero_nonfinite_(part.values)
-            part.settle()
-            part.forget()
-        measure_together([(part, rule.p) for rule, part in held])
+        _zero_nonfinite(held, [part.values if waits else _with_any(part.values, n) for part, n in counts], waits)
     return (bad if waits else True), counts
 
 
-def _nonfinite(offenders: dict[str, int]) -> NonFiniteGradientError:
-    some = f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite"
-    found = f"{some}: {_measure.list_offenders(offenders)}" if offenders else "a gradient on another rank is not finite"
+def _any_nonfinite(held: list[tuple[Policy, Gradients]]) -> Tensor:
+    totals = [part.total(rule.p) for rule, part in held]
+    return torch.stack([torch.isfinite(each).to(totals[0].device) for each in totals]).all().logical_not()
+
+
+def _with_any(values: list[Tensor], counts: Tensor) -> list[Tensor]:
+    return [v for v, n in zip(values, counts.tolist(), strict=True) if n]
+
+
+def _zero_nonfinite(held: list[tuple[Policy, Gradients]], sick: list[list[Tensor]], waits: bool) -> None:
+    """Zero what is not finite and measure again; where even that is beyond float64, leave all as it was and raise."""
+    copies = [[] if waits else _apply.stored_copies(values) for values in sick]
+    for (_, part), values in zip(held, sick, strict=True):
+        _apply.zero_nonfinite_(values)
+        part.forget()
+    measure_together([(part, rule.p) for rule, part in held])
+    if not waits and bool(_any_nonfinite(held)):
+        for values, kept in zip(sick, copies, strict=True):
+            _apply.put_back_(values, kept)
+        raise _nonfinite(held, {})
+    for _, part in held:
+        part.settle()
+
+
+def _nonfinite(held: list[tuple[Policy, Gradients]], offenders: dict[str, int]) -> NonFiniteGradientError:
+    if not offenders:
+        why = held[0][1].why_not_finite()
+        return NonFiniteGradientError(f'{why}. No gradient was changed. Pass nonfinite="skip" to zero the whole step.')
+    found = f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite: "
     return NonFiniteGradientError(
-        f'{found}. No gradient was changed. Pass nonfinite="skip" to zero the whole step or "zero" to zero only those '
-        "values.",
+        f"{found}{_measure.list_offenders(offenders)}. No gradient was changed. "
+        'Pass nonfinite="skip" to zero the whole step or "zero" to zero only those values.',
         offenders,
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ._gradients import Gradients
 
-__all__ = ["Clamp", "Decision", "Policy", "Scale", "Skip", "Stateful", "down_to"]
+__all__ = ["Clamp", "Decision", "Policy", "Scale", "Skip", "Stateful", "check", "down_to"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ Decision: TypeAlias = Scale | Clamp | Skip
 class Policy(Protocol):
     """A rule for clipping: a value that looks at gradients and decides what becomes of them.
 
+    It may also have a method `check(grads)` that raises for what it cannot decide about. All policies of a call are
+    asked that before any of them decides, and so before anything is learned or written.
+
     Attributes:
         p: the order of the norm it looks at; what the report shows, and where non-finite values are looked for.
     """
@@ -75,7 +78,19 @@ class Stateful(Policy, Protocol):
         """Go on from what was learned."""
 
 
+def check(policy: Policy | None, grads: Gradients) -> None:
+    """Let a policy refuse gradients that it cannot decide about."""
+    refuse = getattr(policy, "check", None)
+    if refuse is not None:
+        refuse(grads)
+
+
 def down_to(limit: float | Tensor, norm: Tensor) -> Tensor:
     """The factor that brings a norm down to a limit: exactly 1 under it, and 1 where the norm is not finite."""
-    ceiling = limit.to(norm) if isinstance(limit, Tensor) else limit
-    return torch.where((norm > ceiling) & (norm < math.inf), ceiling / norm, 1.0)
+    # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
+    factor = ceiling / norm
+    # What is too small for all its digits is rounded down, so that the norm after is not above the limit.
+    tiny = torch.finfo(norm.dtype).tiny
+    factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+    return torch.where((norm > ceiling) & (norm < math.inf), factor, 1.0)

@@ -2,8 +2,9 @@
 
 Every rank of a group tells the others the norm of its own piece of each gradient, one float64 each. Gathered rather
 than summed, so that no power is ever sent (none can overflow, whatever the order of the norm), every rank does the
-same sum over the same numbers (all get the same bits), copies count once, and a rank that holds something else is
-found and named.
+same sum over the same numbers (all get the same bits), copies count once, and a rank that holds something else, or was
+called with something else, is found: every message begins with a fingerprint of both. On a mesh of several dimensions
+who has found such a rank goes on to say so to the others, so that all of them stop before anything is written.
 
 Private torch: `ProcessGroup._device_types`, `torch._assert_async`. Checked on torch 2.13.0 and 2.15.0.
 """
@@ -23,12 +24,12 @@ from torch import Tensor
 from ..errors import RankError
 from . import _measure
 
-__all__ = ["Group", "Mesh", "group_of", "guarded", "plan", "read_mesh", "ready", "share", "share_total"]
+__all__ = ["Exchange", "Group", "Mesh", "group_of", "guarded", "plan", "read_mesh", "ready"]
 
 # Values in a first message, whatever a rank holds: one that holds something else is then found by what it says, not
 # by a message of another length, which ends the process under gloo. What does not fit goes in a second message.
 _MESSAGE = 1024
-_HEADER = 2
+_HEADER = 5  # how many values, and fingerprints: their kinds, the call, the parameters; is a fault known already?
 
 
 @dataclass(frozen=True)
@@ -71,29 +72,82 @@ def read_mesh(mesh: Any) -> Mesh:
     return Mesh(groups, (-ranks.numel(), ranks.flatten().tolist(), list(ranks.shape)))
 
 
-def share(
-    values: Tensor, listed: list[tuple[int, bool]], orders: list[float], group: Group, counts: Sequence[int] = ()
-) -> None:
-    """Replace the listed values by what they come to over a group: a p-norm of pieces, the largest of copies."""
-    if not listed or group.group.size() == 1:
-        return
-    where, cut = [list(column) for column in zip(*listed, strict=True)]
-    asked = [orders[k] for k in where]
-    at = torch.tensor(where, device=values.device)
-    sent = torch.cat([values[at], values.new_tensor(counts)])
-    rows = _gather(sent, group, zlib.crc32(bytes(cut) + repr(sorted(set(asked))).encode()))
-    rows, held = rows[:, : len(where)], rows[:, len(where) :]
-    if counts:
-        _require(((held == 0) | (held == held.amax(0))).all(), group, lambda: _different_copies(held))
-    values[at] = _over_ranks(rows, cut, asked).to(values.device)
+class Exchange:
+    """The messages of one call.
 
+    Args:
+        call: what this rank was called with: the same words on every rank.
+    """
 
-def share_total(value: float, count: int, p: float, group: Group) -> float:
-    """The p-norm over a group of what each rank has of `count` gradients that all lie in pieces."""
-    if group.group.size() == 1:
-        return value
-    sent = torch.tensor([value], dtype=torch.float64)
-    return float(_measure.total(_gather(sent, group, zlib.crc32(f"total {p}".encode()), count), p))
+    def __init__(self, call: str) -> None:
+        self._call = call
+        self._fault = ""
+
+    def share(
+        self,
+        values: Tensor,
+        listed: list[tuple[int, bool]],
+        orders: list[float],
+        group: Group,
+        what: int = 0,
+        counts: Sequence[int] = (),
+    ) -> None:
+        """Replace the listed values by what they come to over a group: a p-norm of pieces, the largest of copies.
+
+        Args:
+            values: a value for each gradient.
+            listed: which of them lie on the group, and whether in pieces.
+            orders: the p of each value.
+            group: the process group.
+            what: a fingerprint of the parameters, the same on all ranks of the group.
+            counts: how many parameters of each listed value are copies on this rank.
+        """
+        if not listed or group.group.size() == 1:
+            return
+        where, cut = [list(column) for column in zip(*listed, strict=True)]
+        asked = [orders[k] for k in where]
+        at = torch.tensor(where, device=values.device)
+        sent = torch.cat([values[at], values.new_tensor(counts)])
+        kinds = zlib.crc32(bytes(cut) + repr(sorted(set(asked))).encode())
+        rows = self._gather(sent, group, kinds, what)
+        rows, held = rows[:, : len(where)], rows[:, len(where) :]
+        if counts:
+            self._require(((held == 0) | (held == held.amax(0))).all(), group, lambda: _different_copies(held))
+        values[at] = _over_ranks(rows, cut, asked).to(values.device)
+
+    def share_total(self, value: float, count: int, p: float, group: Group, what: int) -> float:
+        """The p-norm over a group of what each rank has of `count` gradients that all lie in pieces."""
+        if group.group.size() == 1:
+            return value
+        sent = torch.tensor([value], dtype=torch.float64)
+        return float(_measure.total(self._gather(sent, group, zlib.crc32(f"total {p}".encode()), what, count), p))
+
+    def finish(self) -> None:
+        """Raise if the ranks of any group did not agree."""
+        if self._fault:
+            raise RankError(f"{self._fault} No gradient was changed.")
+
+    def _gather(self, sent: Tensor, group: Group, kinds: int, what: int, count: int | None = None) -> Tensor:
+        """What every rank of a group sent, a row for each: the one collective. Zeros where they do not agree."""
+        size, room = len(sent), _MESSAGE - _HEADER
+        told = [size if count is None else count, kinds, zlib.crc32(self._call.encode()), what, bool(self._fault)]
+        first = torch.cat([sent.new_tensor(told), sent[:room], sent.new_zeros(max(0, room - size))])
+        rows = _all_gather(first, group)
+        heads = rows[:, :_HEADER]
+        alike = (heads == heads[0]).all() & (heads[:, -1] == 0).all()
+        if not self._require(alike, group, lambda: _disagreement(heads, self._call)):
+            return rows.new_zeros(len(rows), size)
+        rows = rows[:, _HEADER : _HEADER + size]
+        return rows if size <= room else torch.cat([rows, _all_gather(sent[room:], group)], dim=1)
+
+    def _require(self, holds: Tensor, group: Group, otherwise: Callable[[], str]) -> bool:
+        """Every rank of the group sees the same numbers, so all of them note the fault, or none."""
+        if holds.device.type != "cpu":  # reading would wait for the device
+            torch._assert_async(holds, "bridle: the ranks of a group passed different parameters to one clipping call")
+        elif not holds:
+            self._fault = self._fault or f"ranks {dist.get_process_group_ranks(group.group)} {otherwise()}"
+            return False
+        return True
 
 
 def _over_ranks(rows: Tensor, cut: list[bool], orders: list[float]) -> Tensor:
@@ -106,18 +160,6 @@ def _over_ranks(rows: Tensor, cut: list[bool], orders: list[float]) -> Tensor:
         if pieces:
             best[pieces] = _measure.total(rows[:, pieces], p)
     return best
-
-
-def _gather(sent: Tensor, group: Group, kinds: int, count: int | None = None) -> Tensor:
-    """What every rank of a group sent, a row for each: the one collective."""
-    size, room = len(sent), _MESSAGE - _HEADER
-    head = sent.new_tensor([size if count is None else count, kinds])
-    first = torch.cat([head, sent[:room], sent.new_zeros(max(0, room - size))])
-    rows = _all_gather(first, group)
-    heads = rows[:, :_HEADER]
-    _require((heads == heads[0]).all(), group, lambda: _different_parameters(heads))
-    rows = rows[:, _HEADER : _HEADER + size]
-    return rows if size <= room else torch.cat([rows, _all_gather(sent[room:], group)], dim=1)
 
 
 def _all_gather(sent: Tensor, group: Group) -> Tensor:
@@ -148,18 +190,20 @@ def guarded(collective: Callable[[], Any], group: Any) -> Any:
         ) from error
 
 
-def _require(holds: Tensor, group: Group, otherwise: Callable[[], str]) -> None:
-    """Every rank of the group sees the same numbers, so all of them stop, or none."""
-    if holds.device.type != "cpu":  # reading would wait for the device
-        torch._assert_async(holds, "bridle: the ranks of a group passed different parameters to one clipping call")
-    elif not holds:
-        ranks = dist.get_process_group_ranks(group.group)
-        raise RankError(f"ranks {ranks} {otherwise()} No gradient was changed.")
-
-
-def _different_parameters(heads: Tensor) -> str:
-    counts = [int(n) for n in heads[:, 0]]
-    hold = f"hold {counts} of them, in this order" if len(set(counts)) > 1 else "lay them out or measure them otherwise"
+def _disagreement(heads: Tensor, call: str) -> str:
+    counts, _, calls, parameters, faults = [set(column) for column in heads.T.tolist()]
+    if True in faults:
+        return "were to clip together, and one of them does not agree with others: see what it has raised."
+    if len(calls) > 1:
+        return (
+            f"were not called with the same arguments: this one, rank {dist.get_rank()}, with {call}. Every rank has "
+            "to make the same call."
+        )
+    hold = "lay them out or measure them otherwise"
+    if len(counts) > 1:
+        hold = f"hold {heads[:, 0].int().tolist()} of them, in this order"
+    elif len(parameters) > 1:
+        hold = "list others, or the same ones in another order, by their names, shapes or types"
     return (
         f"share gradients and do not agree on them: they {hold}. Every rank has to make the same call, with the same "
         "parameters in the same order."

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from ..errors import FoldError
+from . import _measure
 from ._decision import Decision, Policy, Scale
 from ._gradients import Gradients
 
 __all__ = ["check_fold", "fold"]
 
+_FLOAT32 = torch.finfo(torch.float32)
 _HOOKED = "_bridle_unfold"
 
 
@@ -46,11 +48,21 @@ def fold(optimizer: Any, decision: Decision, skipped: bool | Tensor) -> None:
     if not isinstance(decision, Scale) or not isinstance(decision.by, Tensor) or decision.by.dim() != 0:
         raise FoldError("fold_into needs a policy with one coefficient for all gradients, such as by_norm.")
     coefficient = decision.by
+    if _measure.readable_now([coefficient]) and not _holds(1.0 / coefficient.item() if coefficient else 0.0):
+        raise FoldError(
+            f"the optimizer takes the inverse of the coefficient as a float32, and no float32 holds that of "
+            f"{coefficient.item():g}. Leave fold_into out for this step. No gradient was changed."
+        )
     optimizer.grad_scale = (1.0 / coefficient).to(torch.float32)
     optimizer.found_inf = torch.as_tensor(skipped, device=coefficient.device).to(torch.float32)
     optimizer._bridle_folded = optimizer.found_inf
     if not hasattr(optimizer, _HOOKED):
         setattr(optimizer, _HOOKED, optimizer.register_step_post_hook(_unfold))
+
+
+def _holds(inverse: float) -> bool:
+    """Is this in the normal range of float32? That of 0 comes as 0: it is infinite, which does what 0 would."""
+    return inverse == 0 or _FLOAT32.tiny <= inverse <= _FLOAT32.max
 
 
 def _unfold(optimizer: Any, args: object, kwargs: object) -> None:  # noqa: ARG001  # a torch hook's signature

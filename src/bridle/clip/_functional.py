@@ -106,4 +106,6 @@ def _factor(limit: float | Tensor, norm: Tensor) -> Tensor:
 
 def _times(x: Tensor, factor: Tensor) -> Tensor:
     """`x * factor`, rounded once to the type of `x`."""
-    return (x * factor.to(x.device)).to(x.dtype)
+    by = factor.to(x.device)
+    # A 0-dim factor would be rounded to the type of `x` first.
+    return (x * (by if by.dim() else by.reshape([1] * x.dim()))).to(x.dtype)

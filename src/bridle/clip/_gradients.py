@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from ..errors import UnsupportedGradientError
 from . import _measure
 from ._groups import Groups, marks_of
 from ._ranks import Ranks, absent, spans
-from ._target import Target, live_names, named, warn_raw_gradients
+from ._target import live_names, warn_raw_gradients
 
 __all__ = ["Gradients", "measure_together"]
 
@@ -54,21 +54,32 @@ class Gradients:
         self._where = where
         self._norms: dict[float, Tensor] = {}
         self._summands: dict[float, Tensor] = {}
+        self._totals: dict[float, Tensor] = {}
 
     @classmethod
-    def of(cls, target: Target, groups: Groups | None = None) -> Gradients:
-        """The gradients of whatever was passed to `clip_`."""
-        names, parameters = named(target)
+    def of(
+        cls,
+        names: list[str] | None,
+        parameters: list[Tensor],
+        groups: Groups | None = None,
+        call: Callable[[], str] = str,
+    ) -> Gradients:
+        """The gradients that parameters have."""
         found = [p.grad for p in parameters]
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)
-        return cls.listed(names, parameters, found, groups)
+        return cls.listed(names, parameters, found, groups, call)
 
     @classmethod
     def listed(
-        cls, names: list[str] | None, parameters: list[Tensor], found: list[Tensor | None], groups: Groups | None = None
+        cls,
+        names: list[str] | None,
+        parameters: list[Tensor],
+        found: list[Tensor | None],
+        groups: Groups | None = None,
+        call: Callable[[], str] = str,
     ) -> Gradients:
-        """These gradients of these parameters."""
+        """These gradients of these parameters; `call` says what a rank was called with, for others to compare."""
         first = {id(g): i for i, g in reversed(list(enumerate(found))) if g is not None}
         kept = sorted(first.values())
         ranks = None
@@ -76,7 +87,8 @@ class Gradients:
             patterns, pattern_of = marks_of(groups, names, len(parameters))
             kept = sorted([*kept, *absent(parameters, found, patterns, pattern_of)])
             numbers = [pattern_of[i] for i in kept]
-            ranks = Ranks([parameters[i] for i in kept], [found[i] for i in kept], patterns, numbers)
+            told = None if names is None else [names[i] for i in kept]
+            ranks = Ranks([parameters[i] for i in kept], [found[i] for i in kept], patterns, numbers, told, call())
             found = [*found]
             for i, piece in zip(kept, ranks.local, strict=True):
                 found[i] = piece if found[i] is None else found[i]
@@ -120,8 +132,10 @@ class Gradients:
 
     def total(self, p: float = 2.0) -> Tensor:
         """The p-norm of all gradients as one vector: a 0-dim tensor."""
-        with torch.no_grad():
-            return _measure.total(self.summands(p), p)
+        if p not in self._totals:
+            with torch.no_grad():
+                self._totals[p] = _measure.total(self.summands(p), p)
+        return self._totals[p]
 
     def sizes(self) -> list[int]:
         """How many elements each gradient has, over all ranks."""
@@ -157,6 +171,11 @@ class Gradients:
             return here
         return self.ranks.combine(here.to(torch.float64), self._where, [1.0] * len(here))
 
+    def why_not_finite(self) -> str:
+        """In words, where the norm is not finite and no gradient is known to hold such a value."""
+        elsewhere = self.ranks is not None and self.ranks.marked
+        return ("a gradient on another rank is not finite, or " if elsewhere else "") + _measure.TOO_LARGE
+
     def settle(self) -> None:
         """Make changes to `values` changes to `local`."""
         if self.ranks is not None:
@@ -166,6 +185,7 @@ class Gradients:
         """Measure again when asked next: the gradients have been changed."""
         self._norms.clear()
         self._summands.clear()
+        self._totals.clear()
 
     def readable_now(self) -> bool:
         """Can values be read without waiting for a device?"""

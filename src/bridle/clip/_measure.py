@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,9 +13,14 @@ from .._native import reference
 from ..errors import UnsupportedDeviceError, UnsupportedGradientError
 
 __all__ = [
+    "TOO_LARGE",
+    "as_stored",
     "check_foreach",
+    "check_kind",
+    "check_kinds",
     "count_nonfinite",
     "list_offenders",
+    "magnitudes",
     "norm_along",
     "norms",
     "offenders",
@@ -25,6 +30,8 @@ __all__ = [
     "total_norm",
 ]
 
+_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
+TOO_LARGE = "the norm of the gradients is larger than any float64, though every value of them is finite"
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 
@@ -107,19 +114,52 @@ def _by_foreach(tensors: list[Tensor], where: list[int], foreach: bool | None) -
 
 def _values(g: Tensor, p: float) -> Tensor:
     """A dense real tensor with the same p-norm."""
+    check_kind(g)
+    values = _dense(g)
+    if values.is_complex():
+        return torch.view_as_real(values.resolve_conj()) if p == 2 else magnitudes(values)
+    return values
+
+
+def check_kind(g: Tensor) -> None:
+    """Refuse what is not a gradient that can be measured and written."""
+    if not g.is_nested and g.dtype in _TYPES:
+        return
+    kind = "nested" if g.is_nested else str(g.dtype).removeprefix("torch.")
+    raise UnsupportedGradientError(
+        f"a gradient of shape {'?' if g.is_nested else tuple(g.shape)} is {kind}; gradients are of type float16, "
+        "bfloat16, float32, float64, complex64 or complex128, strided or sparse. Convert it first."
+    )
+
+
+def check_kinds(grads: Iterable[Tensor]) -> None:
+    """Refuse if any of them is such."""
+    for g in grads:
+        check_kind(g)
+
+
+def _dense(g: Tensor) -> Tensor:
+    """The values that a gradient stores, up to their sign and conjugation."""
     if g.is_sparse:  # entries may be listed twice until they are coalesced
-        g = g.detach().coalesce().values()
-    elif g.layout is not torch.strided and not g.is_nested:
-        g = g.detach().values()
-    if g.is_complex():
-        return torch.view_as_real(g.resolve_conj()) if p == 2 else g.abs()
-    if g.is_nested or not g.is_floating_point():
-        kind = "nested" if g.is_nested else str(g.dtype).removeprefix("torch.")
-        raise UnsupportedGradientError(
-            f"a gradient of shape {'?' if g.is_nested else tuple(g.shape)} is {kind}; gradients are floating-point "
-            "or complex, strided or sparse. Convert it first."
-        )
-    return g
+        return as_stored(g.detach().coalesce().values())
+    return as_stored(g.detach().values() if g.layout is not torch.strided else g)
+
+
+def as_stored(t: Tensor) -> Tensor:
+    """The memory of a strided tensor as it is: without a conjugation or negation that torch has put off."""
+    if torch.compiler.is_compiling():  # cannot be asked there, and a compiled graph puts nothing off
+        return t
+    if t.is_conj():
+        t = t.conj()
+    return torch._neg_view(t) if t.is_neg() else t
+
+
+def magnitudes(t: Tensor) -> Tensor:
+    """The size of every element, in a type that holds it: torch's `abs` of complex64 overflows beyond float32."""
+    if not t.is_complex():
+        return t.abs()
+    parts = torch.view_as_real(t.resolve_conj()).to(reference.wide(t.device))
+    return torch.hypot(parts[..., 0], parts[..., 1])
 
 
 def total(each: Tensor, p: float) -> Tensor:
@@ -139,9 +179,9 @@ def _usable_scale(top: Tensor) -> Tensor:
 def norm_along(t: Tensor, axes: int | Sequence[int] | None) -> Tensor:
     """The 2-norm of slices along `axes`, with those dimensions kept at size 1: right for every finite value."""
     dims = axes if axes is None or isinstance(axes, int) else tuple(axes)
-    magnitudes = t.abs().to(reference.wide(t.device))
-    by = _usable_scale(magnitudes.amax(dim=() if dims is None else dims, keepdim=True)) if t.numel() else 1.0
-    norm: Tensor = torch.linalg.vector_norm(magnitudes / by, 2, dim=dims, keepdim=True)
+    sizes = magnitudes(t).to(reference.wide(t.device))
+    by = _usable_scale(sizes.amax(dim=() if dims is None else dims, keepdim=True)) if t.numel() else 1.0
+    norm: Tensor = torch.linalg.vector_norm(sizes / by, 2, dim=dims, keepdim=True)
     return norm * by
 
 
@@ -150,7 +190,7 @@ def count_nonfinite(grads: Sequence[Tensor]) -> Tensor:
     if not grads:
         return torch.zeros(0)
     with torch.no_grad():
-        counts = [torch.isfinite(_values(g, 1.0)).logical_not().sum() for g in grads]
+        counts = [torch.isfinite(_dense(g)).logical_not().sum() for g in grads]
         return torch.stack([n.to(grads[0].device) for n in counts])
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ..errors import UnsupportedGradientError
 from . import _measure
-from ._exchange import Group, Mesh, group_of, guarded, plan, read_mesh, ready, share
+from ._exchange import Exchange, Group, Mesh, group_of, guarded, plan, read_mesh, ready
+from ._fingerprint import combined, fingerprints
 from ._groups import Mark, Replicated, Sharded, Stages
 
 __all__ = ["Part", "Ranks", "absent", "spans"]
@@ -80,10 +81,16 @@ class Ranks:
         grads: Sequence[Tensor | None],
         patterns: Sequence[tuple[Mark, ...]] = ((),),
         pattern_of: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
+        call: str = "",
     ) -> None:
+        self._call = call
         self.local: list[Tensor] = []
         self._patterns = patterns
         self._pattern_of = pattern_of or [0] * len(grads)
+        cut = [any(isinstance(mark, Sharded) for mark in marks) for marks in patterns]
+        pieces = [cut[n] for n in self._pattern_of] if any(cut) else ()
+        self._fingerprints = fingerprints(names, parameters, pieces)
         self._speaks: dict[int, bool] = {}
         self._layouts: dict[tuple[int, Any], _Layout] = {}
         self._layout_of: dict[int, _Layout] = {}
@@ -146,15 +153,26 @@ class Ranks:
         with torch.no_grad():
             each = torch.cat([n.to(found[0].device) for n in found])
             where = [i for listed, _ in parts for i in listed]
-            each = self.combine(each, where, [p for listed, p in parts for _ in listed])
+            exchange = Exchange(self._call)
+            each = self._combine(exchange, each, where, [p for listed, p in parts for _ in listed])
             norms = [n.to(own.device) for n, own in zip(torch.split(each, sizes), found, strict=True)]
-            return list(zip(norms, self._with_apart(norms, parts), strict=True))
+            summands = self._with_apart(exchange, norms, parts)
+            exchange.finish()
+            return list(zip(norms, summands, strict=True))
 
     def combine(self, each: Tensor, where: Sequence[int], orders: list[float]) -> Tensor:
         """What values of some gradients on this rank come to, over all ranks that hold pieces or copies of them."""
+        exchange = Exchange(self._call)
+        found = self._combine(exchange, each, where, orders)
+        exchange.finish()
+        return found
+
+    def _combine(self, exchange: Exchange, each: Tensor, where: Sequence[int], orders: list[float]) -> Tensor:
         at = {i: k for k, i in enumerate(where)}
         for group, entries in self._spread_over():
-            share(each, [(at[i], pieces) for i, pieces in entries if i in at], orders, group)
+            here = [(i, pieces) for i, pieces in entries if i in at]
+            what = combined(self._fingerprints[i] for i, _ in here)
+            exchange.share(each, [(at[i], pieces) for i, pieces in here], orders, group, what)
         return each
 
     def _spread_over(self) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
@@ -171,7 +189,7 @@ class Ranks:
             over = [group in _groups_of([marks], (Sharded,)) for marks in self._patterns]
             yield group, [(i, True) for i, number in enumerate(self._pattern_of) if over[number]]
 
-    def _with_apart(self, norms: list[Tensor], parts: Sequence[Part]) -> list[Tensor]:
+    def _with_apart(self, exchange: Exchange, norms: list[Tensor], parts: Sequence[Part]) -> list[Tensor]:
         """For each part, the norms of its gradients with what other ranks hold beside them, each counted once."""
         numbers = [n for n, marks in enumerate(self._patterns) if any(not isinstance(m, Sharded) for m in marks)]
         if not numbers:
@@ -185,7 +203,8 @@ class Ranks:
             stages = {n for n in numbers if group in _groups_of([self._patterns[n]], (Stages,))}
             copies = {n for n in numbers if group in _groups_of([self._patterns[n]], (Replicated,))}
             listed = [(s, n in stages) for s, (_, n) in enumerate(slots) if n in stages | copies]
-            share(apart, listed, orders, group, [0 if pieces else len(mine[s]) for s, pieces in listed])
+            copied = [0 if pieces else len(mine[s]) for s, pieces in listed]
+            exchange.share(apart, listed, orders, group, counts=copied)
         alone = [[j for j, i in enumerate(where) if self._pattern_of[i] not in numbers] for where, _ in parts]
         others = torch.split(apart, len(numbers))
         return [torch.cat([n[a], o.to(n.device)]) for n, a, o in zip(norms, alone, others, strict=True)]

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from . import _measure
-from ._exchange import read_mesh, ready, share_total
+from ._exchange import Exchange, read_mesh, ready
+from ._fingerprint import combined, fingerprints
 
 __all__ = ["pieces", "total"]
 
@@ -60,13 +61,17 @@ def _elsewhere(parameter: Any, mesh: Any, kind: Any) -> bool:
     return not isinstance(parameter, kind) or parameter._spec.mesh is not mesh
 
 
-def total(parameters: Sequence[Tensor], found: list[Tensor], mesh: Any, p: float, foreach: bool | None) -> Tensor:
+def total(
+    parameters: Sequence[Tensor], found: list[Tensor], mesh: Any, p: float, foreach: bool | None, call: str
+) -> Tensor:
     """The norm over all ranks, from what this one has of the gradients of these parameters."""
     _measure.check_foreach(found, foreach)
     value = _measure.total_norm(found, p, foreach)[1] if found else 0.0
     assert value is not None, "a norm on the CPU is known at once"
+    exchange, what = Exchange(call), combined(fingerprints(None, parameters))
     for group in read_mesh(mesh).groups:
-        value = share_total(value, len(parameters), p, group)
+        value = exchange.share_total(value, len(parameters), p, group, what)
+    exchange.finish()
     # Where this rank lacks a gradient, the parameter tells its dtype, so that all ranks return the same.
     return torch.tensor(
         value, dtype=_measure.result_dtype(found if len(found) == len(parameters) else parameters, value)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import BridleWarning, GradientTypeError
+from ..errors import BridleWarning, GradientTypeError, NotAParameterError
 from ..graph import find_names
 
 __all__ = ["Target", "gradients", "live_names", "named", "unique", "warn_raw_gradients"]
@@ -43,7 +43,7 @@ def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     try:
         entries: list[Any] = list(target)
     except TypeError as error:
-        raise _not_a_parameter(target) from error
+        raise GradientTypeError(_not_a_parameter(target)) from error
     if not entries and not hasattr(target, "__len__"):
         _warn_exhausted(target)
     if entries and isinstance(entries[0], tuple):
@@ -93,11 +93,11 @@ def unique(tensors: list[Tensor]) -> list[Tensor]:
 def _parameter(entry: Any) -> Tensor:
     if isinstance(entry, Tensor):
         return entry
-    raise _not_a_parameter(entry)
+    raise NotAParameterError(_not_a_parameter(entry))
 
 
-def _not_a_parameter(found: object) -> GradientTypeError:
-    return GradientTypeError(
+def _not_a_parameter(found: object) -> str:
+    return (
         f"a parameter was expected, found {type(found).__name__}: {found!r:.80}. Pass a tensor, an iterable of "
         "tensors, a module, an optimizer, `model.named_parameters()` or a dict of tensors."
     )

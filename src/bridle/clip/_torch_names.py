@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from torch import Tensor
 from .._native import reference
 from ..errors import NonFiniteGradientError
 from . import _apply, _check, _measure, _ranks, _sharded
+from ._fingerprint import setting
 from ._gradients import Gradients
 from ._groups import Groups
 from ._target import Target, gradients, live_names, named, unique
+from ._turn import turn
 
 __all__ = ["clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
@@ -64,25 +66,49 @@ def clip_grad_norm_(
         tensor([0.6000, 0.8000])
     """
     p, limit = _check.order(norm_type), _check.threshold(max_norm, "max_norm")
-    if groups is None:
-        listed, grads = gradients(parameters)
-        spans = _ranks.spans(listed) or _ranks.spans(grads)
-        every: list[Tensor | None] = [p.grad for p in listed] if spans and len(grads) < len(listed) else [*grads]
-        cut = _sharded.pieces(listed, every) if spans else None
-        if cut is not None:
-            norm = _sharded.total(listed, *cut, p, foreach)
-            if norm.isfinite() or not error_if_nonfinite:  # who is to blame takes more than a number
-                _scale_down(cut[0], limit, norm.item(), foreach)
-                return norm
-        spread = Gradients.listed(None, listed, every) if spans else None
-    else:
-        listed, grads, spread = [], [], Gradients.of(parameters, groups)
-    if spread is not None:
-        grads = spread.local
-        norm, value = _total_over_ranks(spread, p, error_if_nonfinite, foreach)
-    else:
+
+    def call() -> str:
+        return f"clip_grad_norm_(max_norm={setting(limit)}, {error_if_nonfinite=})"
+
+    if groups is not None:
+        names, listed = named(parameters)
+        with turn(listed):
+            spread = Gradients.of(names, listed, groups, call)
+            return _clip_spread(spread, limit, p, error_if_nonfinite, foreach)
+    listed, grads = gradients(parameters)
+    if _ranks.spans(listed) or _ranks.spans(grads):
+        with turn(listed):
+            return _clip_dtensors(listed, grads, limit, p, error_if_nonfinite, foreach, call)
+    with turn(None):
         norm, value = _total(grads, p, error_if_nonfinite, foreach, listed)
-    _scale_down(grads, limit, norm if value is None else value, foreach)
+        _scale_down(grads, limit, norm if value is None else value, foreach)
+        return norm
+
+
+def _clip_dtensors(
+    listed: list[Tensor],
+    grads: list[Tensor],
+    limit: float | Tensor,
+    p: float,
+    error_if_nonfinite: bool,
+    foreach: bool | None,
+    call: Callable[[], str],
+) -> Tensor:
+    every: list[Tensor | None] = [q.grad for q in listed] if len(grads) < len(listed) else [*grads]
+    cut = _sharded.pieces(listed, every)
+    if cut is not None:
+        norm = _sharded.total(listed, *cut, p, foreach, call())
+        if norm.isfinite() or not error_if_nonfinite:  # who is to blame takes more than a number
+            _scale_down(cut[0], limit, norm.item(), foreach)
+            return norm
+    return _clip_spread(Gradients.listed(None, listed, every, None, call), limit, p, error_if_nonfinite, foreach)
+
+
+def _clip_spread(
+    grads: Gradients, limit: float | Tensor, p: float, error_if_nonfinite: bool, foreach: bool | None
+) -> Tensor:
+    norm, value = _total_over_ranks(grads, p, error_if_nonfinite, foreach)
+    _scale_down(grads.local, limit, norm if value is None else value, foreach)
     return norm
 
 
@@ -117,15 +143,17 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
     """
     limit = _check.threshold(clip_value, "clip_value")
     listed, grads = gradients(parameters)
-    spread = Gradients.of(listed) if _ranks.spans(grads) else None
-    grads = grads if spread is None else spread.values
-    _measure.check_foreach(grads, foreach)
-    if isinstance(limit, Tensor) and _measure.readable_now([limit, *grads]):
-        limit = _check.on_host(limit, "clip_value")
-    if grads:
-        _apply.clamp_(grads, limit, foreach)
-    if spread is not None:
-        spread.settle()
+    spans = _ranks.spans(grads)
+    with turn(listed if spans else None):
+        spread = Gradients.of(None, listed) if spans else None
+        grads = grads if spread is None else spread.values
+        _measure.check_foreach(grads, foreach)
+        if isinstance(limit, Tensor) and _measure.readable_now([limit, *grads]):
+            limit = _check.on_host(limit, "clip_value")
+        if grads:
+            _apply.clamp_(grads, limit, foreach)
+        if spread is not None:
+            spread.settle()
 
 
 def get_total_norm(
@@ -154,7 +182,9 @@ def get_total_norm(
     p = _check.order(norm_type)
     names, listed = named(tensors)
     if _ranks.spans(listed):
-        return _total_over_ranks(Gradients.listed(names, listed, [*listed]), p, error_if_nonfinite, foreach)[0]
+        call = f"get_total_norm({error_if_nonfinite=})"
+        spread = Gradients.listed(names, listed, [*listed], None, lambda: call)
+        return _total_over_ranks(spread, p, error_if_nonfinite, foreach)[0]
     return _total(unique(listed), p, error_if_nonfinite, foreach, ())[0]
 
 
@@ -176,13 +206,15 @@ def clip_grads_with_norm_(
         >>> weight.grad
         tensor([0.6000, 0.8000])
     """
-    limit = _check.threshold(max_norm, "max_norm")
+    limit, known = _check.threshold(max_norm, "max_norm"), _check.norm(total_norm)
     listed, grads = gradients(parameters)
-    grads = Gradients.of(listed).local if _ranks.spans(grads) else grads
-    _measure.check_foreach(grads, foreach)
-    if not isinstance(total_norm, Tensor) or _measure.readable_now([*grads, total_norm]):
-        total_norm = float(total_norm)
-    _scale_down(grads, limit, total_norm, foreach)
+    spans = _ranks.spans(grads)
+    with turn(listed if spans else None):
+        grads = Gradients.of(None, listed).local if spans else grads
+        _measure.check_foreach(grads, foreach)
+        if isinstance(known, Tensor) and _measure.readable_now([*grads, known]):
+            known = float(known)
+        _scale_down(grads, limit, known, foreach)
 
 
 def _total(
@@ -194,7 +226,7 @@ def _total(
     _measure.check_foreach(grads, foreach)
     norm, value = _measure.total_norm(grads, p, foreach)
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
-        raise _nonfinite(_offenders(grads, listed), p)
+        raise _nonfinite(_offenders(grads, listed), p, _measure.TOO_LARGE)
     return norm, value
 
 
@@ -207,7 +239,7 @@ def _total_over_ranks(
     value = norm.item() if grads.readable_now() else None
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
         found = zip(grads.names(), grads.count_nonfinite().tolist(), strict=True)
-        raise _nonfinite({name: int(n) for name, n in found if n}, p)
+        raise _nonfinite({name: int(n) for name, n in found if n}, p, grads.why_not_finite())
     return norm.to(_measure.result_dtype(grads.local, value)), value
 
 
@@ -222,7 +254,9 @@ def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor
             _apply.scale_(grads, coefficient, foreach)
         return
     with torch.no_grad():
-        factor = (limit / (norm.to(reference.wide(norm.device)) + _EPS)).clamp(max=1.0)
+        most = norm.to(reference.wide(norm.device)) + _EPS
+        # Not a number over a tensor: torch makes that a reciprocal, which loses digits of a huge norm.
+        factor = ((limit if isinstance(limit, Tensor) else most.new_full((), limit)) / most).clamp(max=1.0)
         if isinstance(limit, Tensor):
             factor = torch.where(limit == math.inf, 1.0, factor)
         _apply.scale_(grads, factor, foreach)
@@ -234,10 +268,11 @@ def _offenders(grads: list[Tensor], listed: Sequence[Tensor]) -> dict[str, int]:
     return _measure.offenders(names, grads)
 
 
-def _nonfinite(offenders: dict[str, int], p: float) -> NonFiniteGradientError:
+def _nonfinite(offenders: dict[str, int], p: float, otherwise: str) -> NonFiniteGradientError:
+    found = f"NaN or infinite values: {_measure.list_offenders(offenders)}" if offenders else otherwise
     return NonFiniteGradientError(
         f"The total norm of order {p} for gradients from `parameters` is non-finite, so it cannot be clipped. To "
         "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`."
-        f"\nNaN or infinite values: {_measure.list_offenders(offenders) or 'on another rank'}.",
+        f"\n{found[0].upper()}{found[1:]}.",
         offenders,
     )

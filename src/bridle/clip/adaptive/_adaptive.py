@@ -99,7 +99,8 @@ class Adaptive:
             good = (norm > 0) & (norm < math.inf)
             self._memory.keep(keys, learned(state, after, good))
             if self.rule.replaces:
-                factor = torch.where(good & torch.isfinite(limit), limit / norm, 1.0)
+                most = torch.finfo(norm.dtype).max  # times what is smaller than its inverse would be infinite
+                factor = torch.where(good & torch.isfinite(limit), (limit / norm).clamp(max=most), 1.0)
             else:
                 factor = down_to(limit, norm)
             return Scale(factor if self.each else factor.reshape(()))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import ArgumentError
 from .._check import number
-from .._decision import Policy, Scale, Skip, Stateful
+from .._decision import Policy, Scale, Skip, Stateful, check
 from .._gradients import Gradients
 from ._adaptive import count
 from ._memory import Memory, State, check_kind, learned
@@ -44,6 +44,10 @@ class _SkipSpikes:
         if found.numel() != 1:
             raise ArgumentError(f"the loss is one number; found a tensor of shape {tuple(found.shape)}.")
         self._loss, self._loss_used_by = found.reshape(1), set()
+
+    def check(self, grads: Gradients) -> None:
+        """Refuse what the policy for calm steps refuses."""
+        check(self.policy, grads)
 
     def decide(self, grads: Gradients) -> Skip:
         """Decide whether this step is a spike, and what else to do if not."""

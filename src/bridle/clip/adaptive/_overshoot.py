@@ -30,10 +30,25 @@ class _ByOvershoot:
         self._memory = Memory({"limit": torch.zeros((), dtype=torch.float64), "window": blank(window)})
         self._before: dict[str, Tensor] = {}  # by key: the parameter as it was a step ago
 
-    def decide(self, grads: Gradients) -> Scale:
-        """Move the limit by what the last step turned out to be, and bring the norm down to it."""
+    def check(self, grads: Gradients) -> None:
+        """Refuse gradients that cannot be compared with a change of their parameters."""
         grads.require_whole("by_overshoot")
         grads.require_alone("by_overshoot")
+        for key, p, g in zip(grads.keys(), grads.parameters, grads.tensors, strict=True):
+            if g.layout is not torch.strided:
+                raise UnsupportedGradientError(
+                    f"by_overshoot compares the gradient with a change of the parameter, and a gradient is {g.layout}. "
+                    "Give that parameter another policy by a name pattern, or use a dense gradient."
+                )
+            before = self._before.get(key)
+            if before is not None and before.shape != p.shape:
+                raise ArgumentError(
+                    f"the parameter {key!r} has shape {tuple(p.shape)} and had {tuple(before.shape)} before: one "
+                    "policy was used for two models, or loaded from another one. Make a policy for each."
+                )
+
+    def decide(self, grads: Gradients) -> Scale:
+        """Move the limit by what the last step turned out to be, and bring the norm down to it."""
         with torch.no_grad():
             keys, norm = [grads.label], grads.total(self.p).reshape(1)
             state = self._memory.recall(keys, norm)
@@ -64,11 +79,6 @@ class _ByOvershoot:
         if key not in self._before:
             self._before[key] = p.clone(memory_format=torch.contiguous_format)
         before = self._before[key] = self._before[key].to(p)
-        if before.shape != p.shape:
-            raise ArgumentError(
-                f"the parameter {key!r} has shape {tuple(p.shape)} and had {tuple(before.shape)} before: one policy "
-                "was used for two models, or loaded from another one. Make a policy for each."
-            )
         return before
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,11 +101,6 @@ class _ByOvershoot:
 
 
 def _dot(change: Tensor, grad: Tensor) -> Tensor:
-    if grad.layout is not torch.strided:
-        raise UnsupportedGradientError(
-            f"by_overshoot compares the gradient with a change of the parameter, and a gradient is {grad.layout}. "
-            "Give that parameter another policy by a name pattern, or use a dense gradient."
-        )
     a, b = change.reshape(-1), grad.reshape(-1).to(change.dtype)
     return torch.vdot(a, b).real if a.is_complex() else torch.dot(a, b)
 

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._native.reference import wide
 from ...errors import ArgumentError, UnsupportedGradientError
+from .. import _measure
 from .._check import number
 from .._decision import Clamp
 from .._gradients import Gradients
@@ -29,9 +31,24 @@ class _ByElementSpike:
         self._rms: dict[str, Tensor] = {}
         self._seen: dict[str, Tensor] = {}
 
+    def check(self, grads: Gradients) -> None:
+        """Refuse gradients whose elements cannot be told apart, or have no history of their own."""
+        grads.require_whole("by_element_spike")
+        for key, g in zip(grads.keys(), grads.tensors, strict=True):
+            if g.layout is not torch.strided:
+                raise UnsupportedGradientError(
+                    f"by_element_spike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
+                    "parameter another policy by a name pattern, or use a dense gradient."
+                )
+            rms = self._rms.get(key)
+            if rms is not None and rms.shape != g.shape:
+                raise ArgumentError(
+                    f"the history of {key!r} has shape {tuple(rms.shape)} and its gradient {tuple(g.shape)}: one "
+                    "policy was used for two models, or loaded from another one. Make a policy for each."
+                )
+
     def decide(self, grads: Gradients) -> Clamp:
         """Limit each element by its own history, and learn from it."""
-        grads.require_whole("by_element_spike")
         with torch.no_grad():
             finite = torch.isfinite(grads.norms(self.p)).unbind()
             rows = zip(grads.keys(), grads.tensors, finite, strict=True)
@@ -49,24 +66,13 @@ class _ByElementSpike:
         return torch.where(good, limit, math.inf)
 
     def _recall(self, key: str, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if g.layout is not torch.strided:
-            raise UnsupportedGradientError(
-                f"by_element_spike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
-                "parameter another policy by a name pattern, or use a dense gradient."
-            )
-        size = g.abs()
+        size = _measure.magnitudes(g)
         if size.dtype in (torch.float16, torch.bfloat16):
             size = size.float()
         if key not in self._rms:
             self._rms[key] = torch.zeros_like(size, memory_format=torch.contiguous_format)
-            self._seen[key] = torch.zeros((), dtype=size.dtype, device=size.device)
-        rms = self._rms[key].to(size)
-        if rms.shape != size.shape:
-            raise ArgumentError(
-                f"the history of {key!r} has shape {tuple(rms.shape)} and its gradient {tuple(size.shape)}: one policy "
-                "was used for two models, or loaded from another one. Make a policy for each."
-            )
-        return size, rms, self._seen[key].to(size)
+            self._seen[key] = torch.zeros((), dtype=wide(size.device), device=size.device)
+        return size, self._rms[key].to(size), self._seen[key].to(device=size.device, dtype=wide(size.device))
 
     def state_dict(self) -> dict[str, Any]:
         """What it has learned, for a checkpoint: loads with `torch.load(..., weights_only=True)`."""
@@ -94,7 +100,8 @@ def by_element_spike(
     """Limit each element by its own second moment: `g² > theta v` becomes `g = sign(g) sqrt(theta v)`.
 
     v is the moving average of the square of that element after clipping, corrected for its start at zero. Costs
-    one number of memory for each element, as Adam's own second moment does. Of a complex element the magnitude is
+    one number of memory for each element, as Adam's own second moment does; one of float32, so that elements below
+    about 1e-37 are remembered with few digits or none. Of a complex element the magnitude is
     limited. Huang et al., SPAM (arXiv 2501.06842), of which this is the clipping; its reset of the moments belongs
     to the optimizer. There v is not corrected, so early limits are tighter.
 

@@ -58,7 +58,7 @@ def by_stable_norm(
         square_decay: how much of the average squared norm a step keeps.
         each: averages for each gradient rather than for their total norm.
         warmup: norms to learn from before replacing any.
-        floor: the least norm to give.
+        floor: the least norm to give, at most 65504 (the largest float16).
         ceiling: the largest norm to give.
 
     Returns:
@@ -76,4 +76,5 @@ def by_stable_norm(
     if number(decay, "decay", 0, 1) == 1 or number(square_decay, "square_decay", 0, 1) == 1:
         raise ArgumentError("a decay of 1 never learns; pass a number below 1.")
     rule = _StableNorm(float(decay), float(square_decay))
-    return Adaptive(rule, each=each, warmup=warmup, floor=floor, ceiling=ceiling)
+    least = number(floor, "floor", 0, torch.finfo(torch.float16).max)  # no gradient may become infinite by it
+    return Adaptive(rule, each=each, warmup=warmup, floor=least, ceiling=ceiling)

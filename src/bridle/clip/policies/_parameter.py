@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .._check import order, threshold
+from .._check import order, tensor_limit, threshold
 from .._decision import Scale, down_to
 from .._gradients import Gradients
 
@@ -15,6 +15,9 @@ __all__ = ["by_parameter"]
 class _ByParameter:
     max_norm: float | Tensor
     p: float
+
+    def check(self, grads: Gradients) -> None:  # noqa: ARG002  # the limit does not depend on them
+        tensor_limit(self.max_norm, "max_norm")
 
     def decide(self, grads: Gradients) -> Scale:
         return Scale(down_to(self.max_norm, grads.norms(self.p)))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._check import threshold
+from .._check import tensor_limit, threshold
 from .._decision import Scale, down_to
 from .._gradients import Gradients
 
@@ -16,6 +16,10 @@ __all__ = ["by_rms"]
 class _ByRms:
     limit: float | Tensor
     p: float = 2.0
+
+    def check(self, grads: Gradients) -> None:
+        tensor_limit(self.limit, "limit")
+        grads.sizes()  # refuses what does not tell its size
 
     def decide(self, grads: Gradients) -> Scale:
         each = grads.norms(2.0)

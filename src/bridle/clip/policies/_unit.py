@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError, UnsupportedGradientError
+from .._apply import shares_memory
 from .._check import threshold
 from .._decision import Scale, down_to
 from .._gradients import Gradients
@@ -21,18 +22,26 @@ class _ByUnit:
     unit_dims: tuple[int, ...]
     p: float = 2.0
 
-    def decide(self, grads: Gradients) -> Scale:
+    def check(self, grads: Gradients) -> None:
         grads.require_whole("by_unit")
+        for g in grads.tensors:
+            if g.layout is not torch.strided:
+                raise UnsupportedGradientError(
+                    f"by_unit compares rows of a weight and its gradient, and this gradient is {g.layout}. "
+                    "Give that parameter another policy by a name pattern, or use a dense gradient."
+                )
+            if shares_memory(g):
+                raise UnsupportedGradientError(
+                    f"by_unit scales each unit by itself, and a gradient of shape {tuple(g.shape)} and strides "
+                    f"{g.stride()} holds several of them in one place, as an expanded tensor does. Clone it first."
+                )
+
+    def decide(self, grads: Gradients) -> Scale:
         with torch.no_grad():
             pairs = zip(grads.parameters, grads.tensors, strict=True)
             return Scale([self._factor(p.detach(), g.detach()) for p, g in pairs])
 
     def _factor(self, weight: Tensor, grad: Tensor) -> Tensor:
-        if grad.layout is not torch.strided:
-            raise UnsupportedGradientError(
-                f"by_unit compares rows of a weight and its gradient, and this gradient is {grad.layout}. "
-                "Give that parameter another policy by a name pattern, or use a dense gradient."
-            )
         axes = self._axes(grad.dim())
         limit = norm_along(weight, axes).clamp(min=self.eps) * self.ratio
         return down_to(limit, norm_along(grad, axes))

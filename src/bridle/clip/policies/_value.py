@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .._check import threshold
+from .._check import tensor_limit, threshold
 from .._decision import Clamp
 from .._gradients import Gradients
 
@@ -16,6 +16,9 @@ __all__ = ["by_value"]
 class _ByValue:
     limit: float | Tensor
     p: float = math.inf
+
+    def check(self, grads: Gradients) -> None:  # noqa: ARG002  # the limit does not depend on them
+        tensor_limit(self.limit, "limit")
 
     def decide(self, grads: Gradients) -> Clamp:  # noqa: ARG002  # the limit does not depend on them
         return Clamp(self.limit)

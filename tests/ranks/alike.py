@@ -1,0 +1,96 @@
+"""What the ranks run when they are not called with the same, or by two threads at once."""
+
+import threading
+
+import layouts
+import marked
+import torch
+import torch.distributed as dist
+
+import bridle
+
+LINE = {"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((7,), "line", "0", ()), ((4, 2), "line", "0", ())]}
+SQUARE = {"seed": 3, "tensors": [((8, 6), "2d", "01", ()), ((7, 4), "2d", "0r", ()), ((4, 2), "2d", "10", ())]}
+MIXED = {"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((7,), "line", "r", ()), ((4, 2), "plain", "", ())]}
+SAME_SHAPES = {"seed": 3, "tensors": [((8, 3), "line", "0", ())] * 3}
+CASES = {"line": LINE, "square": SQUARE, "mixed": MIXED, "same shapes": SAME_SHAPES}
+
+
+def turned(parameters, odd):
+    return dict(reversed(parameters.items())) if odd else parameters
+
+
+CALLS = {
+    "order": lambda ps, odd: bridle.clip_grad_norm_(list(turned(ps, odd).values()), 0.1),
+    "order of names": lambda ps, odd: bridle.clip_(turned(ps, odd), bridle.by_parameter(0.1)),
+    "order under torch's name": lambda ps, odd: bridle.clip_grad_norm_(turned(ps, odd), 0.1, groups={"*": None}),
+    "max_norm": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.2 if odd else 0.1),
+    "max_norm in a tensor": lambda ps, odd: bridle.clip_grad_norm_(ps, torch.tensor(0.2 if odd else 0.1)),
+    "error_if_nonfinite": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.1, error_if_nonfinite=odd),
+    "norm_type": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.1, 1.0 if odd else 2.0),
+    "limit": lambda ps, odd: bridle.clip_(ps, bridle.by_norm(0.2 if odd else 0.1)),
+    "policy": lambda ps, odd: bridle.clip_(ps, bridle.by_rms(0.1) if odd else bridle.by_norm(0.1)),
+    "adaptive policy": lambda ps, odd: bridle.clip_(ps, bridle.by_median(k=3.0 if odd else 2.0, warmup=0)),
+    "inner policy": lambda ps, odd: bridle.clip_(ps, bridle.skip_spikes(bridle.by_norm(0.2 if odd else 0.1))),
+    "patterns": lambda ps, odd: bridle.clip_(
+        ps, {"p0" if odd else "p1": bridle.by_norm(0.1), "*": bridle.by_norm(0.1)}
+    ),
+    "nonfinite": lambda ps, odd: bridle.clip_(ps, bridle.by_norm(0.1), nonfinite="skip" if odd else "zero"),
+    "function": lambda ps, odd: (
+        bridle.clip_(ps, bridle.by_norm(0.1)) if odd else bridle.clip_grad_norm_(list(ps.values()), 0.1)
+    ),
+}
+
+
+def called_with_something_else(case, call, at):
+    """One rank makes another call: what every rank raises, and whether its gradients are as they were."""
+    parameters, _ = layouts.build(CASES[case])
+    before = [layouts.piece(p.grad).clone() for p in parameters.values()]
+    found = marked.error(lambda: CALLS[call](parameters, dist.get_rank() == at))
+    same = [torch.equal(layouts.piece(p.grad), b) for p, b in zip(parameters.values(), before, strict=True)]
+    return (*found, all(same))
+
+
+def stages_with_another_limit(at):
+    rank = dist.get_rank()
+    mine = marked.grads((f"layer{rank}", [3.0 + rank, 4.0]))
+    limit = bridle.by_norm(0.2 if rank == at else 0.1)
+    found = marked.error(lambda: bridle.clip_(mine, limit, groups=bridle.Stages(marked.line())))
+    return (*found, mine[f"layer{rank}"].grad.tolist() == [3.0 + rank, 4.0])
+
+
+def plain_pieces_in_another_order(at):
+    rank = dist.get_rank()
+    mine = marked.grads(("up", [3.0]), ("down", [4.0, 5.0 + rank][: 1 + rank % 2]))
+    before = {name: p.grad.clone() for name, p in mine.items()}
+    given = turned(mine, rank == at)
+    found = marked.error(lambda: bridle.clip_(given, bridle.by_parameter(0.1), groups=bridle.Sharded(marked.line())))
+    return (*found, all(torch.equal(p.grad, before[name]) for name, p in mine.items()))
+
+
+def someone_elses_policy():
+    """What another rank's object holds is not compared: it may be about that rank."""
+
+    class Own:
+        p = 2.0
+
+        def __init__(self):
+            self.rank = dist.get_rank()
+
+        def decide(self, grads):
+            return bridle.by_norm(0.1).decide(grads)
+
+    parameters, _ = layouts.build(LINE)
+    layouts.close(bridle.clip_(parameters, Own()).norm_after, 0.1, 6)
+
+
+def two_threads(case, call):
+    """Both clip the same gradients: the second finds them clipped."""
+    parameters, wholes = layouts.build(CASES[case])
+    threads = [threading.Thread(target=CALLS[call], args=(parameters, False)) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    factor = 0.1 / layouts.norm_of(wholes, 2.0)
+    layouts.assert_clipped(parameters, wholes, factor, CASES[case])

@@ -1,0 +1,34 @@
+"""DTensors: tell them apart and read this rank's part, without importing `torch.distributed.tensor`.
+
+Where that module is not in ``sys.modules``, no DTensor exists.
+"""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+
+def is_dtensor(value: Any) -> bool:
+    """Return whether a value is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def any_dtensor(values: Iterable[Any]) -> bool:
+    """Return whether a DTensor is among the values."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+
+
+def wait_tensor(tensor: Any) -> Tensor:
+    """Return a tensor whose collective has finished; torch hands out asynchronous ones."""
+    pending = type(tensor) is not Tensor and hasattr(tensor, "wait")
+    found: Tensor = tensor.wait() if pending else tensor
+    return found
+
+
+def local_tensor(tensor: Any) -> Tensor:
+    """Return this rank's part: the local shard of a DTensor, any other tensor as it is."""
+    return wait_tensor(tensor.to_local() if is_dtensor(tensor) else tensor)

@@ -31,11 +31,14 @@ def as_outputs(outputs: Output | Iterable[Output]) -> tuple[Output, ...]:
 def as_inputs(inputs: Any, caller: str) -> Inputs:
     """Return inputs in whatever form they came: one, several, a dict, or a module for its parameters."""
     names = None
+    values: tuple[Output, ...]
     if _torch.is_tensor_like(inputs) or isinstance(inputs, GradientEdge):
-        values: tuple[Output, ...] = (inputs,)
+        values = (inputs,)
     elif isinstance(inputs, nn.Module):
-        trainable = {name: p for name, p in inputs.named_parameters() if p.requires_grad}
-        names, values = tuple(trainable), tuple(trainable.values())
+        values = _iterated(inputs)
+        if not values:
+            trainable = {name: p for name, p in inputs.named_parameters() if p.requires_grad}
+            names, values = tuple(trainable), tuple(trainable.values())
     elif type(inputs) is dict:
         names, values = tuple(inputs), tuple(inputs.values())
     elif isinstance(inputs, Mapping):
@@ -49,6 +52,20 @@ def as_inputs(inputs: Any, caller: str) -> Inputs:
         found = "a module without trainable parameters" if isinstance(inputs, nn.Module) else "nothing in it"
         raise BackwardError(f"`inputs` argument to `{caller}()` cannot be empty.\nIt came with {found}.")
     return Inputs(values, names)
+
+
+def _iterated(module: nn.Module) -> tuple[Output, ...]:
+    """Return what a module that is a sequence of tensors holds, as an `nn.ParameterList` does; else nothing.
+
+    torch takes such a module for the sequence it is.
+    """
+    try:
+        entries = iter(module)  # type: ignore[call-overload]
+        first: Any = next(entries)
+    except Exception:
+        return ()  # no sequence, or an empty one: torch would refuse it
+    is_one = _torch.is_tensor_like(first) or isinstance(first, GradientEdge)
+    return (first, *entries) if is_one else ()
 
 
 def gradients_for(outputs: Sequence[Output], grads: Gradients, *, batched: bool) -> tuple[Tensor | None, ...]:

@@ -1,5 +1,6 @@
 """Many gradients of the same outputs in one run: vectorised where torch can, looped where it cannot."""
 
+import dis
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,7 +60,27 @@ def _run_chunk(what: Run, size: int, custom: list[Node]) -> tuple[Tensor | None,
     except BackwardError:
         raise  # something is wrong with the graph or the arguments, and a loop would find the same
     except (RuntimeError, IndexError) as error:
+        if not _is_for_the_batch(error):
+            raise
         return _loop_after(error, what, size)
+
+
+def _is_for_the_batch(error: BaseException) -> bool:
+    """Tell an error that is there because the run is vectorised from one that the user's own code raises.
+
+    A second call could tell for certain, but a hook or a backward that raised must not be called again.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return False
+    code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
+    if dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS" and module.partition(".")[0] != "torch":
+        return False  # a raise statement; what torch refuses comes out of a call
+    if module == _torch.ENGINE_MODULE or module.startswith("bridle."):
+        return not _torch.blames_return(str(error))  # no Python in between: one of torch's own nodes
+    return _torch.blames_batch(str(error))
 
 
 def _loop_after(error: Exception, what: Run, size: int) -> tuple[Tensor | None, ...]:
@@ -106,7 +127,9 @@ def _looping_where_needed(node: Node, apply: Callable[..., Any], batch: _torch.B
     def call(*grads: Tensor | None) -> Any:
         try:
             return apply(*grads)
-        except Exception:
+        except Exception as error:
+            if not _is_for_the_batch(error):
+                raise
             shown = [None if g is None else batch.show(g) for g in grads]
             with batch.paused():
                 rows = [apply(*(None if g is None else g[i] for g in shown)) for i in range(batch.size)]

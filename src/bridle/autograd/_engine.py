@@ -54,10 +54,8 @@ def run(what: Run) -> tuple[Tensor | None, ...]:
             accumulate=what.accumulate,
         )
     except RuntimeError as error:
-        explained = _post_mortem(error, replace(what, freed_before=freed_before))
-        if explained is None:
-            raise
-        raise explained from error
+        _raise_explained(error, replace(what, freed_before=freed_before))
+        raise
 
 
 def overriding(outputs: tuple[Output, ...], inputs: Inputs) -> tuple[Any, ...]:
@@ -76,10 +74,20 @@ def hand_over(function: Callable[..., Any], tensors: tuple[Any, ...], what: Run,
     try:
         return handle_torch_function(function, tensors, *args, **kwargs)
     except RuntimeError as error:
-        explained = _post_mortem(error, what)
-        if explained is None:
-            raise
-        raise explained from error
+        _raise_explained(error, what)
+        raise
+
+
+def _raise_explained(error: RuntimeError, what: Run) -> None:
+    """Raise the error that tells the cause of this one, if it is one we know."""
+    explained = _post_mortem(error, what)
+    try:
+        if explained is not None:
+            raise explained from error
+    finally:
+        # This frame is in the traceback of what it raises. Without these names there is no circle, and the graph goes
+        # with the error instead of waiting for the collector.
+        del explained, error
 
 
 def _post_mortem(error: RuntimeError, what: Run) -> BackwardError | None:
@@ -89,6 +97,7 @@ def _post_mortem(error: RuntimeError, what: Run) -> BackwardError | None:
     text = str(error)
     explain = next((explain for piece, explain in _POST_MORTEMS.items() if piece in text), None)
     try:
-        return None if explain is None else explain(text, what)
+        with _torch.unseen_by_overrides():
+            return None if explain is None else explain(text, what)
     except Exception:
         return None  # whatever goes wrong while looking for the cause must not hide torch's own error

@@ -1,13 +1,15 @@
 """Everything private in torch that this room touches, checked on torch 2.13.0 and 2.15.0."""
 
+import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, overrides
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+from torch.jit import _builtins
 from torch.utils.checkpoint import GraphExecGroup
 
 from ..graph import is_leaf, leaf_tensor, op
@@ -56,6 +58,12 @@ def overrides_functions(kind: type) -> bool:
     return kind is not Tensor and getattr(kind, "__torch_function__", disabled) is not disabled
 
 
+def unseen_by_overrides() -> AbstractContextManager[None]:
+    """Look at tensors, while open, without their subclasses or any function mode being told."""
+    guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return guard
+
+
 def is_cpp_nested(tensor: Tensor) -> bool:
     """Tell whether this is one of the older nested tensors, which have no shape."""
     return tensor.is_nested and tensor.layout == torch.strided
@@ -70,6 +78,28 @@ def nested_sizes(tensor: Tensor) -> list[list[int]]:
 def is_cpp_nested_edge(edge: GradientEdge) -> bool:
     """Tell whether the gradient that arrives at this edge is one of the older nested tensors."""
     return bool(edge.node._input_metadata[edge.output_nr].is_cpp_nested_tensor)
+
+
+ENGINE_MODULE = _engine_run_backward.__module__
+# What torch says where code meets a tensor whose first dimension is hidden and cannot go on.
+_BATCH_REFUSED = re.compile(
+    r"vmap|Batching rule|BatchedTensor|LegacyBatched|doesn't have storage|Could not run 'aten::|not have is_contiguous"
+)
+# What it says of a custom Function or a hook that returned something else than it must, in a batch or not.
+_WRONG_RETURN = re.compile(
+    "returned an incorrect number of|returned a gradient different|expected Variable|' has changed the |can't replace a"
+    "|input_is_complex == grad_is_complex"
+)
+
+
+def blames_batch(text: str) -> bool:
+    """Tell whether torch's text says that the code cannot run on a batch."""
+    return _BATCH_REFUSED.search(text) is not None
+
+
+def blames_return(text: str) -> bool:
+    """Tell whether torch's text is about what a custom Function or a hook returned."""
+    return _WRONG_RETURN.search(text) is not None
 
 
 class Batch:
@@ -234,3 +264,11 @@ def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a distributed tensor that is in this process; any other tensor as it is."""
     local: Tensor = tensor.to_local() if type(tensor).__name__ == "DTensor" else tensor  # type: ignore[attr-defined]
     return local
+
+
+def stand_in_for(ours: Callable[..., Any], theirs: str) -> None:
+    """Let `torch.jit.script` compile a call of our function as torch's operator of that name."""
+    if _builtins._builtin_table is None:
+        _builtins._builtin_ops.append((ours, theirs))  # the table is made from these when a script first needs it
+    else:
+        _builtins._builtin_table[id(ours)] = theirs

@@ -1,11 +1,17 @@
 """What other people's code does around a backward pass: overridden methods, own exceptions, scripts, containers."""
 
 import collections
+import copy
+import pickle
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bridle
 from bridle import errors, graph
@@ -150,6 +156,133 @@ def test_a_subclass_does_not_see_the_search_for_a_cause(leaf):
     with pytest.raises(errors.UnusedInputError):
         unused(leaf)
     assert Watching.seen == 0
+
+
+TORCHS_WORDS = [
+    "input 0 appears to not have been used in the graph",
+    "a tensor was modified by an inplace operation",
+    "Trying to backward through the graph a second time",
+    "it does not require grad and does not have a grad_fn",
+    "returned an invalid gradient at index 0",
+]
+
+
+class OwnError(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, OwnError])
+@pytest.mark.parametrize("text", TORCHS_WORDS)
+def test_an_own_exception_with_torchs_words_stays_what_it_is(text, kind, leaf):
+    hidden = leaf * 2
+    hidden.register_hook(raises(kind, text))
+    with pytest.raises(kind) as caught:
+        bridle.backward(hidden.sum())
+    assert type(caught.value) is kind
+    assert str(caught.value) == text
+
+
+def test_torchs_error_about_a_run_inside_a_backward_is_not_told_of_this_one(leaf):
+    def inner(grad):
+        with torch.enable_grad():
+            first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+            return torch.autograd.grad(first.sum(), second)[0]
+
+    with pytest.raises(RuntimeError, match="index 0 appears to not have been used") as caught:
+        bridle.backward(own_function(inner, [])(leaf).sum())
+    assert type(caught.value) is RuntimeError
+
+
+def test_a_saved_tensor_of_a_custom_function_is_still_explained(leaf):
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0]
+
+    hidden = leaf * 1
+    loss = Saves.apply(hidden).sum()
+    hidden.add_(1)
+    with pytest.raises(errors.InplaceModifiedError, match="SavesBackward"):
+        bridle.backward(loss)
+
+
+def test_no_mode_sees_the_search_for_a_cause(leaf):
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    loss, other = leaf.exp().sum(), torch.ones(2, requires_grad=True)
+
+    def ops_of(grad):
+        seen.clear()
+        with Watching(), pytest.raises(RuntimeError, match="appears to not have been used"):
+            grad(loss, other, retain_graph=True)
+        return list(seen)
+
+    assert ops_of(bridle.grad) == ops_of(torch.autograd.grad)
+
+
+def test_a_tensor_without_memory_is_no_reason_to_warn(leaf):
+    with FakeTensorMode():
+        fake = torch.ones(3, requires_grad=True) * 2  # noqa: F841 - alive is all it has to be
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(errors.InplaceModifiedError, match="most likely written by"):
+            stale(leaf)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_errors_travel_between_processes(mistake, leaf):
+    with pytest.raises(MISTAKES[mistake]) as caught:
+        mistake(leaf)
+    for copied in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
+        assert type(copied) is type(caught.value)
+        assert str(copied) == str(caught.value)
+        assert vars(copied) == vars(caught.value)
+
+
+# -- gradients and the compiler ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [["text"], [1.0, 2.0], torch.ones(3).numpy(), [torch.ones(3), "text"]])
+def test_what_is_no_gradient_is_a_type_error_before_it_is_one_too_many(given, leaf):
+    for backward in (torch.autograd.backward, bridle.backward):
+        if len(given) == 2 and backward is torch.autograd.backward and isinstance(given[0], torch.Tensor):
+            continue  # torch does not look at what it drops
+        with pytest.raises(TypeError, match="gradients can be either Tensors or None, but got"):
+            backward(leaf * 2, given)
+
+
+def test_sizes_that_are_not_known_while_tracing():
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        sizes = [mode.shape_env.create_unbacked_symint() for _ in range(2)]
+        x = torch.ones(sizes[0], requires_grad=True)
+        for grad in (torch.autograd.grad, bridle.grad):
+            (found,) = grad(x * x, x, torch.ones(sizes[1]), retain_graph=True)
+            assert found.dim() == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [torch.autograd.grad, bridle.grad])
+def test_compiled_whole_where_torchs_is(grad):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def double(x):
+        return grad({"loss": x.square().sum()}["loss"], {"x": x})["x"] * 2
+
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        assert torch.equal(double(torch.ones(3, requires_grad=True)), torch.full((3,), 4.0))
+    assert counter.frame_count == 1
 
 
 # -- containers ----------------------------------------------------------------------------------------------

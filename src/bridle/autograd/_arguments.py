@@ -76,6 +76,12 @@ def gradients_for(outputs: Sequence[Output], grads: Gradients, *, batched: bool)
     if grads is None:
         return tuple(_implicit(output, index, batched) for index, output in enumerate(outputs))
     given = (grads,) if isinstance(grads, Tensor) else tuple(grads)
+    for index, grad in enumerate(given):
+        if grad is not None and not isinstance(grad, Tensor):
+            raise GradientTypeError(
+                f"gradients can be either Tensors or None, but got {type(grad).__name__}\n"
+                f"It is the one for output {index}."
+            )
     if len(given) != len(outputs):
         raise GradientMismatchError(
             f"got {len(outputs)} tensors and {len(given)} gradients\n"
@@ -133,15 +139,11 @@ def _check_not_batched(index: int, batched: bool) -> None:
         )
 
 
-def _checked(output: Output, grad: Any, index: int, batched: bool) -> Tensor:
-    if not isinstance(grad, Tensor):
-        raise GradientTypeError(
-            f"gradients can be either Tensors or None, but got {type(grad).__name__}\nIt is the one for output {index}."
-        )
+def _checked(output: Output, grad: Tensor, index: int, batched: bool) -> Tensor:
     if isinstance(output, GradientEdge):
         _refuse_nested_edge(output)
         shape, dtype, _ = describe(output.node)[output.output_nr]
-        same = tuple(grad.shape[batched:]) == shape
+        same = _torch.same_shape(grad.shape[batched:], shape)
     else:
         _check_is_tensor(output, index)
         dtype = output.dtype
@@ -153,7 +155,7 @@ def _checked(output: Output, grad: Any, index: int, batched: bool) -> Tensor:
                 )
             same = grad.is_nested and torch.is_same_size(output, grad)
         else:
-            same = not _torch.is_cpp_nested(grad) and grad.shape[batched:] == output.shape
+            same = not _torch.is_cpp_nested(grad) and _torch.same_shape(grad.shape[batched:], output.shape)
     if not same or grad.dim() < batched:
         raise GradientMismatchError(_explain.shape_mismatch(output, grad, index, batched))
     if dtype.is_complex != grad.dtype.is_complex:

@@ -1,6 +1,5 @@
 """Many gradients of the same outputs in one run: vectorised where torch can, looped where it cannot."""
 
-import dis
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,6 +13,7 @@ from .. import graph
 from ..errors import BackwardError, BridleWarning, GraphFreedError, VectorizationError
 from . import _torch
 from ._engine import run
+from ._raised import innermost, is_raised_by_hand, module_of
 from ._run import Run
 from ._words import Scene
 
@@ -70,14 +70,10 @@ def _is_for_the_batch(error: BaseException) -> bool:
 
     A second call could tell for certain, but a hook or a backward that raised must not be called again.
     """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
+    trace = innermost(error)
+    if trace is None or is_raised_by_hand(error):
         return False
-    code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__"))
-    if dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS" and module.partition(".")[0] != "torch":
-        return False  # a raise statement; what torch refuses comes out of a call
+    module = module_of(trace)
     if module == _torch.ENGINE_MODULE or module.startswith("bridle."):
         return not _torch.blames_return(str(error))  # no Python in between: one of torch's own nodes
     return _torch.blames_batch(str(error))

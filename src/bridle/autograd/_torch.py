@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, overrides
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.jit import _builtins
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import GraphExecGroup
 
 from ..graph import is_leaf, leaf_tensor, op
@@ -47,6 +48,15 @@ def inside_func_transform() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+# Bound as it is: while a call is traced, the compiler knows torch's own function, and nothing in its place.
+torch_grad: Callable[..., Any] = torch.autograd.grad
+
+
+def is_traced_whole() -> bool:
+    """Tell whether the compiler is tracing this call and has been told to put gradients into its graph."""
+    return torch.compiler.is_compiling() and getattr(torch._dynamo.config, "trace_autograd_ops", False)
+
+
 def is_tensor_like(value: Any) -> bool:
     """Tell whether this is a tensor, or something that acts as one for torch's functions."""
     return bool(overrides.is_tensor_like(value))  # type: ignore[no-untyped-call]
@@ -58,10 +68,29 @@ def overrides_functions(kind: type) -> bool:
     return kind is not Tensor and getattr(kind, "__torch_function__", disabled) is not disabled
 
 
-def unseen_by_overrides() -> AbstractContextManager[None]:
-    """Look at tensors, while open, without their subclasses or any function mode being told."""
-    guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
-    return guard
+@contextmanager
+def unseen_by_overrides() -> Generator[None, None, None]:
+    """Look at tensors, while open, without their subclasses or any mode being told."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def engine_runs(error: BaseException) -> int:
+    """Return how many runs of the engine, one inside the other, this exception came out of."""
+    found, trace = 0, error.__traceback__
+    while trace is not None:
+        found += trace.tb_frame.f_code is _engine_run_backward.__code__
+        trace = trace.tb_next
+    return found
+
+
+def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Tell whether two shapes are equal; while torch traces, sizes that it cannot know yet become a condition."""
+    if all(type(size) is int for size in (*first, *second)):
+        return tuple(first) == tuple(second)
+    from torch.fx.experimental.symbolic_shapes import expect_true, sym_eq  # a second to import, and seldom needed
+
+    return bool(expect_true(sym_eq(torch.Size(first), torch.Size(second))))
 
 
 def is_cpp_nested(tensor: Tensor) -> bool:

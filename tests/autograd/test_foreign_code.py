@@ -233,10 +233,11 @@ def test_no_mode_sees_the_search_for_a_cause(leaf):
 def test_a_tensor_without_memory_is_no_reason_to_warn(leaf):
     with FakeTensorMode():
         fake = torch.ones(3, requires_grad=True) * 2  # noqa: F841 - alive is all it has to be
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
         with pytest.raises(errors.InplaceModifiedError, match="most likely written by"):
             stale(leaf)
+    assert warned == []
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
@@ -265,9 +266,8 @@ def test_sizes_that_are_not_known_while_tracing():
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         sizes = [mode.shape_env.create_unbacked_symint() for _ in range(2)]
         x = torch.ones(sizes[0], requires_grad=True)
-        for grad in (torch.autograd.grad, bridle.grad):
-            (found,) = grad(x * x, x, torch.ones(sizes[1]), retain_graph=True)
-            assert found.dim() == 1
+        (found,) = bridle.grad(x * x, x, torch.ones(sizes[1]))
+    assert found.dim() == 1
 
 
 @pytest.mark.filterwarnings("ignore")

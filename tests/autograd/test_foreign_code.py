@@ -158,6 +158,52 @@ def test_a_subclass_does_not_see_the_search_for_a_cause(leaf):
     assert Watching.seen == 0
 
 
+def split_and_written():
+    """A view of which torch refuses to say what made it: its base was written to."""
+    base = torch.ones(4, requires_grad=True) * 1
+    parts = base.split(2)
+    base.mul_(2)
+    return parts
+
+
+def without_grad_and_written():
+    base = torch.ones(4, requires_grad=True) * 1
+    with torch.no_grad():
+        view = base[:2]
+    base.mul_(2)
+    return view
+
+
+def with_properties_that_raise():
+    names = ("grad_fn", "requires_grad", "shape", "layout")
+    kind = type("Rude", (torch.Tensor,), {name: property(raising) for name in names})
+    return torch.ones(3, requires_grad=True).as_subclass(kind)
+
+
+def dead_wrappers():
+    kept = []
+    torch.func.grad(lambda x: (kept.append(x * 2), x.sum())[1])(torch.ones(3))
+    torch.func.vmap(lambda x: (kept.append(x * 2), x)[1])(torch.ones(3, 2))
+    return kept
+
+
+def carried_over(leaf):
+    state = leaf.exp()
+    bridle.backward(state.sum())
+    bridle.backward((state * 2).exp().sum())
+
+
+BYSTANDERS = [split_and_written, without_grad_and_written, with_properties_that_raise, dead_wrappers]
+
+
+@pytest.mark.parametrize("bystander", BYSTANDERS, ids=lambda bystander: bystander.__name__)
+@pytest.mark.parametrize("mistake", [*MISTAKES, carried_over], ids=lambda mistake: mistake.__name__)
+def test_a_tensor_that_cannot_be_asked_changes_no_error(mistake, bystander, leaf):
+    present = bystander()  # noqa: F841 - alive is all it has to be
+    with pytest.raises(MISTAKES.get(mistake, errors.GraphFreedError)):
+        mistake(leaf)
+
+
 TORCHS_WORDS = [
     "input 0 appears to not have been used in the graph",
     "a tensor was modified by an inplace operation",

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 
 def live_tensors() -> list[Tensor]:
-    """Return every tensor that Python holds."""
-    return [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
+    """Return every tensor that Python holds and that can be asked where it comes from."""
+    return [o for o in gc.get_objects() if issubclass(type(o), Tensor) and _answers(o)]
 
 
 def live_models() -> list[nn.Module]:
@@ -42,6 +42,15 @@ def tensors_of(model: nn.Module, kind: str, prefix: str = "") -> Iterator[tuple[
     for path, module in walk(model, prefix):
         for name, tensor in _held(module, kind, Tensor):
             yield _join(path, name), tensor
+
+
+def _answers(tensor: Tensor) -> bool:
+    """Tell whether these can be read; torch refuses for some views, and a subclass may do anything."""
+    try:
+        _ = tensor.grad_fn, tensor.requires_grad, tensor.output_nr, tensor.shape
+    except Exception:
+        return False
+    return True
 
 
 def _held(module: nn.Module, kind: str, wanted: type) -> list[tuple[str, Any]]:

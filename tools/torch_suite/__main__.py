@@ -52,7 +52,7 @@ def main() -> int:
             rows.append(row)
             differences |= found
     print(as_table(rows))
-    for test, why in differences.items():
+    for test, why in sorted(differences.items()):
         print(f"\n{test}\n  " + (f"known: {KNOWN[test]}" if test in KNOWN else why))
     return 0 if rows and differences.keys() <= KNOWN.keys() else 1
 

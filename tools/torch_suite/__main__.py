@@ -82,13 +82,17 @@ def run(
         return {}
     environment = _environment(tests, runs, journal, only)
     command = [sys.executable, "-m", "pytest", file, "-c", os.devnull, "--rootdir", str(tests), "--noconftest", "-q"]
-    command += ["-p", "journal", "-p", "no:cacheprovider", "-p", "no:warnings", "--continue-on-collection-errors"]
+    command += ["--continue-on-collection-errors", "-p", "journal"]
+    # Tests look at warnings and at log handlers themselves, and pytest must not stand in between.
+    command += [part for plugin in ("cacheprovider", "warnings", "logging") for part in ("-p", f"no:{plugin}")]
     command += ["-k", keywords] if keywords else []
     while True:
         with (journal.with_suffix(".log")).open("w") as log:
             process = subprocess.Popen(command, cwd=tests, env=environment, stdout=log, stderr=subprocess.STDOUT)
             killed = _wait(process, journal)
         outcomes = _read(journal)
+        if not outcomes:
+            sys.exit(f"{file} did not run with {runs}:\n{journal.with_suffix('.log').read_text()[-2000:]}")
         stuck = [test for test, (outcome, _) in outcomes.items() if outcome == "running"]
         if not stuck:
             return outcomes

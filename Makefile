@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 
-.PHONY: setup demo test fuzz check format bench test-torch clean
+.PHONY: setup demo test fuzz check format bench test-torch torch-suite clean
 
 setup: $(READY)
 
@@ -48,6 +48,11 @@ test-torch:
 	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check torch==$(VERSION)
 	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check '.[test]'
 	.venv-$(VERSION)/bin/python -m pytest
+
+# torch's own tests, with bridle in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
+torch-suite: setup
+	test -d "$(TORCH_SRC)/test" || { echo "say where torch's sources are: make torch-suite TORCH_SRC=folder"; exit 2; }
+	$(BIN)/python tools/torch_suite $(TORCH_SRC)
 
 clean:
 	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_native/*.so

@@ -135,7 +135,7 @@ class UnusedInputError(BackwardError):
         names: the name of each, or its number where it has no name.
     """
 
-    def __init__(self, message: str, names: tuple[str, ...]) -> None:
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.names = names
 
@@ -147,7 +147,7 @@ class GraphFreedError(BackwardError):
         crossings: each place where this graph enters the freed one; empty if it is the same graph.
     """
 
-    def __init__(self, message: str, crossings: tuple[str, ...]) -> None:
+    def __init__(self, message: str, crossings: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.crossings = crossings
 
@@ -159,7 +159,7 @@ class InplaceModifiedError(BackwardError):
         stale: each of them, with its op, module, versions and likely writer.
     """
 
-    def __init__(self, message: str, stale: tuple[str, ...]) -> None:
+    def __init__(self, message: str, stale: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.stale = stale
 
@@ -171,7 +171,7 @@ class NoGraphError(BackwardError):
         causes: what was found that explains it.
     """
 
-    def __init__(self, message: str, causes: tuple[str, ...]) -> None:
+    def __init__(self, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.causes = causes
 

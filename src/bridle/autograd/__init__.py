@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.autograd as _theirs
 
+from . import _torch
 from ._backward import backward
 from ._grad import grad
 from ._records import ModuleSummary, NodeRecord, Trace
@@ -29,6 +30,9 @@ __all__ = [
     "unreached",
 ]
 __all__ += [name for name in _theirs.__all__ if name not in __all__]
+
+_torch.stand_in_for(backward, "aten::backward")
+_torch.stand_in_for(grad, "aten::grad")
 
 
 def __getattr__(name: str) -> Any:

@@ -31,11 +31,14 @@ def as_outputs(outputs: Output | Iterable[Output]) -> tuple[Output, ...]:
 def as_inputs(inputs: Any, caller: str) -> Inputs:
     """Return inputs in whatever form they came: one, several, a dict, or a module for its parameters."""
     names = None
+    values: tuple[Output, ...]
     if _torch.is_tensor_like(inputs) or isinstance(inputs, GradientEdge):
-        values: tuple[Output, ...] = (inputs,)
+        values = (inputs,)
     elif isinstance(inputs, nn.Module):
-        trainable = {name: p for name, p in inputs.named_parameters() if p.requires_grad}
-        names, values = tuple(trainable), tuple(trainable.values())
+        values = _iterated(inputs)
+        if not values:
+            trainable = {name: p for name, p in inputs.named_parameters() if p.requires_grad}
+            names, values = tuple(trainable), tuple(trainable.values())
     elif type(inputs) is dict:
         names, values = tuple(inputs), tuple(inputs.values())
     elif isinstance(inputs, Mapping):
@@ -51,6 +54,20 @@ def as_inputs(inputs: Any, caller: str) -> Inputs:
     return Inputs(values, names)
 
 
+def _iterated(module: nn.Module) -> tuple[Output, ...]:
+    """Return what a module that is a sequence of tensors holds, as an `nn.ParameterList` does; else nothing.
+
+    torch takes such a module for the sequence it is.
+    """
+    try:
+        entries = iter(module)  # type: ignore[call-overload]
+        first: Any = next(entries)
+    except Exception:
+        return ()  # no sequence, or an empty one: torch would refuse it
+    is_one = _torch.is_tensor_like(first) or isinstance(first, GradientEdge)
+    return (first, *entries) if is_one else ()
+
+
 def gradients_for(outputs: Sequence[Output], grads: Gradients, *, batched: bool) -> tuple[Tensor | None, ...]:
     """Return one gradient per output: those given, checked, and ones for scalars where none was given.
 
@@ -59,6 +76,12 @@ def gradients_for(outputs: Sequence[Output], grads: Gradients, *, batched: bool)
     if grads is None:
         return tuple(_implicit(output, index, batched) for index, output in enumerate(outputs))
     given = (grads,) if isinstance(grads, Tensor) else tuple(grads)
+    for index, grad in enumerate(given):
+        if grad is not None and not isinstance(grad, Tensor):
+            raise GradientTypeError(
+                f"gradients can be either Tensors or None, but got {type(grad).__name__}\n"
+                f"It is the one for output {index}."
+            )
     if len(given) != len(outputs):
         raise GradientMismatchError(
             f"got {len(outputs)} tensors and {len(given)} gradients\n"
@@ -116,15 +139,11 @@ def _check_not_batched(index: int, batched: bool) -> None:
         )
 
 
-def _checked(output: Output, grad: Any, index: int, batched: bool) -> Tensor:
-    if not isinstance(grad, Tensor):
-        raise GradientTypeError(
-            f"gradients can be either Tensors or None, but got {type(grad).__name__}\nIt is the one for output {index}."
-        )
+def _checked(output: Output, grad: Tensor, index: int, batched: bool) -> Tensor:
     if isinstance(output, GradientEdge):
         _refuse_nested_edge(output)
         shape, dtype, _ = describe(output.node)[output.output_nr]
-        same = tuple(grad.shape[batched:]) == shape
+        same = _torch.same_shape(grad.shape[batched:], shape)
     else:
         _check_is_tensor(output, index)
         dtype = output.dtype
@@ -136,7 +155,7 @@ def _checked(output: Output, grad: Any, index: int, batched: bool) -> Tensor:
                 )
             same = grad.is_nested and torch.is_same_size(output, grad)
         else:
-            same = not _torch.is_cpp_nested(grad) and grad.shape[batched:] == output.shape
+            same = not _torch.is_cpp_nested(grad) and _torch.same_shape(grad.shape[batched:], output.shape)
     if not same or grad.dim() < batched:
         raise GradientMismatchError(_explain.shape_mismatch(output, grad, index, batched))
     if dtype.is_complex != grad.dtype.is_complex:

@@ -13,6 +13,7 @@ from .. import graph
 from ..errors import BackwardError, BridleWarning, GraphFreedError, VectorizationError
 from . import _torch
 from ._engine import run
+from ._raised import innermost, is_raised_by_hand, module_of
 from ._run import Run
 from ._words import Scene
 
@@ -59,7 +60,23 @@ def _run_chunk(what: Run, size: int, custom: list[Node]) -> tuple[Tensor | None,
     except BackwardError:
         raise  # something is wrong with the graph or the arguments, and a loop would find the same
     except (RuntimeError, IndexError) as error:
+        if not _is_for_the_batch(error):
+            raise
         return _loop_after(error, what, size)
+
+
+def _is_for_the_batch(error: BaseException) -> bool:
+    """Tell an error that is there because the run is vectorised from one that the user's own code raises.
+
+    A second call could tell for certain, but a hook or a backward that raised must not be called again.
+    """
+    trace = innermost(error)
+    if trace is None or is_raised_by_hand(error):
+        return False
+    module = module_of(trace)
+    if module == _torch.ENGINE_MODULE or module.startswith("bridle."):
+        return not _torch.blames_return(str(error))  # no Python in between: one of torch's own nodes
+    return _torch.blames_batch(str(error))
 
 
 def _loop_after(error: Exception, what: Run, size: int) -> tuple[Tensor | None, ...]:
@@ -106,7 +123,9 @@ def _looping_where_needed(node: Node, apply: Callable[..., Any], batch: _torch.B
     def call(*grads: Tensor | None) -> Any:
         try:
             return apply(*grads)
-        except Exception:
+        except Exception as error:
+            if not _is_for_the_batch(error):
+                raise
             shown = [None if g is None else batch.show(g) for g in grads]
             with batch.paused():
                 rows = [apply(*(None if g is None else g[i] for g in shown)) for i in range(batch.size)]

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,10 +12,12 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ..errors import BackwardError
 from ..graph import current_sequence_nr
 from . import _torch, _why_freed, _why_mismatched, _why_no_graph, _why_stale, _why_unused
+from ._raised import is_raised_by_hand
 from ._run import Inputs, Output, Run
 
 # What each post-mortem answers to: a piece of torch's text, and the function that looks for the cause.
-_POST_MORTEMS: dict[str, Callable[[str, Run], BackwardError]] = {
+_PostMortem: TypeAlias = Callable[[str, Run], BackwardError]
+_POST_MORTEMS: dict[str, _PostMortem] = {
     "appears to not have been used in the graph": _why_unused.explain,
     "One of the differentiated Tensors does not require grad": _why_unused.explain,
     "can't retain_grad on Tensor that has requires_grad=False": _why_unused.explain,
@@ -24,6 +26,7 @@ _POST_MORTEMS: dict[str, Callable[[str, Run], BackwardError]] = {
     "does not require grad and does not have a grad_fn": _why_no_graph.explain,
     "invalid gradient at index": _why_mismatched.explain,
 }
+_ABOUT_THE_GRAPH = (_why_freed.explain, _why_stale.explain)
 
 
 class _Thread(threading.local):
@@ -54,10 +57,8 @@ def run(what: Run) -> tuple[Tensor | None, ...]:
             accumulate=what.accumulate,
         )
     except RuntimeError as error:
-        explained = _post_mortem(error, replace(what, freed_before=freed_before))
-        if explained is None:
-            raise
-        raise explained from error
+        _raise_explained(error, replace(what, freed_before=freed_before))
+        raise
 
 
 def overriding(outputs: tuple[Output, ...], inputs: Inputs) -> tuple[Any, ...]:
@@ -76,19 +77,38 @@ def hand_over(function: Callable[..., Any], tensors: tuple[Any, ...], what: Run,
     try:
         return handle_torch_function(function, tensors, *args, **kwargs)
     except RuntimeError as error:
-        explained = _post_mortem(error, what)
-        if explained is None:
-            raise
-        raise explained from error
+        _raise_explained(error, what)
+        raise
+
+
+def _raise_explained(error: RuntimeError, what: Run) -> None:
+    """Raise the error that tells the cause of this one, if it is one we know."""
+    explained = _post_mortem(error, what)
+    try:
+        if explained is not None:
+            raise explained from error
+    finally:
+        # This frame is in the traceback of what it raises. Without these names there is no circle, and the graph goes
+        # with the error instead of waiting for the collector.
+        del explained, error
 
 
 def _post_mortem(error: RuntimeError, what: Run) -> BackwardError | None:
-    """Return the error that tells the cause, or None if torch's text is not one we know."""
-    if isinstance(error, BackwardError):
-        return None  # raised by a backward inside this one, and already explained
+    """Return the error that tells the cause, or None if this is not one of the errors we know."""
     text = str(error)
     explain = next((explain for piece, explain in _POST_MORTEMS.items() if piece in text), None)
+    if explain is None or not _is_of_this_run(error, explain):
+        return None
     try:
-        return None if explain is None else explain(text, what)
+        with _torch.unseen_by_overrides():
+            return explain(text, what)
     except Exception:
         return None  # whatever goes wrong while looking for the cause must not hide torch's own error
+
+
+def _is_of_this_run(error: RuntimeError, explain: _PostMortem) -> bool:
+    """Tell torch's own error about this run from one that a hook or a backward of somebody's raised."""
+    if type(error) is not RuntimeError or is_raised_by_hand(error):
+        return False
+    # A run inside this one has its own inputs and outputs; what is wrong with the graph may be seen from here.
+    return explain in _ABOUT_THE_GRAPH or _torch.engine_runs(error) <= 1

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from ..errors import ArgumentError, BackwardError
+from . import _torch
 from ._arguments import Gradients, as_inputs, as_outputs, batch_size, gradients_for
 from ._batched import run_batched
 from ._engine import hand_over, overriding, run
@@ -105,21 +106,20 @@ def grad(
     allow_unused = materialize_grads if allow_unused is None else allow_unused
     starts, wanted = as_outputs(outputs), as_inputs(inputs, "grad")
     overridden = overriding(starts, wanted)
-    if overridden:
-        found = hand_over(
-            torch.autograd.grad,
-            overridden,
-            Run(starts, wanted),
-            starts,
-            wanted.values,
-            grad_outputs=grad_outputs,
-            retain_graph=retain_graph,
-            create_graph=create_graph,
-            only_inputs=only_inputs,
-            allow_unused=allow_unused,
-            is_grads_batched=is_grads_batched,
-            materialize_grads=materialize_grads,
-        )
+    if overridden or (_torch.is_traced_whole() and chunk_size is None):
+        theirs = {
+            "grad_outputs": grad_outputs,
+            "retain_graph": retain_graph,
+            "create_graph": create_graph,
+            "only_inputs": only_inputs,
+            "allow_unused": allow_unused,
+            "is_grads_batched": is_grads_batched,
+            "materialize_grads": materialize_grads,
+        }
+        if overridden:
+            found = hand_over(torch.autograd.grad, overridden, Run(starts, wanted), starts, wanted.values, **theirs)
+        else:
+            found = _torch.torch_grad(starts, wanted.values, **theirs)
         return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
     if not only_inputs:
         warnings.warn(_ONLY_INPUTS, FutureWarning, stacklevel=2)

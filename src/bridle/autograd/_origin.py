@@ -86,7 +86,7 @@ class _FoundError(Exception):
         self.gradient = gradient
 
 
-def _first_bad_edge(failure: Failure, read: graph.Graph) -> _FoundError | None:
+def _first_bad_edge(failure: Failure, read: graph.Graph) -> tuple[_replay.Edge, Tensor] | None:
     def check(edge: _replay.Edge, gradient: Tensor) -> None:
         if bad_places(gradient).any():
             raise _FoundError(edge, gradient)
@@ -94,7 +94,7 @@ def _first_bad_edge(failure: Failure, read: graph.Graph) -> _FoundError | None:
     try:
         _replay.run(read, failure.inputs, failure.grads, create_graph=failure.create_graph, visit=check)
     except _FoundError as found:
-        return found
+        return found.edge, found.gradient  # without its traceback, which would hold this pass
     return None
 
 
@@ -133,9 +133,10 @@ def _backward_origin(
             "another process, whose error names them."
         )
         return NonFiniteGradientError("\n".join(lines), offenders)
-    node = found.edge.source
+    edge, gradient = found
+    node = edge.source
     if node is None:
-        lines.append(f"The gradient passed in for output {found.edge.position} is not finite to begin with.")
+        lines.append(f"The gradient passed in for output {edge.position} is not finite to begin with.")
         return NonFiniteGradientError("\n".join(lines), offenders)
     place = places.get(node)
     where = graph.op(node) + (f" {place}" if place is not None else "")
@@ -149,11 +150,11 @@ def _backward_origin(
     if blame is not None:
         lines.append(f"Origin: {where}. {blame}")
         return NonFiniteGradientError("\n".join(lines), offenders, node=graph.op(node), module=module)
-    bad = bad_places(found.gradient)
-    operand = guilty_operand(node, bad, [gradient for gradient in incoming if gradient is not None])
+    bad = bad_places(gradient)
+    operand = guilty_operand(node, bad, [arrived for arrived in incoming if arrived is not None])
     lines.append(
         f"Origin: {where}. The gradient that came in is finite; of the one it sent to its input "
-        f"{found.edge.position}, {int(bad.sum())} of {bad.numel()} values are not. {operand.text}"
+        f"{edge.position}, {int(bad.sum())} of {bad.numel()} values are not. {operand.text}"
     )
     return NonFiniteGradientError(
         "\n".join(lines),

@@ -1,5 +1,6 @@
 """Everything private in torch that this room touches, checked on torch 2.13.0 and 2.15.0."""
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -8,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, overrides
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+from torch.jit import _builtins
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import GraphExecGroup
 
 from ..graph import is_leaf, leaf_tensor, op
@@ -45,6 +48,15 @@ def inside_func_transform() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+# Bound as it is: while a call is traced, the compiler knows torch's own function, and nothing in its place.
+torch_grad: Callable[..., Any] = torch.autograd.grad
+
+
+def is_traced_whole() -> bool:
+    """Tell whether the compiler is tracing this call and has been told to put gradients into its graph."""
+    return torch.compiler.is_compiling() and getattr(torch._dynamo.config, "trace_autograd_ops", False)
+
+
 def is_tensor_like(value: Any) -> bool:
     """Tell whether this is a tensor, or something that acts as one for torch's functions."""
     return bool(overrides.is_tensor_like(value))  # type: ignore[no-untyped-call]
@@ -54,6 +66,31 @@ def overrides_functions(kind: type) -> bool:
     """Tell whether tensors of this type have a say in what torch's functions do with them."""
     disabled = torch._C._disabled_torch_function_impl
     return kind is not Tensor and getattr(kind, "__torch_function__", disabled) is not disabled
+
+
+@contextmanager
+def unseen_by_overrides() -> Generator[None, None, None]:
+    """Look at tensors, while open, without their subclasses or any mode being told."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def engine_runs(error: BaseException) -> int:
+    """Return how many runs of the engine, one inside the other, this exception came out of."""
+    found, trace = 0, error.__traceback__
+    while trace is not None:
+        found += trace.tb_frame.f_code is _engine_run_backward.__code__
+        trace = trace.tb_next
+    return found
+
+
+def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Tell whether two shapes are equal; while torch traces, sizes that it cannot know yet become a condition."""
+    if all(type(size) is int for size in (*first, *second)):
+        return tuple(first) == tuple(second)
+    from torch.fx.experimental.symbolic_shapes import expect_true, sym_eq  # a second to import, and seldom needed
+
+    return bool(expect_true(sym_eq(torch.Size(first), torch.Size(second))))
 
 
 def is_cpp_nested(tensor: Tensor) -> bool:
@@ -70,6 +107,28 @@ def nested_sizes(tensor: Tensor) -> list[list[int]]:
 def is_cpp_nested_edge(edge: GradientEdge) -> bool:
     """Tell whether the gradient that arrives at this edge is one of the older nested tensors."""
     return bool(edge.node._input_metadata[edge.output_nr].is_cpp_nested_tensor)
+
+
+ENGINE_MODULE = _engine_run_backward.__module__
+# What torch says where code meets a tensor whose first dimension is hidden and cannot go on.
+_BATCH_REFUSED = re.compile(
+    r"vmap|Batching rule|BatchedTensor|LegacyBatched|doesn't have storage|Could not run 'aten::|not have is_contiguous"
+)
+# What it says of a custom Function or a hook that returned something else than it must, in a batch or not.
+_WRONG_RETURN = re.compile(
+    "returned an incorrect number of|returned a gradient different|expected Variable|' has changed the |can't replace a"
+    "|input_is_complex == grad_is_complex"
+)
+
+
+def blames_batch(text: str) -> bool:
+    """Tell whether torch's text says that the code cannot run on a batch."""
+    return _BATCH_REFUSED.search(text) is not None
+
+
+def blames_return(text: str) -> bool:
+    """Tell whether torch's text is about what a custom Function or a hook returned."""
+    return _WRONG_RETURN.search(text) is not None
 
 
 class Batch:
@@ -234,3 +293,11 @@ def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a distributed tensor that is in this process; any other tensor as it is."""
     local: Tensor = tensor.to_local() if type(tensor).__name__ == "DTensor" else tensor  # type: ignore[attr-defined]
     return local
+
+
+def stand_in_for(ours: Callable[..., Any], theirs: str) -> None:
+    """Let `torch.jit.script` compile a call of our function as torch's operator of that name."""
+    if _builtins._builtin_table is None:
+        _builtins._builtin_ops.append((ours, theirs))  # the table is made from these when a script first needs it
+    else:
+        _builtins._builtin_table[id(ours)] = theirs

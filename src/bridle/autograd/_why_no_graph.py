@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import graph
 from ..errors import NoGraphError
+from ..graph._live import tensors_of
 from ._run import Run
 from ._words import Scene, indent
 
@@ -60,6 +61,6 @@ def _suspects() -> list[str]:
     frozen = [
         type(model).__name__
         for model in graph.live_models()
-        if (flags := [p.requires_grad for p in model.parameters()]) and not any(flags)
+        if (flags := [p.requires_grad for _, p in tensors_of(model, "_parameters")]) and not any(flags)
     ]
     return [f"every parameter of {name} is frozen: if {name} computed it, this is why" for name in frozen]

@@ -48,15 +48,21 @@ class Scene:
 
 def label(kind: str, tensor: Tensor | GradientEdge, index: int) -> str:
     """Return for example "output 0 (`loss`)", with the variable's name if the calling code has one."""
-    name = graph.variable_name(tensor) if isinstance(tensor, Tensor) else None
+    try:
+        name = graph.variable_name(tensor) if isinstance(tensor, Tensor) else None
+    except Exception:  # the calling code's variables may be anything; a missing name hides no error
+        name = None
     return f"{kind} {index} (`{name}`)" if name else f"{kind} {index}"
 
 
 def origin(output: Tensor | GradientEdge) -> str:
     """Return for example "made by MeanBackward0 after head"."""
-    if isinstance(output, Tensor) and output.grad_fn is None:
-        return "not made by any recorded op"
-    return f"made by {Scene((output,)).tell(graph.edge_of(output).node)}"
+    try:
+        if isinstance(output, Tensor) and output.grad_fn is None:
+            return "not made by any recorded op"
+        return f"made by {Scene((output,)).tell(graph.edge_of(output).node)}"
+    except Exception:  # whatever is met while looking must not replace the error that is being told
+        return "made by an op that cannot be told"
 
 
 def indent(lines: Iterable[str]) -> str:

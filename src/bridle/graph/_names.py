@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from ._live import live_models
+from ._live import live_models, tensors_of
 
 NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -79,7 +79,7 @@ def variable_name(tensor: Tensor) -> str | None:
 def _name_in(frame: FrameType, tensor: Tensor) -> str | None:
     variables = frame.f_locals
     # A debugger or a test runner adds names that nobody could have written.
-    name = next((name for name, value in variables.items() if value is tensor and name.isidentifier()), None)
+    name = next((name for name, value in variables.items() if value is tensor and str(name).isidentifier()), None)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         # A copy that the frame would keep, and with it everything its variables held at this moment.
         variables.clear()
@@ -87,7 +87,4 @@ def _name_in(frame: FrameType, tensor: Tensor) -> str | None:
 
 
 def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    return chain(
-        root.named_parameters(prefix, remove_duplicate=False),
-        root.named_buffers(prefix, remove_duplicate=False),
-    )
+    return chain(tensors_of(root, "_parameters", prefix), tensors_of(root, "_buffers", prefix))

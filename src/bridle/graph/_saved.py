@@ -83,7 +83,10 @@ def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[Saved]:
         value = _torch.saved_value(node, name)
     except RuntimeError as error:
         if not many:
-            return [_spoiled(name, handles[0], error)]
+            spoiled = _spoiled(name, handles[0], str(error))
+            if spoiled is None:
+                raise
+            return [spoiled]
         return [_read_alone(label, handle) for label, handle in zip(labels, handles, strict=True)]
     values = value if many else [value]
     return [Saved(label, State.READY, v) for label, v in zip(labels, values, strict=True)]
@@ -94,15 +97,19 @@ def _read_alone(label: str, handle: Any) -> Saved:
     try:
         return Saved(label, State.READY, handle.unpack())
     except RuntimeError as error:
-        return _spoiled(label, handle, error)
+        spoiled = _spoiled(label, handle, str(error))
+        if spoiled is None:
+            raise
+        return spoiled
 
 
-def _spoiled(label: str, handle: Any, error: RuntimeError) -> Saved:
-    if _torch.is_freed_message(str(error)):
+def _spoiled(label: str, handle: Any, text: str) -> Saved | None:
+    """Say why torch refused to unpack a value; None if its text is not one we know."""
+    if _torch.is_freed_message(text):
         return Saved(label, State.FREED)
-    if _torch.is_unowned_output_message(str(error)):
+    if _torch.is_unowned_output_message(text):
         return Saved(label, State.READY, _torch.held_tensor(handle))
-    versions = _torch.stale_versions(str(error))
+    versions = _torch.stale_versions(text)
     if versions is None:
-        raise error
+        return None
     return Saved(label, State.STALE, held=_torch.held_tensor(handle), versions=versions)

@@ -129,6 +129,8 @@ def memory_of(tensor: Tensor) -> int | None:
 
     Two tensors with the same answer share memory: one is a view of the other, or was detached from it.
     """
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return None  # a wrapper around other tensors, or around nothing
     with torch._C.DisableTorchFunctionSubclass():
         try:
             if tensor.layout != torch.strided or tensor.is_nested:

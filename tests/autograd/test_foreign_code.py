@@ -1,0 +1,538 @@
+"""What other people's code does around a backward pass: overridden methods, own exceptions, scripts, containers."""
+
+import collections
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import bridle
+from bridle import errors, graph
+
+
+@pytest.fixture
+def leaf():
+    return torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+
+# -- modules whose methods are not torch's ------------------------------------------------------------------
+
+
+class MineError(Exception):
+    """Raised by nobody but the code under test's guests."""
+
+
+def raising(*_args, **_kwargs):
+    raise MineError
+
+
+def old_signature(self, prefix="", recurse=True):
+    return nn.Module.named_parameters(self, prefix, recurse)
+
+
+OVERRIDES = {
+    "named_parameters, as it was": {"named_parameters": old_signature},
+    "named_parameters, raising": {"named_parameters": raising, "parameters": raising},
+    "named_buffers": {"named_buffers": raising},
+    "modules": {"named_modules": raising, "modules": raising},
+    "children": {"named_children": raising, "children": [1, 2]},
+    "attributes": {"__getattr__": raising},
+    "every attribute": {"__getattribute__": raising},
+    "length and truth": {"__len__": raising, "__bool__": raising, "__eq__": raising, "__hash__": raising},
+    "no entries": {"_parameters": property(raising)},
+}
+
+
+def guest(methods):
+    module = nn.Linear(2, 2)
+    module.__class__ = type("Guest", (nn.Linear,), methods)
+    return module
+
+
+def unused(leaf):
+    bridle.grad(leaf.sum(), torch.ones(2, requires_grad=True))
+
+
+def non_scalar(leaf):
+    bridle.backward(leaf * 2)
+
+
+def second_pass(leaf):
+    loss = leaf.exp().sum()
+    bridle.backward(loss)
+    bridle.backward(loss)
+
+
+def no_graph(leaf):
+    bridle.backward(leaf.detach().sum())
+
+
+def stale(leaf):
+    hidden = leaf.exp()
+    loss = hidden.square().sum()
+    hidden.mul_(2)
+    bridle.backward(loss)
+
+
+def shape(leaf):
+    bridle.backward(leaf * 2, torch.ones(2))
+
+
+def dtype(leaf):
+    bridle.backward(leaf * 2, torch.ones(3, dtype=torch.complex64))
+
+
+def number(leaf):
+    bridle.backward([leaf * 2, leaf * 3], [torch.ones(3)])
+
+
+MISTAKES = {
+    unused: errors.UnusedInputError,
+    non_scalar: errors.NonScalarOutputError,
+    second_pass: errors.GraphFreedError,
+    no_graph: errors.NoGraphError,
+    stale: errors.InplaceModifiedError,
+    shape: errors.GradientMismatchError,
+    dtype: errors.GradientMismatchError,
+    number: errors.GradientMismatchError,
+}
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_a_module_with_methods_of_its_own_changes_no_error(mistake, override, leaf):
+    present = guest(OVERRIDES[override])  # noqa: F841 - alive is all it has to be
+    with pytest.raises(MISTAKES[mistake]):
+        mistake(leaf)
+
+
+def test_names_are_found_behind_an_override():
+    net = nn.Sequential(guest({"named_parameters": raising, "named_buffers": raising}))
+    assert graph.find_names(net).of(net._modules["0"]._parameters["bias"]) == "0.bias"
+
+
+def test_a_module_that_contains_itself_and_one_that_shares():
+    net = nn.Sequential(nn.Linear(2, 2))
+    net[0].owner, net[0].twin = net, net[0]
+    assert graph.find_names(net).of(net[0].weight) == "0.weight"
+
+
+def test_names_in_a_scripted_module():
+    net = nn.Sequential(nn.Linear(2, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(net)
+    assert graph.find_names(scripted).of(next(scripted.parameters())) == "0.weight"
+
+
+def test_variables_that_are_no_dict_of_names(leaf):
+    class Strange(dict):
+        def items(self):
+            raise MineError
+
+    source = "bridle.backward(leaf * 2)"
+    with pytest.raises(errors.NonScalarOutputError):
+        exec(source, {"bridle": bridle, "leaf": leaf}, Strange())
+
+
+def test_a_subclass_does_not_see_the_search_for_a_cause(leaf):
+    class Watching(torch.Tensor):
+        seen = 0
+
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            cls.seen += 1
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    bystander = torch.ones(2, requires_grad=True).as_subclass(Watching) * 2  # noqa: F841
+    Watching.seen = 0
+    with pytest.raises(errors.UnusedInputError):
+        unused(leaf)
+    assert Watching.seen == 0
+
+
+def split_and_written():
+    """A view of which torch refuses to say what made it: its base was written to."""
+    base = torch.ones(4, requires_grad=True) * 1
+    parts = base.split(2)
+    base.mul_(2)
+    return parts
+
+
+def without_grad_and_written():
+    base = torch.ones(4, requires_grad=True) * 1
+    with torch.no_grad():
+        view = base[:2]
+    base.mul_(2)
+    return view
+
+
+def with_properties_that_raise():
+    names = ("grad_fn", "requires_grad", "shape", "layout")
+    kind = type("Rude", (torch.Tensor,), {name: property(raising) for name in names})
+    return torch.ones(3, requires_grad=True).as_subclass(kind)
+
+
+def dead_wrappers():
+    kept = []
+    torch.func.grad(lambda x: (kept.append(x * 2), x.sum())[1])(torch.ones(3))
+    torch.func.vmap(lambda x: (kept.append(x * 2), x)[1])(torch.ones(3, 2))
+    return kept
+
+
+def carried_over(leaf):
+    state = leaf.exp()
+    bridle.backward(state.sum())
+    bridle.backward((state * 2).exp().sum())
+
+
+BYSTANDERS = [split_and_written, without_grad_and_written, with_properties_that_raise, dead_wrappers]
+
+
+@pytest.mark.parametrize("bystander", BYSTANDERS, ids=lambda bystander: bystander.__name__)
+@pytest.mark.parametrize("mistake", [*MISTAKES, carried_over], ids=lambda mistake: mistake.__name__)
+def test_a_tensor_that_cannot_be_asked_changes_no_error(mistake, bystander, leaf):
+    present = bystander()  # noqa: F841 - alive is all it has to be
+    with pytest.raises(MISTAKES.get(mistake, errors.GraphFreedError)):
+        mistake(leaf)
+
+
+TORCHS_WORDS = [
+    "input 0 appears to not have been used in the graph",
+    "a tensor was modified by an inplace operation",
+    "Trying to backward through the graph a second time",
+    "it does not require grad and does not have a grad_fn",
+    "returned an invalid gradient at index 0",
+]
+
+
+class OwnError(RuntimeError):
+    pass
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, OwnError])
+@pytest.mark.parametrize("text", TORCHS_WORDS)
+def test_an_own_exception_with_torchs_words_stays_what_it_is(text, kind, leaf):
+    hidden = leaf * 2
+    hidden.register_hook(raises(kind, text))
+    with pytest.raises(kind) as caught:
+        bridle.backward(hidden.sum())
+    assert type(caught.value) is kind
+    assert str(caught.value) == text
+
+
+def test_torchs_error_about_a_run_inside_a_backward_is_not_told_of_this_one(leaf):
+    def inner(grad):
+        with torch.enable_grad():
+            first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+            return torch.autograd.grad(first.sum(), second)[0]
+
+    with pytest.raises(RuntimeError, match="index 0 appears to not have been used") as caught:
+        bridle.backward(own_function(inner, [])(leaf).sum())
+    assert type(caught.value) is RuntimeError
+
+
+def test_a_saved_tensor_of_a_custom_function_is_still_explained(leaf):
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.saved_tensors[0]
+
+    hidden = leaf * 1
+    loss = Saves.apply(hidden).sum()
+    hidden.add_(1)
+    with pytest.raises(errors.InplaceModifiedError, match="SavesBackward"):
+        bridle.backward(loss)
+
+
+def test_no_mode_sees_the_search_for_a_cause(leaf):
+    seen = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    loss, other = leaf.exp().sum(), torch.ones(2, requires_grad=True)
+
+    def ops_of(grad):
+        seen.clear()
+        with Watching(), pytest.raises(RuntimeError, match="appears to not have been used"):
+            grad(loss, other, retain_graph=True)
+        return list(seen)
+
+    assert ops_of(bridle.grad) == ops_of(torch.autograd.grad)
+
+
+def test_a_tensor_without_memory_is_no_reason_to_warn(leaf):
+    with FakeTensorMode():
+        fake = torch.ones(3, requires_grad=True) * 2  # noqa: F841 - alive is all it has to be
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(errors.InplaceModifiedError, match="most likely written by"):
+            stale(leaf)
+    assert warned == []
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_errors_travel_between_processes(mistake, leaf):
+    with pytest.raises(MISTAKES[mistake]) as caught:
+        mistake(leaf)
+    for copied in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
+        assert type(copied) is type(caught.value)
+        assert str(copied) == str(caught.value)
+        assert vars(copied) == vars(caught.value)
+
+
+# -- gradients and the compiler ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [["text"], [1.0, 2.0], torch.ones(3).numpy(), [torch.ones(3), "text"]])
+def test_what_is_no_gradient_is_a_type_error_before_it_is_one_too_many(given, leaf):
+    for backward in (torch.autograd.backward, bridle.backward):
+        if len(given) == 2 and backward is torch.autograd.backward and isinstance(given[0], torch.Tensor):
+            continue  # torch does not look at what it drops
+        with pytest.raises(TypeError, match="gradients can be either Tensors or None, but got"):
+            backward(leaf * 2, given)
+
+
+def test_sizes_that_are_not_known_while_tracing():
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        sizes = [mode.shape_env.create_unbacked_symint() for _ in range(2)]
+        x = torch.ones(sizes[0], requires_grad=True)
+        (found,) = bridle.grad(x * x, x, torch.ones(sizes[1]))
+    assert found.dim() == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grad", [torch.autograd.grad, bridle.grad])
+def test_compiled_whole_where_torchs_is(grad):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def double(x):
+        return grad({"loss": x.square().sum()}["loss"], {"x": x})["x"] * 2
+
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        assert torch.equal(double(torch.ones(3, requires_grad=True)), torch.full((3,), 4.0))
+    assert counter.frame_count == 1
+
+
+# -- containers ----------------------------------------------------------------------------------------------
+
+
+CONTAINERS = {
+    "list": list,
+    "tuple": tuple,
+    "generator": lambda values: (value for value in values),
+    "deque": collections.deque,
+    "dict view": lambda values: dict(enumerate(values)).values(),
+    "ParameterList": nn.ParameterList,
+    "dict": lambda values: {str(index): value for index, value in enumerate(values)},
+}
+
+
+class Bag(nn.Module):
+    """A module that is a sequence, in the old way."""
+
+    def __init__(self, values):
+        super().__init__()
+        self.values = list(values)
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+
+@pytest.mark.parametrize("container", [*CONTAINERS, "Bag"])
+@pytest.mark.parametrize("of", ["parameters", "inner"])
+def test_the_result_has_the_form_that_torch_gives_it(container, of):
+    if of == "inner" and container == "ParameterList":
+        pytest.skip("holds parameters only")
+    make = Bag if container == "Bag" else CONTAINERS[container]
+    first, second = (nn.Parameter(torch.ones(2) * n) for n in (1, 2))
+    values = [first, second] if of == "parameters" else [first * 1, second * 1]
+    loss = (values[0] * values[1].square()).sum()
+    expected = torch.autograd.grad(loss, make(values), retain_graph=True)
+    found = bridle.grad(loss, make(values), retain_graph=True)
+    assert type(found) is type(expected)
+    for theirs, ours in zip(_values(expected), _values(found), strict=True):
+        assert torch.equal(theirs, ours)
+
+
+def _values(found):
+    return list(found.values()) if isinstance(found, dict) else list(found)
+
+
+@pytest.mark.parametrize("module", [nn.Sequential(nn.Linear(2, 2)), nn.ParameterDict({"a": torch.ones(2)})])
+def test_a_module_that_torch_does_not_take_stands_for_its_parameters(module):
+    loss = sum(p.sum() for p in module.parameters())
+    with pytest.raises((TypeError, RuntimeError)):
+        torch.autograd.grad(loss, module, retain_graph=True)
+    assert list(bridle.grad(loss, module)) == [name for name, _ in module.named_parameters()]
+
+
+def test_backward_into_a_parameter_list(leaf):
+    held = nn.ParameterList([torch.ones(3), torch.ones(3)])
+    bridle.backward((held[0] * held[1] * leaf).sum(), inputs=held)
+    assert leaf.grad is None
+    assert torch.equal(held[0].grad, leaf.detach())
+
+
+def test_an_empty_parameter_list_is_refused_as_in_torch(leaf):
+    for grad in (torch.autograd.grad, bridle.grad):
+        with pytest.raises(RuntimeError, match="cannot be empty"):
+            grad(leaf.sum(), nn.ParameterList())
+
+
+# -- exceptions of the user's own, in a batch ----------------------------------------------------------------
+
+
+def raises(kind, text):
+    def run(*_):
+        raise kind(text)
+
+    return run
+
+
+def wrong_shapes(grad):
+    return grad + torch.ones(7)
+
+
+def no_such_index(grad):
+    return grad[9]
+
+
+OWN = {
+    "RuntimeError": raises(RuntimeError, "mine"),
+    "IndexError": raises(IndexError, "mine"),
+    "ValueError": raises(ValueError, "mine"),
+    "NotImplementedError": raises(NotImplementedError, "mine"),
+    "KeyError": lambda _: {}["mine"],
+    "with torch's words": raises(RuntimeError, "vmap: Batching rule not implemented for my own op"),
+    "a mistake in shapes": wrong_shapes,
+    "an index too high": no_such_index,
+    "from a with block": lambda grad: torch.no_grad()(raises(RuntimeError, "mine"))(grad),
+}
+
+
+def own_function(action, calls):
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            calls.append(1)
+            return action(grad)
+
+    return Own.apply
+
+
+def own_hook(action, calls):
+    def apply(x):
+        y = x * 1
+        y.register_hook(lambda grad: (calls.append(1), action(grad))[1])
+        return y
+
+    return apply
+
+
+def own_unpack(action, calls):
+    def apply(x):
+        def unpack(value):
+            calls.append(1)
+            action(value)
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda value: value, unpack):
+            return x.exp()
+
+    return apply
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+@pytest.mark.parametrize("place", [own_function, own_hook, own_unpack])
+@pytest.mark.parametrize("name", OWN)
+def test_the_users_own_exception_passes_in_a_batch_after_one_call(name, place, retain_graph, leaf):
+    def told(grad):
+        calls = []
+        out = place(OWN[name], calls)(leaf.exp()).square()
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            grad(out, leaf, torch.eye(3), is_grads_batched=True, retain_graph=retain_graph)
+        return type(caught.value), str(caught.value), len(calls)
+
+    assert told(bridle.grad) == told(torch.autograd.grad)
+
+
+NONSENSE = {
+    "two for one": lambda grad: (grad, grad),
+    "none for one": lambda _: (),
+    "a string": lambda _: "text",
+    "another shape": lambda grad: grad.sum(),
+    "another dtype": lambda grad: grad.to(torch.complex64),
+}
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+@pytest.mark.parametrize("place", [own_function, own_hook])
+@pytest.mark.parametrize("name", NONSENSE)
+def test_what_returns_nonsense_in_a_batch_is_told_after_one_call(name, place, retain_graph, leaf):
+    def told(grad):
+        calls = []
+        out = place(NONSENSE[name], calls)(leaf.exp()).square()
+        try:
+            grad(out, leaf, torch.eye(3), is_grads_batched=True, retain_graph=retain_graph)
+        except Exception as error:
+            kinds = (RuntimeError, TypeError)
+            return next(kind for kind in kinds if isinstance(error, kind)), str(error).splitlines()[0], len(calls)
+        return "no error"
+
+    assert told(bridle.grad) == told(torch.autograd.grad)
+
+
+def test_an_own_exception_from_the_loop_over_a_node(leaf):
+    calls = []
+
+    def looks(grad):
+        calls.append(1)
+        if float(grad.sum()) > 1:  # cannot be vectorised, so called once per gradient from here on
+            raise RuntimeError("mine")
+        return grad
+
+    out = own_function(looks, [])(leaf)
+    with pytest.raises(RuntimeError, match="^mine$"):
+        bridle.grad(out, leaf, torch.eye(3) * 2, is_grads_batched=True)
+    assert len(calls) == 2
+
+
+# -- torch.jit.script ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripts_take_ours_where_they_take_torchs():
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        y = x * x
+        found = bridle.grad([y.sum()], [x])[0]
+        assert found is not None
+        bridle.backward([(x * x).sum()])
+        return found
+
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    script = torch.jit.script(squared)
+    assert torch.equal(script(x), 2 * x.detach())
+    assert torch.equal(x.grad, 2 * x.detach())
+    assert "aten::grad" in str(script.graph)

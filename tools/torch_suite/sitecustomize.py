@@ -1,0 +1,12 @@
+"""What holds in every process that a test starts: bridle's functions in torch's place, and ranks without GPUs."""
+
+import os
+
+if os.environ.get("TORCH_SUITE_RUNS") == "bridle":
+    import replacements
+
+    replacements.install()
+if os.environ.get("TORCH_SUITE_RANKS"):
+    import ranks
+
+    ranks.allow_cpu(int(os.environ["TORCH_SUITE_RANKS"]))

@@ -516,6 +516,8 @@ many(
     distances_batched_parameter=lambda: one_parameter((1, 3, D), lambda w, x: torch.cdist(x, w)),
     distances_of_one_row_each=lambda: one_parameter((3, D), lambda w, x: torch.cdist(x[:, 0], w)),
     distances_many_rows=lambda: one_parameter((30, D), lambda w, x: torch.cdist(x.repeat(1, 6, 1), w)),
+    distances_by_product=lambda: one_parameter((30, D), lambda w, x: torch.cdist(x[:, 0], w)),
+    distances_by_product_parameter_first=lambda: one_parameter((30, D), lambda w, x: torch.cdist(w, x[:, 0]).T),
     distances_parameter_first=lambda: one_parameter((3, D), lambda w, x: torch.cdist(w, x)),
     distances_samples_in_columns=lambda: one_parameter((3, D), lambda w, x: torch.cdist(w, x[:, 0]).T),
     distances_p1=lambda: one_parameter((3, D), lambda w, x: torch.cdist(x, w, p=1.0)),

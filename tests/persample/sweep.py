@@ -102,6 +102,22 @@ def table():
     return dict(sorted(found.items()))
 
 
+# Ops outside torch's modules: how the gradients of a parameter they use are held, and a case of each.
+OPS = (
+    ("`torch._grouped_mm`: experts in groups", "rows, by sample and expert", "test_experts"),
+    ("a stack's member alone, `w[e]`: experts in a loop", "rows, by sample and expert", "experts_in_a_loop"),
+    ("`bmm`, `baddbmm`, `einsum`", "rows, by sample and member", "batched_product_with_samples_in_columns"),
+    ("`w[indices]`", "ids and rows, or cells", "index_rows"),
+    ("`index_select`", "ids and rows, or cells", "index_select_rows"),
+    ("`gather`", "cells", "gathered_cells"),
+    ("`index_put`, `x[indices] = w`", "stored", "put_values"),
+    ("`cdist`, any p", "both factors, streamed", "distances"),
+    ("elementwise ops on a bare parameter (`exp`, `clamp`, ...)", "stored", "exp_of_rows"),
+    ("a parameter without dimensions", "stored", "no_dimensions"),
+    ("a table resized with antialiasing", "stored", "resized_table"),
+)
+
+
 def page(found):
     """Return the docs page."""
     lines = [
@@ -116,6 +132,16 @@ def page(found):
         "|---|---|",
     ]
     lines += [f"| {name} | {', '.join(f'{n} {kind}' for kind, n in kinds.items())} |" for name, kinds in found.items()]
+    lines += [
+        "",
+        "## Ops",
+        "",
+        "Ops that use a parameter by themselves have rules as well. Everything that has none runs once per sample.",
+        "",
+        "| op | gradients held as | case in `tests/persample` |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {op} | {held} | `{case}` |" for op, held, case in OPS]
     return "\n".join(lines) + "\n"
 
 

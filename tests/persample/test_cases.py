@@ -49,3 +49,10 @@ def test_every_answer(name):
         written = [p.grad for p in model.parameters() if p.grad is not None]
         written = torch.cat([(g.to_dense() if g.is_sparse else g).flatten() for g in written])
         torch.testing.assert_close(written, (factors.nan_to_num(0)[:, None] * expected).sum(0))
+
+
+def test_the_page_of_layers_names_cases_that_there_are():
+    pytest.importorskip("expecttest")
+    from .sweep import OPS
+
+    assert {case for *_, case in OPS} <= {*CASES, "test_experts"}

@@ -261,6 +261,19 @@ def test_a_second_derivative_is_refused():
         g.square().sum().backward()
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_module_none_of_whose_parameters_is_asked(frozen):
+    class Other(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if frozen else x * 2
+
+    model, x = Other(3, 2).requires_grad_(not frozen), torch.randn(4, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).square().sum(), x)
+    call_for_per_sample_grads(model)(x).square().sum().backward()
+    torch.testing.assert_close(x.grad, expected)
+    assert not hasattr(model.weight, "grad_sample")
+
+
 def test_complex_outputs():
     model = nn.Linear(3, 2, dtype=torch.complex128)
     x = torch.randn(4, 3, dtype=torch.complex128)

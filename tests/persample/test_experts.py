@@ -68,3 +68,22 @@ def test_experts_that_nobody_chose_and_rows_beyond_the_last_group():
     out = losses()
     expected = loop(out, {"w": weight})["w"]
     torch.testing.assert_close(bridle.per_sample(out, {"w": weight}).grads()["w"], expected)
+
+
+def test_one_sample_that_sends_all_its_rows_to_one_expert():
+    """Pairs of sample and expert with very different numbers of rows."""
+    torch.set_default_dtype(torch.float32)
+    weight, x = nn.Parameter(torch.randn(E, 8, 8)), torch.randn(60, 8)
+    owner = torch.cat([torch.zeros(40), torch.arange(20) % 4]).long()
+    expert = torch.cat([torch.full((40,), 1), torch.arange(20) % E]).sort(stable=True)
+    offs = torch.bincount(expert.values, minlength=E).cumsum(0).int()
+    owner, x = owner[expert.indices], x[expert.indices]
+    out = torch._grouped_mm(x, weight, offs=offs).square().sum(1)
+    losses = torch.zeros(4).index_add(0, owner, out)
+    expected = loop(losses, {"w": weight})["w"].flatten(1)
+    ps = bridle.per_sample(losses, {"w": weight})
+    torch.testing.assert_close(ps.grads()["w"].flatten(1), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ps.norms(), expected.norm(dim=1))
+    torch.testing.assert_close(ps.dot(), expected @ expected.mean(0), rtol=1e-4, atol=1e-2)
+    ps.weighted_(torch.arange(4.0))
+    torch.testing.assert_close(weight.grad.flatten(), torch.arange(4.0) @ expected, rtol=1e-4, atol=1e-3)

@@ -1,6 +1,7 @@
 """torch's own entry point for per-sample gradients, by the same name and contract."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, TypeAlias
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
-from ..errors import CallArgumentError, UnsupportedOperationError
+from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
 from . import _reentrant, _torch
 from ._answers import PerSample
 from ._api import per_sample
@@ -133,7 +134,9 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
     def split(gradients: list[Tensor]) -> list[Tensor | None]:
         pairs = [(Value.of(outputs[i]), g) for i, g in zip(live, gradients, strict=True)]
         losses = losses_of(pairs, [Value.of(unit) for unit in inner if _is_value(unit)], count, first)
-        _hand_out(per_sample(losses, module), module, count if mean else 1)
+        with suppress(UnusedInputError):  # outputs may depend on inputs alone
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                _hand_out(per_sample(losses, module), module, count if mean else 1)
         if not where:
             return []
         root = _reentrant.opened(Losses(losses, torch.arange(count), count)).root

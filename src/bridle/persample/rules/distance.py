@@ -14,9 +14,8 @@ from .._use import Use
 
 def cdist(use: Use) -> Piece:
     """``torch.cdist(x1, x2, p)`` where one of both is a parameter without batch dimensions of its own."""
-    euclidean = use.op == "EuclideanDistBackward0"
-    p = 2.0 if euclidean else use.saved("p")
-    layout, g, lengths = use.layout, use.gradient, use.saved("res" if euclidean else "result")
+    p = 2.0 if use.op == "EuclideanDistBackward0" else use.saved("p")
+    layout, g, lengths = use.layout, use.gradient, use.saved("result")
     data, parameter = use.saved("x1"), use.saved("x2")
     if use.position == 0:
         data, parameter = parameter, data

@@ -48,25 +48,33 @@ class Outer(Piece):
         if self.how != "gram":
             return super().squared_norms()
         grams = Grams() if grams is None else grams
-        squares = bound = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
+        step = strip_of(self.rows)
+        squares = bound = left = right = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
         for i, (a, b) in enumerate(zip(grams.strips(self.left), grams.strips(self.right), strict=True)):
             strip = a * b
-            strip[:, :, : i * strip_of(self.rows)] *= (
-                2  # what is left of the diagonal stands for the other half as well
-            )
+            strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well
             squares = squares + strip.sum((1, 2), dtype=torch.float64)
             bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
-        return redo_where_lost(self, squares, self._doubt(bound))
+            left, right = (
+                torch.maximum(most, x.diagonal(i * step, 1, 2).amax(1).double()) for most, x in ((left, a), (right, b))
+            )
+        return redo_where_lost(self, squares, self._doubt(squares, bound, left + right))
 
-    def _doubt(self, bound: Tensor) -> Tensor:
-        """Return the error of norms made from Gram matrices, given the sums of the absolute values in them.
+    def _doubt(self, squares: Tensor, bound: Tensor, largest: Tensor) -> Tensor:
+        """Return the error of norms made from Gram matrices.
 
-        Each sum is rounded, and each product that is too small for the dtype takes up to `tiny` from it.
+        Args:
+            squares: the squared norms.
+            bound: the sums of the absolute values in them, which are rounded.
+            largest: the largest squared length of a row. A product that is too small for the dtype takes up to `tiny`
+                from a number of one matrix, which is then multiplied by one of the other.
         """
         info = torch.finfo(torch.promote_types(self.left.dtype, torch.float32))
-        left, right = largest_of(self.left).square(), largest_of(self.right).square()
-        lost = info.tiny * self.rows**2 * (prod(self.shape) * (left + right) + 1)
-        return torch.where((left == 0) | (right == 0), 0, info.eps * bound + lost)
+        doubt = info.eps * bound + info.tiny * self.rows**2 * (sum(self.shape) * largest + 1)
+        zero = (squares == 0).nonzero().squeeze(1)
+        nothing = (largest_of(self.left[zero]) == 0) | (largest_of(self.right[zero]) == 0)
+        doubt[zero[nothing]] = 0
+        return doubt
 
     def holds(self) -> tuple[Tensor, ...]:  # noqa: D102
         return self.left, self.right

@@ -19,15 +19,15 @@ from .linear import Outer
 
 
 class Members(Piece):
-    """Gradients of a stack of matrices, held as the rows that met them, sorted by sample."""
+    """Gradients of a stack of matrices, held as the rows that met them."""
 
     how = "members"
 
     def __init__(self, left: Tensor, right: Tensor, owner: Tensor, member: Tensor, samples: int, members: int) -> None:
         kept = (owner >= 0) & (member < members)
-        order = torch.argsort(torch.where(kept, owner, samples), stable=True)[: int(kept.sum())]
-        self.left, self.right = wide(left[order]), wide(right[order])
-        self.owner, self.member = owner[order], member[order]
+        if not bool(kept.all()):
+            left, right, owner, member = left[kept], right[kept], owner[kept], member[kept]
+        self.left, self.right, self.owner, self.member = wide(left), wide(right), owner, member
         self.samples, self.shape = samples, (members, left.shape[1], right.shape[1])
 
     @staticmethod
@@ -52,11 +52,19 @@ class Members(Piece):
         count = len(range(*part.indices(self.samples)))
         return self._padded(part).dense().view(count, *self.shape)
 
-    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: D102, ARG002
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: ARG002
+        """Take together the pairs of sample and member with about as many rows, so that padding costs little."""
+        members, *sides = self.shape
         out = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
-        per_sample = 2 * (self.left.numel() + self.right.numel()) // max(1, self.samples)
-        for part in in_chunks(self.samples, per_sample):
-            out[part] = self._padded(part).squared_norms().view(-1, self.shape[0]).sum(1)
+        pairs, place, counts = torch.unique(self.owner * members + self.member, return_inverse=True, return_counts=True)
+        sizes = torch.frexp(counts.double()).exponent
+        for size in torch.unique(sizes).tolist():
+            alike = (sizes == size).nonzero().squeeze(1)
+            for part in in_chunks(len(alike), sum(sides) << size):
+                number = torch.full_like(pairs, -1)
+                number[alike[part]] = torch.arange(len(alike[part]), device=pairs.device)
+                found = self._outer(number[place], len(alike[part])).squared_norms()
+                out.index_add_(0, pairs[alike[part]].div(members, rounding_mode="floor"), found)
         return out
 
     def weighted(self, weights: Tensor) -> Tensor:  # noqa: D102
@@ -102,10 +110,14 @@ class Members(Piece):
         """Return the rows of some samples as one sum of outer products for each sample and member."""
         start, end, _ = part.indices(self.samples)
         members = self.shape[0]
-        bounds = torch.searchsorted(self.owner, torch.tensor([start, end], device=self.owner.device)).tolist()
-        rows = slice(*bounds)
-        place = (self.owner[rows] - start) * members + self.member[rows]
-        layout = Layout((end - start) * members, None, place)
+        inside = (self.owner >= start) & (self.owner < end)
+        number = torch.where(inside, (self.owner - start) * members + self.member, -1)
+        return self._outer(number, (end - start) * members)
+
+    def _outer(self, number: Tensor, count: int) -> Outer:
+        """Return sums of outer products, given which of them each row belongs to; -1 for none."""
+        rows = (number >= 0).nonzero().squeeze(1)
+        layout = Layout(count, None, number[rows])
         return Outer(layout.by_sample(self.left[rows], 1), layout.by_sample(self.right[rows], 1))
 
 

@@ -2,7 +2,7 @@
 
 from . import autograd, errors, graph
 from .autograd import backward, grad, trace, unreached
-from .autograd._anomaly import detect_anomaly  # bridle.autograd.detect_anomaly is torch's own
+from .autograd._anomaly import detect_anomaly
 from .clip import (
     Clipper,
     ClipReport,

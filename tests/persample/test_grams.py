@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import bridle
-from bridle.persample import _grams
-from bridle.persample._grams import Grams
-from bridle.persample.rules.linear import Outer
+from bridle.persample.representations import gram_cache as _grams
+from bridle.persample.representations.gram_cache import Grams
+from bridle.persample.representations.outer import Outer
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 31, 32, 33, 64, 100, 300, 1100])

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import bridle
-from bridle.persample._cuts import Losses
+from bridle.persample._losses import Losses
 
 from .oracle import flat, loop
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import bridle
-from bridle.persample import _sums
+from bridle.persample import _reduce as _sums
 
 BATCHES = {"uneven": [3, 5, 1, 2], "empty": [4, 0, 3, 0], "none but one": [0, 2, 0, 0], "several digits": [1, 40, 2, 3]}
 

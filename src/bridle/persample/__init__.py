@@ -1,11 +1,11 @@
 """Per-sample gradients, norms and clipping of any model as it stands."""
 
-from ._answers import PerSample
-from ._api import per_sample
 from ._audit import Audit
-from ._dropin import call_for_per_sample_grads
-from ._stats import Stats
-from ._use import Use
+from ._nn_utils import call_for_per_sample_grads
+from ._noise_stats import Stats
+from ._per_sample import per_sample
+from ._result import PerSample
 from .rules import register_rule
+from .rules.context import Use
 
 __all__ = ["Audit", "PerSample", "Stats", "Use", "call_for_per_sample_grads", "per_sample", "register_rule"]

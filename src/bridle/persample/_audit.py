@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import AuditError
-from ._numbers import double, lengths_of
-from ._pieces import Piece
+from .representations.base import Piece
+from .representations.numerics import double, lengths_of
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,17 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from ..errors import UnsupportedOperationError
-from . import _reentrant, _torch, rules
-from ._cuts import Cut, Losses, leaves_below
-from ._lower import lower, nothing, through_hooks
-from ._merge import merged
-from ._pieces import Dense, Piece
-from ._use import Use
+from . import _checkpoints as _reentrant
+from . import _torch, rules
+from ._losses import Losses
+from ._pullback import lower, nothing, through_hooks
 from .ownership.coupling import Known
+from .ownership.cuts import Cut, leaves_below
 from .ownership.find import Found, Source, find
 from .ownership.hooks import note_moment
+from .representations.base import Dense, Piece
+from .representations.sum import merged
+from .rules.context import Use
 
 
 @dataclass(frozen=True)

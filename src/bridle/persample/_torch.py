@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import graph
 from ..errors import RankError, UnsupportedOperationError
-from ._explain import explained
+from ._graph_errors import explained
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ...errors import BatchCouplingError
 from .. import _torch
-from .._cuts import Cut, leaves_below
+from .cuts import Cut, leaves_below
 from .ops import MOVES, Step, base_name, elementwise
 from .owners import NOBODY, Owners
 from .prove import reached

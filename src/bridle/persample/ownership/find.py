@@ -12,10 +12,11 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ...errors import BatchCouplingError, UnsupportedOperationError
 from .. import _torch
-from .._cuts import Cut, Losses, find_cuts
-from .._owners import Layout
+from .._losses import Losses
 from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data
+from .cuts import Cut, find_cuts
 from .hooks import hooks_since
+from .layout import Layout
 from .ops import moves_by_index
 from .owners import Owners
 from .prove import prove

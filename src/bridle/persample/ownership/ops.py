@@ -312,9 +312,21 @@ def spatial(step: Step) -> Owners:
     return _mixed_along(step, *range(-int(found[1]), 0))
 
 
-@moves("Convolution", "ConvolutionOverrideable", "MkldnnConvolution", "Im2Col", "Col2Im", "NativeGroupNorm")
+@moves("Convolution", "ConvolutionOverrideable", "MkldnnConvolution", "NativeGroupNorm")
+def by_groups(step: Step) -> Owners:
+    """Channels of one group and their pixels mix; weights get a gradient from everything."""
+    groups = step.value("groups") or step.value("group")
+    if step.position or not groups or len(step.shape) != len(step.out.shape) or len(step.shape) < 2:
+        return step.mixed()
+    images, channels, *pixels = step.out.shape
+    apart = step.out.reshaped((images, groups, channels // groups, *pixels)).mixed(range(2, len(step.shape) + 1))
+    given = (images, groups, step.shape[1] // groups, *step.shape[2:])
+    return Owners(apart.ids, given).reshaped(step.shape)
+
+
+@moves("Im2Col", "Col2Im")
 def inside_first(step: Step) -> Owners:
-    """Everything with one index in the first dimension mixes; weights get a gradient from all of it."""
+    """Everything with one index in the first dimension mixes."""
     if step.position or len(step.shape) != len(step.out.shape):
         return _im2col(step) if step.position == 0 and len(step.shape) == 4 else step.mixed()
     return _mixed_along(step, *range(1, len(step.shape)))
@@ -336,10 +348,10 @@ def layer_norm(step: Step) -> Owners:
 
 @moves("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 def batch_norm(step: Step) -> Owners:
-    """In training all samples mix; with stored statistics none do."""
-    if step.value("training") is not False or step.position:
+    """In training everything mixes that lies in one channel; with stored statistics nothing does."""
+    if step.position:
         return step.mixed()
-    return step.out
+    return step.out if step.value("training") is False else step.out.mixed([0, *range(2, len(step.shape))])
 
 
 @moves("Mm", "Addmm", "Bmm", "Baddbmm")

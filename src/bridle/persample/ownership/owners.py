@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .._owners import Layout
+from .layout import Layout
 
 # In place of an owner: no loss can reach the element; it is not proved that only one can.
 NOBODY, SEVERAL = -1, -2

@@ -6,10 +6,10 @@ from typing import TypeAlias
 from torch import Tensor
 
 from ...errors import ArgumentError
-from .._owners import NotSeparableError
-from .._pieces import Dense, Piece
-from .._use import Use
+from ..ownership.layout import NotSeparableError
+from ..representations.base import Dense, Piece
 from . import bilinear, conv, default, distance, elementwise, embedding, indexing, linear, members, norm, rnn
+from .context import Use
 
 Rule: TypeAlias = Callable[[Use], "Piece | Tensor"]
 

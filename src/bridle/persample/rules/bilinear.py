@@ -6,10 +6,10 @@ Legend: b sample, t row of a sample, i and j columns of the inputs, o column of 
 import torch
 from torch import Tensor
 
-from .._numbers import weighed, wide
-from .._owners import NotSeparableError
-from .._pieces import Computed, Piece
-from .._use import Use
+from ..ownership.layout import NotSeparableError
+from ..representations.base import Computed, Piece
+from ..representations.numerics import weighed, wide
+from .context import Use
 
 # How torch lines up (t, i), (o, i, j) and (t, j): dimensions to insert into each, and those to sum over.
 _BILINEAR = {"expand1": (1, 3), "expand2": (0,), "expand3": (1, 2), "sumdim": (2, 3)}

@@ -7,9 +7,9 @@ sample's gradient.
 import torch
 from torch import Tensor
 
-from .._numbers import able_to_hold
-from .._pieces import Computed, Dense, Piece
-from .._use import Use
+from ..representations.base import Computed, Dense, Piece
+from ..representations.numerics import able_to_hold
+from .context import Use
 
 
 def one_by_one(use: Use) -> Piece:
@@ -26,9 +26,7 @@ def one_by_one(use: Use) -> Piece:
         return use.run(use.scaled(weights))
 
     held = [g for g in use.gradients if g is not None]
-    piece = Computed(use.samples, use.shape, dense, weighted, holds=held, how="one by one")
-    piece.needs_op = True
-    return piece
+    return Computed(use.samples, use.shape, dense, weighted, holds=held, how="one by one", needs_op=True)
 
 
 def nothing(use: Use) -> Piece:

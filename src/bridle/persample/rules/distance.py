@@ -6,10 +6,10 @@ Legend: b sample, t row of a sample, r row of the parameter, d width.
 import torch
 from torch import Tensor
 
-from .._numbers import weighed, wide
-from .._owners import Layout, NotSeparableError
-from .._pieces import Computed, Piece
-from .._use import Use
+from ..ownership.layout import Layout, NotSeparableError
+from ..representations.base import Computed, Piece
+from ..representations.numerics import weighed, wide
+from .context import Use
 
 
 def cdist(use: Use) -> Piece:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from .. import _torch
-from .._numbers import wide
-from .._owners import NotSeparableError
-from .._pieces import Dense, Piece
-from .._use import Use
+from ..ownership.layout import NotSeparableError
+from ..representations.base import Dense, Piece
+from ..representations.numerics import wide
+from .context import Use
 
 _TWO = (
     *("AddBackward1", "AddcdivBackward0", "AddcmulBackward0", "Atan2Backward0", "DivBackward0", "DivBackward1"),

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from .. import _torch
-from .._numbers import wide
-from .._owners import Layout, NotSeparableError
-from .._pieces import Dense, Piece
-from .._use import Use
-from .embedding import Cells, Rows
+from ..ownership.layout import Layout, NotSeparableError
+from ..representations.base import Dense, Piece
+from ..representations.numerics import wide
+from ..representations.rows import Cells, Rows
+from .context import Use
 
 
 def index(use: Use) -> Piece:

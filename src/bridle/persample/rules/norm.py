@@ -3,10 +3,10 @@
 from torch import Tensor
 
 from ...errors import BatchCouplingError
-from .._numbers import wide
-from .._owners import NotSeparableError
-from .._pieces import Dense, Piece
-from .._use import Use
+from ..ownership.layout import NotSeparableError
+from ..representations.base import Dense, Piece
+from ..representations.numerics import wide
+from .context import Use
 
 
 def _scale_or_shift(use: Use, normalised: Tensor | None, shape: tuple[int, ...]) -> Piece:

@@ -7,11 +7,11 @@ The gates come in the order in, forget, cell, out, each of width h, as in the we
 import torch
 from torch import Tensor
 
-from .._numbers import wide
-from .._owners import Layout, NotSeparableError
-from .._pieces import Dense, Piece
-from .._use import Use
-from .linear import Outer
+from ..ownership.layout import Layout, NotSeparableError
+from ..representations.base import Dense, Piece
+from ..representations.numerics import wide
+from ..representations.outer import Outer
+from .context import Use
 
 _WEIGHT_IH, _WEIGHT_HH = 1, 2
 

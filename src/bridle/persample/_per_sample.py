@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from .. import graph
 from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphError
 from . import _torch
-from ._answers import PerSample, refuse_unreached
 from ._capture import Options, capture
-from ._cuts import Losses
-from ._places import places, refuse_unreadable
+from ._losses import Losses
+from ._parameters import places, refuse_unreadable
 from ._ranks import ranks_of
+from ._result import PerSample, refuse_unreached
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

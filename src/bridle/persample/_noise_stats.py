@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ._numbers import double
+from .representations.numerics import double
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ._grams import Grams
-from ._numbers import lengths_of
-from ._pieces import Piece
+from .base import Piece
+from .gram_cache import Grams
+from .numerics import lengths_of
 
 # Squares beyond these have lost digits in float64, or all of them.
 _SMALLEST, _LARGEST = 1e-290, 1e300

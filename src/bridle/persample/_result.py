@@ -9,16 +9,15 @@ from torch import Tensor
 
 from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
-from ._norms import Norms
-from ._numbers import double, lengths_of, real_dtype
-from ._pieces import Dense, Piece
-from ._places import Places, is_spread, spread_like
+from ._held_versions import Watch
+from ._noise_stats import Stats, stats_of
+from ._parameters import Places, is_spread, spread_like
 from ._ranks import Meeting, Ranks
-from ._stats import Stats, stats_of
-from ._sums import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite
-from ._watch import Watch
+from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite
 from .ownership.find import Source
-from .rules.embedding import Rows
+from .representations.base import Dense, Piece
+from .representations.norms import Norms
+from .representations.numerics import double, lengths_of, real_dtype
 
 Weights = Tensor | Callable[[Tensor], Tensor]
 
@@ -329,7 +328,7 @@ class PerSample:
 
     def _sparse(self) -> int:
         """Return how many gradients would be written as sparse tensors."""
-        return sum(isinstance(piece, Rows) and piece.sparse for piece in self._pieces.values())
+        return sum(piece.is_sparse for piece in self._pieces.values())
 
     def _require_one_each(self, weights: Tensor, count: int) -> None:
         if tuple(weights.shape) != (count,):

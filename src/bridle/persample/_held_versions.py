@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..errors import InplaceModifiedError
-from ._pieces import Piece
+from .representations.base import Piece
 
 
 class Watch:

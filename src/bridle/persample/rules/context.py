@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from .. import graph
-from . import _torch
-from ._owners import Layout
+from ... import graph
+from .. import _torch
+from ..ownership.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from . import _torch
-from ._pieces import Computed, Dense, Piece
-from .rules.embedding import Rows
-from .rules.linear import Outer
-from .rules.members import Members
+from .representations.base import Computed, Dense, Piece
+from .representations.members import Members
+from .representations.rows import Rows
 
 _SAME = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
 _RESHAPED = frozenset(
@@ -25,7 +24,6 @@ _RESHAPED = frozenset(
 )
 
 
-_LAST_TWO = (-2, -1)
 _ENLARGED = {
     "UpsampleBilinear2DAaBackward0": torch.ops.aten._upsample_bilinear2d_aa_backward,
     "UpsampleBicubic2DAaBackward0": torch.ops.aten._upsample_bicubic2d_aa_backward,
@@ -56,24 +54,20 @@ def _step(piece: Piece, node: Node) -> Piece | None:
         return None
     if name in _SAME:
         return piece
-    if name == "TBackward0" and isinstance(piece, Outer):
-        return piece.transposed()
-    if name == "TransposeBackward0" and isinstance(piece, Outer | Members) and _swapped(node) == _LAST_TWO:
-        return piece.transposed()
-    if name == "SelectBackward0" and isinstance(piece, Outer) and _torch.saved_number(node, "dim") % 3 == 0:
-        members = input_shape(node)[0]
-        return Members.of(piece, _torch.saved_number(node, "index") % members, members)
-    if isinstance(piece, Dense):
-        if name == "TBackward0":
-            return Dense(piece.values.transpose(1, -1))
-        if name == "TransposeBackward0":
-            return Dense(piece.values.transpose(*_swapped(node)))
-        if name in _ENLARGED:
-            return _shrunk(piece, node)
-        if name in _RESHAPED:
-            return Dense(piece.values.reshape(piece.samples, *input_shape(node)))
-        if name == "EmbeddingBackward0":
-            return _looked_up(piece, node)
+    if name == "TBackward0":
+        return piece.swapped((-2, -1)) if len(piece.shape) == 2 else piece
+    if name == "TransposeBackward0":
+        return piece.swapped(_swapped(node))
+    factors = piece.outer_factors()
+    if name == "SelectBackward0" and factors is not None and _torch.saved_number(node, "dim") % 3 == 0:
+        count = input_shape(node)[0]
+        return Members.of(*factors, _torch.saved_number(node, "index") % count, count)
+    if name in _RESHAPED:
+        return piece.reshaped(input_shape(node))
+    if piece.stored is not None and name in _ENLARGED:
+        return _shrunk(piece.stored, node)
+    if piece.stored is not None and name == "EmbeddingBackward0":
+        return _looked_up(piece.stored, node)
     return None
 
 
@@ -84,14 +78,14 @@ def _swapped(node: Node) -> tuple[int, int]:
     return first, second
 
 
-def _shrunk(piece: Dense, node: Node) -> Piece:
+def _shrunk(stored: Tensor, node: Node) -> Piece:
     """An image that was resized with antialiasing, which torch does not vectorise: samples are more images."""
     count, *image = input_shape(node)
-    sizes = [piece.samples * count, *image]
+    sizes = [len(stored) * count, *image]
     names = ("output_size", "align_corners", "scales_h", "scales_w")
     size, *options = (_torch.saved(node, name) for name in names)
-    values = _ENLARGED[graph.op(node)](piece.values.flatten(0, 1), size, sizes, *options)
-    return Dense(values.view(piece.samples, count, *image))
+    values = _ENLARGED[graph.op(node)](stored.flatten(0, 1), size, sizes, *options)
+    return Dense(values.view(len(stored), count, *image))
 
 
 def input_shape(node: Node) -> tuple[int, ...]:
@@ -103,17 +97,17 @@ def input_shape(node: Node) -> tuple[int, ...]:
     return graph.describe(below)[output_nr].shape
 
 
-def _looked_up(piece: Dense, node: Node) -> Piece | None:
+def _looked_up(stored: Tensor, node: Node) -> Piece | None:
     """Ids that all samples share, such as positions: the table's gradient touches only those rows."""
     if _torch.saved(node, "scale_grad_by_freq"):
         return None
     table = input_shape(node)
     ids = _torch.saved(node, "indices").reshape(1, -1)
-    values = piece.values.reshape(piece.samples, -1, table[1])
+    values = stored.reshape(len(stored), -1, table[1])
     padding = _torch.saved(node, "padding_idx")
     if 0 <= padding < table[0]:
         values = values * (ids != padding)[..., None]
-    return Rows(ids.expand(piece.samples, -1), values, table, sparse=_torch.saved(node, "sparse"))
+    return Rows(ids.expand(len(stored), -1), values, table, sparse=_torch.saved(node, "sparse"))
 
 
 def _pulled(piece: Piece, value: GradientEdge, leaf: Tensor) -> Piece:

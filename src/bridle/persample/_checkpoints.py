@@ -30,7 +30,8 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from ..errors import UnsupportedOperationError
 from . import _torch
-from ._cuts import Cut, Losses
+from ._losses import Losses
+from .ownership.cuts import Cut
 
 _ADVICE = (
     "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint: it is the kind torch recommends, and this works "

@@ -11,11 +11,12 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
-from . import _reentrant, _torch
-from ._answers import PerSample
-from ._api import per_sample
-from ._cuts import Losses
-from ._splits import Value, losses_of
+from . import _checkpoints as _reentrant
+from . import _torch
+from ._losses import Losses
+from ._output_batch import Value, losses_of
+from ._per_sample import per_sample
+from ._result import PerSample
 
 _Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
 

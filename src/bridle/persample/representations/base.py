@@ -7,12 +7,16 @@ from that; a form that knows a shorter way overrides it.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ._grams import Grams
-from ._numbers import able_to_hold, lengths_of, rows_of, square, wide
+from .gram_cache import Grams
+from .numerics import able_to_hold, lengths_of, rows_of, square, wide
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ALL = slice(None)
 # Gradients written down only to be looked at are written this many bytes at a time.
@@ -72,6 +76,36 @@ class Piece(ABC):
                 out[rows, columns] = (left @ right.T).double()
         return out
 
+    def joined(self, others: Sequence["Self"]) -> "Piece | None":  # noqa: ARG002
+        """Return the gradients of a value with several uses in this form; None if the form has no such way."""
+        return None
+
+    def cross(self, other: "Piece") -> Tensor | None:  # noqa: ARG002
+        """Return each sample's inner product with its gradient in another form, if there is a short way."""
+        return None
+
+    def outer_factors(self) -> tuple[Tensor, Tensor] | None:
+        """Return the two factors of a sum of outer products, if it is one."""
+        return None
+
+    def swapped(self, dims: tuple[int, int]) -> "Piece | None":  # noqa: ARG002
+        """Return the gradients of the value with two dimensions (counted from the last) swapped, in this form."""
+        return None
+
+    def reshaped(self, shape: Sequence[int]) -> "Piece | None":  # noqa: ARG002
+        """Return the gradients of the reshaped value, in this form."""
+        return None
+
+    @property
+    def stored(self) -> Tensor | None:
+        """The gradients, if they are written down already."""
+        return None
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether a weighted sum is a sparse tensor."""
+        return False
+
     def chunks(self) -> Iterator[slice]:
         """Yield the samples in parts small enough to be written down."""
         return in_chunks(self.samples, prod(self.shape))
@@ -105,6 +139,22 @@ class Dense(Piece):
     def dense(self, part: slice = ALL) -> Tensor:
         return self.values[part]
 
+    def joined(self, others: Sequence["Self"]) -> "Dense":
+        total = self.values
+        for other in others:
+            total = total + other.values
+        return Dense(total)
+
+    def swapped(self, dims: tuple[int, int]) -> "Dense":
+        return Dense(self.values.transpose(*dims))
+
+    def reshaped(self, shape: Sequence[int]) -> "Dense":
+        return Dense(self.values.reshape(self.samples, *shape))
+
+    @property
+    def stored(self) -> Tensor:
+        return self.values
+
     def chunks(self) -> Iterator[slice]:
         yield ALL
 
@@ -126,8 +176,9 @@ class Computed(Piece):
         *,
         holds: Sequence[Tensor] = (),
         how: str = "streamed",
+        needs_op: bool = False,
     ) -> None:
-        self.samples, self.shape, self.how = samples, tuple(shape), how
+        self.samples, self.shape, self.how, self.needs_op = samples, tuple(shape), how, needs_op
         self._dense, self._weighted, self._holds = dense, weighted, tuple(holds)
 
     def dense(self, part: slice = ALL) -> Tensor:

@@ -11,9 +11,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
 from ..errors import CallArgumentError
-from . import _reentrant, _torch
-from ._cuts import Losses
-from ._owners import Layout
+from . import _checkpoints as _reentrant
+from . import _torch
+from ._losses import Losses
+from .ownership.layout import Layout
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from .. import graph
-from ..errors import UnsupportedOperationError
-from ._owners import Layout, fitting_blocks
+from ... import graph
+from ...errors import UnsupportedOperationError
+from .layout import Layout, fitting_blocks
 
 # Is shown an op and the gradients at its outputs.
 Gradients: TypeAlias = tuple[Tensor | None, ...]

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._numbers import double
-from ._pieces import Piece
 from ._ranks import Meeting, Ranks
+from .representations.base import Piece
+from .representations.numerics import double
 
 _BUCKET = 1 << 24  # elements in one message of gradients
 

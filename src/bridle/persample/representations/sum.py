@@ -5,11 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._grams import Grams
-from ._pieces import ALL, Dense, Piece, redo_where_lost
-from .rules.embedding import Rows, rows_with_outer
-from .rules.linear import Outer
-from .rules.members import Members
+from .base import ALL, Piece, redo_where_lost
+from .gram_cache import Grams
 
 
 class Sum(Piece):
@@ -27,7 +24,7 @@ class Sum(Piece):
         return total
 
     def squared_norms(self, grams: Grams | None = None) -> Tensor:
-        crosses = [cross_products(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]]
+        crosses = [_cross(a, b) for i, a in enumerate(self.pieces) for b in self.pieces[i + 1 :]]
         if any(cross is None for cross in crosses):
             return super().squared_norms()
         total = torch.stack([piece.squared_norms(grams) for piece in self.pieces]).sum(0)
@@ -52,28 +49,18 @@ class Sum(Piece):
         return torch.stack([piece.dot(direction) for piece in self.pieces]).sum(0)
 
 
-def cross_products(a: Piece, b: Piece) -> Tensor | None:
-    """Return the inner product of both gradients of each sample where a short way is known, else None."""
-    for one, other in ((a, b), (b, a)):
-        if isinstance(one, Rows) and isinstance(other, Outer):
-            return rows_with_outer(one, other)
-    return None
+def _cross(a: Piece, b: Piece) -> Tensor | None:
+    found = a.cross(b)
+    return b.cross(a) if found is None else found
 
 
 def merged(pieces: Sequence[Piece]) -> Piece:
-    """Return one piece for all uses of a value."""
-    if len(pieces) == 1:
-        return pieces[0]
-    for kind in (Outer, Rows, Members):
-        same = [piece for piece in pieces if isinstance(piece, kind)]
-        if len(same) > 1:
-            rest = [piece for piece in pieces if not isinstance(piece, kind)]
-            return merged([kind.joined(same), *rest])  # type: ignore[arg-type]
-    small = [piece for piece in pieces if isinstance(piece, Dense)]
-    if len(small) > 1:
-        rest = [piece for piece in pieces if not isinstance(piece, Dense)]
-        total = small[0].values
-        for piece in small[1:]:
-            total = total + piece.values
-        return merged([Dense(total), *rest])
-    return Sum(pieces)
+    """Return the gradients of a value with several uses: those in one form joined, then their sum."""
+    by_form: dict[type[Piece], list[Piece]] = {}
+    for piece in pieces:
+        by_form.setdefault(type(piece), []).append(piece)
+    whole: list[Piece] = []
+    for first, *rest in by_form.values():
+        joined = first.joined(rest) if rest else first
+        whole += [first, *rest] if joined is None else [joined]
+    return whole[0] if len(whole) == 1 else Sum(whole)

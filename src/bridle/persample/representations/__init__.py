@@ -1,0 +1,1 @@
+"""Per-sample gradients of one value, each held in the form that is cheapest to compute with."""

@@ -1,0 +1,124 @@
+"""Sums of outer products, held as their two factors.
+
+Legend: b sample, t row of a sample (a token, a pixel, one call of a shared layer), m and n the two sides of the matrix.
+The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :].
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .base import ALL, Piece, redo_where_lost
+from .gram_cache import Grams, strip_of
+from .numerics import double, is_moderate, largest_of, lengths_of, square, weighed, wide
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+# Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
+TRAFFIC = 16.0
+
+
+class Outer(Piece):
+    """Gradients that are sums of outer products, held as their two factors."""
+
+    def __init__(self, left: Tensor, right: Tensor, how: str = "") -> None:
+        self.left, self.right = left, right
+        self.samples, self.rows, m = left.shape
+        self.shape = (m, right.shape[-1])
+        gram, streamed = self._costs()
+        self.how = how or ("gram" if gram <= streamed and not left.is_complex() else "streamed")
+
+    def joined(self, others: Sequence["Self"]) -> "Outer":
+        """Concatenate the rows of several uses of one matrix: the same sum."""
+        uses = (self, *others)
+        return Outer(torch.cat([use.left for use in uses], 1), torch.cat([use.right for use in uses], 1))
+
+    def swapped(self, dims: tuple[int, int]) -> "Outer | None":
+        return Outer(self.right, self.left) if dims == (-2, -1) else None
+
+    def outer_factors(self) -> tuple[Tensor, Tensor]:
+        return self.left, self.right
+
+    def dense(self, part: slice = ALL) -> Tensor:
+        return wide(self.left[part]).transpose(1, 2) @ wide(self.right[part])
+
+    def squared_norms(self, grams: Grams | None = None) -> Tensor:
+        if self.rows == 1:
+            return square(lengths_of(wide(self.left))) * square(lengths_of(wide(self.right)))
+        if self.how != "gram":
+            return super().squared_norms()
+        grams = Grams() if grams is None else grams
+        step = strip_of(self.rows)
+        squares = bound = left = right = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
+        for i, (a, b) in enumerate(zip(grams.strips(self.left), grams.strips(self.right), strict=True)):
+            strip = a * b
+            strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well
+            squares = squares + strip.sum((1, 2), dtype=torch.float64)
+            bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
+            left, right = (
+                torch.maximum(most, x.diagonal(i * step, 1, 2).amax(1).double()) for most, x in ((left, a), (right, b))
+            )
+        return redo_where_lost(self, squares, self._doubt(squares, bound, left + right))
+
+    def _doubt(self, squares: Tensor, bound: Tensor, largest: Tensor) -> Tensor:
+        """Return the error of norms made from Gram matrices.
+
+        Args:
+            squares: the squared norms.
+            bound: the sums of the absolute values in them, which are rounded.
+            largest: the largest squared length of a row. A product that is too small for the dtype takes up to `tiny`
+                from a number of one matrix, which is then multiplied by one of the other.
+        """
+        info = torch.finfo(torch.promote_types(self.left.dtype, torch.float32))
+        doubt = info.eps * bound + info.tiny * self.rows**2 * (sum(self.shape) * largest + 1)
+        zero = (squares == 0).nonzero().squeeze(1)
+        nothing = (largest_of(self.left[zero]) == 0) | (largest_of(self.right[zero]) == 0)
+        doubt[zero[nothing]] = 0
+        return doubt
+
+    def holds(self) -> tuple[Tensor, ...]:
+        return self.left, self.right
+
+    def factors(self) -> tuple[Tensor, ...]:
+        return (self.left, self.right) if self.how == "gram" and self.rows > 1 else ()
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        left, right = self.left, self.right
+        if left.shape[-1] <= right.shape[-1]:
+            left = weighed(left, weights)
+        else:
+            right = weighed(right, weights)
+        dtype = torch.promote_types(left.dtype, right.dtype)
+        return left.flatten(0, 1).T.to(dtype) @ right.flatten(0, 1).to(dtype)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        if self.left.is_complex():
+            return super().dot(direction)
+        left, right = wide(self.left), wide(self.right)
+        return ((left @ direction.to(left)) * right).sum((1, 2), dtype=torch.float64)
+
+    def gram(self) -> Tensor:
+        if self.left.is_complex() or (self.rows > 1 and self.rows**2 * sum(self.shape) > self.shape[0] * self.shape[1]):
+            return super().gram()
+        left, right = (x if is_moderate(x) else double(x) for x in (wide(self.left), wide(self.right)))
+        left, right = left.flatten(0, 1), right.flatten(0, 1)
+        products = (left @ left.T) * (right @ right.T)
+        if self.rows == 1:
+            return products.double()
+        cut = products.view(self.samples, self.rows, self.samples, self.rows)
+        return cut.sum((1, 3), dtype=torch.float64)
+
+    def saving(self) -> float:
+        """Written down, one product serves the norm and the sum, and is then read twice."""
+        return self.samples * (min(self._costs()) - 3 * TRAFFIC * prod(self.shape))
+
+    def _costs(self) -> tuple[float, float]:
+        m, n, t = *self.shape, self.rows
+        if t == 1:
+            return 0.0, 1.0
+        pairs = t * (t + min(t, strip_of(t))) / 2
+        return pairs * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n

@@ -84,7 +84,7 @@ def test_groups(groups):
     each = flat(loop(out, dict(model.named_parameters())))
     numbers = torch.tensor(groups)
     expected = torch.stack([each[numbers == n].sum(0) for n in numbers.unique()])
-    ps = bridle.per_sample(out, model, groups=numbers)
+    ps = bridle.per_sample(out, model, sample_groups=numbers)
     torch.testing.assert_close(flat(ps.grads()), expected)
     torch.testing.assert_close(ps.norms(), expected.norm(dim=1))
 

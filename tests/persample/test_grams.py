@@ -7,7 +7,7 @@ from torch import nn
 
 import bridle
 from bridle.persample.representations import gram_cache as _grams
-from bridle.persample.representations.gram_cache import Grams
+from bridle.persample.representations.gram_cache import GramCache
 from bridle.persample.representations.outer import Outer
 
 
@@ -48,7 +48,7 @@ def test_projections_of_one_input_share_its_gram(monkeypatch):
 
 def test_a_shared_gram_is_let_go_of_after_its_last_use():
     x = torch.randn(2, 5, 3)
-    grams = Grams([x, x, x])
+    grams = GramCache([x, x, x])
     first, second = grams.strips(x), grams.strips(x.detach())
     assert first is second
     assert grams.strips(x) is first
@@ -58,6 +58,6 @@ def test_a_shared_gram_is_let_go_of_after_its_last_use():
 def test_large_grams_are_not_kept(monkeypatch):
     monkeypatch.setattr(_grams, "_KEPT_BYTES", 10)
     x = torch.randn(2, 5, 3)
-    grams = Grams([x, x])
+    grams = GramCache([x, x])
     assert torch.equal(next(iter(grams.strips(x))), next(iter(grams.strips(x))))
     assert not grams._kept

@@ -333,7 +333,7 @@ def test_saved_tensors_may_be_elsewhere_and_recording_off():
 
 def test_groups():
     model, losses, expected = both(one_region)
-    ps = bridle.per_sample(losses, model, groups=torch.tensor([0, 1, 0, 1]))
+    ps = bridle.per_sample(losses, model, sample_groups=torch.tensor([0, 1, 0, 1]))
     for key, g in ps.grads().items():
         torch.testing.assert_close(g, torch.stack([expected[key][0::2].sum(0), expected[key][1::2].sum(0)]))
 

@@ -135,11 +135,11 @@ def test_losses_that_cannot_be_split():
     with pytest.raises(errors.NoGraphError, match="no recorded graph"):
         bridle.per_sample(torch.ones(4), model)
     with pytest.raises(errors.ArgumentError, match=r"shape \(4,\), found \(3,\)"):
-        bridle.per_sample(model(X).sum(1), model, groups=torch.zeros(3))
-    with pytest.raises(errors.ArgumentError, match=r"found list. \(Ranks are named by `group`.\)"):
-        bridle.per_sample(model(X).sum(1), model, groups=[0, 1])
-    with pytest.raises(errors.ArgumentError, match="`group` must be a process group or a device mesh"):
-        bridle.per_sample(model(X).sum(1), model, group=torch.zeros(3))
+        bridle.per_sample(model(X).sum(1), model, sample_groups=torch.zeros(3))
+    with pytest.raises(errors.ArgumentError, match=r"found list. \(Ranks are named by `process_group`.\)"):
+        bridle.per_sample(model(X).sum(1), model, sample_groups=[0, 1])
+    with pytest.raises(errors.ArgumentError, match="`process_group` must be a process group or a device mesh"):
+        bridle.per_sample(model(X).sum(1), model, process_group=torch.zeros(3))
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -177,7 +177,7 @@ def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
     with pytest.raises(errors.NonFiniteGradientError, match=r"1 of 4 samples are NaN or infinite.*sample 1"):
         bridle.per_sample(losses, model).clip_(1.0)
     assert model.weight.grad is None
-    bridle.per_sample(losses, model).clip_(1e9, drop_nonfinite=True)
+    bridle.per_sample(losses, model).clip_(1e9, nonfinite="drop")
     torch.testing.assert_close(model.weight.grad, X[[0, 2, 3]].sum(0, keepdim=True) / 4)
 
 

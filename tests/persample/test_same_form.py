@@ -42,7 +42,7 @@ def asked(routing, verdict, losses, model, groups, **options):
     coupled = UnsupportedOperationError if routing.opaque else BatchCouplingError
     allowed = {FREE: (), COUPLED: coupled, EITHER: BridleError}[verdict]
     try:
-        ps = bridle.per_sample(losses, model, groups=groups, **options)
+        ps = bridle.per_sample(losses, model, sample_groups=groups, **options)
         ps.grads()
     except allowed:
         return None

@@ -318,7 +318,7 @@ def several_messages():
     _sums._BUCKET = 50
     try:
         with counted() as calls:
-            ps = bridle.per_sample(losses_of(model, *parts[rank]), model, group=dist.group.WORLD)
+            ps = bridle.per_sample(losses_of(model, *parts[rank]), model, process_group=dist.group.WORLD)
             ps.clip_(0.7)
     finally:
         _sums._BUCKET = room
@@ -360,10 +360,10 @@ def other_ways_to_say_it():
         head = bridle.per_sample(losses, model.head).norms(gathered=True)
         torch.testing.assert_close(head, lengths({k: g for k, g in each.items() if k.startswith("head")}))
     plain = Net()
-    bridle.per_sample(losses_of(plain, *parts[rank]), plain, group=dist.group.WORLD).clip_(0.7)
+    bridle.per_sample(losses_of(plain, *parts[rank]), plain, process_group=dist.group.WORLD).clip_(0.7)
     assert_written(plain, expected("flat", each, parts))
     plain.zero_grad()
-    bridle.per_sample(losses_of(plain, *parts[rank]), plain, group=line()).clip_(0.7)
+    bridle.per_sample(losses_of(plain, *parts[rank]), plain, process_group=line()).clip_(0.7)
     assert_written(plain, expected("flat", each, parts))
     plain.zero_grad()
     ps = bridle.per_sample(losses_of(plain, *parts[rank]), plain)  # no group: this process alone
@@ -485,17 +485,19 @@ def refusals():
             text = refused(lambda asked=asked, flat=flat: bridle.per_sample(losses_of(flat, x, y), asked))
             assert "Use torch.distributed.fsdp.fully_shard, with which this works" in text
     model = sharded(Net(), line())
-    text = refused(lambda: bridle.per_sample(losses_of(model, x, y), model, group=dist.group.WORLD), "ArgumentError")
+    text = refused(
+        lambda: bridle.per_sample(losses_of(model, x, y), model, process_group=dist.group.WORLD), "ArgumentError"
+    )
     assert "Leave `group` out" in text
     others = dist.new_group([1])
     if rank == 0:
         plain = Net()
-        text = refused(lambda: bridle.per_sample(losses_of(plain, x, y), plain, group=others), "ArgumentError")
+        text = refused(lambda: bridle.per_sample(losses_of(plain, x, y), plain, process_group=others), "ArgumentError")
         assert "that this rank is part of" in text
     text = refused(lambda: bridle.call_for_per_sample_grads(model))
     assert "Use bridle.per_sample" in text
     table = nn.Embedding(5, 3, sparse=True).double()
-    ps = bridle.per_sample(losses_of(table, y, y), table, group=dist.group.WORLD)
+    ps = bridle.per_sample(losses_of(table, y, y), table, process_group=dist.group.WORLD)
     assert "sparse=False" in refused(lambda: ps.clip_(1.0), "UnsupportedGradientError")
     assert table.weight.grad is None
     assert ps.norms(gathered=True).shape == (sum(len(x) for x, _ in parts),)
@@ -511,11 +513,11 @@ def disagreements():
     assert "the ranks disagree on max_norm: [" in text
     assert "take it of `norms(gathered=True)`" in text
     text = refused(lambda: ps.clip_(1.0) if rank else ps.weighted_(torch.ones(len(ps))), "RankError")
-    assert "the ranks disagree on the question" in text
-    fewer = bridle.per_sample(losses, [*model.parameters()][rank > 0 :], group=dist.group.WORLD)
+    assert "the ranks disagree on the call" in text
+    fewer = bridle.per_sample(losses, [*model.parameters()][rank > 0 :], process_group=dist.group.WORLD)
     assert "the ranks disagree on the parameters" in refused(lambda: fewer.clip_(1.0), "RankError")
     groups = torch.arange(len(ps)) + (100 * rank if rank != 1 else 1)
-    torn = bridle.per_sample(losses, model, groups=groups)
+    torn = bridle.per_sample(losses, model, sample_groups=groups)
     for ask in (lambda: torn.clip_(1.0), lambda: torn.norms(gathered=True)):
         assert "group 1 of `groups` has samples on several ranks" in refused(ask, "ArgumentError")
     x, y = parts[rank]
@@ -524,7 +526,7 @@ def disagreements():
     text = refused(lambda: ps.clip_(1.0), "NonFiniteGradientError")
     assert f"the gradients of 5 of {sum(len(x) for x, _ in parts)} samples (on ranks [1] of the group)" in text
     assert all(p.grad is None for p in model.parameters())
-    ps.clip_(0.7, drop_nonfinite=True)
+    ps.clip_(0.7, nonfinite="drop")
     rest = [(x[:0], y[:0]) if r == 1 else (x, y) for r, (x, y) in enumerate(parts)]
     each = one_by_one(model.module, rest)
     share = sum(len(x) for x, _ in rest) / sum(len(x) for x, _ in parts)
@@ -561,7 +563,7 @@ def whole_groups():
     rank, parts = dist.get_rank(), batch("uneven")
     model, each = DistributedDataParallel(Net()), one_by_one(Net(), parts)
     numbers = [10 * r + torch.arange(len(x)) // 2 for r, (x, _) in enumerate(parts)]
-    ps = bridle.per_sample(losses_of(model, *parts[rank]), model, groups=numbers[rank])
+    ps = bridle.per_sample(losses_of(model, *parts[rank]), model, sample_groups=numbers[rank])
     together = torch.cat(numbers)
     each = {name: torch.stack([g[together == n].sum(0) for n in together.unique()]) for name, g in each.items()}
     torch.testing.assert_close(ps.norms(gathered=True), lengths(each))

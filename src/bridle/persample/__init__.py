@@ -6,6 +6,6 @@ from ._noise_stats import Stats
 from ._per_sample import per_sample
 from ._result import PerSample
 from .rules import register_rule
-from .rules.context import Use
+from .rules.context import RuleContext
 
-__all__ = ["Audit", "PerSample", "Stats", "Use", "call_for_per_sample_grads", "per_sample", "register_rule"]
+__all__ = ["Audit", "PerSample", "RuleContext", "Stats", "call_for_per_sample_grads", "per_sample", "register_rule"]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import AuditError
-from .representations.base import Piece
-from .representations.numerics import double, lengths_of
+from .representations.base import SampleGrads
+from .representations.numerics import double, row_norms
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Audit:
 def audit(
     samples: int,
     names: list[str],
-    pieces: dict[str, Piece],
+    forms: dict[str, SampleGrads],
     engine: Callable[[Tensor], dict[str, Tensor]],
     tolerance: float,
     eps: float,
@@ -40,7 +40,7 @@ def audit(
     or a use of a parameter missed, the two would differ for nearly all weights; they are random here, and
     once more all equal.
     """
-    sizes = {name: float(piece.squared_norms().sum().sqrt()) for name, piece in pieces.items()}
+    sizes = {name: float(form.squared_norms().sum().sqrt()) for name, form in forms.items()}
     # A gradient that is zero but for rounding, such as that of a key's bias, is measured against the largest.
     floor = 1e4 * eps * max(sizes.values(), default=0.0)
     generator = torch.Generator().manual_seed(7)
@@ -50,10 +50,10 @@ def audit(
         truth = engine(weights)
         covered |= truth.keys()
         for name, expected in truth.items():
-            if name not in pieces:
+            if name not in forms:
                 raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
             expected = expected.to_dense() if expected.is_sparse else expected
-            found = pieces[name].weighted(weights.double())
+            found = forms[name].weighted(weights.double())
             found = found.to_dense() if found.is_sparse else found
             size = float(torch.linalg.vector_norm(double(expected)))
             scale = max(size, sizes[name], floor)
@@ -66,17 +66,17 @@ def audit(
                     "registered rule.",
                     name,
                 )
-    return Audit(errors, _norms_error(samples, pieces, tolerance, floor), tuple(n for n in names if n not in covered))
+    return Audit(errors, _norms_error(samples, forms, tolerance, floor), tuple(n for n in names if n not in covered))
 
 
-def _norms_error(samples: int, pieces: dict[str, Piece], tolerance: float, floor: float) -> float:
+def _norms_error(samples: int, forms: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
     """Compare the norms of one sample with those of its gradient written down."""
     worst = 0.0
     if not samples:
         return worst
-    for name, piece in pieces.items():
-        direct = float(lengths_of(piece.dense(slice(0, 1)))[0])
-        short = float(piece.squared_norms()[0].sqrt())
+    for name, form in forms.items():
+        direct = float(row_norms(form.dense(slice(0, 1)))[0])
+        short = float(form.squared_norms()[0].sqrt())
         scale = max(direct, floor)
         gap = abs(direct - short) / scale if scale else short
         if not gap <= 10 * tolerance:

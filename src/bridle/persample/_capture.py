@@ -15,14 +15,14 @@ from ..errors import UnsupportedOperationError
 from . import _checkpoints as _reentrant
 from . import _torch, rules
 from ._losses import Losses
-from ._pullback import lower, nothing, through_hooks
+from ._pullback import nothing, pull_back, through_hooks
 from .ownership.coupling import Known
-from .ownership.cuts import Cut, leaves_below
+from .ownership.cuts import UseSite, leaves_below
 from .ownership.find import Found, Source, find
 from .ownership.hooks import note_moment
-from .representations.base import Dense, Piece
+from .representations.base import Dense, SampleGrads
 from .representations.sum import merged
-from .rules.context import Use
+from .rules.context import RuleContext
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class Captured:
         room: what is left of the memory budget.
     """
 
-    pieces: dict[str, Piece]
+    forms: dict[str, SampleGrads]
     source: Source | None
     eps: float
     losses: Losses
-    room: int
+    budget_left: int
 
 
 def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
-    losses = _reentrant.opened(losses)
+    losses = _reentrant.inline_checkpoints(losses)
     read = losses.read
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {
@@ -81,22 +81,22 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     search = partial(find, leaves, losses, known, allow_coupling=options.coupling)
     found = search(hooks_allowed=options.sharded)
     before = _torch.fsdp_hooks_run()
-    pieces, room = _pieces(found, leaves, losses, options)
+    forms, budget_left = _forms(found, leaves, losses, options)
     if found.source is not Source.ASKED and found.hooks != _torch.fsdp_hooks_run() - before:
         # Others than those of fully_shard are among the hooks: nothing is proved.
         found = search(hooks_allowed=False)
-        pieces, room = _pieces(found, leaves, losses, options)
+        forms, budget_left = _forms(found, leaves, losses, options)
     note_moment()
-    order = [name for name in parameters if name in pieces]
+    order = [name for name in parameters if name in forms]
     dtypes = {out.dtype for node in found.layouts for out in graph.describe(node)}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
-    whole = {name: through_hooks(parameters[name], merged(pieces[name])) for name in order}
-    return Captured(whole, found.source, eps, losses, room)
+    whole = {name: through_hooks(parameters[name], merged(forms[name])) for name in order}
+    return Captured(whole, found.source, eps, losses, budget_left)
 
 
-def _pieces(
+def _forms(
     found: Found, leaves: dict[Node, str], losses: Losses, options: Options
-) -> tuple[dict[str, list[Piece]], int]:
+) -> tuple[dict[str, list[SampleGrads]], int]:
     """Return for each parameter a piece for each of its uses, and what is left of the memory budget."""
     cuts, layouts = found.cuts, found.layouts
     _reentrant.refuse_hidden_weights(cuts, losses)
@@ -107,14 +107,14 @@ def _pieces(
         at.setdefault(cut.node, []).append(i)
     below = [[leaf for leaf in leaves_below(cut.value.node) if leaf in leaves] for cut in cuts]
     uses = Counter(leaves[leaf] for some in below for leaf in some)
-    pieces: dict[str, list[Piece]] = {name: [] for name in uses}
-    room = options.memory_budget
+    forms: dict[str, list[SampleGrads]] = {name: [] for name in uses}
+    budget_left = options.memory_budget
     late: list[tuple[Node, tuple[Tensor | None, ...]]] = []
     missed = dict.fromkeys(at)
     packed = any(_torch.is_packed(node) for node in at)
     # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
-    waits = {node for node in at if packed or rules.calls_op(graph.op(node))}
-    free = not waits and not options.retain_graph and not _torch.passed_by(losses.root)
+    waits = {node for node in at if packed or rules.runs_op(graph.op(node))}
+    free = not waits and not options.retain_graph and not _torch.bypassed(losses.root)
     free = free and (found.source is Source.ASKED or not found.hooks)  # else it may have to be run again
 
     hooked = found.source is Source.ASKED and found.hooks != 0
@@ -123,23 +123,23 @@ def _pieces(
         cache: dict[str, Any] = {}
         for i in at[node]:
             shape, position = _shape(cuts[i].value), cuts[i].position
-            use = Use(node, position, shape, gradients, layouts[node], losses.samples, options.coupling, cache)
+            ctx = RuleContext(node, position, shape, gradients, layouts[node], losses.samples, options.coupling, cache)
             if i == at[node][0] and _torch.is_packed(node):
-                found.rows.add(node, found.owners[node], use.saved)
+                found.rows.add(node, found.owners[node], ctx.saved)
             with torch.no_grad():
-                piece = rules.apply(use)
-                if free and piece.needs_op:  # its rule gave up, and the op is about to forget what it saved
-                    piece = Dense(_torch.inside_engine(piece.dense))
+                form = rules.apply(ctx)
+                if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
+                    form = Dense(_torch.inside_engine(form.dense))
                 for leaf in below[i]:
-                    keep(leaves[leaf], lower(piece, cuts[i].value, leaf, hooked=hooked))
+                    keep(leaves[leaf], pull_back(form, cuts[i].value, leaf, hooked=hooked))
 
-    def keep(name: str, piece: Piece) -> None:
+    def keep(name: str, form: SampleGrads) -> None:
         """Write down what saves time, while what it is made of can be let go of at once."""
-        nonlocal room
-        if free and uses[name] == 1 and piece.saving() > 0 and piece.size() <= room:
-            room -= piece.size()
-            piece = Dense(piece.dense())
-        pieces[name].append(piece)
+        nonlocal budget_left
+        if free and uses[name] == 1 and form.flops_saved() > 0 and form.nbytes() <= budget_left:
+            budget_left -= form.nbytes()
+            form = Dense(form.dense())
+        forms[name].append(form)
 
     def see(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
         missed.pop(node)
@@ -156,7 +156,7 @@ def _pieces(
         list(starmap(apply, late))
     if not options.coupling:
         found.rows.refuse_conflict()
-    return pieces, room
+    return forms, budget_left
 
 
 def _shape(value: GradientEdge) -> tuple[int, ...]:
@@ -165,17 +165,17 @@ def _shape(value: GradientEdge) -> tuple[int, ...]:
     return graph.describe(value.node)[value.output_nr].shape
 
 
-def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) -> dict[str, Piece]:
+def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) -> dict[str, SampleGrads]:
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
-    retain = options.retain_graph or bool(_torch.passed_by(losses.root))
+    retain = options.retain_graph or bool(_torch.bypassed(losses.root))
     found = _torch.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
 
 
-def _refuse_opaque(cuts: list[Cut], leaves: dict[Node, str]) -> None:
+def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:
     for cut in cuts:
         if graph.is_custom(cut.node) and not rules.has_rule(graph.op(cut.node)):
             below = [leaves[leaf] for leaf in leaves_below(cut.value.node) if leaf in leaves]

@@ -31,7 +31,7 @@ from .. import graph
 from ..errors import UnsupportedOperationError
 from . import _torch
 from ._losses import Losses
-from .ownership.cuts import Cut
+from .ownership.cuts import UseSite
 
 _ADVICE = (
     "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint: it is the kind torch recommends, and this works "
@@ -52,11 +52,11 @@ class _Region:
 
     node: Node
     outputs: tuple[Tensor | None, ...]
-    doors: tuple[GradientEdge | None, ...]
+    input_edges: tuple[GradientEdge | None, ...]
     inside: tuple["_Region", ...]
 
 
-def opened(losses: Losses) -> Losses:
+def inline_checkpoints(losses: Losses) -> Losses:
     """Return the losses with the inside of every reentrant checkpoint hung from them."""
     read = losses.read
     regions = _regions(read.nodes, set(read.nodes))
@@ -69,9 +69,9 @@ def opened(losses: Losses) -> Losses:
     return replace(losses, root=root)
 
 
-def refuse_hidden_weights(cuts: Iterable[Cut], losses: Losses) -> None:
+def refuse_hidden_weights(cuts: Iterable[UseSite], losses: Losses) -> None:
     """Refuse a shared value that was partly made inside a region: no gradient can go down through it."""
-    for cut in cuts if _torch.passed_by(losses.root) else ():
+    for cut in cuts if _torch.bypassed(losses.root) else ():
         for node in graph.reachable([cut.value]):
             if _torch.is_reentrant_checkpoint(node):
                 raise _refusal(
@@ -89,7 +89,7 @@ class ReentrantCheckpoint(torch.autograd.Function):
         ctx: Any, regions: tuple[_Region, ...], everything: tuple[_Region, ...], root: Tensor, *_outputs: Tensor
     ) -> Tensor:
         ctx.regions, ctx.everything, ctx.root = regions, everything, root
-        ctx.passed_by = tuple(region.node for region in everything)
+        ctx.bypassed = tuple(region.node for region in everything)
         ctx.regions_inside = tuple((region.node, region.outputs) for region in everything)
         return root.clone()
 
@@ -98,7 +98,7 @@ class ReentrantCheckpoint(torch.autograd.Function):
         found: dict[_Region, tuple[Tensor | None, ...]] = {}
         with ExitStack() as stack:
             for region in ctx.everything:
-                stack.enter_context(_torch.run_instead(region.node, partial(_through, region, found)))
+                stack.enter_context(_torch.override_backward(region.node, partial(_through, region, found)))
             _ask([(ctx.root, weights)], _starts(ctx.regions))
         below = [
             found[region][i] if region in found else None
@@ -115,9 +115,9 @@ def _through(
     """Carry the gradient from the outputs of a region to its inputs, and note what it was at the outputs."""
     found[region] = gradients
     pairs = [(out, g) for out, g in zip(region.outputs, gradients, strict=True) if out is not None and g is not None]
-    doors = [door for door in region.doors if door is not None]
-    answers = iter(_ask(pairs, [*doors, *_starts(region.inside)]))
-    return (None, None, *(None if door is None else next(answers) for door in region.doors))
+    input_edges = [input_edge for input_edge in region.input_edges if input_edge is not None]
+    answers = iter(_ask(pairs, [*input_edges, *_starts(region.inside)]))
+    return (None, None, *(None if input_edge is None else next(answers) for input_edge in region.input_edges))
 
 
 def _ask(pairs: Sequence[tuple[Tensor, Tensor]], edges: Sequence[GradientEdge]) -> tuple[Tensor | None, ...]:
@@ -144,8 +144,8 @@ def _regions(nodes: Iterable[Node], known: set[Node]) -> tuple[_Region, ...]:
 def _computed_again(node: Node, known: set[Node]) -> _Region:
     """Run a region again, and read what it recorded up to its inputs."""
     inputs, outputs = _torch.run_checkpoint(node)
-    doors = tuple(None if x is None else graph.edge_of(x) for x in inputs)
-    nodes = _down_to(outputs, {door.node for door in doors if door is not None})
+    input_edges = tuple(None if x is None else graph.edge_of(x) for x in inputs)
+    nodes = _down_to(outputs, {input_edge.node for input_edge in input_edges if input_edge is not None})
     if any(n in known and not graph.is_leaf(n) for n in nodes):
         raise _refusal(
             node,
@@ -153,16 +153,16 @@ def _computed_again(node: Node, known: set[Node]) -> _Region:
             "one in a closure.",
         )
     known.update(nodes)
-    return _Region(node, outputs, doors, _regions(nodes, known))
+    return _Region(node, outputs, input_edges, _regions(nodes, known))
 
 
-def _down_to(outputs: Iterable[Tensor | None], doors: set[Node]) -> list[Node]:
+def _down_to(outputs: Iterable[Tensor | None], input_edges: set[Node]) -> list[Node]:
     """Return the nodes above the doors, in an order that the form of the graph decides."""
     stack = [graph.edge_of(out).node for out in outputs if out is not None]
     seen: dict[Node, None] = {}
     while stack:
         top = stack.pop()
-        if top not in seen and top not in doors:
+        if top not in seen and top not in input_edges:
             seen[top] = None
             stack += [used for used, _ in top.next_functions if used is not None]
     return list(seen)

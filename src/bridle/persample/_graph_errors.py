@@ -7,7 +7,7 @@ from ..errors import BridleError, GraphFreedError, InplaceModifiedError, Unsuppo
 
 
 @contextmanager
-def explained(where: str) -> Generator[None, None, None]:
+def explain_errors(where: str) -> Generator[None, None, None]:
     """While active, tell what torch's error means for `where`; errors that are not known stay as they are."""
     try:
         yield

@@ -5,21 +5,21 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ..errors import InplaceModifiedError
-from .representations.base import Piece
+from .representations.base import SampleGrads
 
 
-class Watch:
+class HeldVersions:
     """The versions of everything that pieces hold: inputs that the ops saved, and gradients that were handed out.
 
     A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by autograd.
     """
 
-    def __init__(self, pieces: Mapping[str, Piece]) -> None:
-        self._held = {name: _versions(piece) for name, piece in pieces.items()}
+    def __init__(self, forms: Mapping[str, SampleGrads]) -> None:
+        self._held = {name: _versions(form) for name, form in forms.items()}
 
-    def renew(self, name: str, piece: Piece) -> None:
+    def renew(self, name: str, form: SampleGrads) -> None:
         """Note that the gradients of a parameter are held in another form from now on."""
-        self._held[name] = _versions(piece)
+        self._held[name] = _versions(form)
 
     def check(self) -> None:
         """Refuse to answer if anything was changed."""
@@ -35,5 +35,5 @@ class Watch:
                     )
 
 
-def _versions(piece: Piece) -> list[tuple[Tensor, int]]:
-    return [(tensor, tensor._version) for tensor in piece.holds() if not tensor.is_inference()]
+def _versions(form: SampleGrads) -> list[tuple[Tensor, int]]:
+    return [(tensor, tensor._version) for tensor in form.held_tensors() if not tensor.is_inference()]

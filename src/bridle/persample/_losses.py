@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from . import _torch
-from .ownership.layout import Layout
+from .ownership.layout import SampleLayout
 from .ownership.probe import See, probe
 
 
@@ -32,7 +32,7 @@ class Losses:
     def read(self) -> graph.Graph:
         """The graph recorded behind the losses, without what hands on nothing."""
         read = graph.read(self.root)
-        silent = set(_torch.passed_by(self.root))
+        silent = set(_torch.bypassed(self.root))
         if not silent:
             return read
         uses = {node: tuple(use for use in found if use.node not in silent) for node, found in read.consumers.items()}
@@ -42,24 +42,24 @@ class Losses:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
         wanted = dict.fromkeys(nodes)
         # Where checkpoints were opened the engine comes by twice, once to find the gradients inside them.
-        above = set() if _torch.passed_by(self.root) else nodes_above(self.read, wanted)
+        above = set() if _torch.bypassed(self.root) else nodes_above(self.read, wanted)
         passed, ends = [n for n in wanted if n in above], [n for n in wanted if n not in above]
         each = weights.to(self.root)[self.sample_of]
         _torch.visit(self.root, each, passed, ends, see, retain_graph=retain_graph)
 
-    def owners(self, nodes: Iterable[Node], *, hooked: bool = False) -> dict[Node, tuple[Layout, ...] | None]:
+    def owners(self, nodes: Iterable[Node], *, hooked: bool = False) -> dict[Node, tuple[SampleLayout, ...] | None]:
         """Ask who owns the outputs of these ops; None for an op with an output that samples share.
 
         With `hooked`, refuse hooks that make the gradient of one sample depend on others.
         """
-        found: dict[Node, tuple[Layout, ...] | None] = {}
+        found: dict[Node, tuple[SampleLayout, ...] | None] = {}
         for few in _in_groups(nodes):
-            found |= {node: self._nobodys(node) for node in few}
+            found |= {node: self._empty(node) for node in few}
             found |= probe(self.visit, few, self.samples, self.root, hooked=hooked)
         return found
 
-    def _nobodys(self, node: Node) -> tuple[Layout, ...]:
-        return tuple(Layout.of_nobody(self.samples) for _ in graph.describe(node))
+    def _empty(self, node: Node) -> tuple[SampleLayout, ...]:
+        return tuple(SampleLayout.empty(self.samples) for _ in graph.describe(node))
 
 
 # To ask about an op takes holding its gradient. More than this many bytes are asked for in several runs of the

@@ -140,7 +140,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
                 _hand_out(per_sample(losses, module), module, count if mean else 1)
         if not where:
             return []
-        root = _reentrant.opened(Losses(losses, torch.arange(count), count)).root
+        root = _reentrant.inline_checkpoints(Losses(losses, torch.arange(count), count)).root
         edges = [graph.edge_of(_tensor(inner[i])) for i in where]
         return list(_torch.gradients_at(root, torch.ones_like(root), edges))
 

@@ -14,7 +14,7 @@ from ..errors import CallArgumentError
 from . import _checkpoints as _reentrant
 from . import _torch
 from ._losses import Losses
-from .ownership.layout import Layout
+from .ownership.layout import SampleLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     An input that all samples share, such as a mask, says nothing, and nor does one without a gradient; where none says
     anything, the usual dimension is taken, unless all that can be asked is shared.
     """
-    split = _reentrant.opened(Losses(losses, torch.arange(count, device=losses.device), count))
+    split = _reentrant.inline_checkpoints(Losses(losses, torch.arange(count, device=losses.device), count))
     asked = dict(_places_of(inputs, split))
     found = split.owners(asked)
     said = supported = shared = False
@@ -118,7 +118,7 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     return supported if said else usual and not shared
 
 
-def _match(value: Value, dim: int, layout: Layout, count: int) -> bool:
+def _match(value: Value, dim: int, layout: SampleLayout, count: int) -> bool:
     expected = value.owners(dim, count).to(value.tensor.device)
     owners = layout.owner_of_each(value.tensor.numel(), value.tensor.device)
     return not owners.numel() or bool(((owners == expected) | (owners < 0)).all())

@@ -19,7 +19,7 @@ from . import _torch
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class ParameterForms:
     """Parameters, by name.
 
     Attributes:
@@ -35,7 +35,7 @@ class Places:
     gathered: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
-def places(named: dict[str, Tensor]) -> Places:
+def parameter_forms(named: dict[str, Tensor]) -> ParameterForms:
     """Find where parameters are; refuse those that tensor parallelism has cut."""
     states = _torch.sharded_states(named.values())
     forms_of = {id(tensor): forms for forms in _torch.shards(states) for tensor in forms}
@@ -43,13 +43,13 @@ def places(named: dict[str, Tensor]) -> Places:
     held = {name: found[0] for name, found in forms.items()}
     leaves = {name: found[1] for name, found in forms.items()}
     for name, leaf in leaves.items():
-        if is_spread(leaf):
+        if is_dtensor(leaf):
             raise _refusal(f"`{name}`", leaf)
     if not states:
-        return Places(held, leaves)
+        return ParameterForms(held, leaves)
     # Where only parameters that fully_shard ignores are asked about, the samples still lie on its mesh.
-    spread = [tensor for tensor in held.values() if is_spread(tensor)] or [forms[0] for forms in _torch.shards(states)]
-    return Places(held, leaves, _common_mesh(spread), _opener(states))
+    spread = [tensor for tensor in held.values() if is_dtensor(tensor)] or [forms[0] for forms in _torch.shards(states)]
+    return ParameterForms(held, leaves, _common_mesh(spread), _opener(states))
 
 
 def _common_mesh(spread: list[Any]) -> Any:
@@ -66,13 +66,13 @@ def refuse_unreadable(losses: Tensor) -> None:
     """Refuse graphs whose gradients are spread over ranks, and those that the engine may not run through."""
     if not dist.is_available() or not dist.is_initialized():
         return
-    if is_spread(losses):
+    if is_dtensor(losses):
         raise UnsupportedOperationError(
             "per_sample: `losses` is a DTensor. Pass the losses of this rank's own samples as a plain tensor."
         )
     for node in graph.reachable([losses]):
         leaf = graph.leaf_tensor(node) if graph.is_leaf(node) else None
-        if leaf is not None and is_spread(leaf):
+        if leaf is not None and is_dtensor(leaf):
             raise _refusal(f"a parameter of shape {tuple(leaf.shape)}", leaf)
         if _torch.is_dtensor_op(node):
             raise _refusal(f"what goes into or comes out of `{graph.op(node)}`", None)
@@ -88,15 +88,15 @@ def refuse_unreadable(losses: Tensor) -> None:
             )
 
 
-def is_spread(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     """Tell whether a tensor is a DTensor, without importing what nobody uses."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def spread_like(parameter: Any, gradient: Tensor) -> Tensor:
+def distribute_like(parameter: Any, gradient: Tensor) -> Tensor:
     """Return the gradient as its parameter lies: this rank's part of it, if that is spread."""
-    if not is_spread(parameter):
+    if not is_dtensor(parameter):
         return gradient
     from torch.distributed.tensor import distribute_tensor
 

@@ -12,7 +12,7 @@ from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphE
 from . import _torch
 from ._capture import Options, capture
 from ._losses import Losses
-from ._parameters import places, refuse_unreadable
+from ._parameters import parameter_forms, refuse_unreadable
 from ._ranks import ranks_of
 from ._result import PerSample, refuse_unreached
 
@@ -27,8 +27,8 @@ def per_sample(
     losses: Tensor,
     parameters: Parameters,
     *,
-    groups: Tensor | None = None,
-    group: "ProcessGroup | DeviceMesh | None" = None,
+    sample_groups: Tensor | None = None,
+    process_group: "ProcessGroup | DeviceMesh | None" = None,
     memory_budget: int = 256 << 20,
     scaler: Any = None,
     retain_graph: bool = True,
@@ -45,9 +45,9 @@ def per_sample(
         losses: one loss per sample, not reduced. Further dimensions, such as tokens, are summed.
         parameters: a model, a mapping or pairs of names and tensors, or tensors. Those that need no gradient
             are left out.
-        groups: for each sample the number of the group it belongs to (a user, a micro-batch). Every answer is
+        sample_groups: for each sample the number of the group it belongs to (a user, a micro-batch). Every answer is
             then per group, in ascending order of these numbers.
-        group: the process group, or device mesh, whose ranks each have a part of the samples. By default that of a
+        process_group: the process group, or device mesh, whose ranks each have a part of the samples. By default that of a
             `DistributedDataParallel` or `fully_shard` model, and none for anything else. `clip_` and `weighted_`
             then give the sum over the samples of all ranks; the other answers are about this rank's samples.
         memory_budget: how many bytes may be spent on written-down gradients to save time.
@@ -64,7 +64,7 @@ def per_sample(
         An object to ask.
 
     Raises:
-        ArgumentError: `losses` or `groups` has the wrong shape.
+        ArgumentError: `losses` or `sample_groups` has the wrong shape.
         GradientTypeError: something among the parameters is no leaf tensor.
         NoGraphError: the losses have no recorded graph.
         UnusedInputError: the losses depend on none of the parameters.
@@ -84,24 +84,24 @@ def per_sample(
         >>> model.weight.grad
         tensor([[0.3000, 0.9000]])
     """
-    split, ids = _losses(losses, groups)
-    where = places(_named(parameters))
+    split, ids = _losses(losses, sample_groups)
+    where = parameter_forms(_named(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
-    ranks = ranks_of(parameters, where.mesh, group, device, ids)
+    ranks = ranks_of(parameters, where.mesh, process_group, device, ids)
     options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
     with where.gathered():
         captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, options)
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
     if not ranks.groups:
-        refuse_unreached(where.held, captured.pieces, split.samples)
+        refuse_unreached(where.held, captured.forms, split.samples)
     return PerSample(
         split.samples,
         where,
-        captured.pieces,
+        captured.forms,
         ranks=ranks,
-        memory_budget=captured.room,
+        memory_budget=captured.budget_left,
         scale=1.0 if scaler is None else float(scaler.get_scale()),
         source=captured.source,
         eps=captured.eps,
@@ -149,12 +149,13 @@ def _losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor | Non
         return Losses(root, torch.arange(count, device=root.device), count), None
     if not isinstance(groups, Tensor):
         raise ArgumentError(
-            f"per_sample: `groups` must be a tensor with one number per sample, found {type(groups).__name__}. (Ranks "
-            "are named by `group`.)"
+            f"per_sample: `sample_groups` must be a tensor with one number per sample, found "
+            f"{type(groups).__name__}. (Ranks are named by `process_group`.)"
         )
     if tuple(groups.shape) != (count,):
         raise ArgumentError(
-            f"per_sample: `groups` must have one number per sample, shape ({count},), found {tuple(groups.shape)}."
+            f"per_sample: `sample_groups` must have one number per sample, shape ({count},), found "
+            f"{tuple(groups.shape)}."
         )
     numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
     return Losses(root, sample_of, len(numbers)), numbers

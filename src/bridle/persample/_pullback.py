@@ -6,7 +6,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from . import _torch
-from .representations.base import Computed, Dense, Piece
+from .representations.base import Computed, Dense, SampleGrads
 from .representations.members import Members
 from .representations.rows import Rows
 
@@ -30,44 +30,44 @@ _ENLARGED = {
 }
 
 
-def lower(piece: Piece, value: GradientEdge, leaf: Node, *, hooked: bool) -> Piece:
+def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node, *, hooked: bool) -> SampleGrads:
     """Return per-sample gradients of the leaf, given those of a value made from it.
 
     A transposed weight, a cast one and a look-up keep their short forms. Everything else goes through the
     engine, all samples at once, or one by one where that cannot be.
     """
     while not graph.is_leaf(value.node):
-        below = _step(piece, value.node) if not hooked or _torch.passes_unchanged(value) else None
+        below = _step(form, value.node) if not hooked or _torch.passes_unchanged(value) else None
         if below is None:
-            return _pulled(piece, value, graph.leaf_tensor(leaf))
-        piece = below
+            return _through_engine(form, value, graph.leaf_tensor(leaf))
+        form = below
         node, output_nr = value.node.next_functions[0]
         assert node is not None
         value = GradientEdge(node, output_nr)
-    return piece
+    return form
 
 
-def _step(piece: Piece, node: Node) -> Piece | None:
+def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
     """Go down by one op, if that keeps the form of the piece or is only a matter of shape."""
     name = graph.op(node)
     if len(node.next_functions) != 1 or node.next_functions[0][0] is None:
         return None
     if name in _SAME:
-        return piece
+        return form
     if name == "TBackward0":
-        return piece.swapped((-2, -1)) if len(piece.shape) == 2 else piece
+        return form.swapped((-2, -1)) if len(form.shape) == 2 else form
     if name == "TransposeBackward0":
-        return piece.swapped(_swapped(node))
-    factors = piece.outer_factors()
+        return form.swapped(_swapped(node))
+    factors = form.outer_factors()
     if name == "SelectBackward0" and factors is not None and _torch.saved_number(node, "dim") % 3 == 0:
         count = input_shape(node)[0]
         return Members.of(*factors, _torch.saved_number(node, "index") % count, count)
     if name in _RESHAPED:
-        return piece.reshaped(input_shape(node))
-    if piece.stored is not None and name in _ENLARGED:
-        return _shrunk(piece.stored, node)
-    if piece.stored is not None and name == "EmbeddingBackward0":
-        return _looked_up(piece.stored, node)
+        return form.reshaped(input_shape(node))
+    if form.stored is not None and name in _ENLARGED:
+        return _shrunk(form.stored, node)
+    if form.stored is not None and name == "EmbeddingBackward0":
+        return _looked_up(form.stored, node)
     return None
 
 
@@ -78,7 +78,7 @@ def _swapped(node: Node) -> tuple[int, int]:
     return first, second
 
 
-def _shrunk(stored: Tensor, node: Node) -> Piece:
+def _shrunk(stored: Tensor, node: Node) -> SampleGrads:
     """An image that was resized with antialiasing, which torch does not vectorise: samples are more images."""
     count, *image = input_shape(node)
     sizes = [len(stored) * count, *image]
@@ -97,7 +97,7 @@ def input_shape(node: Node) -> tuple[int, ...]:
     return graph.describe(below)[output_nr].shape
 
 
-def _looked_up(stored: Tensor, node: Node) -> Piece | None:
+def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     """Ids that all samples share, such as positions: the table's gradient touches only those rows."""
     if _torch.saved(node, "scale_grad_by_freq"):
         return None
@@ -110,29 +110,31 @@ def _looked_up(stored: Tensor, node: Node) -> Piece | None:
     return Rows(ids.expand(len(stored), -1), values, table, sparse=_torch.saved(node, "sparse"))
 
 
-def _pulled(piece: Piece, value: GradientEdge, leaf: Tensor) -> Piece:
+def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> SampleGrads:
     dtype = graph.describe(value.node)[value.output_nr].dtype
 
     def dense(part: slice) -> Tensor:
-        return _torch.pull(value, piece.dense(part).to(dtype), leaf)
+        return _torch.pull(value, form.dense(part).to(dtype), leaf)
 
     def weighted(weights: Tensor) -> Tensor:
         if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
-            return Computed(piece.samples, leaf.shape, dense).weighted(weights)
-        total = piece.weighted(weights)
+            return Computed(form.samples, leaf.shape, dense).weighted(weights)
+        total = form.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
         return _torch.pull(value, total.to(dtype)[None], leaf)[0]
 
-    return Computed(piece.samples, leaf.shape, dense, weighted, holds=piece.holds(), how=f"{piece.how}, pulled")
+    return Computed(
+        form.samples, leaf.shape, dense, weighted, held_tensors=form.held_tensors(), strategy=f"{form.strategy}, pulled"
+    )
 
 
-def through_hooks(leaf: Tensor, piece: Piece) -> Piece:
+def through_hooks(leaf: Tensor, form: SampleGrads) -> SampleGrads:
     """Run the hooks of a parameter on the gradient of each sample, as differentiating each loss alone would."""
     hooks = _torch.leaf_hooks(leaf)
     if not hooks:
-        return piece
+        return form
     rows = []
-    for row in piece.dense().to(leaf.dtype):
+    for row in form.dense().to(leaf.dtype):
         for hook in hooks:
             changed = hook(row)
             row = row if changed is None else changed
@@ -140,6 +142,6 @@ def through_hooks(leaf: Tensor, piece: Piece) -> Piece:
     return Dense(torch.stack(rows))
 
 
-def nothing(samples: int, leaf: Tensor) -> Piece:
+def nothing(samples: int, leaf: Tensor) -> SampleGrads:
     """Return the gradients of no samples at all."""
     return Dense(torch.zeros(samples, *leaf.shape, dtype=leaf.dtype, device=leaf.device))

@@ -22,7 +22,7 @@ _MESSAGE = 16
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Handshake:
     """What the ranks have told each other, in their order.
 
     Attributes:
@@ -44,7 +44,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, eq=False)
-class Ranks:
+class SampleRanks:
     """The ranks that answer together.
 
     Attributes:
@@ -62,14 +62,14 @@ class Ranks:
         """Whether this is the rank that draws the noise."""
         return all(group.rank() == 0 for group in self.groups)
 
-    def meet(
+    def handshake(
         self,
         call: str,
         parameters: Mapping[str, Tensor],
         used: Sequence[bool],
         counts: Sequence[int],
         same: Mapping[str, float],
-    ) -> Meeting:
+    ) -> Handshake:
         """Tell the others what is asked here and hear what is asked there.
 
         Args:
@@ -80,12 +80,13 @@ class Ranks:
             same: settings that must be the same on every rank.
         """
         if not self.groups:
-            return Meeting((counts[0],), (counts[1],), tuple(used), slice(0, counts[0]))
+            return Handshake((counts[0],), (counts[1],), tuple(used), slice(0, counts[0]))
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
-        agreed = {"the question": _hash(call), "the parameters": _hash(what), "`groups`": self.ids is not None, **same}
-        said = [*counts, zlib.crc32(bytes(used)), *agreed.values()]
+        grouped = self.ids is not None
+        asked = {"the call": _hash(call), "the parameters": _hash(what), "`sample_groups`": grouped, **same}
+        said = [*counts, zlib.crc32(bytes(used)), *asked.values()]
         rows = self._everywhere(torch.tensor(said + [0.0] * (_MESSAGE - len(said)), dtype=torch.float64))
-        for name, column in zip(agreed, rows[:, 4:].T, strict=False):
+        for name, column in zip(asked, rows[:, 4:].T, strict=False):
             if not bool((column == column[0]).all()):
                 raise RankError(_disagreement(call, name, column.tolist() if name in same else []))
         if bool(rows[:, 2].any()):
@@ -94,23 +95,23 @@ class Ranks:
             used = self._everywhere(torch.tensor(used, dtype=torch.uint8)).amax(0).tolist()
         samples, bad = (tuple(int(n) for n in rows[:, i]) for i in (0, 1))
         start = sum(samples[: self._number()])
-        meeting = Meeting(samples, bad, tuple(map(bool, used)), slice(start, start + counts[0]))
-        self._refuse_torn_groups(call, meeting)
-        return meeting
+        agreed = Handshake(samples, bad, tuple(map(bool, used)), slice(start, start + counts[0]))
+        self._refuse_torn_groups(call, agreed)
+        return agreed
 
-    def gather(self, rows: Tensor, meeting: Meeting) -> Tensor:
+    def gather(self, rows: Tensor, agreed: Handshake) -> Tensor:
         """Return the rows of all samples, given those of this rank's samples."""
-        short = max(meeting.samples) - len(rows)
+        short = max(agreed.samples) - len(rows)
         padded = torch.cat([rows, rows.new_zeros(short, *rows.shape[1:])])
         found = self._everywhere(padded)
-        return torch.cat([part[:count] for part, count in zip(found, meeting.samples, strict=True)]).to(rows.device)
+        return torch.cat([part[:count] for part, count in zip(found, agreed.samples, strict=True)]).to(rows.device)
 
     def all_reduce(self, values: Tensor) -> None:
         """Replace values by their sum over the ranks."""
         for group in self.groups:
             _guarded(partial(dist.all_reduce, values, group=group), group)
 
-    def alone(self) -> "Ranks":
+    def alone(self) -> "SampleRanks":
         """Return this rank by itself."""
         return replace(self, groups=())
 
@@ -129,11 +130,11 @@ class Ranks:
             number = number * group.size() + group.rank()
         return int(number)
 
-    def _refuse_torn_groups(self, call: str, meeting: Meeting) -> None:
+    def _refuse_torn_groups(self, call: str, agreed: Handshake) -> None:
         if self.ids is None:
             return
         ids = self.ids.double() if self.ids.is_floating_point() else self.ids.long()
-        numbers, times = torch.unique(self.gather(ids, meeting), return_counts=True)
+        numbers, times = torch.unique(self.gather(ids, agreed), return_counts=True)
         if bool((times > 1).any()):
             raise ArgumentError(
                 f"{call}: group {numbers[times > 1][0].item()} of `groups` has samples on several ranks, so none of "
@@ -142,18 +143,18 @@ class Ranks:
             )
 
 
-def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, ids: Tensor | None) -> Ranks:
-    """Find the ranks whose samples belong together: those that `group` says, or else those of the model."""
+def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, ids: Tensor | None) -> SampleRanks:
+    """Find the ranks whose samples belong together: those that `process_group` says, or else those of the model."""
     if mesh is not None:
         if group is not None:
             raise ArgumentError(
-                "per_sample: `group` was given, but the parameters are spread by fully_shard: the ranks are those of "
-                f"its mesh, {mesh}. Leave `group` out."
+                "per_sample: `process_group` was given, but the parameters are spread by fully_shard: the ranks are those of "
+                f"its mesh, {mesh}. Leave `process_group` out."
             )
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):
         group = _wrapped_group(parameters)
-    return Ranks(tuple(one for one in _groups(group) if one.size() > 1), device, ids)
+    return SampleRanks(tuple(one for one in _groups(group) if one.size() > 1), device, ids)
 
 
 def _groups(group: Any) -> Sequence[Any]:
@@ -163,7 +164,7 @@ def _groups(group: Any) -> Sequence[Any]:
         return (group,)
     if getattr(group, "get_coordinate", lambda: None)() is None:
         raise ArgumentError(
-            "per_sample: `group` must be a process group or a device mesh that this rank is part of, found "
+            "per_sample: `process_group` must be a process group or a device mesh that this rank is part of, found "
             f"{group!r:.80}."
         )
     found: Sequence[Any] = group.get_all_groups()
@@ -175,7 +176,7 @@ def _wrapped_group(model: nn.Module) -> Any:
     if len(found) > 1:
         raise ArgumentError(
             f"per_sample: the model holds {len(found)} DistributedDataParallel modules with different process groups. "
-            "Say with `group` which ranks hold the samples."
+            "Say with `process_group` which ranks hold the samples."
         )
     return next(iter(found.values()), None)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._ranks import Meeting, Ranks
-from .representations.base import Piece
+from ._ranks import Handshake, SampleRanks
+from .representations.base import SampleGrads
 from .representations.numerics import double
 
 _BUCKET = 1 << 24  # elements in one message of gradients
@@ -47,7 +47,9 @@ def local_sums(
 
 
 def add_up(
-    sums: Iterable[tuple[str, Tensor]], ranks: Ranks, keep: Callable[[str, Tensor], Tensor] = lambda _, total: total
+    sums: Iterable[tuple[str, Tensor]],
+    ranks: SampleRanks,
+    keep: Callable[[str, Tensor], Tensor] = lambda _, total: total,
 ) -> list[tuple[str, Tensor]]:
     """Add up sums over the ranks, many in one message: the same bits on all of them.
 
@@ -72,7 +74,7 @@ def add_up(
 
 
 def _reduced(
-    bucket: list[tuple[str, Tensor]], ranks: Ranks, keep: Callable[[str, Tensor], Tensor]
+    bucket: list[tuple[str, Tensor]], ranks: SampleRanks, keep: Callable[[str, Tensor], Tensor]
 ) -> list[tuple[str, Tensor]]:
     flat = torch.cat([part.reshape(-1) for _, part in bucket])
     ranks.all_reduce(torch.view_as_real(flat) if flat.is_complex() else flat)
@@ -95,24 +97,24 @@ def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
     return (limit / norms).clamp(max=1).where(norms > 0, 1)
 
 
-def finite_weighted(piece: Piece, weights: Tensor, good: Tensor) -> Tensor:
+def finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor:
     """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
     if bool(good.all()):
-        return piece.weighted(weights)
-    total = torch.zeros(piece.shape, dtype=torch.float64, device=good.device)
+        return form.weighted(weights)
+    total = torch.zeros(form.shape, dtype=torch.float64, device=good.device)
     for i in good.nonzero().squeeze(1).tolist():
-        total = total + double(piece.dense(slice(i, i + 1))[0]) * weights[i]
+        total = total + double(form.dense(slice(i, i + 1))[0]) * weights[i]
     return total
 
 
-def nonfinite(good: Tensor, meeting: Meeting) -> str:
+def nonfinite_message(good: Tensor, agreed: Handshake) -> str:
     """Say which samples have no finite norm."""
-    ranks = [rank for rank, bad in enumerate(meeting.bad) if bad]
+    ranks = [rank for rank, bad in enumerate(agreed.bad) if bad]
     here = f", the first being sample {(~good).nonzero()[0].item()}" if not bool(good.all()) else ""
-    where = f" (on ranks {ranks} of the group)" if len(meeting.bad) > 1 else ""
+    where = f" (on ranks {ranks} of the group)" if len(agreed.bad) > 1 else ""
     return (
-        f"clip_: the gradients of {sum(meeting.bad)} of {meeting.total} samples{where} are NaN or infinite{here}. "
-        "Pass drop_nonfinite=True to leave them out."
+        f"clip_: the gradients of {sum(agreed.bad)} of {agreed.total} samples{where} are NaN or infinite{here}. "
+        "Pass nonfinite='drop' to leave them out."
     )
 
 

@@ -1,23 +1,24 @@
-"""The questions that can be asked of per-sample gradients."""
+"""Per-sample gradients of a batch, and what can be computed from them."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite, prod
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
-from ._held_versions import Watch
+from ._held_versions import HeldVersions
 from ._noise_stats import Stats, stats_of
-from ._parameters import Places, is_spread, spread_like
-from ._ranks import Meeting, Ranks
-from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite
+from ._parameters import ParameterForms, distribute_like, is_dtensor
+from ._ranks import Handshake, SampleRanks
+from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
 from .ownership.find import Source
-from .representations.base import Dense, Piece
+from .representations.base import Dense, SampleGrads
 from .representations.norms import Norms
-from .representations.numerics import double, lengths_of, real_dtype
+from .representations.numerics import double, real_dtype, row_norms
 
 Weights = Tensor | Callable[[Tensor], Tensor]
 
@@ -31,27 +32,31 @@ class PerSample:
     def __init__(
         self,
         samples: int,
-        places: Places,
-        pieces: dict[str, Piece],
+        parameter_forms: ParameterForms,
+        forms: dict[str, SampleGrads],
         *,
-        ranks: Ranks,
+        ranks: SampleRanks,
         memory_budget: int,
         scale: float,
         source: Source | None,
         eps: float,
         engine: Callable[[Tensor], dict[str, Tensor]],
     ) -> None:
-        self._samples, self._parameters, self._pieces = samples, places.held, pieces
-        self._leaves, self._gathered, self._ranks = places.leaves, places.gathered, ranks
+        self._samples, self._parameters, self._forms = samples, parameter_forms.held, forms
+        self._leaves, self._gathered, self._ranks = parameter_forms.leaves, parameter_forms.gathered, ranks
         self._budget, self._scale, self._source, self._engine = memory_budget, scale, source, engine
         self._eps = eps
-        self._watch = Watch(pieces)
+        self._watch = HeldVersions(forms)
         self._known: Norms | None = None
 
     def __len__(self) -> int:
         """Return the number of samples, or of groups."""
         return self._samples
 
+    @overload
+    def norms(self, *, per_parameter: Literal[False] = False, gathered: bool = False) -> Tensor: ...
+    @overload
+    def norms(self, *, per_parameter: Literal[True], gathered: bool = False) -> dict[str, Tensor]: ...
     def norms(self, *, per_parameter: bool = False, gathered: bool = False) -> Tensor | dict[str, Tensor]:
         """Return the norm of each sample's gradient.
 
@@ -68,7 +73,7 @@ class PerSample:
             return {name: length.to(real_dtype(self._parameters[name].dtype)) for name, length in lengths.items()}
         length = self._lengths()
         if gathered:
-            length = self._ranks.gather(length, self._meet("norms"))
+            length = self._ranks.gather(length, self._handshake("norms"))
         return length.to(self._dtype())
 
     def grads(self) -> dict[str, Tensor]:
@@ -88,11 +93,11 @@ class PerSample:
         if step < 1:
             raise ArgumentError(f"stream: samples must be at least 1, found {samples}.")
         with self._asked():
-            for name, piece in self._pieces.items():
+            for name, form in self._forms.items():
                 for start in range(0, max(1, self._samples), step):
                     self._watch.check()
                     part = slice(start, min(start + step, self._samples))
-                    yield name, part, self._unscaled(piece.dense(part)).to(self._parameters[name].dtype)
+                    yield name, part, self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
 
     def weighted_(self, weights: Weights) -> None:
         """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward would.
@@ -106,15 +111,15 @@ class PerSample:
             if callable(weights):
                 self._keep_what_pays()
                 lengths = self._lengths()
-                meeting = self._meet("weighted_ with a function", sparse=self._sparse())
-                found = weights(self._ranks.gather(lengths, meeting).to(self._dtype()))
-                self._require_one_each(found, meeting.total)
-                weights = found[meeting.mine]
+                agreed = self._handshake("weighted_ with a function", sparse=self._sparse())
+                found = weights(self._ranks.gather(lengths, agreed).to(self._dtype()))
+                self._require_one_each(found, agreed.total)
+                weights = found[agreed.mine]
             else:
                 self._require_one_each(weights, self._samples)
-                meeting = self._meet("weighted_", sparse=self._sparse())
+                agreed = self._handshake("weighted_", sparse=self._sparse())
             chosen = weights.detach()
-            self._write(meeting, lambda name: self._pieces[name].weighted(chosen))
+            self._write(agreed, lambda name: self._forms[name].weighted(chosen))
 
     def clip_(
         self,
@@ -125,7 +130,7 @@ class PerSample:
         divide_by: float | None = None,
         noise_multiplier: float = 0.0,
         generator: torch.Generator | None = None,
-        drop_nonfinite: bool = False,
+        nonfinite: Literal["raise", "drop"] = "raise",
     ) -> Tensor:
         """Add the mean of the clipped gradients to each parameter's ``.grad``.
 
@@ -145,7 +150,8 @@ class PerSample:
             noise_multiplier: add to the sum normal noise with this times the sensitivity as its standard
                 deviation, to every parameter, used or not.
             generator: where the noise comes from. Over several ranks the first draws it, once for all.
-            drop_nonfinite: leave out a sample whose norm is NaN or infinite, rather than refuse.
+            nonfinite: what to do about a sample whose norm is NaN or infinite: "raise" an error and change nothing, or
+                "drop" the sample.
 
         Returns:
             The norms before clipping of this rank's samples, shape (samples,).
@@ -156,6 +162,8 @@ class PerSample:
             InplaceModifiedError: something that the gradients are made of was changed in place; nothing was changed.
             RankError: the ranks were given different arguments or parameters, or one of them did not come.
         """
+        if nonfinite not in ("raise", "drop"):
+            raise ArgumentError(f"clip_: nonfinite must be 'raise' or 'drop', found {nonfinite!r}.")
         limit = float(max_norm)
         if not limit > 0:
             raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
@@ -171,26 +179,26 @@ class PerSample:
             "gamma": -1 if gamma is None else gamma,
             "divide_by": -1 if divide_by is None else divide_by,
             "noise_multiplier": noise_multiplier,
-            "drop_nonfinite": drop_nonfinite,
+            "nonfinite": nonfinite == "drop",
         }
         with self._asked():
             self._keep_what_pays()
             total = self._lengths()
             good = torch.isfinite(total)
-            each = self._norms().each if per_parameter else dict.fromkeys(self._pieces, self._norms().total)
+            each = self._norms().each if per_parameter else dict.fromkeys(self._forms, self._norms().total)
             # A sample without a finite norm gets no weight, whatever its other norms are.
             weights = {name: factors(self._unscaled(n), limit, gamma).where(good, 0) for name, n in each.items()}
-            meeting = self._meet("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
-            if not drop_nonfinite and any(meeting.bad):
-                raise NonFiniteGradientError(nonfinite(good, meeting))
-            divisor = float(divide_by if divide_by is not None else max(1, meeting.total))
+            agreed = self._handshake("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
+            if nonfinite == "raise" and any(agreed.bad):
+                raise NonFiniteGradientError(nonfinite_message(good, agreed))
+            divisor = float(divide_by if divide_by is not None else max(1, agreed.total))
 
             def weigh(name: str) -> Tensor:
-                return finite_weighted(self._pieces[name], weights[name] / divisor, good)
+                return finite_weighted(self._forms[name], weights[name] / divisor, good)
 
             sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
             deviation = noise_multiplier * sensitivity * self._scale / divisor
-            self._write(meeting, weigh, deviation, generator)
+            self._write(agreed, weigh, deviation, generator)
         return total.to(self._dtype())
 
     def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -208,8 +216,8 @@ class PerSample:
     def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
         chosen = self._local_mean() if direction is None else self._checked(direction)
-        lengths = [lengths_of(double(v)[None]) for v in chosen.values()]
-        length = lengths_of(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
+        lengths = [row_norms(double(v)[None]) for v in chosen.values()]
+        length = row_norms(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
         unit = {name: (double(v) / length if length else double(v)) for name, v in chosen.items()}
         own = self._lengths()
         return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype())
@@ -217,7 +225,7 @@ class PerSample:
     def gram(self) -> Tensor:
         """Return the inner products between all samples' gradients: (samples, samples)."""
         with self._asked():
-            parts = [piece.gram() for piece in self._pieces.values()]
+            parts = [form.gram() for form in self._forms.values()]
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
         return self._unscaled(self._unscaled(total)).to(self._dtype())
 
@@ -233,12 +241,12 @@ class PerSample:
         ranks = self._ranks if gathered else self._ranks.alone()
         with self._asked():
             lengths = self._lengths()
-            meeting = self._meet("stats", ranks=ranks)
-            n = meeting.total
+            agreed = self._handshake("stats", ranks=ranks)
+            n = agreed.total
             if n < 2:
                 raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
-            mean = self._mean(meeting, ranks)
-            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), meeting).T
+            mean = self._mean(agreed, ranks)
+            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), agreed).T
         return stats_of(lengths, cosines, mean.values())
 
     def audit(self, *, tolerance: float | None = None) -> Audit:
@@ -262,7 +270,7 @@ class PerSample:
             tolerance = 5e-2 if eps > 1e-5 else 1e-3
         names = list(self._parameters)
         with self._asked():
-            return audit(self._samples, names, self._pieces, self._engine, tolerance, min(eps, 1e-7))
+            return audit(self._samples, names, self._forms, self._engine, tolerance, min(eps, 1e-7))
 
     def plan(self) -> str:
         """Return, for each parameter, in which form its gradients are held and asked."""
@@ -270,8 +278,8 @@ class PerSample:
         source = "nobody else's" if self._source is None else self._source.value
         lines = [f"{self._samples} samples, owners {source}"]
         for name in self._parameters:
-            how = self._pieces[name].how if name in self._pieces else "unused: no loss depends on it"
-            lines.append(f"{name:<{width}}  {how}")
+            strategy = self._forms[name].strategy if name in self._forms else "unused: no loss depends on it"
+            lines.append(f"{name:<{width}}  {strategy}")
         return "\n".join(lines)
 
     @contextmanager
@@ -286,7 +294,7 @@ class PerSample:
             with self._asked():
                 large = (torch.float64, torch.complex128)
                 extreme = frozenset(name for name, p in self._parameters.items() if p.dtype in large)
-                self._known = Norms(self._pieces, self._samples, extreme)
+                self._known = Norms(self._forms, self._samples, extreme)
         return self._known
 
     def _lengths(self) -> Tensor:
@@ -298,37 +306,37 @@ class PerSample:
         parts = []
         with self._asked():
             for name, v in direction.items():
-                if name in self._pieces:
-                    size = float(lengths_of(v.detach()[None])[0])
+                if name in self._forms:
+                    size = float(row_norms(v.detach()[None])[0])
                     size = size if 0 < size < torch.inf else 1.0
-                    parts.append(self._pieces[name].dot(double(v.detach()) / size) * size)
+                    parts.append(self._forms[name].dot(double(v.detach()) / size) * size)
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
         return self._unscaled(total)
 
     def _of_all_ranks(self, lengths: dict[str, Tensor]) -> dict[str, Tensor]:
-        meeting = self._meet("norms of each parameter")
-        names = [name for name, used in zip(self._parameters, meeting.used, strict=True) if used]
+        agreed = self._handshake("norms of each parameter")
+        names = [name for name, used in zip(self._parameters, agreed.used, strict=True) if used]
         each = torch.zeros(self._samples, len(names), dtype=torch.float64, device=self._ranks.device)
         for i, name in enumerate(names):
             each[:, i] = lengths.get(name, 0)
-        return dict(zip(names, self._ranks.gather(each, meeting).T, strict=True)) if names else {}
+        return dict(zip(names, self._ranks.gather(each, agreed).T, strict=True)) if names else {}
 
-    def _meet(
+    def _handshake(
         self,
         call: str,
         same: Mapping[str, float] | None = None,
         *,
         bad: int = 0,
         sparse: int = 0,
-        ranks: Ranks | None = None,
-    ) -> Meeting:
-        used = [name in self._pieces for name in self._parameters]
+        ranks: SampleRanks | None = None,
+    ) -> Handshake:
+        used = [name in self._forms for name in self._parameters]
         settings = {"the scale of `scaler`": self._scale, **(same or {})}
-        return (ranks or self._ranks).meet(call, self._parameters, used, (self._samples, bad, sparse), settings)
+        return (ranks or self._ranks).handshake(call, self._parameters, used, (self._samples, bad, sparse), settings)
 
     def _sparse(self) -> int:
         """Return how many gradients would be written as sparse tensors."""
-        return sum(piece.is_sparse for piece in self._pieces.values())
+        return sum(form.is_sparse for form in self._forms.values())
 
     def _require_one_each(self, weights: Tensor, count: int) -> None:
         if tuple(weights.shape) != (count,):
@@ -338,16 +346,18 @@ class PerSample:
 
     def _write(
         self,
-        meeting: Meeting,
+        agreed: Handshake,
         weigh: Callable[[str], Tensor],
         deviation: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> None:
-        refuse_unreached(self._parameters, [used for used in meeting.used if used], meeting.total)
+        refuse_unreached(self._parameters, [used for used in agreed.used if used], agreed.total)
         noise = deviation if self._ranks.is_first else 0.0
-        wanted = [used or bool(deviation) for used in meeting.used]
-        sums = local_sums(self._leaves, self._parameters, wanted, self._pieces.keys(), weigh, noise, generator)
-        for name, total in add_up(sums, self._ranks, lambda name, total: spread_like(self._parameters[name], total)):
+        wanted = [used or bool(deviation) for used in agreed.used]
+        sums = local_sums(self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator)
+        for name, total in add_up(
+            sums, self._ranks, lambda name, total: distribute_like(self._parameters[name], total)
+        ):
             accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:
@@ -355,34 +365,34 @@ class PerSample:
         if self._known is not None:
             return
         left = self._budget
-        ranked = sorted(self._pieces.items(), key=lambda item: -item[1].saving() / max(1, prod(item[1].shape)))
-        for name, piece in ranked:
+        ranked = sorted(self._forms.items(), key=lambda item: -item[1].flops_saved() / max(1, prod(item[1].shape)))
+        for name, form in ranked:
             # To spare a Gram alone is not worth the room, where the graph is kept as well.
-            if piece.how != "gram" and piece.saving() > 0 and piece.size() <= left:
-                left -= piece.size()
-                self._pieces[name] = Dense(piece.dense())
-                self._watch.renew(name, self._pieces[name])
+            if form.strategy != "gram" and form.flops_saved() > 0 and form.nbytes() <= left:
+                left -= form.nbytes()
+                self._forms[name] = Dense(form.dense())
+                self._watch.renew(name, self._forms[name])
 
-    def _mean(self, meeting: Meeting, ranks: Ranks) -> dict[str, Tensor]:
-        weights = torch.full((self._samples,), 1 / max(1, meeting.total), dtype=torch.float64)
+    def _mean(self, agreed: Handshake, ranks: SampleRanks) -> dict[str, Tensor]:
+        weights = torch.full((self._samples,), 1 / max(1, agreed.total), dtype=torch.float64)
 
         def weigh(name: str) -> Tensor:
-            total = self._pieces[name].weighted(weights)
+            total = self._forms[name].weighted(weights)
             return self._unscaled(total.to_dense() if total.is_sparse else total)
 
         with self._asked():
-            sums = local_sums(self._leaves, self._parameters, meeting.used, self._pieces.keys(), weigh)
+            sums = local_sums(self._leaves, self._parameters, agreed.used, self._forms.keys(), weigh)
             return dict(add_up(sums, ranks))
 
     def _local_mean(self) -> dict[str, Tensor]:
         alone = self._ranks.alone()
-        return self._mean(self._meet("mean", ranks=alone), alone)
+        return self._mean(self._handshake("mean", ranks=alone), alone)
 
     def _checked(self, direction: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         for name, v in direction.items():
             if name not in self._parameters:
                 raise ArgumentError(f"direction: there is no parameter called {name!r}.")
-            if is_spread(v):
+            if is_dtensor(v):
                 raise ArgumentError(f"direction: {name!r} is a DTensor. Pass the whole of it: full_tensor().")
             if v.shape != self._parameters[name].shape:
                 raise ArgumentError(

@@ -16,14 +16,14 @@ from torch.utils.hooks import RemovableHandle
 
 from .. import graph
 from ..errors import RankError, UnsupportedOperationError
-from ._graph_errors import explained
+from ._graph_errors import explain_errors
 
 T = TypeVar("T")
 
 
 def saved(node: Node, name: str) -> Any:
     """Return one value the node saved, or say why it cannot be had."""
-    with explained(f"what `{graph.op(node)}` saved as `{name}`"):
+    with explain_errors(f"what `{graph.op(node)}` saved as `{name}`"):
         return getattr(node, f"_saved_{name}")
 
 
@@ -117,7 +117,7 @@ def hooks_registered() -> int:
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Run one node of the graph by itself and return what it hands to each of its ``next_functions``."""
     run: Any = node.apply if graph.is_custom(node) else node  # type: ignore[attr-defined]
-    with explained(f"`{graph.op(node)}`"):
+    with explain_errors(f"`{graph.op(node)}`"):
         answer = run(*gradients)
     answer = answer if isinstance(answer, tuple) else (answer,)
     if not graph.is_custom(node):
@@ -172,23 +172,23 @@ def gradients_at(
     if not edges:
         return ()
     with ExitStack() as stack:
-        for node in passed_by(root):
+        for node in bypassed(root):
             count = len(node.needs_input_grad)  # type: ignore[attr-defined]
-            stack.enter_context(run_instead(node, lambda *_, count=count: (None,) * count))
-        stack.enter_context(explained("the graph of the losses"))
+            stack.enter_context(override_backward(node, lambda *_, count=count: (None,) * count))
+        stack.enter_context(explain_errors("the graph of the losses"))
         with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
             total = (root * weights.to(root.dtype)).sum()
         return torch.autograd.grad(total, list(edges), retain_graph=retain_graph, allow_unused=True)
 
 
-def passed_by(root: Tensor) -> tuple[Node, ...]:
+def bypassed(root: Tensor) -> tuple[Node, ...]:
     """Return the nodes that hand on nothing, since what they stand for hangs from the root itself."""
     found: tuple[Node, ...] = getattr(root.grad_fn, "passed_by", ())
     return found
 
 
 @contextmanager
-def run_instead(node: Node, backward: Callable[..., tuple[Tensor | None, ...]]) -> Generator[None, None, None]:
+def override_backward(node: Node, backward: Callable[..., tuple[Tensor | None, ...]]) -> Generator[None, None, None]:
     """While active, let the engine call `backward` when it comes to this node of a custom Function."""
     held = vars(node)
     before = held.get("apply")
@@ -219,7 +219,7 @@ def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None,
         What the region was given and what it returned, each with its history, so that the gradient can go
         on; None for everything that needs no gradient.
     """
-    with explained("what a reentrant checkpoint saved"):
+    with explain_errors("what a reentrant checkpoint saved"):
         saved = node.saved_tensors
     run_function, versions = node.run_function, [x._version for x in saved]
     inputs: list[Tensor | None] = []
@@ -251,7 +251,7 @@ def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None,
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
     """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it."""
-    with explained("what a shared value was made from"):
+    with explain_errors("what a shared value was made from"):
         try:
             with torch.no_grad():
                 (answer,) = torch.autograd.grad(
@@ -325,7 +325,7 @@ def is_dtensor_op(node: Node) -> bool:
     return graph.op(node) in ("_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward")
 
 
-def hands_on(node: Any) -> bool:
+def is_passthrough(node: Any) -> bool:
     """Tell whether the op is one of those that FSDP and DDP put between modules to be told of a backward pass."""
     made_by = getattr(type(node), "_forward_cls", None)
     names = {

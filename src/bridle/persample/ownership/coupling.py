@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ...errors import BatchCouplingError
 from .. import _torch
-from .cuts import Cut, leaves_below
+from .cuts import UseSite, leaves_below
 from .ops import MOVES, Step, base_name, elementwise
 from .owners import NOBODY, Owners
 from .prove import reached
@@ -124,7 +124,7 @@ def _unsaved(node: Node) -> list[Constant]:
 
 
 def refuse_shared_data(
-    cuts: Sequence[Cut], owners: Mapping[Node, tuple[Owners, ...]], rows: "DataRows", known: Known
+    cuts: Sequence[UseSite], owners: Mapping[Node, tuple[Owners, ...]], rows: "DataRows", known: Known
 ) -> None:
     """Refuse a shared value that is made from data of the batch.
 
@@ -137,13 +137,13 @@ def refuse_shared_data(
             raise _refusal(cut, known)
 
 
-def _taken_apart(cut: Cut, owners: Mapping[Node, tuple[Owners, ...]]) -> bool:
+def _taken_apart(cut: UseSite, owners: Mapping[Node, tuple[Owners, ...]]) -> bool:
     """Return whether the op takes rows of the value for one sample each, so that the value has rows of samples."""
     step = Step(cut.node, owners[cut.node], cut.position, _edge_shape(cut.value))
     return step.sends().varies
 
 
-def _is_batch(one: Constant, cut: Cut, rows: "DataRows", known: Known) -> bool:
+def _is_batch(one: Constant, cut: UseSite, rows: "DataRows", known: Known) -> bool:
     """Return whether a constant may hold one row per sample, alone, folded, or in the second dimension."""
     if one.tensor is not None and rows.has(one.tensor):
         return True
@@ -165,13 +165,13 @@ def _is_table_of_positions(tensor: Tensor) -> bool:
     return same or (by_distance and tensor.shape[-1] == tensor.shape[-2] > 1)
 
 
-def _is_broadcast(cut: Cut) -> bool:
+def _is_broadcast(cut: UseSite) -> bool:
     """Return whether an elementwise op lays the value out over samples, as it does with a table of positions."""
     smaller = prod(_edge_shape(cut.value)) < prod(graph.describe(cut.node)[0].shape)
     return smaller and MOVES.get(base_name(cut.node)) is elementwise
 
 
-def _refusal(cut: Cut, known: Known) -> BatchCouplingError:
+def _refusal(cut: UseSite, known: Known) -> BatchCouplingError:
     found = (known.name(graph.leaf_tensor(leaf)) for leaf in leaves_below(cut.value.node))
     names = [name for name in found if name is not None]
     beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
@@ -223,11 +223,11 @@ class DataRows:
     """For each tensor of data, which sample its elements are used for."""
 
     known: Known
-    cuts: InitVar[Sequence[Cut]]
+    cuts: InitVar[Sequence[UseSite]]
     _seen: dict[int, list[tuple[Tensor, Owners, Node]]] = field(default_factory=dict)
     _conflict: tuple[Tensor, Node, Node] | None = None
 
-    def __post_init__(self, cuts: Sequence[Cut]) -> None:
+    def __post_init__(self, cuts: Sequence[UseSite]) -> None:
         self._shared: dict[Node, set[int]] = {}
         for cut in cuts:
             self._shared.setdefault(cut.node, set()).add(cut.position)
@@ -302,10 +302,10 @@ def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
 def _by_place(tensor: Tensor, owners: Owners) -> Tensor:
     """Return the owner of each byte-sized place of the tensor's memory, in units of its elements."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    places = torch.full((tensor.storage_offset() + last + 1,), NOBODY, dtype=torch.int32)
-    part = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    parameter_forms = torch.full((tensor.storage_offset() + last + 1,), NOBODY, dtype=torch.int32)
+    part = parameter_forms.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     part.copy_(owners.ids.expand(tensor.shape))
-    return places
+    return parameter_forms
 
 
 def _edge_shape(edge: GradientEdge) -> tuple[int, ...]:

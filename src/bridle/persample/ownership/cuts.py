@@ -11,14 +11,14 @@ from typing import TypeAlias
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from .layout import Layout
+from .layout import SampleLayout
 
 # Says who owns the outputs of some ops; None for an op with an output that samples share.
-OwnersOf: TypeAlias = Callable[[Sequence[Node]], dict[Node, tuple[Layout, ...] | None]]
+OwnersOf: TypeAlias = Callable[[Sequence[Node]], dict[Node, tuple[SampleLayout, ...] | None]]
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class UseSite:
     """A use of a shared value by an op that sees data.
 
     Attributes:
@@ -34,13 +34,13 @@ class Cut:
 
 def find_cuts(
     leaves: Iterable[Node], read: graph.Graph, owners_of: OwnersOf
-) -> tuple[list[Cut], dict[Node, tuple[Layout, ...]]]:
+) -> tuple[list[UseSite], dict[Node, tuple[SampleLayout, ...]]]:
     """Climb from the leaves until everything has an owner.
 
     What lies below a shared value is shared as well, even where it happens to get its gradient from one
     sample only (a dead unit may hide the others): what is cut is not passed through a second time.
     """
-    owners: dict[Node, tuple[Layout, ...] | None] = {}
+    owners: dict[Node, tuple[SampleLayout, ...] | None] = {}
     shared: dict[Node, None] = dict.fromkeys(leaves)
     below: set[Node] = set()
     frontier = list(shared)
@@ -48,8 +48,8 @@ def find_cuts(
         asked = [node for node in _above(read, frontier) if node not in owners]
         # A view, copy or cast of something shared is taken as shared unasked: to ask would make the engine
         # compute whole weight gradients. An expansion is where a token or table meets the batch.
-        owners |= {node: None for node in asked if _is_view(node)}
-        owners |= owners_of([node for node in asked if not _is_view(node)])
+        owners |= {node: None for node in asked if _is_relayout(node)}
+        owners |= owners_of([node for node in asked if not _is_relayout(node)])
         consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
         for node in consumers:
             if owners[node] is None:
@@ -57,7 +57,7 @@ def find_cuts(
         frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
         shared |= dict.fromkeys(frontier)
     cuts = [
-        Cut(consumer.node, consumer.position, GradientEdge(node, consumer.output_nr))
+        UseSite(consumer.node, consumer.position, GradientEdge(node, consumer.output_nr))
         for node in shared
         for consumer in read.consumers[node]
         if consumer.node not in shared
@@ -79,7 +79,7 @@ def _above(read: graph.Graph, nodes: Iterable[Node]) -> list[Node]:
     return list(found)
 
 
-def _is_view(node: Node) -> bool:
+def _is_relayout(node: Node) -> bool:
     return graph.is_relayout(node) and graph.op(node) != "ExpandBackward0"
 
 

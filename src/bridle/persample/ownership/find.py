@@ -14,9 +14,9 @@ from ...errors import BatchCouplingError, UnsupportedOperationError
 from .. import _torch
 from .._losses import Losses
 from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data
-from .cuts import Cut, find_cuts
+from .cuts import UseSite, find_cuts
 from .hooks import hooks_since
-from .layout import Layout
+from .layout import SampleLayout
 from .ops import moves_by_index
 from .owners import Owners
 from .prove import prove
@@ -43,8 +43,8 @@ class Found:
         hooks: how many hooks may have been registered on this graph; None if unknown.
     """
 
-    cuts: list[Cut]
-    layouts: dict[Node, tuple[Layout, ...]]
+    cuts: list[UseSite]
+    layouts: dict[Node, tuple[SampleLayout, ...]]
     owners: Mapping[Node, tuple[Owners, ...]]
     source: Source
     rows: DataRows
@@ -63,7 +63,7 @@ class _Proof:
     """
 
     cuts: tuple[tuple[int, int, int, int], ...]
-    layouts: dict[int, tuple[Layout, ...]]
+    layouts: dict[int, tuple[SampleLayout, ...]]
     owners: dict[int, tuple[Owners, ...]]
     suspects: tuple[int, ...]
 
@@ -109,7 +109,7 @@ def _proved(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int) -
     if proof is None:
         return None
     nodes = losses.read.nodes
-    cuts = [Cut(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in proof.cuts]
+    cuts = [UseSite(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in proof.cuts]
     owners = {nodes[n]: found for n, found in proof.owners.items()}
     rows = DataRows(known, cuts)
     rows.add_all(owners)
@@ -138,7 +138,7 @@ def _try_to_prove(leaves: dict[Node, str], losses: Losses, *, by_indices: bool =
         return None
     number = {node: i for i, node in enumerate(read.nodes)}
 
-    def owners_of(nodes: Iterable[Node]) -> dict[Node, tuple[Layout, ...] | None]:
+    def owners_of(nodes: Iterable[Node]) -> dict[Node, tuple[SampleLayout, ...] | None]:
         return {
             node: tuple(one.layout(losses.samples) for one in owners[node])
             if all(one.is_proved for one in owners[node])
@@ -175,7 +175,7 @@ def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | N
     return Found(cuts, layouts, owners, Source.ASKED, rows, hooks)
 
 
-def refuse_node_hooks(cuts: Iterable[Cut]) -> None:
+def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:
     """Refuse hooks on the very ops that use parameters: rules would go around them.
 
     Raises:

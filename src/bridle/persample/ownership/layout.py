@@ -13,7 +13,7 @@ class NotSeparableError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class SampleLayout:
     """Which sample owns each element of a tensor, counted in row-major order.
 
     Attributes:
@@ -30,17 +30,17 @@ class Layout:
     seen: Tensor | None = None
 
     @staticmethod
-    def of_nobody(samples: int) -> "Layout":
+    def empty(samples: int) -> "SampleLayout":
         """Return the layout of an output that gets no gradient."""
-        return Layout(samples, None, torch.empty(0, dtype=torch.long))
+        return SampleLayout(samples, None, torch.empty(0, dtype=torch.long))
 
     @staticmethod
-    def of_line(samples: int, line: Tensor, inner: int, outer: int) -> "Layout":
+    def of_line(samples: int, line: Tensor, inner: int, outer: int) -> "SampleLayout":
         """Return the layout in which element e belongs to ``line[(e // inner) % len(line)]``; -1 is nobody."""
         blocks = fitting_blocks(line, samples)
         if blocks:
-            return Layout(samples, blocks[0] * inner, None)
-        return Layout(samples, None, line.repeat_interleave(inner).repeat(outer))
+            return SampleLayout(samples, blocks[0] * inner, None)
+        return SampleLayout(samples, None, line.repeat_interleave(inner).repeat(outer))
 
     def by_sample(self, x: Tensor, width: int) -> Tensor:
         """Cut ``x`` into rows of `width` elements of the layout and return them as (samples, rows, rest).
@@ -128,9 +128,9 @@ class Layout:
             sorted_owner = owner[order]
             first = torch.searchsorted(sorted_owner, sorted_owner)
             rank = torch.arange(len(owner), device=owner.device) - first
-            places = torch.full_like(owner, -1)
-            places[order] = torch.where(sorted_owner >= 0, sorted_owner * most + rank, -1)
-            self._places[width] = places, most
+            parameter_forms = torch.full_like(owner, -1)
+            parameter_forms[order] = torch.where(sorted_owner >= 0, sorted_owner * most + rank, -1)
+            self._places[width] = parameter_forms, most
         return self._places[width]
 
     @cached_property

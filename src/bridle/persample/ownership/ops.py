@@ -48,7 +48,7 @@ class Step:
 
     def sends(self) -> Owners:
         """Return the owners of the input."""
-        if _torch.hands_on(self.node):
+        if _torch.is_passthrough(self.node):
             return self.outs[self.position] if self.position < len(self.outs) else self.mixed()
         if graph.is_custom(self.node):
             return Owners.all(SEVERAL, self.shape)

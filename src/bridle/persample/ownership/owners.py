@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .layout import Layout
+from .layout import SampleLayout
 
 # In place of an owner: no loss can reach the element; it is not proved that only one can.
 NOBODY, SEVERAL = -1, -2
@@ -49,7 +49,7 @@ class Owners:
         return Owners(torch.full((1,) * len(shape), owner, dtype=torch.int32), tuple(shape))
 
     @staticmethod
-    def of_layout(layout: Layout, shape: Sequence[int]) -> "Owners":
+    def of_layout(layout: SampleLayout, shape: Sequence[int]) -> "Owners":
         """Return owners that were found in another way than by proof."""
         count = prod(shape)
         if layout.owners is not None and layout.owners.numel() != count:
@@ -99,15 +99,15 @@ class Owners:
         """Return the owners of the same elements, counted in row-major order, under another shape."""
         if prod(self.shape) == 0:
             return Owners.all(NOBODY, shape)
-        wide: list[int] = []
+        upcast_half: list[int] = []
         narrow: list[int] = []
         for old, new in _groups(self.shape, shape):
             constant = all(self.ids.shape[d] == 1 for d in old)
-            wide += [1 if constant else self.shape[d] for d in old]
+            upcast_half += [1 if constant else self.shape[d] for d in old]
             narrow += [1 if constant else shape[d] for d in new]
-        if prod(wide) > _AT_MOST:
+        if prod(upcast_half) > _AT_MOST:
             return Owners.all(SEVERAL, shape)
-        return Owners.of(self.ids.expand(wide).reshape(narrow), shape)
+        return Owners.of(self.ids.expand(upcast_half).reshape(narrow), shape)
 
     def permuted(self, dims: Sequence[int]) -> "Owners":
         """Return the owners of the tensor whose dimensions were put into the order `dims` to make this one."""
@@ -134,10 +134,10 @@ class Owners:
         ids[(slice(None),) * dim + (where,)] = self.ids
         return Owners.of(ids, shape)
 
-    def layout(self, samples: int) -> Layout:
+    def layout(self, samples: int) -> SampleLayout:
         """Return the proved owners in the form that rules use."""
         if self.is_empty:
-            return Layout.of_nobody(samples)
+            return SampleLayout.empty(samples)
         varying = [dim for dim, size in enumerate(self.ids.shape) if size > 1]
         first, last = (varying[0], varying[-1] + 1) if varying else (0, 0)
         line = (
@@ -145,7 +145,7 @@ class Owners:
             if first == last
             else self.ids.expand(*self.ids.shape[:first], *self.shape[first:last], *self.ids.shape[last:])
         )
-        return Layout.of_line(samples, line.reshape(-1).long(), prod(self.shape[last:]), prod(self.shape[:first]))
+        return SampleLayout.of_line(samples, line.reshape(-1).long(), prod(self.shape[last:]), prod(self.shape[:first]))
 
 
 def _merge(ids: Tensor, dims: Iterable[int]) -> Tensor:

@@ -26,7 +26,7 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from ...errors import UnsupportedOperationError
-from .layout import Layout, fitting_blocks
+from .layout import SampleLayout, fitting_blocks
 
 # Is shown an op and the gradients at its outputs.
 Gradients: TypeAlias = tuple[Tensor | None, ...]
@@ -42,7 +42,7 @@ _AT_A_TIME = 1 << 16
 
 def probe(
     visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor, *, hooked: bool
-) -> dict[Node, tuple[Layout, ...] | None]:
+) -> dict[Node, tuple[SampleLayout, ...] | None]:
     """Find who owns what at the outputs of some ops.
 
     Args:
@@ -166,14 +166,14 @@ def _mark(marks: dict[Node, list[Tensor | None]], run: int, runs: int, node: Nod
                 old |= ~torch.isfinite(here)
 
 
-def _layouts(found: list[Tensor | None], codes: _Codes, samples: int) -> tuple[Layout, ...] | None:
+def _layouts(found: list[Tensor | None], codes: _Codes, samples: int) -> tuple[SampleLayout, ...] | None:
     layouts = [_layout(marks, codes, samples) for marks in found]
     return None if None in layouts else tuple(layout for layout in layouts if layout is not None)
 
 
-def _layout(marks: Tensor | None, codes: _Codes, samples: int) -> Layout | None:
+def _layout(marks: Tensor | None, codes: _Codes, samples: int) -> SampleLayout | None:
     if marks is None:
-        return Layout.of_nobody(samples)
+        return SampleLayout.empty(samples)
     owners = codes.owners(marks)
     if bool((owners == _SHARED).any()):
         return None
@@ -181,5 +181,5 @@ def _layout(marks: Tensor | None, codes: _Codes, samples: int) -> Layout | None:
     if len(blocks) != 1 and bool((marks & 1 == 1).any()):
         return None  # nobody can tell whose the NaNs are, so nobody owns them
     if blocks:
-        return Layout(samples, blocks[0], None, owners if bool((owners == _ZERO).any()) else None)
-    return Layout(samples, None, owners.long())
+        return SampleLayout(samples, blocks[0], None, owners if bool((owners == _ZERO).any()) else None)
+    return SampleLayout(samples, None, owners.long())

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .gram_cache import Grams
-from .numerics import able_to_hold, lengths_of, rows_of, square, wide
+from .gram_cache import GramCache
+from .numerics import as_rows, row_norms, square, upcast_half, widen_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,7 +23,7 @@ ALL = slice(None)
 CHUNK_BYTES = 1 << 22
 
 
-class Piece(ABC):
+class SampleGrads(ABC):
     """Per-sample gradients of one value.
 
     Attributes:
@@ -35,26 +35,26 @@ class Piece(ABC):
 
     samples: int
     shape: tuple[int, ...]
-    how: str
-    needs_op: bool = False
+    strategy: str
+    runs_op: bool = False
 
     @abstractmethod
     def dense(self, part: slice = ALL) -> Tensor:
         """Write down the gradients of these samples: (samples, *shape)."""
 
-    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         """Return the squared norm of each sample's gradient, in float64.
 
         Args:
             grams: where Gram matrices come from that several pieces need.
         """
-        return torch.cat([square(lengths_of(self.dense(part))) for part in self.chunks()])
+        return torch.cat([square(row_norms(self.dense(part))) for part in self.chunks()])
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Return the sum over samples of weight times gradient."""
         parts = []
         for part in self.chunks():
-            block = able_to_hold(self.dense(part), weights)
+            block = widen_for(self.dense(part), weights)
             parts.append(torch.tensordot(weights[part].to(block), block, 1))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
@@ -63,24 +63,24 @@ class Piece(ABC):
         parts = []
         for part in self.chunks():
             block = self.dense(part)
-            parts.append((rows_of(block) @ rows_of(direction.to(block)[None])[0]).double())
+            parts.append((as_rows(block) @ as_rows(direction.to(block)[None])[0]).double())
         return torch.cat(parts)
 
     def gram(self) -> Tensor:
         """Return the real inner products between the gradients of all samples, in float64."""
         out = torch.zeros(self.samples, self.samples, dtype=torch.float64)
         for rows in self.chunks():
-            left = rows_of(self.dense(rows))
+            left = as_rows(self.dense(rows))
             for columns in self.chunks():
-                right = left if columns == rows else rows_of(self.dense(columns))
+                right = left if columns == rows else as_rows(self.dense(columns))
                 out[rows, columns] = (left @ right.T).double()
         return out
 
-    def joined(self, others: Sequence["Self"]) -> "Piece | None":  # noqa: ARG002
+    def joined(self, others: Sequence["Self"]) -> "SampleGrads | None":  # noqa: ARG002
         """Return the gradients of a value with several uses in this form; None if the form has no such way."""
         return None
 
-    def cross(self, other: "Piece") -> Tensor | None:  # noqa: ARG002
+    def cross(self, other: "SampleGrads") -> Tensor | None:  # noqa: ARG002
         """Return each sample's inner product with its gradient in another form, if there is a short way."""
         return None
 
@@ -88,11 +88,11 @@ class Piece(ABC):
         """Return the two factors of a sum of outer products, if it is one."""
         return None
 
-    def swapped(self, dims: tuple[int, int]) -> "Piece | None":  # noqa: ARG002
+    def swapped(self, dims: tuple[int, int]) -> "SampleGrads | None":  # noqa: ARG002
         """Return the gradients of the value with two dimensions (counted from the last) swapped, in this form."""
         return None
 
-    def reshaped(self, shape: Sequence[int]) -> "Piece | None":  # noqa: ARG002
+    def reshaped(self, shape: Sequence[int]) -> "SampleGrads | None":  # noqa: ARG002
         """Return the gradients of the reshaped value, in this form."""
         return None
 
@@ -110,7 +110,7 @@ class Piece(ABC):
         """Yield the samples in parts small enough to be written down."""
         return in_chunks(self.samples, prod(self.shape))
 
-    def holds(self) -> tuple[Tensor, ...]:
+    def held_tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that answers are made of, which may lie in the user's memory."""
         return ()
 
@@ -118,22 +118,22 @@ class Piece(ABC):
         """Return what the norms will need the Gram matrices of."""
         return ()
 
-    def saving(self) -> float:
+    def flops_saved(self) -> float:
         """Return what writing down would save when a weighted sum follows the norms, in multiply-adds."""
         return 0.0
 
-    def size(self) -> int:
+    def nbytes(self) -> int:
         """Return how many bytes that would take, about."""
         return 4 * self.samples * prod(self.shape)
 
 
-class Dense(Piece):
+class Dense(SampleGrads):
     """Gradients that are written down already."""
 
-    how = "stored"
+    strategy = "stored"
 
     def __init__(self, values: Tensor) -> None:
-        self.values = wide(values)
+        self.values = upcast_half(values)
         self.samples, self.shape = values.shape[0], tuple(values.shape[1:])
 
     def dense(self, part: slice = ALL) -> Tensor:
@@ -158,14 +158,14 @@ class Dense(Piece):
     def chunks(self) -> Iterator[slice]:
         yield ALL
 
-    def holds(self) -> tuple[Tensor, ...]:
+    def held_tensors(self) -> tuple[Tensor, ...]:
         return (self.values,)
 
 
-class Computed(Piece):
+class Computed(SampleGrads):
     """Gradients that a function writes down when asked, and perhaps a shorter way to their weighted sum."""
 
-    how = "streamed"
+    strategy = "streamed"
 
     def __init__(
         self,
@@ -174,23 +174,23 @@ class Computed(Piece):
         dense: Callable[[slice], Tensor],
         weighted: Callable[[Tensor], Tensor] | None = None,
         *,
-        holds: Sequence[Tensor] = (),
-        how: str = "streamed",
-        needs_op: bool = False,
+        held_tensors: Sequence[Tensor] = (),
+        strategy: str = "streamed",
+        runs_op: bool = False,
     ) -> None:
-        self.samples, self.shape, self.how, self.needs_op = samples, tuple(shape), how, needs_op
-        self._dense, self._weighted, self._holds = dense, weighted, tuple(holds)
+        self.samples, self.shape, self.strategy, self.runs_op = samples, tuple(shape), strategy, runs_op
+        self._dense, self._weighted, self._holds = dense, weighted, tuple(held_tensors)
 
     def dense(self, part: slice = ALL) -> Tensor:
-        return wide(self._dense(part))
+        return upcast_half(self._dense(part))
 
     def weighted(self, weights: Tensor) -> Tensor:
         return super().weighted(weights) if self._weighted is None else self._weighted(weights)
 
-    def holds(self) -> tuple[Tensor, ...]:
+    def held_tensors(self) -> tuple[Tensor, ...]:
         return self._holds
 
-    def saving(self) -> float:
+    def flops_saved(self) -> float:
         return float(self.samples * prod(self.shape))
 
 
@@ -201,7 +201,7 @@ def in_chunks(samples: int, numbers: int) -> Iterator[slice]:
         yield slice(start, min(start + size, samples))
 
 
-def redo_where_lost(piece: Piece, squares: Tensor, doubt: Tensor) -> Tensor:
+def redo_where_lost(form: SampleGrads, squares: Tensor, doubt: Tensor) -> Tensor:
     """Compute those norms again from the gradients themselves that rounding may have spoiled.
 
     Args:
@@ -214,5 +214,5 @@ def redo_where_lost(piece: Piece, squares: Tensor, doubt: Tensor) -> Tensor:
         return squares.clamp(min=0)
     squares = squares.clone()
     for i in spoiled.nonzero().squeeze(1).tolist():
-        squares[i] = square(lengths_of(piece.dense(slice(i, i + 1))))[0]
+        squares[i] = square(row_norms(form.dense(slice(i, i + 1))))[0]
     return squares.clamp(min=0)

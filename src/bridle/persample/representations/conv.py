@@ -11,21 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import ALL, Piece, in_chunks
-from .gram_cache import Grams
-from .numerics import weighed, wide
+from .base import ALL, SampleGrads, in_chunks
+from .gram_cache import GramCache
+from .numerics import scale_rows, upcast_half
 from .outer import TRAFFIC, Outer
 
 
-class Convolved(Piece):
+class Convolved(SampleGrads):
     """Gradients of a convolution's weight, held as its input and the gradient at its output."""
 
     def __init__(self, g: Tensor, x: Tensor, options: Mapping[str, Any], shape: Sequence[int]) -> None:
         """Hold the gradient at the output and the input, (samples, images, channels, *pixels) each."""
-        self.g, self.x, self.options = wide(g), wide(x), options
+        self.g, self.x, self.options = upcast_half(g), upcast_half(x), options
         self.samples, self.shape = len(g), tuple(shape)
         self.pixels: int = g.shape[1] * prod(g.shape[3:])
-        self.how = "gram" if self._gram_is_cheaper() else "streamed"
+        self.strategy = "gram" if self._gram_is_cheaper() else "streamed"
 
     def dense(self, part: slice = ALL) -> Tensor:
         """Fold the samples into groups, so that one ordinary call gives each sample its own weight."""
@@ -41,21 +41,21 @@ class Convolved(Piece):
             out[few] = self._weight_gradient(folded_g, folded_x, len(g[few])).view(-1, *self.shape)
         return out
 
-    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: ARG002
-        if self.how != "gram":
+    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
+        if self.strategy != "gram":
             return super().squared_norms()
         unfolded = self.pixels * prod(self.shape[1:])
         return torch.cat([self._as_outer(part).squared_norms() for part in in_chunks(self.samples, unfolded)])
 
     def weighted(self, weights: Tensor) -> Tensor:
-        g = weighed(self.g, weights)
+        g = scale_rows(self.g, weights)
         return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1).to(g), 1)
 
-    def holds(self) -> tuple[Tensor, ...]:
+    def held_tensors(self) -> tuple[Tensor, ...]:
         return self.g, self.x
 
-    def saving(self) -> float:
-        return 0.0 if self.how == "gram" else float(self.samples * self.pixels * prod(self.shape))
+    def flops_saved(self) -> float:
+        return 0.0 if self.strategy == "gram" else float(self.samples * self.pixels * prod(self.shape))
 
     def _weight_gradient(self, g: Tensor, x: Tensor, folds: int) -> Tensor:
         o = self.options
@@ -102,4 +102,4 @@ class Convolved(Piece):
             )
         )
         columns = F.unfold(x, kernel, dilation, padding, stride)
-        return Outer(g.flatten(2).transpose(1, 2), columns.transpose(1, 2), how="gram")
+        return Outer(g.flatten(2).transpose(1, 2), columns.transpose(1, 2), strategy="gram")

@@ -15,7 +15,7 @@ def strip_of(rows: int) -> int:
     return min(max(32, rows // 8), 128)
 
 
-class Grams:
+class GramCache:
     """Gram matrices, each kept while another parameter is still to ask for it.
 
     Queries, keys and values see one input; the two weights of a recurrent layer see one gradient at its gates.

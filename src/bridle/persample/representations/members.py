@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ownership.layout import Layout
-from .base import ALL, Piece, in_chunks
-from .gram_cache import Grams
-from .numerics import weighed, wide
+from ..ownership.layout import SampleLayout
+from .base import ALL, SampleGrads, in_chunks
+from .gram_cache import GramCache
+from .numerics import scale_rows, upcast_half
 from .outer import Outer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Members(Piece):
+class Members(SampleGrads):
     """Gradients of a stack of matrices, held as the rows that met them."""
 
-    how = "members"
+    strategy = "members"
 
     def __init__(self, left: Tensor, right: Tensor, owner: Tensor, member: Tensor, samples: int, members: int) -> None:
         kept = (owner >= 0) & (member < members)
         if not bool(kept.all()):
             left, right, owner, member = left[kept], right[kept], owner[kept], member[kept]
-        self.left, self.right, self.owner, self.member = wide(left), wide(right), owner, member
+        self.left, self.right, self.owner, self.member = upcast_half(left), upcast_half(right), owner, member
         self.samples, self.shape = samples, (members, left.shape[1], right.shape[1])
 
     @staticmethod
@@ -54,7 +54,7 @@ class Members(Piece):
         count = len(range(*part.indices(self.samples)))
         return self._padded(part).dense().view(count, *self.shape)
 
-    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         """Take together the pairs of sample and member with about as many rows, so that padding costs little."""
         members, *sides = self.shape
         out = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
@@ -70,7 +70,7 @@ class Members(Piece):
         return out
 
     def weighted(self, weights: Tensor) -> Tensor:
-        heavy = weighed(self.left, weights.to(self.left.device)[self.owner])
+        heavy = scale_rows(self.left, weights.to(self.left.device)[self.owner])
         out = heavy.new_zeros(self.shape)
         for few, left, right in self._by_member(heavy, self.right.to(heavy)):
             out[few] = left.transpose(-1, -2) @ right
@@ -86,10 +86,10 @@ class Members(Piece):
             out.index_add_(0, owner.reshape(-1), products.reshape(-1))
         return out
 
-    def holds(self) -> tuple[Tensor, ...]:
+    def held_tensors(self) -> tuple[Tensor, ...]:
         return self.left, self.right
 
-    def saving(self) -> float:
+    def flops_saved(self) -> float:
         return 0.0
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -100,7 +100,7 @@ class Members(Piece):
         members = self.shape[0]
         counts = torch.bincount(self.member, minlength=members)
         if members * int(counts.max()) <= 2 * len(self.member):
-            layout = Layout(members, None, self.member)
+            layout = SampleLayout(members, None, self.member)
             yield ALL, *(layout.by_sample(x, 1) for x in rows)
             return
         order = torch.argsort(self.member, stable=True)
@@ -119,5 +119,5 @@ class Members(Piece):
     def _outer(self, number: Tensor, count: int) -> Outer:
         """Return sums of outer products, given which of them each row belongs to; -1 for none."""
         rows = (number >= 0).nonzero().squeeze(1)
-        layout = Layout(count, None, number[rows])
+        layout = SampleLayout(count, None, number[rows])
         return Outer(layout.by_sample(self.left[rows], 1), layout.by_sample(self.right[rows], 1))

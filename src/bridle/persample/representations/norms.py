@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .base import Piece
-from .gram_cache import Grams
-from .numerics import lengths_of
+from .base import SampleGrads
+from .gram_cache import GramCache
+from .numerics import row_norms
 
 # Squares beyond these have lost digits in float64, or all of them.
 _SMALLEST, _LARGEST = 1e-290, 1e300
@@ -21,7 +21,7 @@ class Norms:
         total: of all parameters together, (samples,).
     """
 
-    def __init__(self, pieces: Mapping[str, Piece], samples: int, extreme: frozenset[str]) -> None:
+    def __init__(self, forms: Mapping[str, SampleGrads], samples: int, extreme: frozenset[str]) -> None:
         """Compute them.
 
         Args:
@@ -29,17 +29,17 @@ class Norms:
             samples: how many samples there are.
             extreme: names of those whose squares may be beyond float64.
         """
-        grams = Grams(factor for piece in pieces.values() for factor in piece.factors())
-        self.each = {name: _lengths(piece, grams, name in extreme) for name, piece in pieces.items()}
+        grams = GramCache(factor for form in forms.values() for factor in form.factors())
+        self.each = {name: _lengths(form, grams, name in extreme) for name, form in forms.items()}
         parts = list(self.each.values()) or [torch.zeros(samples, dtype=torch.float64)]
-        self.total = lengths_of(torch.stack(parts, 1))
+        self.total = row_norms(torch.stack(parts, 1))
 
 
-def _lengths(piece: Piece, grams: Grams, extreme: bool) -> Tensor:
-    squares = piece.squared_norms(grams)
+def _lengths(form: SampleGrads, grams: GramCache, extreme: bool) -> Tensor:
+    squares = form.squared_norms(grams)
     lengths = squares.sqrt()
     if extreme:
         lost = ~((squares > _SMALLEST) & (squares < _LARGEST))
         for i in lost.nonzero().squeeze(1).tolist():
-            lengths[i] = lengths_of(piece.dense(slice(i, i + 1)))[0]
+            lengths[i] = row_norms(form.dense(slice(i, i + 1)))[0]
     return lengths

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def wide(x: Tensor) -> Tensor:
+def upcast_half(x: Tensor) -> Tensor:
     """Return half types as float32, all else as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
@@ -22,15 +22,15 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(real, torch.float32)
 
 
-def rows_of(block: Tensor) -> Tensor:
+def as_rows(block: Tensor) -> Tensor:
     """Return (samples, ...) as a real matrix with one row per sample; a complex number is two real ones."""
     block = torch.view_as_real(block.resolve_conj()) if block.is_complex() else block
     return block.reshape(len(block), prod(block.shape[1:]))
 
 
-def lengths_of(block: Tensor) -> Tensor:
+def row_norms(block: Tensor) -> Tensor:
     """Return the norm of each sample's part, in float64, also where its dtype cannot hold the squares."""
-    rows = rows_of(block)
+    rows = as_rows(block)
     info = torch.finfo(rows.dtype)
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
     # Each square that is too small for the dtype takes up to `tiny` from the sum.
@@ -38,13 +38,13 @@ def lengths_of(block: Tensor) -> Tensor:
     if bool(lossless.all()):
         return lengths
     few = rows[~lossless].double()
-    size = largest_of(few)
+    size = row_max(few)
     unit = torch.where((size > 0) & (size < torch.inf), size, 1)
     lengths[~lossless] = torch.linalg.vector_norm(few / unit[:, None], dim=1) * unit
     return lengths
 
 
-def largest_of(block: Tensor) -> Tensor:
+def row_max(block: Tensor) -> Tensor:
     """Return the size of the largest number of each sample, in float64."""
     if not block[:1].numel():
         return torch.zeros(len(block), dtype=torch.float64, device=block.device)
@@ -57,21 +57,21 @@ def square(lengths: Tensor) -> Tensor:
     return lengths.double().square()
 
 
-def able_to_hold(x: Tensor, weights: Tensor) -> Tensor:
+def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     """Return values in a dtype that can hold the weights they are about to be multiplied by: `x`, or float64."""
-    x = wide(x)
+    x = upcast_half(x)
     info, sizes = torch.finfo(x.dtype), weights.abs()
     held = (sizes == 0) | ((sizes > info.tiny * 2.0**26) & (sizes < info.max * 2.0**-26))
     return x if bool(held.all()) else double(x)
 
 
-def weighed(x: Tensor, weights: Tensor) -> Tensor:
+def scale_rows(x: Tensor, weights: Tensor) -> Tensor:
     """Multiply what belongs to each sample by its weight."""
-    x = able_to_hold(x, weights)
+    x = widen_for(x, weights)
     return x * weights.to(x).view(-1, *(1,) * (x.dim() - 1))
 
 
 def is_moderate(x: Tensor) -> bool:
     """Tell whether no sample's part is so large or so small that the product of four of its numbers is lost."""
-    info, sizes = torch.finfo(x.dtype), largest_of(x)
+    info, sizes = torch.finfo(x.dtype), row_max(x)
     return bool(((sizes == 0) | ((sizes > info.tiny**0.2) & (sizes < info.max**0.2))).all())

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import ALL, Piece, redo_where_lost
-from .gram_cache import Grams, strip_of
-from .numerics import double, is_moderate, largest_of, lengths_of, square, weighed, wide
+from .base import ALL, SampleGrads, redo_where_lost
+from .gram_cache import GramCache, strip_of
+from .numerics import double, is_moderate, row_max, row_norms, scale_rows, square, upcast_half
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 TRAFFIC = 16.0
 
 
-class Outer(Piece):
+class Outer(SampleGrads):
     """Gradients that are sums of outer products, held as their two factors."""
 
-    def __init__(self, left: Tensor, right: Tensor, how: str = "") -> None:
+    def __init__(self, left: Tensor, right: Tensor, strategy: str = "") -> None:
         self.left, self.right = left, right
         self.samples, self.rows, m = left.shape
         self.shape = (m, right.shape[-1])
         gram, streamed = self._costs()
-        self.how = how or ("gram" if gram <= streamed and not left.is_complex() else "streamed")
+        self.strategy = strategy or ("gram" if gram <= streamed and not left.is_complex() else "streamed")
 
     def joined(self, others: Sequence["Self"]) -> "Outer":
         """Concatenate the rows of several uses of one matrix: the same sum."""
@@ -44,14 +44,14 @@ class Outer(Piece):
         return self.left, self.right
 
     def dense(self, part: slice = ALL) -> Tensor:
-        return wide(self.left[part]).transpose(1, 2) @ wide(self.right[part])
+        return upcast_half(self.left[part]).transpose(1, 2) @ upcast_half(self.right[part])
 
-    def squared_norms(self, grams: Grams | None = None) -> Tensor:
+    def squared_norms(self, grams: GramCache | None = None) -> Tensor:
         if self.rows == 1:
-            return square(lengths_of(wide(self.left))) * square(lengths_of(wide(self.right)))
-        if self.how != "gram":
+            return square(row_norms(upcast_half(self.left))) * square(row_norms(upcast_half(self.right)))
+        if self.strategy != "gram":
             return super().squared_norms()
-        grams = Grams() if grams is None else grams
+        grams = GramCache() if grams is None else grams
         step = strip_of(self.rows)
         squares = bound = left = right = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
         for i, (a, b) in enumerate(zip(grams.strips(self.left), grams.strips(self.right), strict=True)):
@@ -76,35 +76,35 @@ class Outer(Piece):
         info = torch.finfo(torch.promote_types(self.left.dtype, torch.float32))
         doubt = info.eps * bound + info.tiny * self.rows**2 * (sum(self.shape) * largest + 1)
         zero = (squares == 0).nonzero().squeeze(1)
-        nothing = (largest_of(self.left[zero]) == 0) | (largest_of(self.right[zero]) == 0)
+        nothing = (row_max(self.left[zero]) == 0) | (row_max(self.right[zero]) == 0)
         doubt[zero[nothing]] = 0
         return doubt
 
-    def holds(self) -> tuple[Tensor, ...]:
+    def held_tensors(self) -> tuple[Tensor, ...]:
         return self.left, self.right
 
     def factors(self) -> tuple[Tensor, ...]:
-        return (self.left, self.right) if self.how == "gram" and self.rows > 1 else ()
+        return (self.left, self.right) if self.strategy == "gram" and self.rows > 1 else ()
 
     def weighted(self, weights: Tensor) -> Tensor:
         left, right = self.left, self.right
         if left.shape[-1] <= right.shape[-1]:
-            left = weighed(left, weights)
+            left = scale_rows(left, weights)
         else:
-            right = weighed(right, weights)
+            right = scale_rows(right, weights)
         dtype = torch.promote_types(left.dtype, right.dtype)
         return left.flatten(0, 1).T.to(dtype) @ right.flatten(0, 1).to(dtype)
 
     def dot(self, direction: Tensor) -> Tensor:
         if self.left.is_complex():
             return super().dot(direction)
-        left, right = wide(self.left), wide(self.right)
+        left, right = upcast_half(self.left), upcast_half(self.right)
         return ((left @ direction.to(left)) * right).sum((1, 2), dtype=torch.float64)
 
     def gram(self) -> Tensor:
         if self.left.is_complex() or (self.rows > 1 and self.rows**2 * sum(self.shape) > self.shape[0] * self.shape[1]):
             return super().gram()
-        left, right = (x if is_moderate(x) else double(x) for x in (wide(self.left), wide(self.right)))
+        left, right = (x if is_moderate(x) else double(x) for x in (upcast_half(self.left), upcast_half(self.right)))
         left, right = left.flatten(0, 1), right.flatten(0, 1)
         products = (left @ left.T) * (right @ right.T)
         if self.rows == 1:
@@ -112,7 +112,7 @@ class Outer(Piece):
         cut = products.view(self.samples, self.rows, self.samples, self.rows)
         return cut.sum((1, 3), dtype=torch.float64)
 
-    def saving(self) -> float:
+    def flops_saved(self) -> float:
         """Written down, one product serves the norm and the sum, and is then read twice."""
         return self.samples * (min(self._costs()) - 3 * TRAFFIC * prod(self.shape))
 

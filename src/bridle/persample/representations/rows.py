@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .base import ALL, Piece
-from .gram_cache import Grams
-from .numerics import double, lengths_of, square, weighed, wide
+from .base import ALL, SampleGrads
+from .gram_cache import GramCache
+from .numerics import double, row_norms, scale_rows, square, upcast_half
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Rows(Piece):
+class Rows(SampleGrads):
     """Gradients held as (id, row) pairs; rows of zeros fill up."""
 
-    how = "rows"
+    strategy = "rows"
 
     def __init__(self, ids: Tensor, values: Tensor, table: Sequence[int], *, sparse: bool = False) -> None:
-        self.ids, self.values, self.sparse = ids, wide(values), sparse
+        self.ids, self.values, self.sparse = ids, upcast_half(values), sparse
         self.samples, self.shape = ids.shape[0], tuple(table)
 
     @property
@@ -37,31 +37,31 @@ class Rows(Piece):
             sparse=all(use.sparse for use in uses),
         )
 
-    def cross(self, other: Piece) -> Tensor | None:
+    def cross(self, other: SampleGrads) -> Tensor | None:
         factors = other.outer_factors()
         return None if factors is None else self._cross_outer(*factors)
 
     def _cross_outer(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Return the inner products of a tied table's two uses: look-up, and head with the logits on the left."""
-        picked = wide(logits).gather(2, self.ids[:, None, :].expand(-1, logits.shape[1], -1))
-        return (double(picked) * (double(wide(hidden)) @ double(self.values).transpose(1, 2))).sum((1, 2))
+        picked = upcast_half(logits).gather(2, self.ids[:, None, :].expand(-1, logits.shape[1], -1))
+        return (double(picked) * (double(upcast_half(hidden)) @ double(self.values).transpose(1, 2))).sum((1, 2))
 
     def dense(self, part: slice = ALL) -> Tensor:
         ids, values = self.ids[part], self.values[part]
         out = values.new_zeros(len(ids), *self.shape)
         return out.scatter_add_(1, ids[..., None].expand(values.shape), values)
 
-    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         owner = torch.arange(self.samples, device=self.ids.device)[:, None]
         keys, place = torch.unique(self.ids + owner * self.shape[0], return_inverse=True)
         rows = self.values.new_zeros(len(keys), self.shape[1])
         rows.index_add_(0, place.reshape(-1), self.values.flatten(0, 1))
-        squares = square(lengths_of(rows))
+        squares = square(row_norms(rows))
         out = squares.new_zeros(self.samples)
         return out.index_add_(0, keys.div(self.shape[0], rounding_mode="floor"), squares)
 
     def weighted(self, weights: Tensor) -> Tensor:
-        rows = weighed(self.values, weights).flatten(0, 1)
+        rows = scale_rows(self.values, weights).flatten(0, 1)
         if self.sparse:
             return torch.sparse_coo_tensor(self.ids.reshape(1, -1), rows, self.shape, check_invariants=False)
         return rows.new_zeros(self.shape).index_add_(0, self.ids.reshape(-1), rows)
@@ -71,7 +71,7 @@ class Rows(Piece):
             return super().dot(direction)
         return (direction.to(self.values)[self.ids] * self.values).sum((1, 2), dtype=torch.float64)
 
-    def holds(self) -> tuple[Tensor, ...]:
+    def held_tensors(self) -> tuple[Tensor, ...]:
         return self.ids, self.values
 
     def gram(self) -> Tensor:
@@ -83,10 +83,10 @@ class Rows(Piece):
         return super().gram()
 
 
-class Cells(Piece):
+class Cells(SampleGrads):
     """The gradients of a value of any shape, held as rows of a table with as many cells."""
 
-    how = "cells"
+    strategy = "cells"
 
     def __init__(self, cells: Rows, table: Sequence[int]) -> None:
         self.cells, self.samples, self.shape = cells, cells.samples, tuple(table)
@@ -94,7 +94,7 @@ class Cells(Piece):
     def dense(self, part: slice = ALL) -> Tensor:
         return self.cells.dense(part).view(-1, *self.shape)
 
-    def squared_norms(self, grams: Grams | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         return self.cells.squared_norms()
 
     def weighted(self, weights: Tensor) -> Tensor:
@@ -106,5 +106,5 @@ class Cells(Piece):
     def gram(self) -> Tensor:
         return self.cells.gram()
 
-    def holds(self) -> tuple[Tensor, ...]:
-        return self.cells.holds()
+    def held_tensors(self) -> tuple[Tensor, ...]:
+        return self.cells.held_tensors()

@@ -10,11 +10,11 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from .. import _torch
-from ..ownership.layout import Layout
+from ..ownership.layout import SampleLayout
 
 
 @dataclass(frozen=True, eq=False)
-class Use:
+class RuleContext:
     """One use of a parameter, or of a value made from parameters alone, by one op of the recorded graph.
 
     Attributes:
@@ -31,7 +31,7 @@ class Use:
     position: int
     shape: tuple[int, ...]
     gradients: tuple[Tensor | None, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[SampleLayout, ...]
     samples: int
     allow_coupling: bool = False
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)  # shared by the uses of one op
@@ -56,7 +56,7 @@ class Use:
         return found
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> SampleLayout:
         """Which sample owns which element of the first output."""
         return self.layouts[0]
 

@@ -6,25 +6,27 @@ Legend: b sample, k image of a sample (nearly always one), c and o channels, p o
 from torch import Tensor
 
 from ..ownership.layout import NotSeparableError
-from ..representations.base import Dense, Piece
+from ..representations.base import Dense, SampleGrads
 from ..representations.conv import Convolved
-from ..representations.numerics import wide
-from .context import Use
+from ..representations.numerics import upcast_half
+from .context import RuleContext
+from .registry import rule
 
 _OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 
 
-def convolution(use: Use) -> Piece:
+@rule("ConvolutionBackward0")
+def convolution(ctx: RuleContext) -> SampleGrads:
     """Weight at position 1, bias at position 2."""
-    if use.position == 0:
+    if ctx.position == 0:
         raise NotSeparableError
-    if use.position == 2:
-        channels = (use.shape[0],) + (1,) * (use.gradient.dim() - 2)
-        return Dense(use.layout.sums(wide(use.gradient), channels).reshape(use.samples, *use.shape))
-    options = {name: use.saved(name) for name in _OPTIONS}
-    return Convolved(_by_sample(use, use.gradient), _by_sample(use, use.saved("input")), options, use.shape)
+    if ctx.position == 2:
+        channels = (ctx.shape[0],) + (1,) * (ctx.gradient.dim() - 2)
+        return Dense(ctx.layout.sums(upcast_half(ctx.gradient), channels).reshape(ctx.samples, *ctx.shape))
+    options = {name: ctx.saved(name) for name in _OPTIONS}
+    return Convolved(_by_sample(ctx, ctx.gradient), _by_sample(ctx, ctx.saved("input")), options, ctx.shape)
 
 
-def _by_sample(use: Use, images: Tensor) -> Tensor:
-    rows = use.layout.by_sample(images.flatten(1), use.gradient[0].numel())
-    return rows.reshape(use.samples, -1, *images.shape[1:])
+def _by_sample(ctx: RuleContext, images: Tensor) -> Tensor:
+    rows = ctx.layout.by_sample(images.flatten(1), ctx.gradient[0].numel())
+    return rows.reshape(ctx.samples, -1, *images.shape[1:])

@@ -6,40 +6,42 @@ Legend: b sample, t row of a sample, r row of the parameter, d width.
 import torch
 from torch import Tensor
 
-from ..ownership.layout import Layout, NotSeparableError
-from ..representations.base import Computed, Piece
-from ..representations.numerics import weighed, wide
-from .context import Use
+from ..ownership.layout import NotSeparableError, SampleLayout
+from ..representations.base import Computed, SampleGrads
+from ..representations.numerics import scale_rows, upcast_half
+from .context import RuleContext
+from .registry import rule
 
 
-def cdist(use: Use) -> Piece:
+@rule("CdistBackward0", "EuclideanDistBackward0")
+def cdist(ctx: RuleContext) -> SampleGrads:
     """``torch.cdist(x1, x2, p)`` where one of both is a parameter without batch dimensions of its own."""
-    p = 2.0 if use.op == "EuclideanDistBackward0" else use.saved("p")
-    layout, g, lengths = use.layout, use.gradient, use.saved("result")
-    data, parameter = use.saved("x1"), use.saved("x2")
-    if use.position == 0:
+    p = 2.0 if ctx.op == "EuclideanDistBackward0" else ctx.saved("p")
+    layout, g, lengths = ctx.layout, ctx.gradient, ctx.saved("result")
+    data, parameter = ctx.saved("x1"), ctx.saved("x2")
+    if ctx.position == 0:
         data, parameter = parameter, data
         layout, g, lengths = _turned(layout, g), g.mT, lengths.mT
     if parameter.numel() != parameter.shape[-2] * parameter.shape[-1]:
         raise NotSeparableError
-    parameter = wide(parameter.reshape(parameter.shape[-2:]))
+    parameter = upcast_half(parameter.reshape(parameter.shape[-2:]))
     data = data.expand(*g.shape[:-1], data.shape[-1])
-    g, data, lengths = (wide(layout.by_sample(x, len(parameter))) for x in (g, data, lengths))
+    g, data, lengths = (upcast_half(layout.by_sample(x, len(parameter))) for x in (g, data, lengths))
 
     def dense(part: slice) -> Tensor:
-        return _backward(g[part], data[part], lengths[part], parameter, p).view(-1, *use.shape)
+        return _backward(g[part], data[part], lengths[part], parameter, p).view(-1, *ctx.shape)
 
     def weighted(weights: Tensor) -> Tensor:
-        heavy, rows, far = (x.flatten(0, 1)[None] for x in (weighed(g, weights), data, lengths))
-        return _backward(heavy, rows, far, parameter, p).view(use.shape)
+        heavy, rows, far = (x.flatten(0, 1)[None] for x in (scale_rows(g, weights), data, lengths))
+        return _backward(heavy, rows, far, parameter, p).view(ctx.shape)
 
-    return Computed(use.samples, use.shape, dense, weighted, holds=(g, data, lengths, parameter))
+    return Computed(ctx.samples, ctx.shape, dense, weighted, held_tensors=(g, data, lengths, parameter))
 
 
-def _turned(layout: Layout, g: Tensor) -> Layout:
+def _turned(layout: SampleLayout, g: Tensor) -> SampleLayout:
     """Return the owners of ``g.mT``."""
     owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
-    return Layout(layout.samples, None, owners.mT.reshape(-1))
+    return SampleLayout(layout.samples, None, owners.mT.reshape(-1))
 
 
 def _backward(g: Tensor, data: Tensor, lengths: Tensor, parameter: Tensor, p: float) -> Tensor:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from .. import _torch
 from ..ownership.layout import NotSeparableError
-from ..representations.base import Dense, Piece
-from ..representations.numerics import wide
-from .context import Use
+from ..representations.base import Dense, SampleGrads
+from ..representations.numerics import upcast_half
+from .context import RuleContext
+from .registry import rule
 
 _TWO = (
     *("AddBackward1", "AddcdivBackward0", "AddcmulBackward0", "Atan2Backward0", "DivBackward0", "DivBackward1"),
@@ -30,54 +31,58 @@ _ONE = (
     *("ReciprocalBackward0", "ReluBackward0", "RsqrtBackward0", "SgnBackward0", "SigmoidBackward0", "SiluBackward0"),
     *("SinBackward0", "SinhBackward0", "SoftplusBackward0", "SqrtBackward0", "TanBackward0", "TanhBackward0"),
 )
-CALLED = (*_TWO, *_ONE)
-OPS = (*_TWO, "AddBackward0", "MulBackward0", "SubBackward0")
 
 
-def broadcast(use: Use) -> Piece:
+@rule(*_TWO, *_ONE, runs_op=True)
+def broadcast(ctx: RuleContext) -> SampleGrads:
     """Run the node once and sum what each sample owns."""
     with torch.no_grad():
-        answer = _torch.call(use.node, use.gradients)[use.position]
-    if answer is None or answer.shape != use.gradient.shape:
+        answer = _torch.call(ctx.node, ctx.gradients)[ctx.position]
+    if answer is None or answer.shape != ctx.gradient.shape:
         raise NotSeparableError
-    return Dense(use.layout.sums(answer, use.shape))
+    return Dense(ctx.layout.sums(answer, ctx.shape))
 
 
-def add(use: Use) -> Piece:
+@rule("AddBackward0")
+def add(ctx: RuleContext) -> SampleGrads:
     """``self + alpha * other``."""
-    return _times(use, use.saved("alpha") if use.position == 1 else 1)
+    return _times(ctx, ctx.saved("alpha") if ctx.position == 1 else 1)
 
 
-def subtract(use: Use) -> Piece:
+@rule("SubBackward0")
+def subtract(ctx: RuleContext) -> SampleGrads:
     """``self - alpha * other``."""
-    return _times(use, -use.saved("alpha") if use.position == 1 else 1)
+    return _times(ctx, -ctx.saved("alpha") if ctx.position == 1 else 1)
 
 
-def multiply(use: Use) -> Piece:
+@rule("MulBackward0")
+def multiply(ctx: RuleContext) -> SampleGrads:
     """``self * other``: the gradient of one is multiplied by the other."""
-    return _times(use, use.saved("self" if use.position == 1 else "other"))
+    return _times(ctx, ctx.saved("self" if ctx.position == 1 else "other"))
 
 
-def _times(use: Use, factor: Tensor | complex) -> Piece:
-    g = use.gradient
+def _times(ctx: RuleContext, factor: Tensor | complex) -> SampleGrads:
+    g = ctx.gradient
     if isinstance(factor, Tensor):
-        g = wide(g) * factor.conj()
+        g = upcast_half(g) * factor.conj()
     elif factor != 1:
         g = g * factor.conjugate()
-    if g.is_complex() and not use.dtype.is_complex:  # a real value that met complex ones
+    if g.is_complex() and not ctx.dtype.is_complex:  # a real value that met complex ones
         g = g.real
-    return Dense(use.layout.sums(g, use.shape))
+    return Dense(ctx.layout.sums(g, ctx.shape))
 
 
-def expand(use: Use) -> Piece:
+@rule("ExpandBackward0")
+def expand(ctx: RuleContext) -> SampleGrads:
     """Sum what each sample owns of the expanded value."""
-    return Dense(use.layout.sums(use.gradient, use.shape))
+    return Dense(ctx.layout.sums(ctx.gradient, ctx.shape))
 
 
-def repeat(use: Use) -> Piece:
+@rule("RepeatBackward0")
+def repeat(ctx: RuleContext) -> SampleGrads:
     """Undo a repetition: each dimension of the output is (times, size), and only the size stays."""
-    sizes = use.gradient.shape
-    shape = (1,) * (len(sizes) - len(use.shape)) + use.shape
+    sizes = ctx.gradient.shape
+    shape = (1,) * (len(sizes) - len(ctx.shape)) + ctx.shape
     cut = [n for out, size in zip(sizes, shape, strict=True) for n in (out // max(size, 1), size)]
     kept = [n for size in shape for n in (1, size)]
-    return Dense(use.layout.sums(use.gradient.reshape(cut), kept).reshape(use.samples, *use.shape))
+    return Dense(ctx.layout.sums(ctx.gradient.reshape(cut), kept).reshape(ctx.samples, *ctx.shape))

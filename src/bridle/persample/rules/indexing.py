@@ -12,65 +12,70 @@ import torch
 from torch import Tensor
 
 from .. import _torch
-from ..ownership.layout import Layout, NotSeparableError
-from ..representations.base import Dense, Piece
-from ..representations.numerics import wide
+from ..ownership.layout import NotSeparableError, SampleLayout
+from ..representations.base import Dense, SampleGrads
+from ..representations.numerics import upcast_half
 from ..representations.rows import Cells, Rows
-from .context import Use
+from .context import RuleContext
+from .registry import rule
 
 
-def index(use: Use) -> Piece:
+@rule("IndexBackward0")
+def index(ctx: RuleContext) -> SampleGrads:
     """``self[indices]``."""
-    indices = use.saved("indices")
+    indices = ctx.saved("indices")
     first = indices[0]
     whole_rows = (
         first is not None
         and first.dtype not in (torch.bool, torch.uint8)
         and not any(i is not None for i in indices[1:])
     )
-    return _looked_up(use, first if whole_rows else None, lambda cells: cells[_key(indices)])
+    return _looked_up(ctx, first if whole_rows else None, lambda cells: cells[_key(indices)])
 
 
-def index_select(use: Use) -> Piece:
+@rule("IndexSelectBackward0")
+def index_select(ctx: RuleContext) -> SampleGrads:
     """``self.index_select(dim, index)``."""
-    dim, chosen = _torch.saved_number(use.node, "dim"), use.saved("index")
-    whole_rows = len(use.shape) > 0 and dim % len(use.shape) == 0
-    return _looked_up(use, chosen if whole_rows else None, lambda cells: cells.index_select(dim, chosen))
+    dim, chosen = _torch.saved_number(ctx.node, "dim"), ctx.saved("index")
+    whole_rows = len(ctx.shape) > 0 and dim % len(ctx.shape) == 0
+    return _looked_up(ctx, chosen if whole_rows else None, lambda cells: cells.index_select(dim, chosen))
 
 
-def gather(use: Use) -> Piece:
+@rule("GatherBackward0")
+def gather(ctx: RuleContext) -> SampleGrads:
     """``self.gather(dim, index)``."""
-    dim, chosen = _torch.saved_number(use.node, "dim"), use.saved("index")
-    return _looked_up(use, None, lambda cells: cells.gather(dim, chosen))
+    dim, chosen = _torch.saved_number(ctx.node, "dim"), ctx.saved("index")
+    return _looked_up(ctx, None, lambda cells: cells.gather(dim, chosen))
 
 
-def _looked_up(use: Use, rows: Tensor | None, look_up: Callable[[Tensor], Tensor]) -> Piece:
+def _looked_up(ctx: RuleContext, rows: Tensor | None, look_up: Callable[[Tensor], Tensor]) -> SampleGrads:
     """Hold whole rows of the first dimension where these were looked up by one owner each, else single cells."""
-    g = wide(use.gradient)
+    g = upcast_half(ctx.gradient)
     if rows is not None and g.numel():
-        height, width = use.shape[0], prod(use.shape[1:])
+        height, width = ctx.shape[0], prod(ctx.shape[1:])
         ids = rows.reshape(-1, 1).long() % height
         with suppress(NotSeparableError):
-            found = use.layout.by_sample(ids, width).squeeze(2)
-            values = use.layout.by_sample(g.reshape(len(ids), width), width)
-            return Cells(Rows(found, values, (height, width)), use.shape)
-    cells = look_up(torch.arange(prod(use.shape), device=g.device).view(use.shape)).reshape(-1, 1)
-    ids = use.layout.by_sample(cells, 1).squeeze(2)
-    values = use.layout.by_sample(g.reshape(-1, 1), 1)
-    return Cells(Rows(ids, values, (prod(use.shape), 1)), use.shape)
+            found = ctx.layout.by_sample(ids, width).squeeze(2)
+            values = ctx.layout.by_sample(g.reshape(len(ids), width), width)
+            return Cells(Rows(found, values, (height, width)), ctx.shape)
+    cells = look_up(torch.arange(prod(ctx.shape), device=g.device).view(ctx.shape)).reshape(-1, 1)
+    ids = ctx.layout.by_sample(cells, 1).squeeze(2)
+    values = ctx.layout.by_sample(g.reshape(-1, 1), 1)
+    return Cells(Rows(ids, values, (prod(ctx.shape), 1)), ctx.shape)
 
 
-def index_put(use: Use) -> Piece:
+@rule("IndexPutBackward0")
+def index_put(ctx: RuleContext) -> SampleGrads:
     """``self.index_put(indices, values)``: what is left of self, and what was put."""
-    key, g = _key(use.saved("indices")), wide(use.gradient)
-    if use.position == 0:
-        kept = g if use.saved("accumulate") else g.clone()
+    key, g = _key(ctx.saved("indices")), upcast_half(ctx.gradient)
+    if ctx.position == 0:
+        kept = g if ctx.saved("accumulate") else g.clone()
         if kept is not g:
             kept[key] = 0
-        return Dense(use.layout.sums(kept, use.shape))
-    owners = use.layout.owner_of_each(g.numel(), g.device).view(g.shape)[key]
-    layout = Layout(use.samples, None, owners.reshape(-1))
-    return Dense(layout.sums(g[key], use.shape))
+        return Dense(ctx.layout.sums(kept, ctx.shape))
+    owners = ctx.layout.owner_of_each(g.numel(), g.device).view(g.shape)[key]
+    layout = SampleLayout(ctx.samples, None, owners.reshape(-1))
+    return Dense(layout.sums(g[key], ctx.shape))
 
 
 def _key(indices: Any) -> tuple[Any, ...]:

@@ -6,47 +6,50 @@ the matrix. The gradient of sample b is the sum over t of left[b, t, :] times ri
 
 from torch import Tensor
 
-from ..ownership.layout import Layout, NotSeparableError
-from ..representations.base import Dense, Piece
+from ..ownership.layout import NotSeparableError, SampleLayout
+from ..representations.base import Dense, SampleGrads
 from ..representations.outer import Outer
-from .context import Use
+from .context import RuleContext
+from .registry import rule
 
 
-def _outer(layout: Layout, left: Tensor, right: Tensor, width: int) -> Outer:
+def _outer(layout: SampleLayout, left: Tensor, right: Tensor, width: int) -> Outer:
     return Outer(layout.by_sample(left, width), layout.by_sample(right, width))
 
 
-def addmm(use: Use) -> Piece:
+@rule("AddmmBackward0")
+def addmm(ctx: RuleContext) -> SampleGrads:
     """``beta * self + alpha * mat1 @ mat2``; a linear layer has its weight at mat2."""
-    if use.position == 0:
-        return _added(use)
-    return _product(use, use.position - 1, "mat1", "mat2", use.saved("alpha"))
+    if ctx.position == 0:
+        return _added(ctx)
+    return _product(ctx, ctx.position - 1, "mat1", "mat2", ctx.saved("alpha"))
 
 
-def mm(use: Use) -> Piece:
+@rule("MmBackward0")
+def mm(ctx: RuleContext) -> SampleGrads:
     """``self @ mat2``."""
-    return _product(use, use.position, "self", "mat2", 1)
+    return _product(ctx, ctx.position, "self", "mat2", 1)
 
 
-def _added(use: Use) -> Piece:
-    beta = use.saved("beta")
-    return Dense(use.layout.sums(use.gradient if beta == 1 else use.gradient * beta.conjugate(), use.shape))
+def _added(ctx: RuleContext) -> SampleGrads:
+    beta = ctx.saved("beta")
+    return Dense(ctx.layout.sums(ctx.gradient if beta == 1 else ctx.gradient * beta.conjugate(), ctx.shape))
 
 
-def _product(use: Use, side: int, first: str, second: str, factor: float) -> Piece:
-    g = use.gradient if factor == 1 else use.gradient * factor.conjugate()
+def _product(ctx: RuleContext, side: int, first: str, second: str, factor: float) -> SampleGrads:
+    g = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate()
     if side == 1:
-        return _outer(use.layout, use.saved(first).conj(), g, g.shape[-1])
-    other = use.saved(second).conj()
-    return _outer(_transposed(use.layout, g), g.T, other.T, g.shape[0])
+        return _outer(ctx.layout, ctx.saved(first).conj(), g, g.shape[-1])
+    other = ctx.saved(second).conj()
+    return _outer(_transposed(ctx.layout, g), g.T, other.T, g.shape[0])
 
 
-def _transposed(layout: Layout, g: Tensor) -> Layout:
+def _transposed(layout: SampleLayout, g: Tensor) -> SampleLayout:
     """Return the owners of ``g.T``, when whole columns of g have one owner."""
     rows, columns = g.shape
     if layout.block is None:
         assert layout.owners is not None
-        return Layout(layout.samples, None, layout.owners.view(rows, columns).T.reshape(-1))
+        return SampleLayout(layout.samples, None, layout.owners.view(rows, columns).T.reshape(-1))
     if columns % (layout.block * layout.samples):
         raise NotSeparableError
-    return Layout(layout.samples, layout.block * rows, None)
+    return SampleLayout(layout.samples, layout.block * rows, None)

@@ -7,54 +7,58 @@ the sum over its rows r that met e of left[r, :] times right[r, :].
 import torch
 from torch import Tensor
 
-from ..ownership.layout import Layout, NotSeparableError
-from ..representations.base import Dense, Piece
+from ..ownership.layout import NotSeparableError, SampleLayout
+from ..representations.base import Dense, SampleGrads
 from ..representations.members import Members
-from .context import Use
+from .context import RuleContext
+from .registry import rule
 
 
-def grouped_mm(use: Use) -> Piece:
+@rule("GroupedMmBackward0")
+def grouped_mm(ctx: RuleContext) -> SampleGrads:
     """Rows in groups, each with its own matrix; ``offs`` says where groups end."""
-    offs, rows, stack = use.saved("offs"), use.saved("self"), use.shape
-    if use.position != 1 or offs is None or rows.dim() != 2 or len(stack) != 3:
+    offs, rows, stack = ctx.saved("offs"), ctx.saved("self"), ctx.shape
+    if ctx.position != 1 or offs is None or rows.dim() != 2 or len(stack) != 3:
         raise NotSeparableError
     member = torch.searchsorted(offs.long(), torch.arange(len(rows), device=rows.device), right=True)
-    return Members(rows, use.gradient, owner_of_rows(use.layout, use.gradient), member, use.samples, stack[0])
+    return Members(rows, ctx.gradient, owner_of_rows(ctx.layout, ctx.gradient), member, ctx.samples, stack[0])
 
 
-def bmm(use: Use) -> Piece:
+@rule("BmmBackward0")
+def bmm(ctx: RuleContext) -> SampleGrads:
     """``self @ mat2`` for a stack of matrices."""
-    return _stack(use, use.position, ("self", "mat2"), 1)
+    return _stack(ctx, ctx.position, ("self", "mat2"), 1)
 
 
-def baddbmm(use: Use) -> Piece:
+@rule("BaddbmmBackward0")
+def baddbmm(ctx: RuleContext) -> SampleGrads:
     """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
-    if use.position == 0:
-        beta = use.saved("beta")
-        return Dense(use.layout.sums(use.gradient if beta == 1 else use.gradient * beta.conjugate(), use.shape))
-    return _stack(use, use.position - 1, ("batch1", "batch2"), use.saved("alpha"))
+    if ctx.position == 0:
+        beta = ctx.saved("beta")
+        return Dense(ctx.layout.sums(ctx.gradient if beta == 1 else ctx.gradient * beta.conjugate(), ctx.shape))
+    return _stack(ctx, ctx.position - 1, ("batch1", "batch2"), ctx.saved("alpha"))
 
 
-def _stack(use: Use, side: int, names: tuple[str, str], factor: complex) -> Piece:
+def _stack(ctx: RuleContext, side: int, names: tuple[str, str], factor: complex) -> SampleGrads:
     """The second factor meets whole rows of the output, the first one whole columns."""
-    g = use.gradient if factor == 1 else use.gradient * factor.conjugate()
-    other = use.saved(names[1 - side]).conj()
+    g = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate()
+    other = ctx.saved(names[1 - side]).conj()
     if side == 0:
-        owner = _owner_of_columns(use.layout, g)
+        owner = _owner_of_columns(ctx.layout, g)
         left, right = g.transpose(1, 2), other.transpose(1, 2)
     else:
-        owner = owner_of_rows(use.layout, g)
+        owner = owner_of_rows(ctx.layout, g)
         left, right = other, g
     member = torch.arange(len(g), device=g.device).repeat_interleave(left.shape[1])
-    return Members(left.flatten(0, 1), right.flatten(0, 1), owner, member, use.samples, len(g))
+    return Members(left.flatten(0, 1), right.flatten(0, 1), owner, member, ctx.samples, len(g))
 
 
-def owner_of_rows(layout: Layout, g: Tensor) -> Tensor:
+def owner_of_rows(layout: SampleLayout, g: Tensor) -> Tensor:
     """Return the owner of each row of the last dimension, -1 where the gradient is zero."""
     return _common(layout.owner_of_each(g.numel(), g.device).view(-1, g.shape[-1]))
 
 
-def _owner_of_columns(layout: Layout, g: Tensor) -> Tensor:
+def _owner_of_columns(layout: SampleLayout, g: Tensor) -> Tensor:
     owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
     return _common(owners.transpose(1, 2).flatten(0, 1))
 

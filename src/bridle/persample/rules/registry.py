@@ -1,0 +1,119 @@
+"""The table of rules: what each op does to per-sample gradients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ..representations.base import Dense, SampleGrads
+from .context import RuleContext
+
+RuleFunction: TypeAlias = Callable[[RuleContext], "SampleGrads | Tensor"]
+
+_Function = TypeVar("_Function", bound=RuleFunction)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule for one op.
+
+    Attributes:
+        function: returns the per-sample gradients of one use of a value.
+        runs_op: whether it may run the op. Inside the engine an op leaves out what it was not asked for, so such a rule
+            waits until the engine is done; one that reads saved tensors only runs at once.
+        all_outputs: whether it reads more than the first output of the op.
+    """
+
+    function: RuleFunction
+    runs_op: bool = False
+    all_outputs: bool = False
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*ops: str, runs_op: bool = False, all_outputs: bool = False) -> Callable[[_Function], _Function]:
+    """Register the decorated function as the rule for these ops."""
+
+    def register(function: _Function) -> _Function:
+        _RULES.update(dict.fromkeys(ops, Rule(function, runs_op, all_outputs)))
+        return function
+
+    return register
+
+
+def rules() -> dict[str, Rule]:
+    """Return the rules by op."""
+    return dict(_RULES)
+
+
+def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None:
+    """Teach bridle the per-sample gradients of an op, for example of your own `torch.autograd.Function`.
+
+    Args:
+        op: torch's name for the op in the recorded graph. A Function called ``Scale`` is
+            ``ScaleBackward``.
+        rule: called with a `RuleContext`, which has the gradient at the op's output, who owns which element of it,
+            and what the op saved. It returns a tensor of shape (samples, *shape of the parameter).
+        replace: allow an existing rule to be replaced.
+
+    Raises:
+        ArgumentError: there is a rule for this op already and `replace` was not given.
+
+    Example:
+        >>> import bridle, torch
+        >>> class Scale(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x, scale):
+        ...         ctx.save_for_backward(x, scale)
+        ...         return x * scale
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         x, scale = ctx.saved_tensors
+        ...         return g * scale, (g * x).sum(0)
+        >>> def scale_rule(use):
+        ...     x, _ = use.node.saved_tensors
+        ...     return use.layout.sums(use.gradient * x, use.shape)
+        >>> bridle.register_rule("ScaleBackward", scale_rule, replace=True)
+        >>> scale = torch.ones(2, requires_grad=True)
+        >>> losses = Scale.apply(torch.tensor([[1., 2.], [3., 4.]]), scale).sum(1)
+        >>> bridle.per_sample(losses, {"scale": scale}).grads()["scale"]
+        tensor([[1., 2.],
+                [3., 4.]])
+    """
+    if op in _RULES and not replace:
+        raise ArgumentError(f"register_rule: there is a rule for `{op}` already. Pass replace=True to replace it.")
+    _RULES[op] = Rule(rule, runs_op=True)
+
+
+def has_rule(op: str) -> bool:
+    """Tell whether there is a rule for the op."""
+    return op in _RULES
+
+
+def runs_op(op: str) -> bool:
+    """Tell whether the rule may run the op, which inside the engine would leave out what it was not asked for."""
+    return op not in _RULES or _RULES[op].runs_op
+
+
+def rule_of(ctx: RuleContext) -> RuleFunction | None:
+    """Return the rule for a use, if there is one that can be applied to it."""
+    found = _RULES.get(ctx.op)
+    if found is None or (ctx.gradients[0] is None and not found.all_outputs):
+        return None
+    return found.function
+
+
+def checked(ctx: RuleContext, answer: "SampleGrads | Tensor") -> SampleGrads:
+    """Return what a rule answered; a tensor must have the right shape."""
+    if isinstance(answer, SampleGrads):
+        return answer
+    expected = (ctx.samples, *ctx.shape)
+    if tuple(answer.shape) != expected:
+        raise ArgumentError(
+            f"register_rule: the rule for `{ctx.op}` returned shape {tuple(answer.shape)}, expected "
+            f"{expected}: one gradient per sample, each of the parameter's shape."
+        )
+    return Dense(answer)

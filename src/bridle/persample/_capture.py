@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
+from .._torch import fsdp
 from ..errors import UnsupportedOperationError
 from . import _checkpoints as _reentrant
 from . import _torch, rules
@@ -80,9 +81,9 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     known = Known(parameters, model, losses.root.numel())
     search = partial(find, leaves, losses, known, allow_coupling=options.coupling)
     found = search(hooks_allowed=options.sharded)
-    before = _torch.fsdp_hooks_run()
+    before = fsdp.hooks_run()
     forms, budget_left = _forms(found, leaves, losses, options)
-    if found.source is not Source.ASKED and found.hooks != _torch.fsdp_hooks_run() - before:
+    if found.source is not Source.ASKED and found.hooks != fsdp.hooks_run() - before:
         # Others than those of fully_shard are among the hooks: nothing is proved.
         found = search(hooks_allowed=False)
         forms, budget_left = _forms(found, leaves, losses, options)

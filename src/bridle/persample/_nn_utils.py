@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
+from .._torch import fsdp
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
 from . import _checkpoints as _reentrant
 from . import _torch
@@ -77,7 +78,7 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise CallArgumentError(f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}.")
-    if _torch.sharded_states(module.parameters()):
+    if fsdp.sharded_states(module.parameters()):
         raise UnsupportedOperationError(
             "call_for_per_sample_grads: the module is spread by fully_shard, and a backward pass through it would "
             "gather its parameters as often as each rank happens to need. Use bridle.per_sample, which gathers them "

@@ -4,7 +4,6 @@ They are the same, except under `fully_shard`, which spreads every parameter ove
 whole copies that come and go.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import graph
+from .._torch import fsdp
+from .._torch.dtensor import is_dtensor
 from ..errors import InplaceModifiedError, UnsupportedOperationError
-from . import _torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class ParameterForms:
 
 def parameter_forms(named: dict[str, Tensor]) -> ParameterForms:
     """Find where parameters are; refuse those that tensor parallelism has cut."""
-    states = _torch.sharded_states(named.values())
-    forms_of = {id(tensor): forms for forms in _torch.shards(states) for tensor in forms}
+    states = fsdp.sharded_states(named.values())
+    forms_of = {id(tensor): forms for forms in fsdp.shards(states) for tensor in forms}
     forms = {name: forms_of.get(id(tensor), (tensor, tensor)) for name, tensor in named.items()}
     held = {name: found[0] for name, found in forms.items()}
     leaves = {name: found[1] for name, found in forms.items()}
@@ -48,7 +48,7 @@ def parameter_forms(named: dict[str, Tensor]) -> ParameterForms:
     if not states:
         return ParameterForms(held, leaves)
     # Where only parameters that fully_shard ignores are asked about, the samples still lie on its mesh.
-    spread = [tensor for tensor in held.values() if is_dtensor(tensor)] or [forms[0] for forms in _torch.shards(states)]
+    spread = [tensor for tensor in held.values() if is_dtensor(tensor)] or [forms[0] for forms in fsdp.shards(states)]
     return ParameterForms(held, leaves, _common_mesh(spread), _opener(states))
 
 
@@ -74,24 +74,18 @@ def refuse_unreadable(losses: Tensor) -> None:
         leaf = graph.leaf_tensor(node) if graph.is_leaf(node) else None
         if leaf is not None and is_dtensor(leaf):
             raise _refusal(f"a parameter of shape {tuple(leaf.shape)}", leaf)
-        if _torch.is_dtensor_op(node):
+        if fsdp.is_dtensor_op(node):
             raise _refusal(f"what goes into or comes out of `{graph.op(node)}`", None)
-        if leaf is not None and _torch.is_flattened(leaf):
+        if leaf is not None and fsdp.is_flattened(leaf):
             raise UnsupportedOperationError(
                 "per_sample: the model is wrapped in FullyShardedDataParallel, which flattens its parameters into one. "
                 "Use torch.distributed.fsdp.fully_shard, with which this works."
             )
-        if _torch.waits_for_first_backward(node):
+        if fsdp.waits_for_first_backward(node):
             raise UnsupportedOperationError(
                 "per_sample: DistributedDataParallel(static_graph=True) learns its graph from the first backward pass, "
                 "which this is not. Leave out static_graph, or compute the losses with `model.module`."
             )
-
-
-def is_dtensor(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a DTensor, without importing what nobody uses."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
 
 
 def distribute_like(parameter: Any, gradient: Tensor) -> Tensor:
@@ -112,13 +106,13 @@ def _refusal(what: str, tensor: Any) -> UnsupportedOperationError:
 
 
 def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
-    depth, versions = 0, _torch.versions(states)
+    depth, versions = 0, fsdp.versions(states)
 
     @contextmanager
     def gathered() -> Iterator[None]:
         nonlocal depth
         # torch's own check does not see it: what is gathered counts as unchanged.
-        if _torch.versions(states) != versions:
+        if fsdp.versions(states) != versions:
             raise InplaceModifiedError(
                 "per_sample: parameters were changed since the losses were computed, so the recorded graph no longer "
                 "fits them. Ask before optimizer.step().",
@@ -126,7 +120,7 @@ def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
             )
         depth += 1
         try:
-            with nullcontext() if depth > 1 else _torch.gathered(states):
+            with nullcontext() if depth > 1 else fsdp.gathered(states):
                 yield
         finally:
             depth -= 1

@@ -47,8 +47,8 @@ def per_sample(
             are left out.
         sample_groups: for each sample the number of the group it belongs to (a user, a micro-batch). Every answer is
             then per group, in ascending order of these numbers.
-        process_group: the process group, or device mesh, whose ranks each have a part of the samples. By default that of a
-            `DistributedDataParallel` or `fully_shard` model, and none for anything else. `clip_` and `weighted_`
+        process_group: the process group, or device mesh, whose ranks each have a part of the samples. By default that
+            of a `DistributedDataParallel` or `fully_shard` model, and none for anything else. `clip_` and `weighted_`
             then give the sum over the samples of all ranks; the other answers are about this rank's samples.
         memory_budget: how many bytes may be spent on written-down gradients to save time.
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Answers come out unscaled; what is

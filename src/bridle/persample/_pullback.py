@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
+from .._torch import hooks as torch_hooks
 from . import _torch
 from .representations.base import Computed, Dense, SampleGrads
 from .representations.members import Members
@@ -130,7 +131,7 @@ def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> Sam
 
 def through_hooks(leaf: Tensor, form: SampleGrads) -> SampleGrads:
     """Run the hooks of a parameter on the gradient of each sample, as differentiating each loss alone would."""
-    hooks = _torch.leaf_hooks(leaf)
+    hooks = torch_hooks.leaf_hooks(leaf)
     if not hooks:
         return form
     rows = []

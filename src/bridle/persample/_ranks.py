@@ -148,8 +148,8 @@ def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, id
     if mesh is not None:
         if group is not None:
             raise ArgumentError(
-                "per_sample: `process_group` was given, but the parameters are spread by fully_shard: the ranks are those of "
-                f"its mesh, {mesh}. Leave `process_group` out."
+                "per_sample: `process_group` was given, but the parameters are sharded by fully_shard: the ranks are "
+                f"those of its mesh, {mesh}. Leave `process_group` out."
             )
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):

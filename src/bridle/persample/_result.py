@@ -8,11 +8,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from .._torch.dtensor import is_dtensor
 from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
 from ._held_versions import HeldVersions
 from ._noise_stats import Stats, stats_of
-from ._parameters import ParameterForms, distribute_like, is_dtensor
+from ._parameters import ParameterForms, distribute_like
 from ._ranks import Handshake, SampleRanks
 from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
 from .ownership.find import Source

@@ -10,6 +10,7 @@ from typing import Any
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
+from ..._torch import hooks as torch_hooks
 from ...errors import BatchCouplingError, UnsupportedOperationError
 from .. import _torch
 from .._losses import Losses
@@ -182,7 +183,7 @@ def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:
         UnsupportedOperationError: there is such a hook.
     """
     for node in dict.fromkeys(cut.node for cut in cuts):
-        if _torch.has_node_hooks(node):
+        if torch_hooks.has_node_hooks(node):
             raise UnsupportedOperationError(
                 f"per_sample: a hook is registered on `{graph.op(node)}`, which uses a parameter. It may change the "
                 "gradient in a way that cannot be split by sample. Remove it, or register it on the tensor instead.",

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 
 from ... import graph
-from .. import _torch
+from ..._torch import hooks as torch_hooks
 
 _RECORDS = 16
 
@@ -17,7 +17,9 @@ class _Moments(threading.local):
     """Moments of this thread: the number of its next node, and how many hooks others had registered until then."""
 
     def __init__(self) -> None:
-        self.known: deque[tuple[int, int]] = deque([(_torch.next_sequence_nr(), _torch.hooks_registered())], _RECORDS)
+        self.known: deque[tuple[int, int]] = deque(
+            [(graph.current_sequence_nr(), torch_hooks.hooks_registered())], _RECORDS
+        )
 
 
 _moments = _Moments()
@@ -25,11 +27,11 @@ _moments = _Moments()
 
 def note_moment() -> None:
     """Remember how many hooks there have been until now."""
-    _moments.known.append((_torch.next_sequence_nr(), _torch.hooks_registered()))
+    _moments.known.append((graph.current_sequence_nr(), torch_hooks.hooks_registered()))
 
 
 def hooks_since(read: graph.Graph) -> int | None:
     """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
     oldest = min((graph.sequence_nr(node) for node in read.nodes if not graph.is_leaf(node)), default=0)
     before = [hooks for number, hooks in _moments.known if number <= oldest]
-    return _torch.hooks_registered() - before[-1] if before else None
+    return torch_hooks.hooks_registered() - before[-1] if before else None

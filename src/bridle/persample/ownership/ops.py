@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import Node
 
 from ... import graph
+from ..._torch import fsdp
 from .. import _torch
 from .owners import NOBODY, SEVERAL, Owners
 
@@ -48,7 +49,7 @@ class Step:
 
     def sends(self) -> Owners:
         """Return the owners of the input."""
-        if _torch.is_passthrough(self.node):
+        if fsdp.is_passthrough(self.node):
             return self.outs[self.position] if self.position < len(self.outs) else self.mixed()
         if graph.is_custom(self.node):
             return Owners.all(SEVERAL, self.shape)

@@ -205,7 +205,7 @@ def redo_where_lost(form: SampleGrads, squares: Tensor, doubt: Tensor) -> Tensor
     """Compute those norms again from the gradients themselves that rounding may have spoiled.
 
     Args:
-        piece: whose norms these are.
+        form: whose norms these are.
         squares: their squares.
         doubt: how large the error of each square may be, about. Nothing but zero has no doubt at all.
     """

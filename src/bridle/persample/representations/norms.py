@@ -25,7 +25,7 @@ class Norms:
         """Compute them.
 
         Args:
-            pieces: the gradients.
+            forms: the gradients.
             samples: how many samples there are.
             extreme: names of those whose squares may be beyond float64.
         """

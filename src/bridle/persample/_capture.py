@@ -14,7 +14,7 @@ from .. import graph
 from .._torch import fsdp
 from ..errors import UnsupportedOperationError
 from . import _checkpoints as _reentrant
-from . import _torch, rules
+from . import _engine, rules
 from ._losses import Losses
 from ._pullback import nothing, pull_back, through_hooks
 from .ownership.coupling import Known
@@ -112,10 +112,10 @@ def _forms(
     budget_left = options.memory_budget
     late: list[tuple[Node, tuple[Tensor | None, ...]]] = []
     missed = dict.fromkeys(at)
-    packed = any(_torch.is_packed(node) for node in at)
+    packed = any(_engine.is_packed(node) for node in at)
     # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
     waits = {node for node in at if packed or rules.runs_op(graph.op(node))}
-    free = not waits and not options.retain_graph and not _torch.bypassed(losses.root)
+    free = not waits and not options.retain_graph and not _engine.bypassed(losses.root)
     free = free and (found.source is Source.ASKED or not found.hooks)  # else it may have to be run again
 
     hooked = found.source is Source.ASKED and found.hooks != 0
@@ -125,12 +125,12 @@ def _forms(
         for i in at[node]:
             shape, position = _shape(cuts[i].value), cuts[i].position
             ctx = RuleContext(node, position, shape, gradients, layouts[node], losses.samples, options.coupling, cache)
-            if i == at[node][0] and _torch.is_packed(node):
+            if i == at[node][0] and _engine.is_packed(node):
                 found.rows.add(node, found.owners[node], ctx.saved)
             with torch.no_grad():
                 form = rules.apply(ctx)
                 if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
-                    form = Dense(_torch.inside_engine(form.dense))
+                    form = Dense(_engine.inside_engine(form.dense))
                 for leaf in below[i]:
                     keep(leaves[leaf], pull_back(form, cuts[i].value, leaf, hooked=hooked))
 
@@ -152,7 +152,7 @@ def _forms(
     losses.visit(at, torch.ones(losses.samples), see, retain_graph=not free)
     late += [(node, (None,) * len(layouts[node])) for node in missed]
     if packed:
-        _torch.inside_engine(lambda: list(starmap(apply, late)))
+        _engine.inside_engine(lambda: list(starmap(apply, late)))
     else:
         list(starmap(apply, late))
     if not options.coupling:
@@ -170,8 +170,8 @@ def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) ->
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
-    retain = options.retain_graph or bool(_torch.bypassed(losses.root))
-    found = _torch.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
+    retain = options.retain_graph or bool(_engine.bypassed(losses.root))
+    found = _engine.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
 

@@ -28,8 +28,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
+from .._torch import checkpoint
 from ..errors import UnsupportedOperationError
-from . import _torch
+from . import _engine
 from ._losses import Losses
 from .ownership.cuts import UseSite
 
@@ -71,9 +72,9 @@ def inline_checkpoints(losses: Losses) -> Losses:
 
 def refuse_hidden_weights(cuts: Iterable[UseSite], losses: Losses) -> None:
     """Refuse a shared value that was partly made inside a region: no gradient can go down through it."""
-    for cut in cuts if _torch.bypassed(losses.root) else ():
+    for cut in cuts if _engine.bypassed(losses.root) else ():
         for node in graph.reachable([cut.value]):
-            if _torch.is_reentrant_checkpoint(node):
+            if checkpoint.is_reentrant_checkpoint(node):
                 raise _refusal(
                     node,
                     f"`{graph.op(cut.node)}` uses a value that samples share, and that was partly made inside a "
@@ -98,7 +99,7 @@ class ReentrantCheckpoint(torch.autograd.Function):
         found: dict[_Region, tuple[Tensor | None, ...]] = {}
         with ExitStack() as stack:
             for region in ctx.everything:
-                stack.enter_context(_torch.override_backward(region.node, partial(_through, region, found)))
+                stack.enter_context(checkpoint.override_backward(region.node, partial(_through, region, found)))
             _ask([(ctx.root, weights)], _starts(ctx.regions))
         below = [
             found[region][i] if region in found else None
@@ -136,14 +137,14 @@ def _starts(regions: Iterable[_Region]) -> list[GradientEdge]:
 def _regions(nodes: Iterable[Node], known: set[Node]) -> tuple[_Region, ...]:
     custom = [node for node in nodes if graph.is_custom(node)]
     for node in custom:
-        if "checkpoint" in graph.op(node).lower() and not _torch.is_reentrant_checkpoint(node):
+        if "checkpoint" in graph.op(node).lower() and not checkpoint.is_reentrant_checkpoint(node):
             raise _refusal(node, f"`{graph.op(node)}` is a checkpoint other than torch's, and hides its parameters.")
-    return tuple(_computed_again(node, known) for node in custom if _torch.is_reentrant_checkpoint(node))
+    return tuple(_computed_again(node, known) for node in custom if checkpoint.is_reentrant_checkpoint(node))
 
 
 def _computed_again(node: Node, known: set[Node]) -> _Region:
     """Run a region again, and read what it recorded up to its inputs."""
-    inputs, outputs = _torch.run_checkpoint(node)
+    inputs, outputs = checkpoint.run_checkpoint(node)
     input_edges = tuple(None if x is None else graph.edge_of(x) for x in inputs)
     nodes = _down_to(outputs, {input_edge.node for input_edge in input_edges if input_edge is not None})
     if any(n in known and not graph.is_leaf(n) for n in nodes):

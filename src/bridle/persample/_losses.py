@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import graph
-from . import _torch
+from . import _engine
 from .ownership.layout import SampleLayout
 from .ownership.probe import See, probe
 
@@ -32,7 +32,7 @@ class Losses:
     def read(self) -> graph.Graph:
         """The graph recorded behind the losses, without what hands on nothing."""
         read = graph.read(self.root)
-        silent = set(_torch.bypassed(self.root))
+        silent = set(_engine.bypassed(self.root))
         if not silent:
             return read
         uses = {node: tuple(use for use in found if use.node not in silent) for node, found in read.consumers.items()}
@@ -42,10 +42,10 @@ class Losses:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
         wanted = dict.fromkeys(nodes)
         # Where checkpoints were opened the engine comes by twice, once to find the gradients inside them.
-        above = set() if _torch.bypassed(self.root) else nodes_above(self.read, wanted)
+        above = set() if _engine.bypassed(self.root) else nodes_above(self.read, wanted)
         passed, ends = [n for n in wanted if n in above], [n for n in wanted if n not in above]
         each = weights.to(self.root)[self.sample_of]
-        _torch.visit(self.root, each, passed, ends, see, retain_graph=retain_graph)
+        _engine.visit(self.root, each, passed, ends, see, retain_graph=retain_graph)
 
     def owners(self, nodes: Iterable[Node], *, hooked: bool = False) -> dict[Node, tuple[SampleLayout, ...] | None]:
         """Ask who owns the outputs of these ops; None for an op with an output that samples share.

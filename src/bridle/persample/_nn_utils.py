@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
-from .._torch import fsdp
+from .._torch import fsdp, trees
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
 from . import _checkpoints as _reentrant
-from . import _torch
+from . import _engine
 from ._losses import Losses
 from ._output_batch import Value, losses_of
 from ._per_sample import per_sample
@@ -122,12 +122,12 @@ def _require_samples(units: list[Any], count: int, first: int) -> None:
 
 def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mean: bool, first: int) -> Any:
     """Run the module on inputs cut off from their history, and hand its outputs on through one node."""
-    given, rebuild = _torch.flatten((args, kwargs))
+    given, rebuild = trees.flatten((args, kwargs))
     count = _batch_size(module, given, first) if batch_size is None else batch_size
     _require_samples(given, count, first)
     inner = [_asked(unit) for unit in given]
     inner_args, inner_kwargs = rebuild(inner)
-    outputs, rebuild_outputs = _torch.flatten(module(*inner_args, **inner_kwargs))
+    outputs, rebuild_outputs = trees.flatten(module(*inner_args, **inner_kwargs))
     live = [i for i, out in enumerate(outputs) if _needs_gradient(out)]
     if not live:
         return rebuild_outputs(outputs)
@@ -143,7 +143,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
             return []
         root = _reentrant.inline_checkpoints(Losses(losses, torch.arange(count), count)).root
         edges = [graph.edge_of(_tensor(inner[i])) for i in where]
-        return list(_torch.gradients_at(root, torch.ones_like(root), edges))
+        return list(_engine.gradients_at(root, torch.ones_like(root), edges))
 
     # Inputs may need no gradient, and yet the node must be in the graph.
     start = torch.zeros((), requires_grad=True)

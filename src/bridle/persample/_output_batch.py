@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from .. import graph
 from ..errors import CallArgumentError
 from . import _checkpoints as _reentrant
-from . import _torch
+from . import _engine
 from ._losses import Losses
 from .ownership.layout import SampleLayout
 
@@ -129,9 +129,9 @@ def _places_of(inputs: Sequence[Value], losses: Losses) -> Iterator[tuple[Node, 
     ids = {value.tensor.data_ptr(): value for value in inputs if not value.tensor.requires_grad}
     yield from ((graph.edge_of(value.tensor).node, value) for value in inputs if value.tensor.requires_grad)
     for node in losses.read.nodes:
-        if graph.op(node) != "EmbeddingBackward0" or _torch.is_packed(node):
+        if graph.op(node) != "EmbeddingBackward0" or _engine.is_packed(node):
             continue
-        indices = _torch.saved(node, "indices")
+        indices = _engine.saved(node, "indices")
         value = ids.get(indices.data_ptr())
         if value is not None and value.tensor.numel() == indices.numel() and value.tensor.is_contiguous():
             width = graph.describe(node)[0].shape[-1]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import graph
 from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphError
-from . import _torch
+from . import _engine
 from ._capture import Options, capture
 from ._losses import Losses
 from ._parameters import parameter_forms, refuse_unreadable
@@ -105,16 +105,16 @@ def per_sample(
         scale=1.0 if scaler is None else float(scaler.get_scale()),
         source=captured.source,
         eps=captured.eps,
-        engine=_engine(captured.losses, where.leaves) if retain_graph else _no_engine,
+        engine=_weighted_gradients(captured.losses, where.leaves) if retain_graph else _no_engine,
     )
 
 
-def _engine(losses: Losses, named: dict[str, Tensor]) -> Callable[[Tensor], dict[str, Tensor]]:
+def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[Tensor], dict[str, Tensor]]:
     def ask(weights: Tensor) -> dict[str, Tensor]:
         if not losses.root.requires_grad:
             return {}
         edges = [graph.edge_of(parameter) for parameter in named.values()]
-        found = _torch.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
+        found = _engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
         return {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
     return ask

@@ -6,7 +6,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import hooks as torch_hooks
-from . import _torch
+from .._torch import ops
+from . import _engine
 from .representations.base import Computed, Dense, SampleGrads
 from .representations.members import Members
 from .representations.rows import Rows
@@ -26,8 +27,8 @@ _RESHAPED = frozenset(
 
 
 _ENLARGED = {
-    "UpsampleBilinear2DAaBackward0": torch.ops.aten._upsample_bilinear2d_aa_backward,
-    "UpsampleBicubic2DAaBackward0": torch.ops.aten._upsample_bicubic2d_aa_backward,
+    "UpsampleBilinear2DAaBackward0": ops.upsample_bilinear2d_aa_backward,
+    "UpsampleBicubic2DAaBackward0": ops.upsample_bicubic2d_aa_backward,
 }
 
 
@@ -38,7 +39,7 @@ def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node, *, hooked: boo
     engine, all samples at once, or one by one where that cannot be.
     """
     while not graph.is_leaf(value.node):
-        below = _step(form, value.node) if not hooked or _torch.passes_unchanged(value) else None
+        below = _step(form, value.node) if not hooked or _engine.passes_unchanged(value) else None
         if below is None:
             return _through_engine(form, value, graph.leaf_tensor(leaf))
         form = below
@@ -60,9 +61,9 @@ def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
     if name == "TransposeBackward0":
         return form.swapped(_swapped(node))
     factors = form.outer_factors()
-    if name == "SelectBackward0" and factors is not None and _torch.saved_number(node, "dim") % 3 == 0:
+    if name == "SelectBackward0" and factors is not None and _engine.saved_number(node, "dim") % 3 == 0:
         count = input_shape(node)[0]
-        return Members.of(*factors, _torch.saved_number(node, "index") % count, count)
+        return Members.of(*factors, _engine.saved_number(node, "index") % count, count)
     if name in _RESHAPED:
         return form.reshaped(input_shape(node))
     if form.stored is not None and name in _ENLARGED:
@@ -75,7 +76,7 @@ def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
 def _swapped(node: Node) -> tuple[int, int]:
     """Return the two dimensions that were swapped, counted from the last."""
     rank = len(graph.describe(node)[0].shape)
-    first, second = sorted(_torch.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
+    first, second = sorted(_engine.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
     return first, second
 
 
@@ -84,7 +85,7 @@ def _shrunk(stored: Tensor, node: Node) -> SampleGrads:
     count, *image = input_shape(node)
     sizes = [len(stored) * count, *image]
     names = ("output_size", "align_corners", "scales_h", "scales_w")
-    size, *options = (_torch.saved(node, name) for name in names)
+    size, *options = (_engine.saved(node, name) for name in names)
     values = _ENLARGED[graph.op(node)](stored.flatten(0, 1), size, sizes, *options)
     return Dense(values.view(len(stored), count, *image))
 
@@ -100,29 +101,29 @@ def input_shape(node: Node) -> tuple[int, ...]:
 
 def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     """Ids that all samples share, such as positions: the table's gradient touches only those rows."""
-    if _torch.saved(node, "scale_grad_by_freq"):
+    if _engine.saved(node, "scale_grad_by_freq"):
         return None
     table = input_shape(node)
-    ids = _torch.saved(node, "indices").reshape(1, -1)
+    ids = _engine.saved(node, "indices").reshape(1, -1)
     values = stored.reshape(len(stored), -1, table[1])
-    padding = _torch.saved(node, "padding_idx")
+    padding = _engine.saved(node, "padding_idx")
     if 0 <= padding < table[0]:
         values = values * (ids != padding)[..., None]
-    return Rows(ids.expand(len(stored), -1), values, table, sparse=_torch.saved(node, "sparse"))
+    return Rows(ids.expand(len(stored), -1), values, table, sparse=_engine.saved(node, "sparse"))
 
 
 def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> SampleGrads:
     dtype = graph.describe(value.node)[value.output_nr].dtype
 
     def dense(part: slice) -> Tensor:
-        return _torch.pull(value, form.dense(part).to(dtype), leaf)
+        return _engine.pull(value, form.dense(part).to(dtype), leaf)
 
     def weighted(weights: Tensor) -> Tensor:
         if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
             return Computed(form.samples, leaf.shape, dense).weighted(weights)
         total = form.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
-        return _torch.pull(value, total.to(dtype)[None], leaf)[0]
+        return _engine.pull(value, total.to(dtype)[None], leaf)[0]
 
     return Computed(
         form.samples, leaf.shape, dense, weighted, held_tensors=form.held_tensors(), strategy=f"{form.strategy}, pulled"

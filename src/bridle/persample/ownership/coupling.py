@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ...errors import BatchCouplingError
-from .. import _torch
+from .. import _engine
 from .cuts import UseSite, leaves_below
 from .ops import MOVES, Step, base_name, elementwise
 from .owners import NOBODY, Owners
@@ -92,7 +92,7 @@ def constants(value: GradientEdge, known: Known) -> list[Constant]:
             leaf = [graph.leaf_tensor(node)] if known.is_input(node) else []
             found += [Constant(tuple(x.shape), x) for x in leaf]
         else:
-            kept = [x for x in _torch.saved_tensors(node) if x.grad_fn is None and known.is_data(x)]
+            kept = [x for x in _engine.saved_tensors(node) if x.grad_fn is None and known.is_data(x)]
             found += [Constant(tuple(x.shape), x) for x in kept] or _unsaved(node)
     return found
 
@@ -105,7 +105,7 @@ def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool
         if graph.is_leaf(node):
             if node not in parameters:
                 return True
-        elif _torch.saves_tensors(node) or any(below is None for below, _ in node.next_functions):
+        elif _engine.saves_tensors(node) or any(below is None for below, _ in node.next_functions):
             return True
     return False
 
@@ -235,8 +235,8 @@ class DataRows:
     def add_all(self, owners: Mapping[Node, tuple[Owners, ...]]) -> None:
         """Note what ops use, except for what is packed."""
         for node, outs in owners.items():
-            if not _torch.is_packed(node):
-                self.add(node, outs, partial(_torch.saved, node))
+            if not _engine.is_packed(node):
+                self.add(node, outs, partial(_engine.saved, node))
 
     def add(self, node: Node, outs: tuple[Owners, ...], saved: Callable[[str], Any]) -> None:
         """Note which elements of data an op uses for which samples, given how to get what it saved."""

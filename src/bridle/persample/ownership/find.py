@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ..._torch import hooks as torch_hooks
 from ...errors import BatchCouplingError, UnsupportedOperationError
-from .. import _torch
+from .. import _engine
 from .._losses import Losses
 from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data
 from .cuts import UseSite, find_cuts
@@ -200,7 +200,7 @@ def signature(losses: Losses) -> tuple[Any, ...]:
             type(node),
             tuple((None if below is None else number[below], nr) for below, nr in node.next_functions),
             tuple((out.shape, out.dtype) for out in graph.describe(node)),
-            _torch.plain_values(node),
+            _engine.plain_values(node),
         )
         for node in read.nodes
     )

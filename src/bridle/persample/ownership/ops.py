@@ -16,7 +16,7 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from ..._torch import fsdp
-from .. import _torch
+from .. import _engine
 from .owners import NOBODY, SEVERAL, Owners
 
 
@@ -54,7 +54,7 @@ class Step:
         if graph.is_custom(self.node):
             return Owners.all(SEVERAL, self.shape)
         entry = MOVES.get(base_name(self.node))
-        if self.by_indices and moves_by_index(self.node) and not _torch.is_packed(self.node):
+        if self.by_indices and moves_by_index(self.node) and not _engine.is_packed(self.node):
             entry = asked_of_torch
         if entry is None or (base_name(self.node) not in _ALL_OUTPUTS and not all(o.is_empty for o in self.outs[1:])):
             return self.mixed()
@@ -280,7 +280,7 @@ def asked_of_torch(step: Step) -> Owners:
     full = step.out.ids.expand(step.out.shape).double()
     owned = torch.where(full == SEVERAL, torch.nan, full)
     here = (full != NOBODY).double()
-    count, total, squares = (_torch.call(step.node, [x])[step.position] for x in (here, owned * here, owned**2 * here))
+    count, total, squares = (_engine.call(step.node, [x])[step.position] for x in (here, owned * here, owned**2 * here))
     if count is None or total is None or squares is None:
         return step.mixed()
     owner = (total / count.clamp(min=1)).round()

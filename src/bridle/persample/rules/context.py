@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
-from .. import _torch
+from .. import _engine
 from ..ownership.layout import SampleLayout
 
 
@@ -63,14 +63,14 @@ class RuleContext:
     def saved(self, name: str) -> Any:
         """Return what the op saved under torch's name for it, such as ``mat1`` or ``input``."""
         if name not in self._cache:
-            value = _torch.saved(self.node, name)
+            value = _engine.saved(self.node, name)
             self._cache[name] = value.detach() if isinstance(value, Tensor) else value
         return self._cache[name]
 
     def run(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Run the op's backward with other gradients at its outputs; return what the value gets."""
         with torch.no_grad():
-            answer = _torch.call(self.node, gradients)[self.position]
+            answer = _engine.call(self.node, gradients)[self.position]
         if answer is None:
             return torch.zeros(self.shape)
         if answer.is_sparse:

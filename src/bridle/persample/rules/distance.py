@@ -3,9 +3,9 @@
 Legend: b sample, t row of a sample, r row of the parameter, d width.
 """
 
-import torch
 from torch import Tensor
 
+from ..._torch import ops
 from ..ownership.layout import NotSeparableError, SampleLayout
 from ..representations.base import Computed, SampleGrads
 from ..representations.numerics import scale_rows, upcast_half
@@ -47,7 +47,7 @@ def _turned(layout: SampleLayout, g: Tensor) -> SampleLayout:
 def _backward(g: Tensor, data: Tensor, lengths: Tensor, parameter: Tensor, p: float) -> Tensor:
     """Return the gradients of the parameter: (b, r, d)."""
     repeated = parameter.to(g).expand(len(g), *parameter.shape).contiguous()
-    answer: Tensor = torch.ops.aten._cdist_backward(
+    answer: Tensor = ops.cdist_backward(
         g.mT.contiguous(), repeated, data.to(g).contiguous(), p, lengths.to(g).mT.contiguous()
     )
     return answer

@@ -1,20 +1,16 @@
-"""Everything private in torch that this room touches, checked on torch 2.13.0 and 2.15.0."""
+"""Runs of torch's engine over parts of a graph, and what its nodes saved."""
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
-from torch.nn.utils.rnn import PackedSequence
-from torch.utils import _pytree
-from torch.utils.checkpoint import CheckpointFunction
 
 from .. import graph
-from .._torch import hooks
-from ..errors import UnsupportedOperationError
+from .._torch import checkpoint, hooks
 from ._graph_errors import explain_errors
 
 T = TypeVar("T")
@@ -122,7 +118,7 @@ def gradients_at(
     with ExitStack() as stack:
         for node in bypassed(root):
             count = len(node.needs_input_grad)  # type: ignore[attr-defined]
-            stack.enter_context(override_backward(node, lambda *_, count=count: (None,) * count))
+            stack.enter_context(checkpoint.override_backward(node, lambda *_, count=count: (None,) * count))
         stack.enter_context(explain_errors("the graph of the losses"))
         with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
             total = (root * weights.to(root.dtype)).sum()
@@ -133,68 +129,6 @@ def bypassed(root: Tensor) -> tuple[Node, ...]:
     """Return the nodes that hand on nothing, since what they stand for hangs from the root itself."""
     found: tuple[Node, ...] = getattr(root.grad_fn, "passed_by", ())
     return found
-
-
-@contextmanager
-def override_backward(node: Node, backward: Callable[..., tuple[Tensor | None, ...]]) -> Generator[None, None, None]:
-    """While active, let the engine call `backward` when it comes to this node of a custom Function."""
-    held = vars(node)
-    before = held.get("apply")
-    held["apply"] = backward
-    try:
-        yield
-    finally:
-        del held["apply"]
-        if before is not None:
-            held["apply"] = before
-
-
-def is_reentrant_checkpoint(node: Node) -> bool:
-    """Tell whether the node stands for a region under torch's reentrant checkpoint."""
-    return getattr(node, "_forward_cls", None) is CheckpointFunction
-
-
-class _HasRunError(Exception):
-    """The region of a checkpoint has been run, and torch's code may stop there."""
-
-
-def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None, ...]]:
-    """Run the region of a reentrant checkpoint again, with its random numbers and its autocast.
-
-    torch's own backward does it, up to the point where the region has been run.
-
-    Returns:
-        What the region was given and what it returned, each with its history, so that the gradient can go
-        on; None for everything that needs no gradient.
-    """
-    with explain_errors("what a reentrant checkpoint saved"):
-        saved = node.saved_tensors
-    run_function, versions = node.run_function, [x._version for x in saved]
-    inputs: list[Tensor | None] = []
-    outputs: list[Any] = []
-
-    def run(*cut_off: Any) -> None:
-        rest = iter(saved)
-        given = [next(rest) if isinstance(x, Tensor) else None for x in cut_off]
-        inputs.extend(x.view_as(x) if x is not None and x.requires_grad else None for x in given)
-        found = run_function(*(old if new is None else new for old, new in zip(cut_off, inputs, strict=True)))
-        outputs.extend(found if isinstance(found, tuple | list) else (found,))
-        raise _HasRunError
-
-    node.run_function = run
-    try:
-        CheckpointFunction.backward(node)  # type: ignore[no-untyped-call]
-    except _HasRunError:
-        pass
-    finally:
-        node.run_function = run_function
-    if versions != [x._version for x in saved]:
-        raise UnsupportedOperationError(
-            "per_sample: a region under a reentrant checkpoint changes what it is given in place, so it cannot be "
-            "computed a second time. Let it work on a copy.",
-            graph.op(node),
-        )
-    return inputs, tuple(x if isinstance(x, Tensor) and x.requires_grad else None for x in outputs)
 
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
@@ -236,12 +170,6 @@ class _Ask(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         ctx.answers.append(ctx.question())
         return g, None, None
-
-
-def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return what nested containers hold, and a function that puts other things into their places."""
-    leaves, spec = _pytree.tree_flatten(tree, is_leaf=lambda part: isinstance(part, PackedSequence))
-    return leaves, lambda others: _pytree.tree_unflatten(others, spec)
 
 
 _FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}

@@ -1,0 +1,89 @@
+"""Imports between packages go one way, private modules stay at home, and private torch in its place."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "bridle"
+# Each package may import those before it.
+ORDER = [
+    "errors",
+    "_torch",
+    "_events",
+    "_kernels",
+    "_distributed",
+    "graph",
+    "autograd",
+    "persample",
+    "policies",
+    "clip",
+]
+ORDER += ["functional", "distributed", "watch", "integrations"]
+# What the root of the package offers and who runs it may import everything.
+TOP = {"__init__", "__main__"}
+
+
+def modules():
+    for path in sorted(SOURCE.rglob("*.py")):
+        yield path, path.relative_to(SOURCE).with_suffix("").parts
+
+
+def imports(path, parts):
+    """Yield (line, parts of the module imported from, names) for each import within the package."""
+    here = parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = here[: len(here) - node.level + 1]
+            yield node.lineno, (*base, *(node.module or "").split(".")) if node.module else base, node.names
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bridle":
+            yield node.lineno, tuple(node.module.split(".")[1:]), node.names
+
+
+def targets(found, names):
+    """Return what an import names: modules of the package, as parts."""
+    for alias in names:
+        full = (*found, alias.name)
+        path = SOURCE.joinpath(*full)
+        yield full if path.with_suffix(".py").exists() or (path / "__init__.py").exists() else found
+
+
+def edges():
+    for path, parts in modules():
+        for line, found, names in imports(path, parts):
+            for target in targets(found, names):
+                if target:
+                    yield f"{path.relative_to(SOURCE)}:{line}", parts, target
+
+
+def test_every_package_has_its_place():
+    found = {parts[0] for _, parts in modules()}
+    assert found <= {*ORDER, *TOP}
+
+
+def test_imports_go_one_way():
+    wrong = [
+        f"{where} imports {'.'.join(target)}"
+        for where, parts, target in edges()
+        if parts[0] not in TOP and target[0] in ORDER and ORDER.index(target[0]) > ORDER.index(parts[0])
+    ]
+    assert not wrong
+
+
+def test_private_modules_stay_at_home():
+    wrong = [
+        f"{where} imports {'.'.join(target)}"
+        for where, parts, target in edges()
+        if parts[0] != target[0] and parts[0] not in TOP and any(part.startswith("_") for part in target[1:])
+    ]
+    assert not wrong
+
+
+PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|from torch(\.\w+)*\._\w+ import|from torch(\.\w+)* import _\w+")
+
+
+@pytest.mark.parametrize("path", [p for p, parts in modules() if parts[0] != "_torch"], ids=str)
+def test_private_torch_is_in_its_place(path):
+    text = re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
+    assert not [line for line in text.splitlines() if PRIVATE.search(line.split("#")[0])]

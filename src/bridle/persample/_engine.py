@@ -127,7 +127,7 @@ def gradients_at(
 
 def bypassed(root: Tensor) -> tuple[Node, ...]:
     """Return the nodes that hand on nothing, since what they stand for hangs from the root itself."""
-    found: tuple[Node, ...] = getattr(root.grad_fn, "passed_by", ())
+    found: tuple[Node, ...] = getattr(root.grad_fn, "bypassed", ())
     return found
 
 

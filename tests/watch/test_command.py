@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bridle.watch import read_run
 from bridle.watch._cli import main
-from bridle.watch._run import read
 
 FACTS = """
 import sys, pickle, atexit, os
@@ -104,9 +104,9 @@ def test_a_script_cannot_tell(folder, context):
     assert watched.stdout == plain.stdout
     assert "read: a line" in plain.stdout
     assert watched.stderr.startswith("to stderr\n")
-    record = read(folder / "facts.bridle.jsonl")  # beside where it was run, not beside the script
+    record = read_run(folder / "facts.bridle.jsonl")  # beside where it was run, not beside the script
     assert len(record.steps) == 8  # the workers wrote nothing
-    assert "Nothing found" in watched.stderr
+    assert "No findings" in watched.stderr
 
 
 def test_a_traceback_is_the_scripts_own(folder):
@@ -137,7 +137,7 @@ def test_a_signal_ends_it_as_it_would_and_the_record_is_whole(folder, number):
         child.send_signal(number)
         _, err = child.communicate(timeout=60)
     assert child.returncode == -number
-    assert len(read(folder / "run.jsonl").steps) > 30
+    assert len(read_run(folder / "run.jsonl").steps) > 30
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in err
         assert "_script.py" not in err
@@ -152,7 +152,7 @@ def test_nan_is_traced_to_its_operation(folder):
     assert "gradients were not finite: first at step 0, in parameter 0" in watched.stderr
     watched = run(folder, "-m", "bridle", "watch", "--anomaly", "nan.py")
     assert watched.returncode == 1
-    found = read(folder / "nan-2.bridle.jsonl")
+    found = read_run(folder / "nan-2.bridle.jsonl")
     assert "returned nan values" in found.notes[0]["anomaly"]
 
 
@@ -162,7 +162,7 @@ def test_a_script_may_go_to_another_folder(folder):
     (folder / "moves.py").write_text(script)
     watched = run(folder, "-m", "bridle", "watch", "moves.py")
     assert "SGD, 1 steps recorded" in watched.stderr
-    assert len(read(folder / "moves.bridle.jsonl").steps) == 1
+    assert len(read_run(folder / "moves.bridle.jsonl").steps) == 1
 
 
 def test_clipping_from_outside(folder):
@@ -197,7 +197,7 @@ def test_report_in_text_json_and_html(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     write(path, [step(t) for t in range(40)]).close()
     assert main(["report", str(path)]) == 0
-    assert "Nothing found" in capsys.readouterr().out
+    assert "No findings" in capsys.readouterr().out
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
     assert main(["report", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []

@@ -7,13 +7,20 @@ import subprocess
 
 import pytest
 
-from bridle.watch._chart import Axis
-from bridle.watch._page import page, write_page
+from bridle.watch.report.charts import Axis
+from bridle.watch.report.html import to_html
+from bridle.watch.report.report import report_on
 
 from .runs import healthy, in_part
 from .test_findings import TRIGGERS, nonfinite, spiking, swinging
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def page(runs):
+    return to_html([report_on(run) for run in runs])
+
+
 EVERY = [make for makes in TRIGGERS.values() for make in makes]
 
 
@@ -50,7 +57,7 @@ def test_two_runs_are_before_and_after():
     text = page([swinging(), healthy()])
     assert "Before and after" in text
     assert "Findings before" in text
-    assert "Nothing found" in text
+    assert "No findings" in text
 
 
 def test_several_ranks_have_a_part_of_their_own():
@@ -91,7 +98,7 @@ def test_an_axis_has_ticks_inside_it():
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_it(tmp_path, width):
     file, picture = tmp_path / "page.html", tmp_path / "page.png"
-    write_page(file, [spiking(), nonfinite()])
+    report_on(nonfinite()).write_page(file, before=report_on(spiking()))
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --enable-logging=stderr --hide-scrollbars"
     done = subprocess.run(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bridle
-from bridle.watch._run import read
-from bridle.watch.findings import find
+from bridle.watch import read_run
+from bridle.watch.analysis.findings import find
 
 TRAIN = """
 import os, signal, sys, time
@@ -62,12 +62,12 @@ def test_ranks_that_train_together(tmp_path):
     done = torchrun(tmp_path, "train.py", "together", "0")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained\n"
-    assert done.stderr.count("Nothing found") == 1  # one rank speaks
+    assert done.stderr.count("No findings") == 1  # one rank reports
     assert "SGD, 40 steps recorded on each of 2 ranks" in done.stderr
     assert {file.name for file in tmp_path.iterdir()} == {
         "train.py", "train.bridle.rank0.jsonl", "train.bridle.rank1.jsonl", "train.bridle.html"
     }  # fmt: skip
-    run = read(tmp_path / "train.bridle.rank0.jsonl")
+    run = read_run(tmp_path / "train.bridle.rank0.jsonl")
     assert run.ranks[0].norms == run.ranks[1].norms
     assert run.ranks[0].loss != run.ranks[1].loss
 
@@ -85,7 +85,7 @@ def test_a_rank_that_is_killed_leaves_its_record_and_a_report(tmp_path, which):
     said = f"Rank {which} stopped early: its record breaks off after 25 steps"
     assert said in done.stderr
     assert said in (tmp_path / "run.html").read_text()
-    run = read(tmp_path / "run.rank0.jsonl")
+    run = read_run(tmp_path / "run.rank0.jsonl")
     assert run.ranks[which].steps == list(range(25))
     assert "straggler" not in {finding.name for finding in find(run)}
 
@@ -103,7 +103,7 @@ def test_pieces_are_clipped_and_recorded_as_one_process_does(tmp_path):
             optimizer.zero_grad()
             (net(x) - x[:, :1]).square().mean().backward()
             optimizer.step()
-    run, alone = read(tmp_path / "run.rank1.jsonl"), read(monitor.path)
+    run, alone = read_run(tmp_path / "run.rank1.jsonl"), read_run(monitor.path)
     assert run.norm == pytest.approx(alone.norm, rel=1e-4)
     assert run.clip == pytest.approx(alone.clip, rel=1e-4)
     assert min(run.clip) < 1

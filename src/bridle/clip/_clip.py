@@ -15,6 +15,7 @@ from ._decision import Clamp, Policy, Scale, Skip
 from ._fold import check_fold, fold
 from ._gradients import Gradients, measure_together
 from ._groups import Groups
+from ._notify import notify_clip_policy
 from ._patterns import assign
 from ._report import ClipReport, Outcome
 from ._target import Target
@@ -24,6 +25,7 @@ __all__ = ["NonFinite", "clip_"]
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
 
 
+@notify_clip_policy
 def clip_(
     target: Target,
     policy: Policy | Mapping[str, Policy | None],

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..watch import Monitor
-from ..watch._policy import Clip
+from ..watch import ClipOption, Monitor
 from ._missing import missing
 
 try:
@@ -24,7 +23,7 @@ def monitor(
     optimizer: Any,
     *,
     record: str | os.PathLike[str] | None = None,
-    clip: Clip = None,
+    clip: ClipOption = None,
     every: int = 1,
 ) -> Monitor:
     """A `bridle.Monitor` for a prepared model and optimizer: the names are the model's own.

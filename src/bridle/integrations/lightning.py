@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..watch import Monitor
-from ..watch._policy import Clip
+from ..watch import ClipOption, Monitor
 from ._missing import missing
 
 try:
@@ -29,7 +28,9 @@ class MonitorCallback(Callback):
         monitor: the `bridle.Monitor`, once the fit has begun.
     """
 
-    def __init__(self, record: str | os.PathLike[str] | None = None, *, clip: Clip = None, every: int = 1) -> None:
+    def __init__(
+        self, record: str | os.PathLike[str] | None = None, *, clip: ClipOption = None, every: int = 1
+    ) -> None:
         self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
         self.monitor: Monitor | None = None
 

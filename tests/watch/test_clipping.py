@@ -1,7 +1,6 @@
 """Clipping is recorded as what happened, whoever does it, in whatever order, and however the name was imported."""
 
 import math
-import subprocess
 import sys
 
 import pytest
@@ -16,6 +15,8 @@ import bridle
 from bridle import clip_, clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from bridle.errors import BridleWarning
 from bridle.watch import read_run
+
+from .processes import run_process
 
 LIMIT = 0.25
 
@@ -323,5 +324,6 @@ if os.fork() == 0:
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 monitor.stop()
 """
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=300)
+    done = run_process([sys.executable, "-c", code], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert read_run(tmp_path / "run.jsonl").steps == []

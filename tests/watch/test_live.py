@@ -5,10 +5,13 @@ import os
 import pty
 import re
 import sys
+from contextlib import suppress
 
 import pytest
 
 from bridle.watch import _live_line
+
+from .processes import LIMIT, killed_after, start
 
 pytest.importorskip("rich", reason="pip install 'bridle[watch]'")
 LATEST = {"step": 12.0, "loss": 0.5, "norm": 2.0, "lr": 0.1}
@@ -93,21 +96,19 @@ def test_on_a_real_terminal_the_scripts_output_is_whole(tmp_path):
         "for i in range(8):\n    o.zero_grad(); w.square().sum().backward(); o.step(); time.sleep(0.1)\n"
         "    print('epoch', i)\n"
     )
-    os.environ.setdefault("TERM", "xterm")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "bridle", "watch", "--record", tmp_path / "run.jsonl", script]
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave}
+    child = start(command, env={"TERM": os.environ.get("TERM", "xterm")}, **terminal)
+    os.close(slave)
     shown = bytearray()
-
-    def keep(descriptor):
-        data = os.read(descriptor, 4096)
-        shown.extend(data)
-        return b"."  # nothing of it on the terminal the tests run in; empty would mean the end
-
-    status = pty.spawn(
-        [sys.executable, "-m", "bridle", "watch", "--record", str(tmp_path / "run.jsonl"), str(script)],
-        keep,
-        lambda descriptor: b"",
-    )
+    with killed_after(LIMIT, child):
+        with suppress(OSError):  # which is how reading a terminal ends
+            while data := os.read(master, 4096):
+                shown.extend(data)
+        assert child.wait() == 0
+    os.close(master)
     text = shown.decode()
-    assert os.waitstatus_to_exitcode(status) == 0
     assert all(f"epoch {i}\r\n" in text for i in range(8))
     assert "\x1b[2K" in text
     assert "bridle" in text.split("epoch 7")[0]

@@ -3,7 +3,6 @@ import math
 import re
 import shutil
 import struct
-import subprocess
 
 import pytest
 
@@ -11,6 +10,7 @@ from bridle.watch.report.charts import Axis
 from bridle.watch.report.html import to_html
 from bridle.watch.report.report import report_on
 
+from .processes import run_process
 from .runs import healthy, in_part
 from .test_findings import TRIGGERS, nonfinite, spiking, swinging
 
@@ -101,10 +101,9 @@ def test_a_browser_shows_it(tmp_path, width):
     report_on(nonfinite()).write_page(file, before=report_on(spiking()))
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --enable-logging=stderr --hide-scrollbars"
-    done = subprocess.run(
+    done = run_process(
         [BROWSER, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2400",
          f"--screenshot={picture}", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert picture.exists(), done.stderr
     assert "CONSOLE" not in done.stderr

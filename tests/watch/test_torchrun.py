@@ -1,7 +1,5 @@
 """`torchrun ... -m bridle watch train.py`: the whole way, with real processes."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,8 @@ import torch
 import bridle
 from bridle.watch import read_run
 from bridle.watch.analysis.findings import find
+
+from .processes import run_process
 
 TRAIN = """
 import os, signal, sys, time
@@ -51,11 +51,9 @@ dist.destroy_process_group()
 def torchrun(folder, *arguments):
     (folder / "train.py").write_text(TRAIN)
     here = str(Path(bridle.__file__).parents[1])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here}
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bridle", "watch"]
-    return subprocess.run(
-        [*start, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    env = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bridle", "watch"]
+    return run_process([*launch, *arguments], cwd=folder, env=env)
 
 
 def test_ranks_that_train_together(tmp_path):

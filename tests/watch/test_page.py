@@ -91,7 +91,7 @@ def test_an_axis_has_ticks_inside_it():
         ticks = axis.ticks()
         assert 1 <= len(ticks) <= 12
         assert all(axis.low <= t <= axis.high for t in ticks)
-        assert all(0 <= axis.place(v) <= 1 for v in (low, high, -1e9, 1e9, math.inf))
+        assert all(0 <= axis.position(v) <= 1 for v in (low, high, -1e9, 1e9, math.inf))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")

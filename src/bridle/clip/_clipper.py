@@ -1,4 +1,4 @@
-"""`Clipper`: clipping inside `optimizer.step()`, for people who want no extra line in their loop."""
+"""`Clipper`: clip inside `optimizer.step()`, without an extra line in the loop."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ __all__ = ["Clipper"]
 class Clipper:
     """Clip the gradients of an optimizer at the start of each of its steps.
 
-    With gradient accumulation that is once for each step, on the sum. With `torch.amp.GradScaler` no call to
-    `unscale_` is needed: gradients are clipped after they are unscaled, and a step the scaler skips is neither
-    clipped nor learned from. A closure passed to `step` is clipped each time it has been called.
+    With gradient accumulation that is once for each step, on the sum. With `torch.amp.GradScaler` no call to `unscale_`
+    is needed: gradients are clipped after they are unscaled, and a step the scaler skips is neither clipped nor learned
+    from. With a closure, gradients are clipped each time it has run. A deep copy or pickle of the optimizer, or of the
+    clipper, has a clipper of its own; a shallow copy is refused.
 
     A step that is skipped, by `nonfinite="skip"` or by a policy such as `skip_spikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
     cannot be read without waiting, gradients are set to zero instead.
 
     Args:
-        optimizer: whose gradients to clip.
-        policy: a policy, or a mapping from name patterns to policies, as for `bridle.clip_`.
-        model: where the names for a mapping are taken from, if the optimizer was not built from
+        optimizer: Whose gradients to clip.
+        policy: A policy, or a mapping from name patterns to policies, as for `bridle.clip_`.
+        model: Where the names for a mapping come from, if the optimizer was not built from
             `named_parameters()`.
-        nonfinite: as for `bridle.clip_`.
-        dry_run: change nothing; `report` says what would have been done.
-        groups: what tensors cannot say about other ranks, as for `bridle.clip_`.
+        nonfinite: As for `bridle.clip_`.
+        dry_run: Change nothing; `report` says what would have been done.
+        groups: What tensors cannot say about other ranks, as for `bridle.clip_`.
 
     Raises:
-        ArgumentError: (a ValueError) a wrong mode, or a parameter of the optimizer that `model` does not have.
+        ArgumentError: (a ValueError) An unknown mode, or a parameter of the optimizer that `model` does not have.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -84,7 +85,7 @@ class Clipper:
         carry(optimizer, self)
 
     def remove(self) -> None:
-        """Clip no more."""
+        """Stop clipping."""
         if self._step is not None:
             self._step.remove()
             drop(self.optimizer, self)
@@ -110,22 +111,24 @@ class Clipper:
             self._step = None
 
     def __enter__(self) -> Clipper:
+        """Clip until the end of the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Clip no more."""
         self.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the policies have learned, by pattern: loads with `torch.load(..., weights_only=True)`."""
+        """Return what the policies have learned, by pattern. It loads with `torch.load(..., weights_only=True)`."""
         return {pattern: policy.state_dict() for pattern, policy in self._stateful().items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
-            ArgumentError: (a ValueError) the patterns or policies are not those that were saved.
+            ArgumentError: (a ValueError) The patterns or policies are not those that were saved.
         """
         policies = self._stateful()
         if set(policies) != set(saved):

@@ -1,7 +1,5 @@
 """A Lightning callback: `Trainer(callbacks=[MonitorCallback("run.jsonl")])`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -13,19 +11,17 @@ try:
 except ImportError as error:
     raise missing("lightning", "lightning") from error
 
-__all__ = ["MonitorCallback"]
-
 
 class MonitorCallback(Callback):
-    """Records the fit, clips if asked to, and logs the latest numbers as `bridle/...`.
+    """Record the fit, clip if asked to, and log the latest numbers as `bridle/...`.
 
     Args:
-        record: the file to write; None for a temporary one.
-        clip: as in `bridle.Monitor`. Leave the trainer's own `gradient_clip_val` out then.
-        every: record every so many steps.
+        record: The file to write; None for a temporary one.
+        clip: As in `bridle.Monitor`, instead of the trainer's `gradient_clip_val`; with both, both clip.
+        every: Record every so many steps.
 
     Attributes:
-        monitor: the `bridle.Monitor`, once the fit has begun.
+        monitor: The `bridle.Monitor`, once the fit has begun.
     """
 
     def __init__(
@@ -35,7 +31,7 @@ class MonitorCallback(Callback):
         self.monitor: Monitor | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Begin; of several processes each records itself."""
+        """Start recording. Each of several processes records itself."""
         self.monitor = Monitor(pl_module, **self._options).start()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002

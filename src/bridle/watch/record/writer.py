@@ -102,7 +102,7 @@ class Writer:
 
 
 def _merged(first: Line, second: Line) -> Line:
-    """Return the second line, or the one with non-finite gradients, standing for both."""
+    """Return the second line, or the one with non-finite gradients, in place of both."""
     if "nonfinite" in first and "nonfinite" not in second:
         first, second = second, first
     found: dict[str, Any] = {**second, "n_steps": first["n_steps"] + second["n_steps"]}

@@ -1,4 +1,4 @@
-"""One value for what is said about a run: built once, rendered as text, JSON and HTML."""
+"""The report on a run as one value: built once, rendered as text, JSON and HTML."""
 
 import dataclasses
 import math

@@ -6,7 +6,7 @@ _LEAST = 100
 
 
 def clip_idle(run: Run) -> Finding | None:
-    """Clipping that never did anything."""
+    """Find clipping that never did anything."""
     factors, norms = finite(run.clip), finite(run.norm)
     if len(factors) < _LEAST or any(f < 1 for f in factors):
         return None

@@ -10,7 +10,7 @@ _FACTOR = 0.2
 
 
 def clip_tight(run: Run) -> Finding | None:
-    """Clipping that is always on and strong has become a different learning rate."""
+    """Find clipping that is always on and strong: it has become a different learning rate."""
     factors = finite(run.clip)
     # Thresholds that adapt are meant to follow the norms; only a fixed one can be too tight.
     if len(factors) < _LEAST or run.threshold is None:

@@ -6,7 +6,7 @@ _SHARE = 0.95
 
 
 def dead(run: Run) -> Finding | None:
-    """Parameters that should learn and do not: no gradient, a gradient of zeros, or no movement."""
+    """Find parameters that should learn and do not: no gradient, a gradient of zeros, or no movement."""
     total = len(run.steps)
     if total < _LEAST:
         return None

@@ -12,7 +12,7 @@ _CORRELATION = 0.9
 
 
 def depth(run: Run) -> Finding | None:
-    """Gradients shrink or grow by orders of magnitude from layer to layer."""
+    """Find gradients that shrink or grow by orders of magnitude from layer to layer."""
     family, layers = _numbered_layers(run)
     if len(layers) < _LAYERS or len(run.steps) < 10:
         return None
@@ -44,14 +44,14 @@ def depth(run: Run) -> Finding | None:
             "last layer": sizes[-1],
         },
         advice="Normalise between layers, add residual connections, or rescale the initial weights so that each layer "
-        "keeps the size of what passes through it. Clipping cannot mend this: it scales all layers alike.",
+        "keeps the size of what passes through it. Clipping does not help: it scales all layers alike.",
         chart=Chart("root mean square of the gradient, by layer",
                         {"rms": sizes}, [float(i) for i in layers], log=True, x_label="layer"),
     )  # fmt: skip
 
 
 def _numbered_layers(run: Run) -> tuple[str, dict[int, list[int]]]:
-    """The longest family of weights whose names differ in one number, such as `blocks.3.`; biases are left out."""
+    """Return the longest family of weights whose names differ in one number, such as `blocks.3.`, without biases."""
     families: dict[str, dict[int, list[int]]] = {}
     for i, name in enumerate(run.names):
         found = re.match(r"^(.*?)\b(\d+)\b", name)

@@ -8,11 +8,11 @@ _MODULES = 4
 
 
 def dominant(run: Run) -> Finding | None:
-    """One module makes nearly all of the gradient norm, so one threshold for all is a threshold for it."""
+    """Find one module that makes nearly all of the gradient norm: one threshold for all is then a threshold for it."""
     modules = run.norm_by_module()
     if len(modules) < _MODULES or len(run.steps) < 10:
         return None
-    # Not a power: that of a run that went astray may be too large for a float, and raises where a product is infinite.
+    # Not a power: where a run has diverged it overflows and raises, and a product is infinite.
     totals = [sum(norms[t] * norms[t] for norms in modules.values()) for t in range(len(run.steps))]
     kept = [t for t, total in enumerate(totals) if 0 < total < float("inf")]
     if not kept:

@@ -10,7 +10,7 @@ _SHARE = 0.65
 
 
 def edge_of_stability(run: Run) -> Finding | None:
-    """Steps go past the bottom of the valley: the next gradient points back along the step just taken.
+    """Find steps that overshoot the minimum: the next gradient points back along the step just taken.
 
     On a quadratic of curvature h the cosine settles at half of lr * h, and at lr * h = 2 the steps no longer shrink.
     """

@@ -10,7 +10,7 @@ _SHARE = 0.2
 
 
 def heavy_tail(run: Run) -> Finding | None:
-    """A few steps have gradients far larger than the rest, beyond what the trend explains."""
+    """Find gradients that are far larger in a few steps, beyond what the trend explains."""
     over = sorted(math.exp(r) for r in relative(run.norm, 101) if not math.isnan(r))
     if len(over) < _LEAST:
         return None
@@ -25,7 +25,7 @@ def heavy_tail(run: Run) -> Finding | None:
         title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the total",
         weight=min(0.9, 0.5 + share),
         test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
-        f"the sum, and Hill's tail index over them is below {_INDEX:g} (a normal spread has 10 and more)",
+        f"the sum, and Hill's tail index over them is below {_INDEX:g} (of a normal distribution it is 10 and more)",
         evidence={
             "share of the sum from the largest 5% of steps": share,
             "tail index": index,

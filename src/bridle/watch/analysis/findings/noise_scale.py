@@ -8,20 +8,20 @@ _FACTOR = 10.0
 
 
 def noise_scale(run: Run) -> Finding | None:
-    """The batch is far smaller than the noise in it (McCandlish et al., arXiv 1812.06162); needs per-sample norms.
+    """Find a batch that is too small for its noise (McCandlish et al., arXiv 1812.06162); needs per-sample norms.
 
     With batch size B, mean square S of the per-sample norms and squared norm G of the mean gradient, the variance is
     (S - G) B / (B - 1) and the squared true gradient G minus that over B; their ratio is the batch at which noise
     and gradient are equally large.
     """
-    told = [
+    known = [
         (s[0], s[1], n * n) for s, n in zip(run.samples, run.norm, strict=True) if s is not None and s[0] > 1 and n > 0
     ]
-    if len(told) < _LEAST:
+    if len(known) < _LEAST:
         return None
-    variance = fmean((s - g) * b / (b - 1) for b, s, g in told)
-    signal = fmean(g - (s - g) / (b - 1) for b, s, g in told)
-    batch = fmean(b for b, _, _ in told)
+    variance = fmean((s - g) * b / (b - 1) for b, s, g in known)
+    signal = fmean(g - (s - g) / (b - 1) for b, s, g in known)
+    batch = fmean(b for b, _, _ in known)
     scale = variance / signal if signal > 0 else float("inf")
     if scale < _FACTOR * batch:
         return None

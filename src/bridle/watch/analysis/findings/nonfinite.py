@@ -5,7 +5,7 @@ from ..finding import Finding
 
 
 def nonfinite(run: Run) -> Finding | None:
-    """Gradients or losses that are NaN or infinite."""
+    """Find gradients or losses that are NaN or infinite."""
     bad_losses = [s for s, loss in zip(run.steps, run.loss, strict=True) if math.isinf(loss)]
     origins = [n["anomaly"] for n in run.notes if "anomaly" in n]
     skipped = sum(1 for n in run.notes if n.get("note") == "scaler skipped")

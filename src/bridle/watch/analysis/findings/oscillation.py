@@ -6,7 +6,7 @@ from ...run.run import Run
 from ..finding import Chart, Finding
 from ..statistics import autocorrelation, finite, relative
 
-_LEAST = 60  # steps, to speak of a period at all
+_LEAST = 60  # steps, to look for a period at all
 _BLOCK = 20  # steps in a stretch, at least
 _RISE = 1.5  # how much the loss of a stretch of steps rises over the one before to count as a swing
 _RISES, _CLIMB = 2, 4.0  # so many of them, that climb by so much together
@@ -15,7 +15,7 @@ _AMPLITUDE = 0.1
 
 
 def oscillation(run: Run) -> Finding | None:
-    """The loss goes up and down instead of down."""
+    """Find a loss that goes up and down instead of down."""
     pairs = [(s, v) for s, v in zip(run.steps, run.loss, strict=True) if math.isfinite(v)]
     loss = [v for _, v in pairs]
     if len(loss) < _LEAST or min(loss) <= 0:
@@ -40,7 +40,7 @@ def oscillation(run: Run) -> Finding | None:
     early, late = stdev(residue[:third]), stdev(residue[-third:])
     growth = late / early if early > 0 else math.inf
     evidence: dict[str, object] = {
-        "swing (90% of steps lie within a factor of)": math.exp(_spread(residue)),
+        "swing (90% of steps lie within a factor of)": math.exp(_range(residue)),
         f"rises by more than {_RISE} from one stretch of {block} steps to the next": len(rises),
         "largest rise": max(rises, default=1.0),
         "all rises together": climb,
@@ -74,17 +74,17 @@ def oscillation(run: Run) -> Finding | None:
 
 
 def _error(early: list[float], late: list[float]) -> float:
-    """The standard error of the difference of two means: batches differ, and that alone is no swing."""
+    """Return the standard error of the difference of two means: batches differ, and that alone is no swing."""
     return math.hypot(stdev(early), stdev(late)) / math.sqrt(len(early))
 
 
-def _spread(residue: list[float]) -> float:
+def _range(residue: list[float]) -> float:
     ordered = sorted(finite(residue))
     return ordered[int(0.95 * (len(ordered) - 1))] - ordered[int(0.05 * (len(ordered) - 1))]
 
 
 def _period(residue: list[float]) -> tuple[int | None, float]:
-    """The lag after the first dip at which the series is most like itself, if it is like itself enough."""
+    """Return the lag after the first dip with the largest autocorrelation, if that is large enough."""
     top = min(len(residue) // 4, 400)
     correlations = [autocorrelation(residue, lag) for lag in range(1, top + 1)]
     dip = next((i for i, c in enumerate(correlations) if c < -0.2), None)

@@ -9,7 +9,7 @@ _NOISE = 1e-6
 
 
 def rank_norms(run: Run) -> Finding | None:
-    """Gradients that ranks hold copies of, and that are not the same on all of them."""
+    """Find gradients that ranks hold copies of, and that are not the same on all of them."""
     alike = [one for one in run.ranks if (one.names, one.sizes) == (run.names, run.sizes)]
     steps = common_steps(alike)
     copies = {i: groups for i in range(len(run.names)) if (groups := _copies(alike, i))}
@@ -50,7 +50,7 @@ def rank_norms(run: Run) -> Finding | None:
 
 
 def _copies(ranks: list[Run], i: int) -> list[list[int]]:
-    """Which ranks hold the same piece of a parameter, for each piece that several hold."""
+    """Return which ranks hold the same shard of a parameter, for each shard that several hold."""
     held: dict[int, list[int]] = {}
     for r, one in enumerate(ranks):
         index, count = one.shards[i] or [0, 1]
@@ -60,7 +60,7 @@ def _copies(ranks: list[Run], i: int) -> list[list[int]]:
 
 
 def _gap(norms: list[float], total: float) -> float:
-    """How far apart they are, relative to the largest; 0 where they are rounding noise beside the whole gradient."""
+    """Return how far apart norms are, relative to the largest; 0 where that is rounding noise of the whole gradient."""
     if not all(map(math.isfinite, norms)):
         return 0.0 if len({str(n) for n in norms}) == 1 else math.inf
     gap = max(norms) - min(norms)

@@ -12,25 +12,25 @@ _BEFORE = 5
 
 
 def spikes(run: Run) -> Finding | None:
-    """Single steps whose gradient stands far out of its surroundings, and what came before them."""
+    """Find single steps whose gradient is far larger than around them, and what came before them."""
     over = relative(run.peak, 51)
     if len(finite(over)) < _LEAST:
         return None
     scale = mad(over)
     limit = max(_Z * scale, math.log(_RATIO))
-    places = [i for i, r in enumerate(over) if r > limit]
-    starts = [i for i in places if i - 1 not in places and i >= _BEFORE]
+    above = [i for i, r in enumerate(over) if r > limit]
+    starts = [i for i in above if i - 1 not in above and i >= _BEFORE]
     if not starts:
         return None
-    worst = max(places, key=lambda i: over[i])
+    worst = max(above, key=lambda i: over[i])
     causes = {name: sum(1 for i in starts if test(run, i)) for name, test in _SIGNS.items()}
-    told = [f"{name} before {n} of {len(starts)}" for name, n in causes.items() if n * 2 > len(starts)]
+    likely = [f"{name} before {n} of {len(starts)}" for name, n in causes.items() if n * 2 > len(starts)]
     modules = {module: norms[worst] for module, norms in run.norm_by_module().items()}
     return Finding(
         name="spikes",
         clipping_helps=True,
         title=f"{len(starts)} gradient spike{'s' if len(starts) > 1 else ''}, the largest {math.exp(over[worst]):.3g} "
-        f"times its surroundings (step {run.steps[worst]})" + (f"; {told[0]}" if told else ""),
+        f"times its surroundings (step {run.steps[worst]})" + (f"; {likely[0]}" if likely else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
         test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_Z:g} robust standard "
         "deviations of the logarithm",
@@ -42,7 +42,7 @@ def spikes(run: Run) -> Finding | None:
             **{f"{name} in the {_BEFORE} steps before": n for name, n in causes.items()},
         },
         advice="Clip by norm so that one step cannot throw the weights; see the advice. "
-        + ("What came before points at the step size: lower the learning rate or warm it up." if told else
+        + ("What came before points at the step size: lower the learning rate or warm it up." if likely else
            "Nothing unusual came before: look at the data of those batches."),
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps],
                         [float(run.steps[i]) for i in starts], log=True),

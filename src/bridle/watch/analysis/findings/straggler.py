@@ -12,10 +12,10 @@ _TOGETHER = 1.25
 
 
 def straggler(run: Run) -> Finding | None:
-    """A rank that needs longer by itself than the others, who wait for it.
+    """Find a rank that needs longer by itself than the others, which wait for it.
 
-    In the backward pass all wait. Where parameters lie on several ranks they wait in the forward pass too, and only
-    the time for loading data is a rank's own.
+    In the backward pass all wait. Where parameters are sharded they wait in the forward pass too, and only the time
+    for loading data is a rank's own.
     """
     timed = [(step, at) for step, at in common_steps(run.ranks) if _is_timed(run, at)]
     if len(run.ranks) < 2 or len(timed) < _LEAST:
@@ -25,7 +25,7 @@ def straggler(run: Run) -> Finding | None:
     load = [[one.data_s[at[r]] for _, at in timed] for r, one in enumerate(run.ranks)]
     lengths = [median(a + b for a, b in zip(*pair, strict=True)) for pair in zip(own, back, strict=True)]
     if max(lengths) > _TOGETHER * min(lengths):
-        return None  # they take steps of different length: nobody waits for anybody
+        return None  # their steps differ in length: no rank waits for another
     measured = {"outside of backward passes": own, "loading data": load}
     if any(is_sharded(shard) for shard in run.shards):
         del measured["outside of backward passes"]
@@ -57,7 +57,7 @@ def _usual(times: list[list[float]]) -> list[float]:
 
 
 def _late(times: list[list[float]], length: float) -> dict[int, float]:
-    """The ranks that need longer than usual in nearly all steps, by a good part of a step; and how much longer."""
+    """Return how much longer ranks need, where it is a good part of a step in nearly all steps."""
     usual = _usual(times)
     found = {}
     for r, mine in enumerate(times):

@@ -42,7 +42,8 @@ class StepHook:
     def move_last(self) -> None:
         """Run after every other hook of the optimizer, such as one that clips."""
         hooks: Any = self._optimizer._optimizer_step_pre_hooks
-        hooks.move_to_end(self._before.id)
+        if self._before.id in hooks:  # not where somebody has cleared them
+            hooks.move_to_end(self._before.id)
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # `_inside` is also true after a step that raised: only the stack tells.

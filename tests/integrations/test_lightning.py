@@ -59,3 +59,12 @@ def test_clipping_by_us(tmp_path):
     fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl", clip=1e-3), logger=False)
     run = read_run(tmp_path / "run.jsonl")
     assert run.clip == pytest.approx([1e-3 / n for n in run.norm], rel=1e-4)
+
+
+@pytest.mark.parametrize("ours", [1e-2, 1e-4])
+def test_clipping_by_both_is_recorded_as_what_happened(tmp_path, ours):
+    fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl", clip=ours), logger=False, gradient_clip_val=1e-3)
+    run = read_run(tmp_path / "run.jsonl")
+    assert min(run.norm) > 1e-2
+    assert run.clip == pytest.approx([min(ours, 1e-3) / n for n in run.norm], rel=1e-3)
+    assert run.threshold == min(ours, 1e-3)

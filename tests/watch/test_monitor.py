@@ -398,6 +398,51 @@ def test_what_cannot_mean_anything_is_refused(wrong):
         bridle.Monitor(**wrong)
 
 
+def test_a_monitor_can_be_started_again():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    monitor = bridle.Monitor(net, optimizer, clip=0.01)
+    for steps in (4, 2):
+        with monitor:
+            train(net, optimizer, steps)
+        assert monitor.steps == steps
+        run = read_run(monitor.path)
+        assert run.names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert len(run.steps) == steps
+        assert max(run.clip) < 1
+        assert not optimizer._optimizer_step_pre_hooks
+        assert "__reduce_ex__" not in vars(optimizer)
+    monitor.start()
+    train(net, optimizer, 1)
+    monitor.start()  # starts over
+    train(net, optimizer, 3)
+    monitor.stop()
+    train(net, optimizer, 1)
+    assert len(read_run(monitor.path).steps) == monitor.steps == 3
+
+
+def test_hooks_that_somebody_clears_stop_recording_and_not_the_run():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        train(net, optimizer, 2)
+        optimizer._optimizer_step_pre_hooks.clear()
+        train(net, optimizer, 2)
+    assert len(read_run(monitor.path).steps) == 2
+
+
+def test_a_checkpointed_loss_is_counted_once():
+    """Its backward pass calls backward once more, on the same number."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(8, 4, requires_grad=True)
+    with bridle.Monitor(net, optimizer) as monitor:
+        loss = torch.utils.checkpoint.checkpoint(lambda x: net(x).square().mean(), x, use_reentrant=True)
+        loss.backward()
+        optimizer.step()
+    assert read_run(monitor.path).loss == pytest.approx([loss.item()], rel=1e-6)
+
+
 def test_notes_become_the_test_loss():
     with bridle.Monitor() as monitor:
         monitor.note("test", loss=0.25)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import sys
@@ -82,7 +83,8 @@ class Monitor:
             record if record is None or rank is None else rank_file(Path(record), rank.rank), max_bytes
         )
         on_recorded = None if on_step is None else lambda: on_step(self.latest)
-        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank)
+        self._new_recorder = functools.partial(Recorder, model, optimizer, clip, every, self._writer, on_recorded, rank)
+        self._recorder = self._new_recorder()
         self._header: dict[str, Any] = {
             "bridle": VERSION,
             "torch": torch.__version__,
@@ -118,7 +120,9 @@ class Monitor:
         return self._recorder.failure
 
     def start(self) -> Monitor:
-        """Begin a new record, and observe."""
+        """Begin a new record, and observe. A monitor that is on starts over."""
+        self.stop()
+        self._recorder = self._new_recorder()
         self._writer.open()
         self._writer.write(self._header)
         hooks.subscribe(self._recorder)

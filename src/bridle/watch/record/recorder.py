@@ -1,8 +1,9 @@
 """The observer behind `Monitor`: measures each step, attaches clipping where asked to, writes lines."""
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,9 +83,10 @@ class Recorder:
 
     def on_backward(self, tensors: Any) -> None:
         """Add to the loss of the coming step."""
-        if (loss := hooks.loss_of(tensors)) is not None:
-            self._loss.add(loss)
         self._timer.enter_backward()
+        with self._failing():
+            if (loss := hooks.loss_of(tensors)) is not None:
+                self._loss.add(loss)
 
     def on_backward_end(self, error: BaseException | None) -> None:
         """Note what anomaly detection says is the origin of a NaN."""
@@ -100,14 +102,13 @@ class Recorder:
         """Measure gradients that are about to be clipped, if the step may be recorded."""
         due = not self._watched or any(self._is_due(watched) for watched in self._watched.values())
         if self.failure is None and due:
-            try:
+            with self._failing():
                 self._clipping.before_clip(parameters)
-            except Exception as error:  # the program must not suffer from being observed
-                self._fail(error)
 
     def after_clip(self, parameters: list[Tensor], event: ClipEvent) -> None:
         """Keep what clipping did."""
-        self._clipping.after_clip(parameters, event)
+        with self._failing():
+            self._clipping.after_clip(parameters, event)
 
     def on_samples(self, norms: Tensor) -> None:
         """Take the gradient norm of each sample of the coming step."""
@@ -164,11 +165,8 @@ class Recorder:
             if watched.meter is not None:
                 watched.meter.skip_step()  # the next gradient does not follow the last step that was measured
             return
-        try:
+        with self._failing():
             self._measure(watched, loss, backwards, spent)
-        except Exception as error:
-            watched.measured = None
-            self._fail(error)
 
     def _measure(
         self, watched: _Watched, loss: float | None, backwards: int, spent: tuple[float, float, float] | None
@@ -191,8 +189,8 @@ class Recorder:
         watched.line = self._line(watched, measured, loss, backwards, clipping)
         if self._rank is not None and spent is not None:
             watched.line.update(zip(("host_s", "backward_s", "data_s"), rounded(spent), strict=True))
-        watched.measured = measured
         meter.hold_weights()
+        watched.measured = measured
 
     def _on_end(self, watched: _Watched) -> None:
         """Measure the update, and write the line."""
@@ -201,13 +199,10 @@ class Recorder:
         watched.steps += 1
         measured, watched.measured = watched.measured, None
         if measured is not None and watched.meter is not None and self.failure is None:
-            try:
+            with self._failing():
                 self._write(watched.meter, measured, watched.line)
-            except Exception as error:
-                self._fail(error)
-            else:
-                if self._on_recorded is not None:
-                    self._on_recorded()
+            if self._on_recorded is not None and self.failure is None:
+                self._on_recorded()
         self._timer.start()
 
     def _write(self, meter: Meter, measured: Measurement, line: Line) -> None:
@@ -244,9 +239,14 @@ class Recorder:
             line["nonfinite"] = {watched.names[i]: n for i, n in measured.nonfinite.items()}
         return line
 
-    def _fail(self, error: Exception) -> None:
-        self.failure = f"{type(error).__name__}: {error}"
-        self._writer.write({"stopped": self.failure, "after": self.steps})
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Stop recording where an error is raised: the program must not suffer from being observed."""
+        try:
+            yield
+        except Exception as error:
+            self.failure = f"{type(error).__name__}: {error}"
+            self._writer.write({"stopped": self.failure, "after": self.steps})
 
 
 def _optimizer_line(watched: _Watched, meter: Meter) -> Line:

@@ -47,6 +47,7 @@ class Writer:
 
     def open(self) -> None:
         """Begin a new record, in place of what the file may hold."""
+        self._stride, self._size = 1, 0
         self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115  # open for as long as the run lasts
 
     def write(self, line: Line) -> None:

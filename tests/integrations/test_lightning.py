@@ -48,7 +48,7 @@ def test_a_fit_is_recorded(tmp_path):
     assert "bridle/norm" in trainer.callback_metrics
 
 
-def test_its_own_clipping_is_seen_through(tmp_path):
+def test_norms_are_those_before_its_own_clipping(tmp_path):
     fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl"), logger=False, gradient_clip_val=1e-3)
     run = read_run(tmp_path / "run.jsonl")
     assert run.threshold == 1e-3

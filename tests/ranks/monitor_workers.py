@@ -1,4 +1,4 @@
-"""What the ranks run while they are watched."""
+"""What the ranks run in the tests of `Monitor`."""
 
 import time
 
@@ -22,10 +22,10 @@ def network():
 
 
 def sharded(kind):
-    """Uneven pieces; of "mixed" the last layer is plain, of "hybrid" two groups of ranks hold copies."""
+    """Uneven shards; of "mixed" the last layer is plain, of "hybrid" two groups of ranks hold copies."""
     net = network()
     size = dist.get_world_size()
-    names = ("copies", "pieces") if kind == "hybrid" else ("pieces",)
+    names = ("copies", "shards") if kind == "hybrid" else ("shards",)
     mesh = init_device_mesh("cpu", (2, size // 2) if kind == "hybrid" else (size,), mesh_dim_names=names)
     for layer in (0, 2) if kind == "mixed" else (0, 2, 3):
         fully_shard(net[layer], mesh=mesh)

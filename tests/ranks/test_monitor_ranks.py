@@ -1,4 +1,4 @@
-"""Watching ranks whose gradients are pieces: what is recorded equals one process, and nothing is sent for it."""
+"""Monitor ranks with sharded gradients: the record equals that of one process, and nothing is sent for it."""
 
 import math
 
@@ -79,7 +79,7 @@ def test_a_model_that_was_never_wrapped_is_found_by_every_rank(ranks, tmp_path):
         assert found[0].startswith("rank_norms: the ranks do not train together")
 
 
-def test_who_waits_for_data_is_late_also_where_parameters_are_in_pieces(two, tmp_path):
+def test_a_rank_that_waits_for_data_is_late_also_where_parameters_are_sharded(two, tmp_path):
     run = read_run(two.run(monitor_workers.starved, str(tmp_path / "run.jsonl"))[0])
     assert "rank 1 is late" in next(finding for finding in find(run) if finding.name == "straggler").title
     assert all(0 < load < own for one in run.ranks for load, own in zip(one.data_s[1:], one.host_s[1:], strict=True))

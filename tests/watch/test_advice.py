@@ -9,7 +9,7 @@ from .runs import healthy
 from .test_findings import heavy_tailed, spiking, vanishing
 
 
-def test_a_healthy_run_needs_no_clipping_and_is_told_so():
+def test_a_healthy_run_needs_no_clipping():
     advice = report_on(healthy()).advice
     assert advice.threshold is None
     assert advice.policy is None

@@ -1,4 +1,4 @@
-"""`bridle watch` runs a script as if nobody watched."""
+"""`bridle watch` runs a script as it would run alone."""
 
 import json
 import signal
@@ -88,7 +88,7 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_script_cannot_tell(folder, context):
+def test_a_script_runs_as_it_would_alone(folder, context):
     plain = run(folder, "work/facts.py", context, "--flag", text="a line\n")
     watched = run(folder, "-m", "bridle", "watch", "work/facts.py", context, "--flag", text="a line\n")
     assert plain.returncode == 7, plain.stderr

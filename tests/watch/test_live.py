@@ -1,4 +1,4 @@
-"""The live line: drawn on a terminal, wiped before the script writes, absent elsewhere."""
+"""The live line: drawn on a terminal, cleared before the script writes, absent elsewhere."""
 
 import io
 import os
@@ -41,14 +41,14 @@ def streams(monkeypatch):
     return take
 
 
-def test_it_is_drawn_wiped_and_given_back(streams):
+def test_it_is_drawn_cleared_and_removed(streams):
     out, err = streams()
     line = _live_line.LiveLine()
     line.draw(LATEST)
     assert "step 12" in plain(err)
     print("from the script")
     assert out.getvalue() == "from the script\n"
-    assert err.getvalue().endswith("\r\x1b[2K")  # wiped before that was written
+    assert err.getvalue().endswith("\r\x1b[2K")  # cleared before that was written
     line.close()
     assert (sys.stdout, sys.stderr) == (out, err)
 

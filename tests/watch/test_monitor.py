@@ -76,7 +76,7 @@ def test_it_leaves_nothing_behind():
     assert before == (torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale)
 
 
-def test_the_turn_is_the_cosine_of_step_and_next_gradient():
+def test_the_cosine_is_that_of_step_and_next_gradient():
     weight = nn.Parameter(torch.tensor([1.0]))
     optimizer = torch.optim.SGD([weight], lr=1.5)
     with bridle.Monitor(None, optimizer) as monitor:
@@ -110,7 +110,7 @@ def test_accumulated_losses_are_summed():
     assert read_run(monitor.path).loss == pytest.approx([sum(values)], rel=1e-6)
 
 
-def test_two_optimizers_of_one_backward_are_told_the_same_loss():
+def test_two_optimizers_of_one_backward_have_the_same_loss():
     net = model()
     one = torch.optim.SGD(net[0].parameters(), lr=0.1)
     two = torch.optim.Adam(net[2].parameters(), lr=0.1)
@@ -125,7 +125,7 @@ def test_two_optimizers_of_one_backward_are_told_the_same_loss():
     assert runs[0].n_optimizers == 2
 
 
-def test_a_closure_is_heard_and_clipped():
+def test_a_closure_is_recorded_and_clipped():
     net = model()
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
     x = torch.randn(16, 4)
@@ -174,7 +174,7 @@ def test_a_step_that_uses_another_optimizer_is_one_step():
     optimizer = Outer(net.parameters())
     with bridle.Monitor(net, clip="zscore") as monitor:
         train(net, optimizer, 3)
-        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)  # one that steps by itself is heard
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)  # one that steps by itself is recorded
     assert monitor.steps == 4
     run = read_run(monitor.path)
     assert run.optimizer == "Outer"
@@ -198,7 +198,7 @@ def test_after_a_step_that_raised_it_goes_on():
     assert len(read_run(monitor.path).steps) == 3
 
 
-def test_the_scripts_own_clipping_is_seen_through():
+def test_norms_are_those_before_the_scripts_own_clipping():
     plain, clipped = model(), model()
     with bridle.Monitor(plain) as first:
         train(plain, torch.optim.SGD(plain.parameters(), lr=0.0), 4)
@@ -211,7 +211,7 @@ def test_the_scripts_own_clipping_is_seen_through():
     assert b.threshold == 0.1
 
 
-def test_our_own_backward_and_clipping_are_heard_as_well():
+def test_our_own_backward_and_clipping_are_recorded_as_well():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor(net, optimizer) as monitor:
@@ -226,7 +226,7 @@ def test_our_own_backward_and_clipping_are_heard_as_well():
 
 
 @pytest.mark.parametrize("passed", [lambda net: net, lambda net: dict(net.named_parameters()), nn.Module.parameters])
-def test_clipping_is_heard_whatever_it_was_given(passed):
+def test_clipping_is_recorded_whatever_it_was_given(passed):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor(net, optimizer) as monitor:
@@ -237,7 +237,7 @@ def test_clipping_is_heard_whatever_it_was_given(passed):
 
 
 @pytest.mark.parametrize("order", [1, 2.0, math.inf, "inf"])
-def test_clipping_by_another_norm_is_seen_through(order):
+def test_norms_are_those_before_clipping_by_another_norm(order):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor(net, optimizer) as monitor:
@@ -368,15 +368,15 @@ def test_new_parameters_are_introduced_again():
     assert read_run(monitor.path).names[-1] == "2.bias"
 
 
-def test_it_is_told_of_each_step():
+def test_on_step_is_called_at_each_step():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    told = []
-    with bridle.Monitor(net, optimizer, on_step=told.append) as monitor:
+    received = []
+    with bridle.Monitor(net, optimizer, on_step=received.append) as monitor:
         train(net, optimizer, 2)
-    assert [t["step"] for t in told] == [0.0, 1.0]
-    assert set(told[1]) == {"step", "loss", "norm", "update", "lr"}
-    assert monitor.latest == told[1]
+    assert [t["step"] for t in received] == [0.0, 1.0]
+    assert set(received[1]) == {"step", "loss", "norm", "update", "lr"}
+    assert monitor.latest == received[1]
 
 
 def test_recording_that_cannot_go_on_does_not_stop_the_run(monkeypatch):

@@ -38,7 +38,7 @@ def test_several_late_ranks_are_named():
     assert the("straggler", merge_ranks(found)).title.startswith("rank 1 and rank 4 are late")
 
 
-def test_in_pieces_only_loading_tells_who_is_late():
+def test_with_shards_only_loading_shows_which_rank_is_late():
     found = the("straggler", starved())
     assert found.title.startswith("rank 0 is late")
     assert found.test.startswith("seconds loading data")
@@ -58,7 +58,7 @@ def only_a_little(found):
     found[1].host_s[:] = [v + 0.002 for v in found[1].host_s]
 
 
-def in_pieces(found):
+def with_shards(found):
     for run in found:
         run.shards[0] = [run.rank, 2]
     found[1].host_s[:] = [v + 0.03 for v in found[1].host_s]
@@ -69,14 +69,14 @@ def untimed(found):
     found[1].host_s[:] = [math.nan] * 400
 
 
-@pytest.mark.parametrize("change", [only_sometimes, nobody_waits, only_a_little, in_pieces, untimed])
+@pytest.mark.parametrize("change", [only_sometimes, nobody_waits, only_a_little, with_shards, untimed])
 def test_nobody_is_called_late_without_need(change):
     found = ranks(2)
     change(found)
     assert "straggler" not in {finding.name for finding in find(merge_ranks(found))}
 
 
-def test_ranks_that_never_exchange_are_told_that_the_model_is_not_wrapped():
+def test_ranks_that_never_exchange_are_found_not_to_be_wrapped():
     found = the("rank_norms", apart())
     assert "do not train together" in found.title
     assert found.evidence["parameters"] == NAMES
@@ -135,10 +135,10 @@ def test_what_may_differ_is_not_found(change):
     assert "rank_norms" not in {finding.name for finding in find(merge_ranks(found))}
 
 
-def test_copies_of_a_piece_have_to_be_equal():
+def test_copies_of_a_shard_have_to_be_equal():
     found = ranks(4)
     for run in found:
-        run.shards[2] = [run.rank % 2, 2]  # ranks 0 and 2 hold one piece, 1 and 3 the other
+        run.shards[2] = [run.rank % 2, 2]  # ranks 0 and 2 hold one shard, 1 and 3 the other
         for row in run.norms:
             row[2] = 1.0 + run.rank % 2
     assert "rank_norms" not in {finding.name for finding in find(merge_ranks(found))}

@@ -84,7 +84,7 @@ def test_a_monitor_names_its_record_by_its_rank(tmp_path, monkeypatch):
     assert math.isnan(run.host_s[0])  # what was before the first step is no step's
 
 
-def test_how_long_data_is_waited_for_is_heard_on_ranks_only(tmp_path, monkeypatch):
+def test_waiting_for_data_is_measured_on_ranks_only(tmp_path, monkeypatch):
     """Its own time lies within that outside of backward passes; afterwards loaders are as they were."""
     kind = torch.utils.data.dataloader._BaseDataLoaderIter
     before = kind.__next__
@@ -129,8 +129,8 @@ def test_a_run_of_one_process_has_the_record_it_had(tmp_path):
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
     lines = [json.loads(line) for line in Path(monitor.path).read_text().splitlines()]
     assert set(lines[0]) == {"bridle", "torch", "python", "argv", "clip", "every"}
-    assert "pieces" not in lines[1]
-    assert not {"own", "back", "load", "sums"} & set(lines[-1])
+    assert "shards" not in lines[1]
+    assert not {"host_s", "backward_s", "data_s", "partial_sums"} & set(lines[-1])
     assert lines[-1]["step"] == 1
 
 
@@ -148,20 +148,20 @@ def test_ranks_of_one_launch_find_the_same_free_name(tmp_path, monkeypatch):
     assert free_name("train.py", None) == Path("train-3.bridle.jsonl")
 
 
-def test_pieces_are_put_together_and_copies_count_once(tmp_path):
+def test_shards_are_put_together_and_copies_count_once(tmp_path):
     """The twin: norms of the whole tensors, by hand."""
     r = random.Random(0)
     whole = {
         t: {name: [r.gauss(0, 1) for _ in range(math.prod(shape))] for name, shape in SIZES.items()} for t in range(4)
     }
-    pieces = {0: slice(0, 9), 1: slice(9, 21)}  # of w, uneven; v is whole on every rank
+    slices = {0: slice(0, 9), 1: slice(9, 21)}  # of w, uneven; v is whole on every rank
     for rank in range(4):
         index = rank % 2
         lines = []
         for t, grads in whole.items():
-            part = grads["w"][pieces[index]]
-            speaks = [part if rank < 2 else [], grads["v"] if rank == 0 else []]
-            moved = sum(0.01 * x * x for one in speaks for x in one)
+            part = grads["w"][slices[index]]
+            counted = [part if rank < 2 else [], grads["v"] if rank == 0 else []]
+            moved = sum(0.01 * x * x for one in counted for x in one)
             sums = [moved, 100 * moved, None, None, None]
             lines.append(
                 step(
@@ -182,13 +182,13 @@ def test_pieces_are_put_together_and_copies_count_once(tmp_path):
     assert all(math.isnan(t) for t in run.step_grad_cosine)
 
 
-def test_the_turn_follows_from_the_sums(tmp_path):
+def test_the_cosine_follows_from_the_sums(tmp_path):
     for rank, sums in enumerate([[1, 1, 3.0, 4.0, 9.0], [1, 1, 1.0, 5.0, 7.0]]):
         write(tmp_path, rank, [step(0, [1.0, 1.0], partial_sums=sums)], shards=([rank, 2], None))
     assert read_run(tmp_path / "run.rank0.jsonl").step_grad_cosine == pytest.approx([4.0 / math.sqrt(9.0 * 16.0)])
 
 
-def test_without_all_pieces_nothing_is_claimed(tmp_path):
+def test_without_all_shards_nothing_is_claimed(tmp_path):
     lines = [step(t, [3.0, 4.0], partial_sums=[1.0] * 5) for t in range(3)]
     write(tmp_path, 0, lines, shards=([0, 2], None))
     run = read_run(tmp_path / "run.rank0.jsonl")
@@ -203,13 +203,13 @@ def test_without_all_pieces_nothing_is_claimed(tmp_path):
     assert "Rank 1 stopped early: its record breaks off after 2 steps" in str(report_on(run))
 
 
-def test_a_norm_that_clipping_has_told_is_kept(tmp_path):
+def test_a_norm_that_clipping_has_found_is_kept(tmp_path):
     for rank in (0, 1):
         write(tmp_path, rank, [step(0, ["nan", 4.0], norm=6.0, peak=6.0)], shards=([rank, 2], None))
     assert read_run(tmp_path / "run.rank0.jsonl").norm == [6.0]
 
 
-def test_values_that_are_not_finite_are_counted_over_pieces(tmp_path):
+def test_values_that_are_not_finite_are_counted_over_shards(tmp_path):
     for rank in (0, 1, 2, 3):
         bad = {"w": 2 + rank % 2, **({"v": 1} if rank == 3 else {})}
         write(tmp_path, rank, [step(0, ["nan", 1.0], nonfinite=bad)], world=4, shards=([rank % 2, 2], None))
@@ -217,7 +217,7 @@ def test_values_that_are_not_finite_are_counted_over_pieces(tmp_path):
     assert [(event.step, event.offenders) for event in events] == [(0, {"w": 5, "v": 1})]
 
 
-def test_what_other_ranks_noted_is_told(tmp_path):
+def test_what_other_ranks_noted_is_reported(tmp_path):
     write(tmp_path, 0, [step(0, [1.0, 1.0])])
     more = [{"unmeasured": "w", "reason": "it is partial", "after": 0}, {"stopped": "OSError: full", "after": 1},
             {"anomaly": "Function 'X' returned nan values", "after": 0}, {"note": "test", "loss": 1.0, "after": 0}]  # fmt: skip
@@ -282,7 +282,7 @@ def test_a_rank_is_over_when_it_says_so_or_is_gone(tmp_path):
         time.sleep(0.01)
     gone = path.read_text().replace(f", {os.getpid()}]", f", {child}]").replace('{"ended": null, "after": 0}\n', "")
     path.write_text(gone)
-    assert background._is_over(path, here)  # ended, though nobody has asked how: a zombie
+    assert background._is_over(path, here)  # ended, but not waited for: a zombie
     os.waitpid(child, 0)
     assert background._is_over(path, here)
     assert header_of(path)["process"][1] == child

@@ -1,10 +1,14 @@
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
+import bridle
 from bridle.errors import RecordError
 from bridle.watch import read_run
 from bridle.watch.record.writer import Writer, rounded
+from bridle.watch.run import schema
 
 HEADER = {"bridle": 2}
 OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": ["w"], "sizes": [1], "groups": [1], "trained": [True]}
@@ -127,3 +131,36 @@ def test_lines_are_plain_json(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, [step(0)]).close()
     assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
+
+
+def test_every_key_is_in_the_schema(tmp_path, monkeypatch):
+    """Of a rank, with clipping, a non-finite gradient, per-sample norms, a note: and docs/watch.md has them all."""
+    for key, found in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, found)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl", clip=0.5) as monitor:
+        for t in range(4):
+            optimizer.zero_grad()
+            for _ in range(2):
+                weight.square().sum().backward()
+            if t == 3:
+                weight.grad[0] = float("nan")
+            monitor.per_sample(torch.ones(4))
+            optimizer.step()
+        monitor.note("test", loss=0.5)
+    header, *lines = map(json.loads, Path(monitor.path).read_text().splitlines())
+    kinds = {
+        "step": set(schema.StepLine.__annotations__),
+        "optimizer": set(schema.OptimizerLine.__annotations__),
+        "note": set(schema.NoteLine.__annotations__),
+        "ended": set(schema.NoteLine.__annotations__),
+    }
+    for line in lines:
+        allowed = next(keys for kind, keys in kinds.items() if kind in line)
+        assert set(line) <= allowed
+    written = set(header).union(*lines)
+    of_other_runs = {"shards", "partial_sums", "anomaly", "stopped", "unmeasured", "reason"}
+    assert set().union(*kinds.values()) - written == of_other_runs
+    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    assert [key for key in set().union(*kinds.values()) if f"`{key}`" not in page] == []

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import bridle
 from bridle import _native
-from bridle.watch import _torch
+from bridle.watch.record import hooks
 
 WIDTH, LAYERS, TIME, BATCH, VOCABULARY, HEADS = 256, 4, 128, 16, 1024, 8
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -78,15 +78,15 @@ def measure(wrap=lambda model: model, **options):
     with tempfile.TemporaryDirectory() as folder:
         monitor = bridle.Monitor(watched, pairs[1][1], record=Path(folder) / "run.jsonl", **options)
         with monitor:
-            _torch.stop(monitor._recorder)
+            hooks.unsubscribe(monitor._recorder)
             for i in range(PAIRS + WARMUP):
                 for which in (0, 1) if i % 2 else (1, 0):
                     if which:
-                        _torch.listen(monitor._recorder)
+                        hooks.subscribe(monitor._recorder)
                     begin, worked = time.perf_counter(), time.process_time()
                     step(*pairs[which], tokens)
                     spent, worked = time.perf_counter() - begin, time.process_time() - worked
-                    _torch.stop(monitor._recorder)
+                    hooks.unsubscribe(monitor._recorder)
                     if i >= WARMUP:
                         times[which].append(spent)
                         work[which].append(worked)

@@ -1,7 +1,9 @@
 """`Clipper`: the same as calling `clip_` right before `optimizer.step()`, in every way a loop is written."""
 
+import copy
 import io
 import math
+import pickle
 
 import pytest
 import torch
@@ -263,3 +265,105 @@ def test_what_clip_takes_is_passed_on(monkeypatch):
     p.grad = gradient(1.0)
     optimizer.step()
     assert seen == [{"nonfinite": "zero", "dry_run": True, "groups": {"*": "mark"}}]
+
+
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def through_torch_save(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+every_copy = pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
+
+
+def largest_step(optimizer, gradient_norm=50.0):
+    """Return how far a step with a large gradient moves the weights."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.full_like(p, gradient_norm)
+    optimizer.step()
+    return math.sqrt(sum(((p - b) ** 2).sum().item() for p, b in zip(parameters, before, strict=True)))
+
+
+@every_copy
+@every_optimizer
+def test_a_copy_of_an_optimizer_clips(build, copied):
+    model = model_of()
+    optimizer = build(model.parameters())
+    clipper = bridle.Clipper(optimizer, {"0.*": bridle.by_norm(0.5), "*": bridle.by_norm(0.1)}, model=model)
+    largest_step(optimizer)
+    again = copied(optimizer)
+    assert type(again) is type(optimizer)
+    twin = next(iter(again._bridle_clippers))
+    assert twin is not clipper
+    assert twin.report is None
+    assert largest_step(again) == largest_step(optimizer)
+    assert {key: group.norm_after for key, group in twin.report.groups.items()} == {
+        key: group.norm_after for key, group in clipper.report.groups.items()
+    }
+    twin.remove()
+    largest_step(optimizer)
+    assert clipper.report.clipped  # the original is not touched
+    assert not again._optimizer_step_pre_hooks
+
+
+@every_copy
+def test_a_copy_of_a_clipper_is_that_of_the_copied_optimizer(copied):
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    clipper = bridle.Clipper(optimizer, bridle.skip_spikes(bridle.by_norm(1.0), warmup=2), nonfinite="zero")
+    for _ in range(3):
+        largest_step(optimizer, 1.0)
+    twin = copied(clipper)
+    assert twin.optimizer is not optimizer
+    assert twin.nonfinite == "zero"
+    assert twin.state_dict().keys() == clipper.state_dict().keys()
+    assert largest_step(twin.optimizer, 1e6) == 0  # it has learned what a spike is
+    assert twin.report.skipped
+    assert largest_step(optimizer, 1.0) == pytest.approx(1.0)
+
+
+@every_copy
+def test_without_a_clipper_an_optimizer_is_copied_as_torch_does(copied):
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    plain = set(vars(optimizer))
+    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    clipper.remove()
+    assert set(vars(optimizer)) == plain
+    assert largest_step(copied(optimizer)) > 50
+    twin = copied(clipper)
+    assert largest_step(twin.optimizer) > 50
+    twin.remove()
+
+
+def test_a_shallow_copy_is_refused():
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    for shared in (optimizer, clipper):
+        with pytest.raises(ArgumentError, match=r"shallow copy .* copy\.deepcopy"):
+            copy.copy(shared)
+    assert largest_step(optimizer) == pytest.approx(1.0)
+
+
+def test_a_step_that_calls_its_parents_is_clipped_once():
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    p = parameter()
+    torch.optim.SGD([p], lr=1.0)  # torch hooks the step of a class when it makes the first of it
+    optimizer = Mine([p], lr=1.0)
+    policy = bridle.by_zscore(warmup=100)
+    seen = []
+    decide = policy.decide
+    policy.decide = lambda grads: seen.append(1) or decide(grads)
+    bridle.Clipper(optimizer, policy)
+    for _ in range(3):
+        p.grad = gradient(1.0)
+        optimizer.step()
+    assert len(seen) == 3

@@ -10,7 +10,7 @@ with warnings.catch_warnings():
 
     from bridle.integrations.accelerate import monitor
 
-from bridle.watch._run import read
+from bridle.watch import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,7 +27,7 @@ def test_a_prepared_run_is_recorded(tmp_path):
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
-    run = read(tmp_path / "run.jsonl")
+    run = read_run(tmp_path / "run.jsonl")
     assert len(run.steps) == 3
     assert run.names == ["0.weight", "0.bias"]
     assert all(c < 1 for c in run.clip)

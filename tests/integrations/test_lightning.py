@@ -10,7 +10,7 @@ with warnings.catch_warnings():
 
     from bridle.integrations.lightning import MonitorCallback
 
-from bridle.watch._run import read
+from bridle.watch import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns about loggers and workers
 
@@ -40,7 +40,7 @@ def fit(folder, callback, **options):
 def test_a_fit_is_recorded(tmp_path):
     callback = MonitorCallback(tmp_path / "run.jsonl")
     trainer = fit(tmp_path, callback, logger=True, log_every_n_steps=1)
-    run = read(tmp_path / "run.jsonl")
+    run = read_run(tmp_path / "run.jsonl")
     assert len(run.steps) == 8
     assert run.names == ["net.weight", "net.bias"]
     assert run.optimizer == "Adam"
@@ -48,14 +48,23 @@ def test_a_fit_is_recorded(tmp_path):
     assert "bridle/norm" in trainer.callback_metrics
 
 
-def test_its_own_clipping_is_seen_through(tmp_path):
+def test_norms_are_those_before_its_own_clipping(tmp_path):
     fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl"), logger=False, gradient_clip_val=1e-3)
-    run = read(tmp_path / "run.jsonl")
+    run = read_run(tmp_path / "run.jsonl")
     assert run.threshold == 1e-3
     assert min(run.norm) > 1e-3
 
 
 def test_clipping_by_us(tmp_path):
     fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl", clip=1e-3), logger=False)
-    run = read(tmp_path / "run.jsonl")
+    run = read_run(tmp_path / "run.jsonl")
     assert run.clip == pytest.approx([1e-3 / n for n in run.norm], rel=1e-4)
+
+
+@pytest.mark.parametrize("ours", [1e-2, 1e-4])
+def test_clipping_by_both_is_recorded_as_what_happened(tmp_path, ours):
+    fit(tmp_path, MonitorCallback(tmp_path / "run.jsonl", clip=ours), logger=False, gradient_clip_val=1e-3)
+    run = read_run(tmp_path / "run.jsonl")
+    assert min(run.norm) > 1e-2
+    assert run.clip == pytest.approx([min(ours, 1e-3) / n for n in run.norm], rel=1e-3)
+    assert run.threshold == min(ours, 1e-3)

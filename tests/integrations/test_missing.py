@@ -22,12 +22,12 @@ try:
 except bridle.errors.MissingDependencyError as error:
     print(isinstance(error, ImportError), error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.startswith("True")
     assert f"pip install 'bridle[{name}]'" in done.stdout
 
 
 def test_bridle_brings_none_of_them():
     code = f"import bridle, sys; print([m for m in {[*PACKAGES.values(), 'rich']!r} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "[]"

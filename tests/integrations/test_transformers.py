@@ -11,7 +11,7 @@ with warnings.catch_warnings():
 
     from bridle.integrations.transformers import MonitorCallback
 
-from bridle.watch._run import read
+from bridle.watch import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -39,10 +39,10 @@ def test_a_training_is_recorded(tmp_path, capsys):
     )  # fmt: skip
     trainer = Trainer(model=Model(), args=args, train_dataset=data(), eval_dataset=data(8), callbacks=[callback])
     trainer.train()
-    run = read(tmp_path / "run.jsonl")
+    run = read_run(tmp_path / "run.jsonl")
     assert len(run.steps) == 6
     assert run.names == ["net.weight", "net.bias"]
     assert run.threshold == 1e-3
     assert min(run.norm) > 1e-3  # before the trainer's own clipping
-    assert [step for step, _ in run.told("test")] == [3, 6]
+    assert [step for step, _ in run.noted_losses("test")] == [3, 6]
     assert "'bridle_norm'" in capsys.readouterr().out

@@ -3,25 +3,24 @@ import math
 
 import pytest
 
-from bridle.watch._advice import advise
-from bridle.watch._text import as_json, as_text
+from bridle.watch.report.report import report_on
 
 from .runs import healthy
 from .test_findings import heavy_tailed, spiking, vanishing
 
 
-def test_a_healthy_run_needs_no_clipping_and_is_told_so():
-    advice = advise(healthy())
+def test_a_healthy_run_needs_no_clipping():
+    advice = report_on(healthy()).advice
     assert advice.threshold is None
     assert advice.policy is None
-    text = as_text(healthy())
-    assert "Nothing found" in text
+    text = str(report_on(healthy()))
+    assert "No findings: none of the 13 checks fired." in text
     assert "no change advised" in text
 
 
 def test_a_heavy_tail_gets_a_threshold_with_what_it_would_have_changed():
     run = heavy_tailed()
-    advice = advise(run)
+    advice = report_on(run).advice
     assert advice.policy == "auto"
     above = [n for n in run.norm if n > advice.threshold]
     assert advice.effect.clipped == pytest.approx(len(above) / len(run.norm))
@@ -32,25 +31,25 @@ def test_a_heavy_tail_gets_a_threshold_with_what_it_would_have_changed():
 
 
 def test_what_clipping_cannot_mend_is_no_reason_to_clip():
-    assert advise(vanishing()).threshold is None
+    assert report_on(vanishing()).advice.threshold is None
 
 
 def test_few_steps_are_not_judged():
-    assert "too few" in advise(healthy(n=10)).because
-    assert advise(healthy(n=0)).quantiles == {}
+    assert "too few" in report_on(healthy(n=10)).advice.because
+    assert report_on(healthy(n=0)).advice.quantiles == {}
 
 
 def test_steps_that_were_not_finite_do_not_count():
     run = spiking()
     run.norm[7] = math.inf
     run.norm[8] = math.nan
-    assert math.isfinite(advise(run).threshold)
+    assert math.isfinite(report_on(run).advice.threshold)
 
 
 def test_json_is_json_even_with_numbers_that_are_not():
     run = spiking()
     run.lr[:] = [math.nan] * len(run.lr)
-    found = as_json(run)
+    found = report_on(run).to_dict()
     again = json.loads(json.dumps(found, allow_nan=False))
     assert again["findings"][0]["name"] == "spikes"
     assert again["advice"]["policy"] == "auto"
@@ -59,6 +58,6 @@ def test_json_is_json_even_with_numbers_that_are_not():
 def test_a_run_that_clipping_holds_is_left_alone():
     run = heavy_tailed()
     run.clip[:] = [min(1.0, 2.0 / n) for n in run.norm]
-    advice = advise(run)
+    advice = report_on(run).advice
     assert advice.threshold is None
     assert "clipped already" in advice.because

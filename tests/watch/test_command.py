@@ -1,17 +1,16 @@
-"""`bridle watch` runs a script as if nobody watched."""
+"""`bridle watch` runs a script as it would run alone."""
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from bridle.watch import read_run
 from bridle.watch._cli import main
-from bridle.watch._run import read
+
+from .processes import LIMIT, killed_after, run_process, start
 
 FACTS = """
 import sys, pickle, atexit, os
@@ -74,15 +73,8 @@ for step in range(100000):
 """
 
 
-def command(*args):
-    return [sys.executable, *args]
-
-
-def run(folder, *args, **options):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command(*args), cwd=folder, capture_output=True, text=True, env=env, timeout=300, check=False, **options
-    )
+def run(folder, *args, text=None):
+    return run_process([sys.executable, *args], text, cwd=folder)
 
 
 @pytest.fixture
@@ -96,17 +88,17 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_script_cannot_tell(folder, context):
-    plain = run(folder, "work/facts.py", context, "--flag", input="a line\n")
-    watched = run(folder, "-m", "bridle", "watch", "work/facts.py", context, "--flag", input="a line\n")
+def test_a_script_runs_as_it_would_alone(folder, context):
+    plain = run(folder, "work/facts.py", context, "--flag", text="a line\n")
+    watched = run(folder, "-m", "bridle", "watch", "work/facts.py", context, "--flag", text="a line\n")
     assert plain.returncode == 7, plain.stderr
     assert watched.returncode == 7
     assert watched.stdout == plain.stdout
     assert "read: a line" in plain.stdout
     assert watched.stderr.startswith("to stderr\n")
-    record = read(folder / "facts.bridle.jsonl")  # beside where it was run, not beside the script
+    record = read_run(folder / "facts.bridle.jsonl")  # beside where it was run, not beside the script
     assert len(record.steps) == 8  # the workers wrote nothing
-    assert "Nothing found" in watched.stderr
+    assert "No findings" in watched.stderr
 
 
 def test_a_traceback_is_the_scripts_own(folder):
@@ -119,28 +111,25 @@ def test_a_traceback_is_the_scripts_own(folder):
 
 
 def test_a_module_runs_as_with_python_m(folder):
-    watched = run(folder / "work", "-m", "bridle", "watch", "-m", "facts", "fork", input="x\n")
-    plain = run(folder / "work", "-m", "facts", "fork", input="x\n")
+    watched = run(folder / "work", "-m", "bridle", "watch", "-m", "facts", "fork", text="x\n")
+    plain = run(folder / "work", "-m", "facts", "fork", text="x\n")
     assert watched.returncode == plain.returncode == 7
     assert "read: x" in watched.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it_as_it_would_and_the_record_is_whole(folder, number):
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    args = command("-m", "bridle", "watch", "--record", "run.jsonl", "work/trains.py")
-    with subprocess.Popen(
-        args, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    args = [sys.executable, "-m", "bridle", "watch", "--record", "run.jsonl", "work/trains.py"]
+    child = start(args, cwd=folder)
+    with killed_after(LIMIT, child):
         assert child.stdout.readline() == "ready\n"
-        time.sleep(0.2)
         child.send_signal(number)
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate()
     assert child.returncode == -number
-    assert len(read(folder / "run.jsonl").steps) > 30
+    assert len(read_run(folder / "run.jsonl").steps) >= 30
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in err
-        assert "_script.py" not in err
+        assert "_run_script.py" not in err
 
 
 def test_nan_is_traced_to_its_operation(folder):
@@ -152,7 +141,7 @@ def test_nan_is_traced_to_its_operation(folder):
     assert "gradients were not finite: first at step 0, in parameter 0" in watched.stderr
     watched = run(folder, "-m", "bridle", "watch", "--anomaly", "nan.py")
     assert watched.returncode == 1
-    found = read(folder / "nan-2.bridle.jsonl")
+    found = read_run(folder / "nan-2.bridle.jsonl")
     assert "returned nan values" in found.notes[0]["anomaly"]
 
 
@@ -162,7 +151,7 @@ def test_a_script_may_go_to_another_folder(folder):
     (folder / "moves.py").write_text(script)
     watched = run(folder, "-m", "bridle", "watch", "moves.py")
     assert "SGD, 1 steps recorded" in watched.stderr
-    assert len(read(folder / "moves.bridle.jsonl").steps) == 1
+    assert len(read_run(folder / "moves.bridle.jsonl").steps) == 1
 
 
 def test_clipping_from_outside(folder):
@@ -197,7 +186,7 @@ def test_report_in_text_json_and_html(tmp_path, capsys):
     path = tmp_path / "run.jsonl"
     write(path, [step(t) for t in range(40)]).close()
     assert main(["report", str(path)]) == 0
-    assert "Nothing found" in capsys.readouterr().out
+    assert "No findings" in capsys.readouterr().out
     assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
     assert main(["report", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from bridle.watch import findings
-from bridle.watch._run import Event
-from bridle.watch.findings import TABLE, find
+from bridle.watch.analysis.findings import TABLE, find
+from bridle.watch.run.run import NonfiniteStep
 
 from .runs import NAMES, apart, healthy, late, left_out, starved
 
@@ -34,7 +33,7 @@ def growing():
 
 
 def overshooting():
-    return healthy(turn=[0.5 + 0.2 * math.sin(t) for t in range(N)])
+    return healthy(step_grad_cosine=[0.5 + 0.2 * math.sin(t) for t in range(N)])
 
 
 def heavy_tailed():
@@ -73,7 +72,7 @@ def standing_still():
 
 def nonfinite():
     run = healthy()
-    run.events.append(Event(120, {"blocks.3.weight": 7}, 0.4))
+    run.nonfinite.append(NonfiniteStep(120, {"blocks.3.weight": 7}, 0.4))
     return run
 
 
@@ -84,11 +83,11 @@ def with_origin():
 
 
 def clipped_too_tightly():
-    return healthy(clip=[0.05] * N, limit=[0.01] * N)
+    return healthy(clip=[0.05] * N, max_norm=[0.01] * N)
 
 
 def never_clipped():
-    return healthy(clip=[1.0] * N, limit=[100.0] * N)
+    return healthy(clip=[1.0] * N, max_norm=[100.0] * N)
 
 
 def noisy():
@@ -139,7 +138,7 @@ def test_batches_that_differ_are_no_swing(n, seed):
 
 def test_every_finding_has_a_trigger():
     assert {test.__name__ for test in TABLE} == set(TRIGGERS)
-    assert len(set(findings.TABLE)) == len(TABLE)
+    assert len(set(TABLE)) == len(TABLE)
 
 
 def test_the_period_and_growth_are_those_of_the_run():

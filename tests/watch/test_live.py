@@ -1,14 +1,17 @@
-"""The live line: drawn on a terminal, wiped before the script writes, absent elsewhere."""
+"""The live line: drawn on a terminal, cleared before the script writes, absent elsewhere."""
 
 import io
 import os
 import pty
 import re
 import sys
+from contextlib import suppress
 
 import pytest
 
-from bridle.watch import _live
+from bridle.watch import _live_line
+
+from .processes import LIMIT, killed_after, start
 
 pytest.importorskip("rich", reason="pip install 'bridle[watch]'")
 LATEST = {"step": 12.0, "loss": 0.5, "norm": 2.0, "lr": 0.1}
@@ -31,28 +34,28 @@ def streams(monkeypatch):
         out, err = Terminal(), Terminal()
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
-        monkeypatch.setattr(_live, "_PERIOD", 0.0)
+        monkeypatch.setattr(_live_line, "_PERIOD", 0.0)
         monkeypatch.setenv("TERM", "xterm")
         return out, err
 
     return take
 
 
-def test_it_is_drawn_wiped_and_given_back(streams):
+def test_it_is_drawn_cleared_and_removed(streams):
     out, err = streams()
-    line = _live.LiveLine()
+    line = _live_line.LiveLine()
     line.draw(LATEST)
     assert "step 12" in plain(err)
     print("from the script")
     assert out.getvalue() == "from the script\n"
-    assert err.getvalue().endswith("\r\x1b[2K")  # wiped before that was written
+    assert err.getvalue().endswith("\r\x1b[2K")  # cleared before that was written
     line.close()
     assert (sys.stdout, sys.stderr) == (out, err)
 
 
 def test_a_line_the_script_has_not_ended_is_left_alone(streams):
     _, err = streams()
-    line = _live.LiveLine()
+    line = _live_line.LiveLine()
     print("Continue? ", end="")
     before = err.getvalue()
     line.draw(LATEST)
@@ -65,7 +68,7 @@ def test_a_line_the_script_has_not_ended_is_left_alone(streams):
 
 def test_streams_are_the_scripts_in_all_else(streams):
     out, _ = streams()
-    line = _live.LiveLine()
+    line = _live_line.LiveLine()
     assert sys.stdout.isatty()
     sys.stdout.writelines(["a\n", "b\n"])
     sys.stdout.flush()
@@ -75,15 +78,15 @@ def test_streams_are_the_scripts_in_all_else(streams):
 
 def test_it_is_quiet_without_a_terminal_or_rich(streams, monkeypatch):
     streams()
-    assert _live.possible()
+    assert _live_line.is_available()
     monkeypatch.setenv("TERM", "dumb")
-    assert not _live.possible()
+    assert not _live_line.is_available()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert not _live.possible()
+    assert not _live_line.is_available()
     monkeypatch.undo()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert not _live.possible()
+    assert not _live_line.is_available()
 
 
 def test_on_a_real_terminal_the_scripts_output_is_whole(tmp_path):
@@ -93,21 +96,19 @@ def test_on_a_real_terminal_the_scripts_output_is_whole(tmp_path):
         "for i in range(8):\n    o.zero_grad(); w.square().sum().backward(); o.step(); time.sleep(0.1)\n"
         "    print('epoch', i)\n"
     )
-    os.environ.setdefault("TERM", "xterm")
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "bridle", "watch", "--record", tmp_path / "run.jsonl", script]
+    terminal = {"stdin": slave, "stdout": slave, "stderr": slave}
+    child = start(command, env={"TERM": os.environ.get("TERM", "xterm")}, **terminal)
+    os.close(slave)
     shown = bytearray()
-
-    def keep(descriptor):
-        data = os.read(descriptor, 4096)
-        shown.extend(data)
-        return b"."  # nothing of it on the terminal the tests run in; empty would mean the end
-
-    status = pty.spawn(
-        [sys.executable, "-m", "bridle", "watch", "--record", str(tmp_path / "run.jsonl"), str(script)],
-        keep,
-        lambda descriptor: b"",
-    )
+    with killed_after(LIMIT, child):
+        with suppress(OSError):  # which is how reading a terminal ends
+            while data := os.read(master, 4096):
+                shown.extend(data)
+        assert child.wait() == 0
+    os.close(master)
     text = shown.decode()
-    assert os.waitstatus_to_exitcode(status) == 0
     assert all(f"epoch {i}\r\n" in text for i in range(8))
     assert "\x1b[2K" in text
     assert "bridle" in text.split("epoch 7")[0]

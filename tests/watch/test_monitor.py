@@ -6,7 +6,7 @@ from torch import nn
 
 import bridle
 from bridle.errors import ArgumentError
-from bridle.watch._run import read
+from bridle.watch import read_run
 
 
 def model():
@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_the_run(tmp_path):
         weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
         losses += train(net, optimizer, 5)
     hook.remove()
-    run = read(path)
+    run = read_run(path)
     assert run.loss == pytest.approx(losses, rel=1e-6)
     assert run.names == ["0.weight", "0.bias", "2.weight", "2.bias"]
     for row, total, true in zip(run.norms, run.norm, expected, strict=True):
@@ -76,7 +76,7 @@ def test_it_leaves_nothing_behind():
     assert before == (torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale)
 
 
-def test_the_turn_is_the_cosine_of_step_and_next_gradient():
+def test_the_cosine_is_that_of_step_and_next_gradient():
     weight = nn.Parameter(torch.tensor([1.0]))
     optimizer = torch.optim.SGD([weight], lr=1.5)
     with bridle.Monitor(None, optimizer) as monitor:
@@ -84,9 +84,9 @@ def test_the_turn_is_the_cosine_of_step_and_next_gradient():
             optimizer.zero_grad()
             (weight.square().sum() / 2).backward()
             optimizer.step()
-    run = read(monitor.path)
-    assert math.isnan(run.turn[0])
-    assert run.turn[1:] == [1.0, 1.0]  # past the minimum at each step: the gradient points back
+    run = read_run(monitor.path)
+    assert math.isnan(run.step_grad_cosine[0])
+    assert run.step_grad_cosine[1:] == [1.0, 1.0]  # past the minimum at each step: the gradient points back
 
 
 def test_names_are_found_without_the_model():
@@ -94,7 +94,7 @@ def test_names_are_found_without_the_model():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor() as monitor:
         train(net, optimizer, 1)
-    assert read(monitor.path).names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert read_run(monitor.path).names == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
 def test_accumulated_losses_are_summed():
@@ -107,10 +107,10 @@ def test_accumulated_losses_are_summed():
             loss.backward()
             values.append(loss.item())
         optimizer.step()
-    assert read(monitor.path).loss == pytest.approx([sum(values)], rel=1e-6)
+    assert read_run(monitor.path).loss == pytest.approx([sum(values)], rel=1e-6)
 
 
-def test_two_optimizers_of_one_backward_are_told_the_same_loss():
+def test_two_optimizers_of_one_backward_have_the_same_loss():
     net = model()
     one = torch.optim.SGD(net[0].parameters(), lr=0.1)
     two = torch.optim.Adam(net[2].parameters(), lr=0.1)
@@ -119,13 +119,13 @@ def test_two_optimizers_of_one_backward_are_told_the_same_loss():
         loss.backward()
         one.step()
         two.step()
-    runs = [read(monitor.path, opt=i) for i in (0, 1)]
+    runs = [read_run(monitor.path, optimizer=i) for i in (0, 1)]
     assert [r.optimizer for r in runs] == ["SGD", "Adam"]
     assert [r.loss for r in runs] == [pytest.approx([loss.item()], rel=1e-6)] * 2
-    assert runs[0].others == 1
+    assert runs[0].n_optimizers == 2
 
 
-def test_a_closure_is_heard_and_clipped():
+def test_a_closure_is_recorded_and_clipped():
     net = model()
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
     x = torch.randn(16, 4)
@@ -141,7 +141,7 @@ def test_a_closure_is_heard_and_clipped():
     with bridle.Monitor(net, optimizer, clip=1e-3) as monitor:
         optimizer.step(closure)
         assert math.sqrt(sum(p.grad.norm().item() ** 2 for p in net.parameters())) < 1.001e-3
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert len(seen) > 1
     assert run.loss == pytest.approx(seen[:1], rel=1e-6)
     assert run.clip[0] < 1
@@ -158,7 +158,7 @@ def test_a_step_that_calls_its_parents_is_one_step():
     with bridle.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 3)
     assert monitor.steps == 3
-    assert len(read(monitor.path).steps) == 3
+    assert len(read_run(monitor.path).steps) == 3
 
 
 def test_a_step_that_uses_another_optimizer_is_one_step():
@@ -174,11 +174,11 @@ def test_a_step_that_uses_another_optimizer_is_one_step():
     optimizer = Outer(net.parameters())
     with bridle.Monitor(net, clip="zscore") as monitor:
         train(net, optimizer, 3)
-        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)  # one that steps by itself is heard
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)  # one that steps by itself is recorded
     assert monitor.steps == 4
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.optimizer == "Outer"
-    assert run.others == 1
+    assert run.n_optimizers == 2
 
 
 def test_after_a_step_that_raised_it_goes_on():
@@ -195,23 +195,23 @@ def test_after_a_step_that_raised_it_goes_on():
             train(net, optimizer, 1)
         optimizer.param_groups[0]["lr"] = 0.1
         train(net, optimizer, 3)
-    assert len(read(monitor.path).steps) == 3
+    assert len(read_run(monitor.path).steps) == 3
 
 
-def test_the_scripts_own_clipping_is_seen_through():
+def test_norms_are_those_before_the_scripts_own_clipping():
     plain, clipped = model(), model()
     with bridle.Monitor(plain) as first:
         train(plain, torch.optim.SGD(plain.parameters(), lr=0.0), 4)
     with bridle.Monitor(clipped) as second:
         train(clipped, torch.optim.SGD(clipped.parameters(), lr=0.0), 4, clip=0.1)
-    a, b = read(first.path), read(second.path)
+    a, b = read_run(first.path), read_run(second.path)
     assert b.norm == pytest.approx(a.norm, rel=1e-5)
     assert b.norms[0] == pytest.approx(a.norms[0], rel=1e-4)
     assert b.clip == pytest.approx([0.1 / n for n in a.norm], rel=1e-3)
     assert b.threshold == 0.1
 
 
-def test_our_own_backward_and_clipping_are_heard_as_well():
+def test_our_own_backward_and_clipping_are_recorded_as_well():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor(net, optimizer) as monitor:
@@ -219,25 +219,25 @@ def test_our_own_backward_and_clipping_are_heard_as_well():
         bridle.backward(loss)
         norm = bridle.clip_grad_norm_(net.parameters(), 0.01)
         optimizer.step()
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.loss == pytest.approx([loss.item()], rel=1e-6)
     assert run.norm == pytest.approx([norm.item()], rel=1e-5)
     assert run.threshold == 0.01
 
 
 @pytest.mark.parametrize("passed", [lambda net: net, lambda net: dict(net.named_parameters()), nn.Module.parameters])
-def test_clipping_is_heard_whatever_it_was_given(passed):
+def test_clipping_is_recorded_whatever_it_was_given(passed):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor(net, optimizer) as monitor:
         net(torch.randn(8, 4)).square().mean().backward()
         norm = bridle.clip_grad_norm_(passed(net), 0.01)
         optimizer.step()
-    assert read(monitor.path).norm == pytest.approx([norm.item()], rel=1e-5)
+    assert read_run(monitor.path).norm == pytest.approx([norm.item()], rel=1e-5)
 
 
 @pytest.mark.parametrize("order", [1, 2.0, math.inf, "inf"])
-def test_clipping_by_another_norm_is_seen_through(order):
+def test_norms_are_those_before_clipping_by_another_norm(order):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor(net, optimizer) as monitor:
@@ -248,7 +248,7 @@ def test_clipping_by_another_norm_is_seen_through(order):
             torch.nn.utils.clip_grad_norm_(net.parameters(), limit, order)
             optimizer.step()
             assert monitor.latest["norm"] == pytest.approx(true, rel=1e-4)
-    assert read(monitor.path).clip[1] == 1.0
+    assert read_run(monitor.path).clip[1] == 1.0
 
 
 def test_clipping_holds_every_step():
@@ -259,7 +259,7 @@ def test_clipping_holds_every_step():
         train(net, optimizer, 1)
         after = torch.cat([p.detach().flatten() for p in net.parameters()])
     assert float((after - before).norm()) == pytest.approx(0.01, rel=1e-4)
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.clip[0] == pytest.approx(0.01 / run.norm[0], rel=1e-4)
 
 
@@ -274,9 +274,9 @@ def test_auto_holds_a_run_that_would_diverge_and_a_bad_step_leaves_no_trace():
                 weight.grad[0] = math.nan
             optimizer.step()
     assert float(weight.detach().norm()) < 0.1
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.clip[50] == 0.0  # left out
-    assert run.events[0].offenders == {"parameter 0": 1}
+    assert run.nonfinite[0].offenders == {"parameter 0": 1}
 
 
 def test_policies_go_by_name_and_each_optimizer_has_its_own():
@@ -289,7 +289,7 @@ def test_policies_go_by_name_and_each_optimizer_has_its_own():
                 optimizer.step()
                 optimizer.zero_grad()
     assert monitor.steps == 6
-    assert len(read(monitor.path, opt=1).steps) == 3
+    assert len(read_run(monitor.path, optimizer=1).steps) == 3
 
 
 def test_every_records_fewer_and_clips_all():
@@ -299,9 +299,11 @@ def test_every_records_fewer_and_clips_all():
         before = net[0].weight.detach().clone()
         train(net, optimizer, 7)
         assert float((net[0].weight.detach() - before).norm()) < 1e-6
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.steps == [0, 3, 6]
-    assert all(math.isnan(t) for t in run.turn)  # these gradients do not follow the steps that were measured
+    assert all(
+        math.isnan(t) for t in run.step_grad_cosine
+    )  # these gradients do not follow the steps that were measured
     assert monitor.steps == 7
 
 
@@ -313,7 +315,7 @@ def test_bad_values_are_named():
         net(torch.randn(4, 4)).sum().backward()
         net[2].weight.grad[0, :3] = math.nan
         optimizer.step()
-    assert read(monitor.path).events[0].offenders == {"2.weight": 3}
+    assert read_run(monitor.path).nonfinite[0].offenders == {"2.weight": 3}
     assert monitor.findings()[0].name == "nonfinite"
 
 
@@ -326,7 +328,7 @@ def test_frozen_sparse_and_missing_gradients():
             optimizer.zero_grad()
             table(torch.tensor([1, 1])).sum().backward()
             optimizer.step()
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.norms[0] == [pytest.approx(2 * math.sqrt(3), rel=1e-4), None]
     assert [f.name for f in monitor.findings()] == ["dead"]
 
@@ -350,7 +352,7 @@ def test_a_scaled_loss_is_recorded_unscaled():
         scaler.scale(last).backward()
         scaler.step(optimizer)
         scaler.update()
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.loss == pytest.approx([loss.item(), last.item()], rel=1e-6)
     assert run.norm[0] < 100
     assert [n["note"] for n in run.notes] == ["scaler skipped"]
@@ -363,18 +365,18 @@ def test_new_parameters_are_introduced_again():
         train(net, optimizer, 2)
         optimizer.add_param_group({"params": list(net[2].parameters()), "lr": 0.01})
         train(net, optimizer, 2)
-    assert read(monitor.path).names[-1] == "2.bias"
+    assert read_run(monitor.path).names[-1] == "2.bias"
 
 
-def test_it_is_told_of_each_step():
+def test_on_step_is_called_at_each_step():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    told = []
-    with bridle.Monitor(net, optimizer, on_step=told.append) as monitor:
+    received = []
+    with bridle.Monitor(net, optimizer, on_step=received.append) as monitor:
         train(net, optimizer, 2)
-    assert [t["step"] for t in told] == [0.0, 1.0]
-    assert set(told[1]) == {"step", "loss", "norm", "update", "lr"}
-    assert monitor.latest == told[1]
+    assert [t["step"] for t in received] == [0.0, 1.0]
+    assert set(received[1]) == {"step", "loss", "norm", "update", "lr"}
+    assert monitor.latest == received[1]
 
 
 def test_recording_that_cannot_go_on_does_not_stop_the_run(monkeypatch):
@@ -382,7 +384,7 @@ def test_recording_that_cannot_go_on_does_not_stop_the_run(monkeypatch):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with bridle.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 1)
-        monkeypatch.setattr("bridle.watch._probe.Probe.read_gradients", lambda _: 1 / 0)
+        monkeypatch.setattr("bridle.watch.record.measure.Meter.measure_step", lambda *_: 1 / 0)
         train(net, optimizer, 2)
     assert monitor.steps == 3
     assert "ZeroDivisionError" in monitor.stopped_because
@@ -396,10 +398,55 @@ def test_what_cannot_mean_anything_is_refused(wrong):
         bridle.Monitor(**wrong)
 
 
+def test_a_monitor_can_be_started_again():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    monitor = bridle.Monitor(net, optimizer, clip=0.01)
+    for steps in (4, 2):
+        with monitor:
+            train(net, optimizer, steps)
+        assert monitor.steps == steps
+        run = read_run(monitor.path)
+        assert run.names == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert len(run.steps) == steps
+        assert max(run.clip) < 1
+        assert not optimizer._optimizer_step_pre_hooks
+        assert "__reduce_ex__" not in vars(optimizer)
+    monitor.start()
+    train(net, optimizer, 1)
+    monitor.start()  # starts over
+    train(net, optimizer, 3)
+    monitor.stop()
+    train(net, optimizer, 1)
+    assert len(read_run(monitor.path).steps) == monitor.steps == 3
+
+
+def test_hooks_that_somebody_clears_stop_recording_and_not_the_run():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with bridle.Monitor(net, optimizer) as monitor:
+        train(net, optimizer, 2)
+        optimizer._optimizer_step_pre_hooks.clear()
+        train(net, optimizer, 2)
+    assert len(read_run(monitor.path).steps) == 2
+
+
+def test_a_checkpointed_loss_is_counted_once():
+    """Its backward pass calls backward once more, on the same number."""
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.randn(8, 4, requires_grad=True)
+    with bridle.Monitor(net, optimizer) as monitor:
+        loss = torch.utils.checkpoint.checkpoint(lambda x: net(x).square().mean(), x, use_reentrant=True)
+        loss.backward()
+        optimizer.step()
+    assert read_run(monitor.path).loss == pytest.approx([loss.item()], rel=1e-6)
+
+
 def test_notes_become_the_test_loss():
     with bridle.Monitor() as monitor:
         monitor.note("test", loss=0.25)
-    assert read(monitor.path).told("test") == [(0, 0.25)]
+    assert read_run(monitor.path).noted_losses("test") == [(0, 0.25)]
 
 
 def test_a_healthy_run_is_found_healthy():
@@ -433,7 +480,7 @@ def test_a_learning_rate_at_the_edge_is_found():
 def test_what_is_sampled_is_measured_on_those_elements(stride, monkeypatch):
     net = model()
     total = sum(p.numel() for p in net.parameters())
-    monkeypatch.setattr("bridle.watch._probe._SAMPLE", -(-total // stride))
+    monkeypatch.setattr("bridle.watch.record.measure._MAX_COMPARED", -(-total // stride))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     look = lambda: torch.cat([p.detach().reshape(-1)[::stride] for p in net.parameters()])  # noqa: E731
     with bridle.Monitor(net, optimizer) as monitor:
@@ -445,7 +492,7 @@ def test_what_is_sampled_is_measured_on_those_elements(stride, monkeypatch):
         net(torch.randn(16, 4)).square().mean().backward()
         gradient = torch.cat([p.grad.reshape(-1)[::stride] for p in net.parameters()])
         optimizer.step()
-    run = read(monitor.path)
+    run = read_run(monitor.path)
     assert run.update[0] == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
     cosine = torch.nn.functional.cosine_similarity(after - before, gradient, dim=0)
-    assert run.turn[1] == pytest.approx(float(cosine), abs=1e-3)
+    assert run.step_grad_cosine[1] == pytest.approx(float(cosine), abs=1e-3)

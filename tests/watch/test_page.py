@@ -3,17 +3,24 @@ import math
 import re
 import shutil
 import struct
-import subprocess
 
 import pytest
 
-from bridle.watch._chart import Axis
-from bridle.watch._page import page, write_page
+from bridle.watch.report.charts import Axis
+from bridle.watch.report.html import to_html
+from bridle.watch.report.report import report_on
 
+from .processes import run_process
 from .runs import healthy, in_part
 from .test_findings import TRIGGERS, nonfinite, spiking, swinging
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def page(runs):
+    return to_html([report_on(run) for run in runs])
+
+
 EVERY = [make for makes in TRIGGERS.values() for make in makes]
 
 
@@ -50,7 +57,7 @@ def test_two_runs_are_before_and_after():
     text = page([swinging(), healthy()])
     assert "Before and after" in text
     assert "Findings before" in text
-    assert "Nothing found" in text
+    assert "No findings" in text
 
 
 def test_several_ranks_have_a_part_of_their_own():
@@ -84,20 +91,19 @@ def test_an_axis_has_ticks_inside_it():
         ticks = axis.ticks()
         assert 1 <= len(ticks) <= 12
         assert all(axis.low <= t <= axis.high for t in ticks)
-        assert all(0 <= axis.place(v) <= 1 for v in (low, high, -1e9, 1e9, math.inf))
+        assert all(0 <= axis.position(v) <= 1 for v in (low, high, -1e9, 1e9, math.inf))
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_browser_shows_it(tmp_path, width):
     file, picture = tmp_path / "page.html", tmp_path / "page.png"
-    write_page(file, [spiking(), nonfinite()])
+    report_on(nonfinite()).write_page(file, before=report_on(spiking()))
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --enable-logging=stderr --hide-scrollbars"
-    done = subprocess.run(
+    done = run_process(
         [BROWSER, *flags.split(), f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},2400",
          f"--screenshot={picture}", file.as_uri()],
-        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert picture.exists(), done.stderr
     assert "CONSOLE" not in done.stderr

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from bridle.watch._merge import merged
-from bridle.watch.findings import find
+from bridle.watch.analysis.findings import find
+from bridle.watch.run.merge import merge_ranks
 
 from .runs import NAMES, apart, late, left_out, ranks, starved
 
@@ -18,7 +18,7 @@ def the(name, run):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_ranks_that_train_together_show_nothing(count, seed):
-    assert find(merged(ranks(count, seed=seed))) == []
+    assert find(merge_ranks(ranks(count, seed=seed))) == []
 
 
 def test_the_late_rank_is_named_with_what_it_costs():
@@ -33,12 +33,12 @@ def test_the_late_rank_is_named_with_what_it_costs():
 def test_several_late_ranks_are_named():
     found = ranks(6)
     for run in found:
-        column = run.own if run.rank in (1, 4) else run.back
+        column = run.host_s if run.rank in (1, 4) else run.backward_s
         column[:] = [v + 0.03 for v in column]
-    assert the("straggler", merged(found)).title.startswith("rank 1 and rank 4 are late")
+    assert the("straggler", merge_ranks(found)).title.startswith("rank 1 and rank 4 are late")
 
 
-def test_in_pieces_only_loading_tells_who_is_late():
+def test_with_shards_only_loading_shows_which_rank_is_late():
     found = the("straggler", starved())
     assert found.title.startswith("rank 0 is late")
     assert found.test.startswith("seconds loading data")
@@ -46,37 +46,37 @@ def test_in_pieces_only_loading_tells_who_is_late():
 
 def only_sometimes(found):
     for t in range(0, 400, 10):  # it saves a checkpoint, say
-        found[0].own[t] += 1.0
+        found[0].host_s[t] += 1.0
 
 
 def nobody_waits(found):
-    found[1].own[:] = [v + 0.03 for v in found[1].own]
-    found[1].back[:] = [v + 0.001 for v in found[1].back]
+    found[1].host_s[:] = [v + 0.03 for v in found[1].host_s]
+    found[1].backward_s[:] = [v + 0.001 for v in found[1].backward_s]
 
 
 def only_a_little(found):
-    found[1].own[:] = [v + 0.002 for v in found[1].own]
+    found[1].host_s[:] = [v + 0.002 for v in found[1].host_s]
 
 
-def in_pieces(found):
+def with_shards(found):
     for run in found:
-        run.pieces[0] = [run.rank, 2]
-    found[1].own[:] = [v + 0.03 for v in found[1].own]
-    found[0].back[:] = [v + 0.03 for v in found[0].back]
+        run.shards[0] = [run.rank, 2]
+    found[1].host_s[:] = [v + 0.03 for v in found[1].host_s]
+    found[0].backward_s[:] = [v + 0.03 for v in found[0].backward_s]
 
 
 def untimed(found):
-    found[1].own[:] = [math.nan] * 400
+    found[1].host_s[:] = [math.nan] * 400
 
 
-@pytest.mark.parametrize("change", [only_sometimes, nobody_waits, only_a_little, in_pieces, untimed])
+@pytest.mark.parametrize("change", [only_sometimes, nobody_waits, only_a_little, with_shards, untimed])
 def test_nobody_is_called_late_without_need(change):
     found = ranks(2)
     change(found)
-    assert "straggler" not in {finding.name for finding in find(merged(found))}
+    assert "straggler" not in {finding.name for finding in find(merge_ranks(found))}
 
 
-def test_ranks_that_never_exchange_are_told_that_the_model_is_not_wrapped():
+def test_ranks_that_never_exchange_are_found_not_to_be_wrapped():
     found = the("rank_norms", apart())
     assert "do not train together" in found.title
     assert found.evidence["parameters"] == NAMES
@@ -114,7 +114,7 @@ def other_parameters(found):  # stages of a pipeline
 
 def pieces_that_differ(found):
     for run in found:
-        run.pieces[2] = [run.rank, 2]
+        run.shards[2] = [run.rank, 2]
         for row in run.norms:
             row[2] = 1.0 + run.rank
 
@@ -132,17 +132,17 @@ def without_a_gradient_on_both(found):
 def test_what_may_differ_is_not_found(change):
     found = ranks(2)
     change(found)
-    assert "rank_norms" not in {finding.name for finding in find(merged(found))}
+    assert "rank_norms" not in {finding.name for finding in find(merge_ranks(found))}
 
 
-def test_copies_of_a_piece_have_to_be_equal():
+def test_copies_of_a_shard_have_to_be_equal():
     found = ranks(4)
     for run in found:
-        run.pieces[2] = [run.rank % 2, 2]  # ranks 0 and 2 hold one piece, 1 and 3 the other
+        run.shards[2] = [run.rank % 2, 2]  # ranks 0 and 2 hold one shard, 1 and 3 the other
         for row in run.norms:
             row[2] = 1.0 + run.rank % 2
-    assert "rank_norms" not in {finding.name for finding in find(merged(found))}
+    assert "rank_norms" not in {finding.name for finding in find(merge_ranks(found))}
     found[3].norms[50][2] = 3.0
-    found = the("rank_norms", merged(found))
+    found = the("rank_norms", merge_ranks(found))
     assert found.evidence[f"norms of {NAMES[2]} there"] == {"rank 1": 2.0, "rank 3": 3.0}
     assert found.evidence["first step"] == 50

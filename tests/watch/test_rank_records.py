@@ -12,23 +12,31 @@ import torch
 
 import bridle
 from bridle.errors import ArgumentError, RecordError
-from bridle.watch import _cli, _ranks, _reporter
+from bridle.watch import _cli, read_run
 from bridle.watch._cli import main
-from bridle.watch._ranks import Place, free_name, joined_name, one_for_each_run, place, rank_file
-from bridle.watch._run import read
-from bridle.watch._standing import remarks
-from bridle.watch._text import as_text
+from bridle.watch.analysis.rank_table import warnings
+from bridle.watch.report import background
+from bridle.watch.report.report import report_on
+from bridle.watch.run.rank_files import (
+    RankInfo,
+    free_name,
+    header_of,
+    one_file_per_run,
+    rank_file,
+    rank_info,
+    run_file,
+)
 
 from .test_monitor import model, train
 
 SIZES = {"w": (7, 3), "v": (5,)}
 
 
-def write(folder, rank, steps, *, world=2, launch="here", pieces=(None, None), end=(None,), name="run.jsonl", more=()):
+def write(folder, rank, steps, *, world=2, launch="here", shards=(None, None), end=(None,), name="run.jsonl", more=()):
     """A record of one rank, of two parameters."""
-    header = {"bridle": 1, **Place(rank, world, launch).header()}
+    header = {"bridle": 2, **RankInfo(rank, world, launch).header()}
     optimizer = {"optimizer": "SGD", "opt": 0, "names": ["w", "v"], "sizes": [21, 5], "groups": [2],
-                 "trained": [True, True], "pieces": list(pieces)}  # fmt: skip
+                 "trained": [True, True], "shards": list(shards)}  # fmt: skip
     lines = [header, optimizer, *steps, *more, *({"ended": why, "after": len(steps)} for why in end)]
     path = rank_file(folder / name, rank)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -36,7 +44,7 @@ def write(folder, rank, steps, *, world=2, launch="here", pieces=(None, None), e
 
 
 def step(t, norms, **rest):
-    return {"step": t, "opt": 0, "norms": norms, "of": 1, "loss": 0.5, "lr": [0.1], **rest}
+    return {"step": t, "opt": 0, "norms": norms, "n_steps": 1, "loss": 0.5, "lr": [0.1], **rest}
 
 
 def as_rank(monkeypatch, rank, world=2, launch="one"):
@@ -48,15 +56,15 @@ def as_rank(monkeypatch, rank, world=2, launch="one"):
 def test_a_name_goes_with_its_rank_and_back(name):
     file = rank_file(Path(name), 12)
     assert ".rank12" in file.name
-    assert joined_name(file) == Path(name)
+    assert run_file(file) == Path(name)
 
 
 def test_one_process_is_no_rank(monkeypatch):
-    assert place() is None
+    assert rank_info() is None
     as_rank(monkeypatch, 0, world=1)
-    assert place() is None
+    assert rank_info() is None
     monkeypatch.setenv("RANK", "first")
-    assert place() is None
+    assert rank_info() is None
 
 
 def test_a_monitor_names_its_record_by_its_rank(tmp_path, monkeypatch):
@@ -67,16 +75,16 @@ def test_a_monitor_names_its_record_by_its_rank(tmp_path, monkeypatch):
         with bridle.Monitor(net, optimizer, record=tmp_path / "run.jsonl") as monitor:
             train(net, optimizer, 3)
         assert monitor.path == str(tmp_path / f"run.rank{rank}.jsonl")
-    run = read(tmp_path / "run.rank1.jsonl")  # any of them leads to all
+    run = read_run(tmp_path / "run.rank1.jsonl")  # any of them leads to all
     assert [one.rank for one in run.ranks] == [0, 1]
     assert [one.end for one in run.ranks] == ["", ""]
-    assert run.missing == []
-    assert remarks(run) == []
-    assert all(math.isfinite(seconds) for seconds in run.own[1:] + run.back[1:])
-    assert math.isnan(run.own[0])  # what was before the first step is no step's
+    assert run.missing_ranks == []
+    assert warnings(run) == []
+    assert all(math.isfinite(seconds) for seconds in run.host_s[1:] + run.backward_s[1:])
+    assert math.isnan(run.host_s[0])  # what was before the first step is no step's
 
 
-def test_how_long_data_is_waited_for_is_heard_on_ranks_only(tmp_path, monkeypatch):
+def test_waiting_for_data_is_measured_on_ranks_only(tmp_path, monkeypatch):
     """Its own time lies within that outside of backward passes; afterwards loaders are as they were."""
     kind = torch.utils.data.dataloader._BaseDataLoaderIter
     before = kind.__next__
@@ -91,9 +99,9 @@ def test_how_long_data_is_waited_for_is_heard_on_ranks_only(tmp_path, monkeypatc
             net(x).square().mean().backward()
             optimizer.step()
     assert kind.__next__ is before
-    run = read(monitor.path).ranks[0]
+    run = read_run(monitor.path).ranks[0]
     assert len(run.steps) == 5
-    assert all(0 < load < own for load, own in zip(run.load[1:], run.own[1:], strict=True))
+    assert all(0 < load < own for load, own in zip(run.data_s[1:], run.host_s[1:], strict=True))
 
 
 def test_an_error_is_said_to_have_ended_it(tmp_path, monkeypatch):
@@ -108,8 +116,8 @@ def test_an_error_is_said_to_have_ended_it(tmp_path, monkeypatch):
 
     with pytest.raises(KeyError):
         fail()
-    run = read(monitor.path)
-    assert remarks(run) == [
+    run = read_run(monitor.path)
+    assert warnings(run) == [
         "Rank 1 left no record of this run.",
         "Rank 0 stopped early, after 2 steps: KeyError: 'lost'.",
     ]
@@ -121,8 +129,8 @@ def test_a_run_of_one_process_has_the_record_it_had(tmp_path):
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
     lines = [json.loads(line) for line in Path(monitor.path).read_text().splitlines()]
     assert set(lines[0]) == {"bridle", "torch", "python", "argv", "clip", "every"}
-    assert "pieces" not in lines[1]
-    assert not {"own", "back", "load", "sums"} & set(lines[-1])
+    assert "shards" not in lines[1]
+    assert not {"host_s", "backward_s", "data_s", "partial_sums"} & set(lines[-1])
     assert lines[-1]["step"] == 1
 
 
@@ -131,95 +139,100 @@ def test_ranks_of_one_launch_find_the_same_free_name(tmp_path, monkeypatch):
     assert free_name("train.py", None) == Path("train.bridle.jsonl")
     for launch, expected in (("first", "train.bridle.jsonl"), ("second", "train-2.bridle.jsonl")):
         for rank in (1, 0):
-            here = Place(rank, 2, launch)
+            here = RankInfo(rank, 2, launch)
             assert free_name("train.py", here) == Path(expected)
             write(tmp_path, rank, [], launch=launch, name=expected)
     # An earlier run of which one rank left nothing does not lead the next one astray.
     rank_file(Path("train-2.bridle.jsonl"), 0).unlink()
-    assert {free_name("train.py", Place(rank, 2, "third")) for rank in (0, 1)} == {Path("train-3.bridle.jsonl")}
+    assert {free_name("train.py", RankInfo(rank, 2, "third")) for rank in (0, 1)} == {Path("train-3.bridle.jsonl")}
     assert free_name("train.py", None) == Path("train-3.bridle.jsonl")
 
 
-def test_pieces_are_put_together_and_copies_count_once(tmp_path):
+def test_shards_are_put_together_and_copies_count_once(tmp_path):
     """The twin: norms of the whole tensors, by hand."""
     r = random.Random(0)
     whole = {
         t: {name: [r.gauss(0, 1) for _ in range(math.prod(shape))] for name, shape in SIZES.items()} for t in range(4)
     }
-    pieces = {0: slice(0, 9), 1: slice(9, 21)}  # of w, uneven; v is whole on every rank
+    slices = {0: slice(0, 9), 1: slice(9, 21)}  # of w, uneven; v is whole on every rank
     for rank in range(4):
         index = rank % 2
         lines = []
         for t, grads in whole.items():
-            part = grads["w"][pieces[index]]
-            speaks = [part if rank < 2 else [], grads["v"] if rank == 0 else []]
-            moved = sum(0.01 * x * x for one in speaks for x in one)
+            part = grads["w"][slices[index]]
+            counted = [part if rank < 2 else [], grads["v"] if rank == 0 else []]
+            moved = sum(0.01 * x * x for one in counted for x in one)
             sums = [moved, 100 * moved, None, None, None]
             lines.append(
-                step(t, [math.hypot(*part), math.hypot(*grads["v"])], sums=sums, unmoved=[0] if rank < 2 else [0, 1])
+                step(
+                    t,
+                    [math.hypot(*part), math.hypot(*grads["v"])],
+                    partial_sums=sums,
+                    unmoved=[0] if rank < 2 else [0, 1],
+                )
             )
-        write(tmp_path, rank, lines, world=4, pieces=([index, 2], None))
-    run = read(tmp_path / "run.rank2.jsonl")
+        write(tmp_path, rank, lines, world=4, shards=([index, 2], None))
+    run = read_run(tmp_path / "run.rank2.jsonl")
     for t, grads in whole.items():
         assert run.norms[t] == pytest.approx([math.hypot(*grads["w"]), math.hypot(*grads["v"])])
         assert run.norm[t] == pytest.approx(math.hypot(*grads["w"], *grads["v"]))
         assert run.update[t] == pytest.approx(0.1)
     assert run.peak == run.norm
     assert run.unmoved[0] == {0}
-    assert all(math.isnan(t) for t in run.turn)
+    assert all(math.isnan(t) for t in run.step_grad_cosine)
 
 
-def test_the_turn_follows_from_the_sums(tmp_path):
+def test_the_cosine_follows_from_the_sums(tmp_path):
     for rank, sums in enumerate([[1, 1, 3.0, 4.0, 9.0], [1, 1, 1.0, 5.0, 7.0]]):
-        write(tmp_path, rank, [step(0, [1.0, 1.0], sums=sums)], pieces=([rank, 2], None))
-    assert read(tmp_path / "run.rank0.jsonl").turn == pytest.approx([4.0 / math.sqrt(9.0 * 16.0)])
+        write(tmp_path, rank, [step(0, [1.0, 1.0], partial_sums=sums)], shards=([rank, 2], None))
+    assert read_run(tmp_path / "run.rank0.jsonl").step_grad_cosine == pytest.approx([4.0 / math.sqrt(9.0 * 16.0)])
 
 
-def test_without_all_pieces_nothing_is_claimed(tmp_path):
-    lines = [step(t, [3.0, 4.0], sums=[1.0] * 5) for t in range(3)]
-    write(tmp_path, 0, lines, pieces=([0, 2], None))
-    run = read(tmp_path / "run.rank0.jsonl")
-    assert run.missing == [1]
+def test_without_all_shards_nothing_is_claimed(tmp_path):
+    lines = [step(t, [3.0, 4.0], partial_sums=[1.0] * 5) for t in range(3)]
+    write(tmp_path, 0, lines, shards=([0, 2], None))
+    run = read_run(tmp_path / "run.rank0.jsonl")
+    assert run.missing_ranks == [1]
     assert math.isnan(run.norms[0][0])
     assert run.norms[0][1] == 4.0
-    assert all(math.isnan(v) for v in run.norm + run.update + run.turn)
-    write(tmp_path, 1, lines[:2], pieces=([1, 2], None), end=())  # killed before its third step
-    run = read(tmp_path / "run.rank0.jsonl")
+    assert all(math.isnan(v) for v in run.norm + run.update + run.step_grad_cosine)
+    write(tmp_path, 1, lines[:2], shards=([1, 2], None), end=())  # killed before its third step
+    run = read_run(tmp_path / "run.rank0.jsonl")
     assert run.norm[:2] == pytest.approx([math.hypot(3, 3, 4)] * 2)
     assert math.isnan(run.norm[2])
-    assert "Rank 1 stopped early: its record breaks off after 2 steps" in as_text(run)
+    assert "Rank 1 stopped early: its record breaks off after 2 steps" in str(report_on(run))
 
 
-def test_a_norm_that_clipping_has_told_is_kept(tmp_path):
+def test_a_norm_that_clipping_has_found_is_kept(tmp_path):
     for rank in (0, 1):
-        write(tmp_path, rank, [step(0, ["nan", 4.0], norm=6.0, peak=6.0)], pieces=([rank, 2], None))
-    assert read(tmp_path / "run.rank0.jsonl").norm == [6.0]
+        write(tmp_path, rank, [step(0, ["nan", 4.0], norm=6.0, peak=6.0)], shards=([rank, 2], None))
+    assert read_run(tmp_path / "run.rank0.jsonl").norm == [6.0]
 
 
-def test_values_that_are_not_finite_are_counted_over_pieces(tmp_path):
+def test_values_that_are_not_finite_are_counted_over_shards(tmp_path):
     for rank in (0, 1, 2, 3):
         bad = {"w": 2 + rank % 2, **({"v": 1} if rank == 3 else {})}
-        write(tmp_path, rank, [step(0, ["nan", 1.0], bad=bad)], world=4, pieces=([rank % 2, 2], None))
-    events = read(tmp_path / "run.rank0.jsonl").events
+        write(tmp_path, rank, [step(0, ["nan", 1.0], nonfinite=bad)], world=4, shards=([rank % 2, 2], None))
+    events = read_run(tmp_path / "run.rank0.jsonl").nonfinite
     assert [(event.step, event.offenders) for event in events] == [(0, {"w": 5, "v": 1})]
 
 
-def test_what_other_ranks_noted_is_told(tmp_path):
+def test_what_other_ranks_noted_is_reported(tmp_path):
     write(tmp_path, 0, [step(0, [1.0, 1.0])])
-    more = [{"unmeasured": "w", "because": "it is partial", "after": 0}, {"stopped": "OSError: full", "after": 1},
+    more = [{"unmeasured": "w", "reason": "it is partial", "after": 0}, {"stopped": "OSError: full", "after": 1},
             {"anomaly": "Function 'X' returned nan values", "after": 0}, {"note": "test", "loss": 1.0, "after": 0}]  # fmt: skip
     write(tmp_path, 1, [step(0, [1.0, 1.0])], more=more)
-    run = read(tmp_path / "run.rank0.jsonl")
-    assert "Recording of rank 1 stopped after 1 steps: OSError: full." in remarks(run)
-    assert "Not measured: the gradient of w. Why: it is partial." in remarks(run)
-    assert run.told("test") == []  # its own affair
+    run = read_run(tmp_path / "run.rank0.jsonl")
+    assert "Recording of rank 1 stopped after 1 steps: OSError: full." in warnings(run)
+    assert "Not measured: the gradient of w. Why: it is partial." in warnings(run)
+    assert run.noted_losses("test") == []  # its own affair
     assert any("anomaly" in note for note in run.notes)
 
 
 def test_files_of_another_launch_are_left_out(tmp_path):
     write(tmp_path, 0, [step(0, [1.0, 1.0])], launch="new")
     write(tmp_path, 1, [step(0, [1.0, 1.0])], launch="old")
-    assert read(tmp_path / "run.rank0.jsonl").missing == [1]
+    assert read_run(tmp_path / "run.rank0.jsonl").missing_ranks == [1]
 
 
 def test_a_report_takes_any_rank_a_glob_or_the_folder(tmp_path, capsys):
@@ -235,44 +248,44 @@ def test_a_report_takes_any_rank_a_glob_or_the_folder(tmp_path, capsys):
 
 def test_what_is_no_single_run_is_refused(tmp_path):
     with pytest.raises(ArgumentError, match="no .jsonl file"):
-        one_for_each_run([str(tmp_path)])
+        one_file_per_run([str(tmp_path)])
     for name in ("a.jsonl", "b.jsonl"):
         write(tmp_path, 0, [], name=name)
     with pytest.raises(ArgumentError, match="a.rank0.jsonl, b.rank0.jsonl"):
-        one_for_each_run([str(tmp_path)])
+        one_file_per_run([str(tmp_path)])
     with pytest.raises(ArgumentError, match="found 3"):
-        one_for_each_run(["a.jsonl", "b.jsonl", "c.jsonl"])
+        one_file_per_run(["a.jsonl", "b.jsonl", "c.jsonl"])
 
 
 def test_an_optimizer_that_only_one_rank_has_got_to(tmp_path):
     write(tmp_path, 0, [step(0, [1.0, 1.0])])
-    rank_file(tmp_path / "run.jsonl", 1).write_text(json.dumps({"bridle": 1, **Place(1, 2, "here").header()}) + "\n")
-    run = read(tmp_path / "run.rank0.jsonl")
+    rank_file(tmp_path / "run.jsonl", 1).write_text(json.dumps({"bridle": 2, **RankInfo(1, 2, "here").header()}) + "\n")
+    run = read_run(tmp_path / "run.rank0.jsonl")
     assert [len(one.steps) for one in run.ranks] == [1, 0]
     with pytest.raises(RecordError, match="no optimizer 3"):
-        read(tmp_path / "run.rank0.jsonl", opt=3)
+        read_run(tmp_path / "run.rank0.jsonl", optimizer=3)
 
 
 def test_a_rank_is_over_when_it_says_so_or_is_gone(tmp_path):
-    here = Place(0, 2, "here")
+    here = RankInfo(0, 2, "here")
     path = write(tmp_path, 0, [], end=())
-    assert not _reporter._is_over(path, here)  # this very process, alive
-    assert not _reporter._is_over(path, Place(0, 2, "other"))
-    assert not _reporter._is_over(tmp_path / "none.jsonl", here)
+    assert not background._is_over(path, here)  # this very process, alive
+    assert not background._is_over(path, RankInfo(0, 2, "other"))
+    assert not background._is_over(tmp_path / "none.jsonl", here)
     write(tmp_path, 0, [])
-    assert _reporter._is_over(path, here)
+    assert background._is_over(path, here)
     child = os.fork()
     if child == 0:
         os._exit(0)
     until = time.monotonic() + 60
-    while _reporter._is_alive(child) and time.monotonic() < until:
+    while background._is_alive(child) and time.monotonic() < until:
         time.sleep(0.01)
     gone = path.read_text().replace(f", {os.getpid()}]", f", {child}]").replace('{"ended": null, "after": 0}\n', "")
     path.write_text(gone)
-    assert _reporter._is_over(path, here)  # ended, though nobody has asked how: a zombie
+    assert background._is_over(path, here)  # ended, but not waited for: a zombie
     os.waitpid(child, 0)
-    assert _reporter._is_over(path, here)
-    assert _ranks.header_of(path)["process"][1] == child
+    assert background._is_over(path, here)
+    assert header_of(path)["process"][1] == child
 
 
 def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monkeypatch, capsys):
@@ -280,8 +293,8 @@ def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monke
         raise OSError("no more processes")
 
     monkeypatch.setattr(os, "fork", refuse)
-    assert _reporter.start_reporter(tmp_path / "run.jsonl", Place(0, 2, "here")) is None
+    assert background.start_reporter(tmp_path / "run.jsonl", RankInfo(0, 2, "here")) is None
     as_rank(monkeypatch, 0)
     monitor = bridle.Monitor(record=tmp_path / "run.jsonl").start()
-    _cli._conclude(monitor, None, os.getpid(), place(), None)
+    _cli._conclude(monitor, None, os.getpid(), rank_info(), None)
     assert capsys.readouterr().err == f"bridle: when all ranks have ended: bridle report {monitor.path}\n"

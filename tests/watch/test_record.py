@@ -1,17 +1,21 @@
 import json
+from pathlib import Path
 
 import pytest
+import torch
 
+import bridle
 from bridle.errors import RecordError
-from bridle.watch._record import Writer, rounded
-from bridle.watch._run import read
+from bridle.watch import read_run
+from bridle.watch.record.writer import Writer, rounded
+from bridle.watch.run import schema
 
-HEADER = {"bridle": 1}
+HEADER = {"bridle": 2}
 OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": ["w"], "sizes": [1], "groups": [1], "trained": [True]}
 
 
 def step(t, **more):
-    return {"step": t, "opt": 0, "norm": 1.0, "norms": [1.0], "of": 1, "peak": 1.0, "loss": 0.5, **more}
+    return {"step": t, "opt": 0, "norm": 1.0, "norms": [1.0], "n_steps": 1, "peak": 1.0, "loss": 0.5, **more}
 
 
 def write(path, steps, max_bytes=10_000_000):
@@ -20,24 +24,24 @@ def write(path, steps, max_bytes=10_000_000):
     writer.write(HEADER)
     writer.write(OPTIMIZER)
     for line in steps:
-        writer.step(line)
+        writer.write_step(line)
     return writer
 
 
 def test_what_is_written_is_read_back(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, [step(t, norm=float(t), lr=[0.1]) for t in range(5)]).close()
-    run = read(path)
+    run = read_run(path)
     assert run.steps == [0, 1, 2, 3, 4]
     assert run.norm == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.names == ["w"]
-    assert run.of == [1] * 5
+    assert run.n_steps == [1] * 5
 
 
 def test_every_line_is_on_disk_before_the_next_step(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = write(path, [step(0)])
-    assert read(path).steps == [0]  # not closed, not flushed
+    assert read_run(path).steps == [0]  # not closed, not flushed
     writer.close()
 
 
@@ -47,7 +51,7 @@ def test_a_last_line_cut_short_is_left_out(tmp_path):
     whole = path.read_bytes()
     for cut in range(1, 60):
         path.write_bytes(whole[:-cut])
-        assert read(path).steps == [0, 1]
+        assert read_run(path).steps == [0, 1]
 
 
 def test_a_long_run_stays_within_its_size_and_keeps_its_peaks(tmp_path):
@@ -58,14 +62,14 @@ def test_a_long_run_stays_within_its_size_and_keeps_its_peaks(tmp_path):
     writer.write(OPTIMIZER)
     for t in range(5000):
         size = 99.0 if t == 3333 else 1.0
-        writer.step(step(t, norm=size, peak=size))
+        writer.write_step(step(t, norm=size, peak=size))
         assert path.stat().st_size < 21_000
     writer.close()
-    run = read(path)
-    assert sum(run.of) == 5000
+    run = read_run(path)
+    assert sum(run.n_steps) == 5000
     assert max(run.peak) == 99.0
     assert run.steps == sorted(run.steps)
-    assert max(run.of) > 1
+    assert max(run.n_steps) > 1
     assert not list(tmp_path.glob("*.thinner"))
 
 
@@ -73,7 +77,7 @@ def test_steps_whose_norm_no_rank_knows_are_thinned_as_well(tmp_path):
     path = tmp_path / "run.jsonl"
     steps = [{k: v for k, v in step(t).items() if k not in ("norm", "peak")} for t in range(2000)]
     write(path, steps, max_bytes=20_000).close()
-    assert sum(read(path).of) == 2000
+    assert sum(read_run(path).n_steps) == 2000
     assert path.stat().st_size < 21_000
 
 
@@ -84,9 +88,9 @@ def test_a_step_that_was_not_finite_outlives_its_neighbours(tmp_path):
     writer.write(HEADER)
     writer.write(OPTIMIZER)
     for t in range(3000):
-        writer.step(step(t, **({"bad": {"w": 2}, "norm": "nan", "peak": "nan"} if t == 1234 else {})))
+        writer.write_step(step(t, **({"nonfinite": {"w": 2}, "norm": "nan", "peak": "nan"} if t == 1234 else {})))
     writer.close()
-    assert [(e.step, e.offenders) for e in read(path).events] == [(1234, {"w": 2})]
+    assert [(e.step, e.offenders) for e in read_run(path).nonfinite] == [(1234, {"w": 2})]
 
 
 def test_numbers_that_json_has_not_become_words():
@@ -99,8 +103,8 @@ def test_numbers_that_json_has_not_become_words():
         ("", "no header"),
         ('{"bridle": 99}\n', "version 99"),
         ('{"a": 1}\n', "no header"),
-        ('{"bridle": 1}\nnonsense\n{"step": 0}\n', "line 2"),
-        ('{"bridle": 1}\n[1]\n', "line 2"),
+        ('{"bridle": 2}\nnonsense\n{"step": 0}\n', "line 2"),
+        ('{"bridle": 2}\n[1]\n', "line 2"),
         ('{"bridle"', "first line"),
     ],
 )
@@ -108,22 +112,55 @@ def test_what_is_no_record_is_refused(tmp_path, text, why):
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(RecordError, match=why):
-        read(path)
+        read_run(path)
 
 
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(RecordError, match="cannot be read"):
-        read(tmp_path / "none.jsonl")
+        read_run(tmp_path / "none.jsonl")
 
 
 def test_an_optimizer_that_is_not_there_is_refused(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, [step(0)]).close()
     with pytest.raises(RecordError, match="no optimizer 3"):
-        read(path, opt=3)
+        read_run(path, optimizer=3)
 
 
 def test_lines_are_plain_json(tmp_path):
     path = tmp_path / "run.jsonl"
     write(path, [step(0)]).close()
     assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
+
+
+def test_every_key_is_in_the_schema(tmp_path, monkeypatch):
+    """Of a rank, with clipping, a non-finite gradient, per-sample norms, a note: and docs/watch.md has them all."""
+    for key, found in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(key, found)
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl", clip=0.5) as monitor:
+        for t in range(4):
+            optimizer.zero_grad()
+            for _ in range(2):
+                weight.square().sum().backward()
+            if t == 3:
+                weight.grad[0] = float("nan")
+            monitor.per_sample(torch.ones(4))
+            optimizer.step()
+        monitor.note("test", loss=0.5)
+    header, *lines = map(json.loads, Path(monitor.path).read_text().splitlines())
+    kinds = {
+        "step": set(schema.StepLine.__annotations__),
+        "optimizer": set(schema.OptimizerLine.__annotations__),
+        "note": set(schema.NoteLine.__annotations__),
+        "ended": set(schema.NoteLine.__annotations__),
+    }
+    for line in lines:
+        allowed = next(keys for kind, keys in kinds.items() if kind in line)
+        assert set(line) <= allowed
+    written = set(header).union(*lines)
+    of_other_runs = {"shards", "partial_sums", "anomaly", "stopped", "unmeasured", "reason"}
+    assert set().union(*kinds.values()) - written == of_other_runs
+    page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
+    assert [key for key in set().union(*kinds.values()) if f"`{key}`" not in page] == []

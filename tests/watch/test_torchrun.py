@@ -1,7 +1,5 @@
 """`torchrun ... -m bridle watch train.py`: the whole way, with real processes."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +7,10 @@ import pytest
 import torch
 
 import bridle
-from bridle.watch._run import read
-from bridle.watch.findings import find
+from bridle.watch import read_run
+from bridle.watch.analysis.findings import find
+
+from .processes import run_process
 
 TRAIN = """
 import os, signal, sys, time
@@ -51,23 +51,21 @@ dist.destroy_process_group()
 def torchrun(folder, *arguments):
     (folder / "train.py").write_text(TRAIN)
     here = str(Path(bridle.__file__).parents[1])
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here}
-    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bridle", "watch"]
-    return subprocess.run(
-        [*start, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False
-    )
+    env = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bridle", "watch"]
+    return run_process([*launch, *arguments], cwd=folder, env=env)
 
 
 def test_ranks_that_train_together(tmp_path):
     done = torchrun(tmp_path, "train.py", "together", "0")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained\n"
-    assert done.stderr.count("Nothing found") == 1  # one rank speaks
+    assert done.stderr.count("No findings") == 1  # one rank reports
     assert "SGD, 40 steps recorded on each of 2 ranks" in done.stderr
     assert {file.name for file in tmp_path.iterdir()} == {
         "train.py", "train.bridle.rank0.jsonl", "train.bridle.rank1.jsonl", "train.bridle.html"
     }  # fmt: skip
-    run = read(tmp_path / "train.bridle.rank0.jsonl")
+    run = read_run(tmp_path / "train.bridle.rank0.jsonl")
     assert run.ranks[0].norms == run.ranks[1].norms
     assert run.ranks[0].loss != run.ranks[1].loss
 
@@ -85,12 +83,12 @@ def test_a_rank_that_is_killed_leaves_its_record_and_a_report(tmp_path, which):
     said = f"Rank {which} stopped early: its record breaks off after 25 steps"
     assert said in done.stderr
     assert said in (tmp_path / "run.html").read_text()
-    run = read(tmp_path / "run.rank0.jsonl")
+    run = read_run(tmp_path / "run.rank0.jsonl")
     assert run.ranks[which].steps == list(range(25))
     assert "straggler" not in {finding.name for finding in find(run)}
 
 
-def test_pieces_are_clipped_and_recorded_as_one_process_does(tmp_path):
+def test_shards_are_clipped_and_recorded_as_one_process_does(tmp_path):
     done = torchrun(tmp_path, "--record", "run.jsonl", "--clip", "0.5", "train.py", "sharded", "0")
     assert done.returncode == 0, done.stderr
     torch.manual_seed(0)
@@ -103,7 +101,7 @@ def test_pieces_are_clipped_and_recorded_as_one_process_does(tmp_path):
             optimizer.zero_grad()
             (net(x) - x[:, :1]).square().mean().backward()
             optimizer.step()
-    run, alone = read(tmp_path / "run.rank1.jsonl"), read(monitor.path)
+    run, alone = read_run(tmp_path / "run.rank1.jsonl"), read_run(monitor.path)
     assert run.norm == pytest.approx(alone.norm, rel=1e-4)
     assert run.clip == pytest.approx(alone.clip, rel=1e-4)
     assert min(run.clip) < 1

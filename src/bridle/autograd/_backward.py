@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from .._events import notify_backward
 from ..errors import BackwardError
 from . import _torch
 from ._arguments import Gradients, as_inputs, as_outputs, gradients_for
@@ -14,6 +15,7 @@ from ._engine import hand_over, overriding, run
 from ._run import Inputs, Run
 
 
+@notify_backward
 def backward(
     tensors: Tensor | GradientEdge | Sequence[Tensor | GradientEdge],
     grad_tensors: Gradients = None,
@@ -55,7 +57,7 @@ def backward(
         )
     if grad_variables is not None:
         message = "`grad_variables` is deprecated. Use `grad_tensors` instead."
-        warnings.warn(message, FutureWarning, stacklevel=2)
+        warnings.warn(message, FutureWarning, stacklevel=3)  # past the decorator
         if grad_tensors is not None:
             raise BackwardError(
                 "`grad_tensors` and `grad_variables` (deprecated) arguments both passed to `backward()`. "

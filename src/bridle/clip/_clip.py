@@ -16,6 +16,7 @@ from ._fingerprint import settings
 from ._fold import check_fold, fold
 from ._gradients import Gradients, measure_together
 from ._groups import Groups
+from ._notify import notify_clip_policy
 from ._patterns import assign
 from ._ranks import spans
 from ._report import ClipReport, Outcome
@@ -27,6 +28,7 @@ __all__ = ["NonFinite", "clip_"]
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
 
 
+@notify_clip_policy
 def clip_(
     target: Target,
     policy: Policy | Mapping[str, Policy | None],

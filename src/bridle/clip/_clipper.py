@@ -1,8 +1,8 @@
-"""`Clipper`: clipping inside `optimizer.step()`, for people who want no extra line in their loop."""
+"""`Clipper`: clip inside `optimizer.step()`, without an extra line in the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, get_args
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from . import _apply
 from ._clip import NonFinite, clip_
+from ._copy import carry, drop, refuse_shallow
 from ._decision import Policy, Stateful
 from ._groups import Groups
 from ._report import ClipReport
+from ._step import StepClipper
 from ._target import Target
 
 __all__ = ["Clipper"]
@@ -23,25 +24,26 @@ __all__ = ["Clipper"]
 class Clipper:
     """Clip the gradients of an optimizer at the start of each of its steps.
 
-    With gradient accumulation that is once for each step, on the sum. With `torch.amp.GradScaler` no call to
-    `unscale_` is needed: gradients are clipped after they are unscaled, and a step the scaler skips is neither
-    clipped nor learned from. A closure passed to `step` is clipped each time it has been called.
+    With gradient accumulation that is once for each step, on the sum. With `torch.amp.GradScaler` no call to `unscale_`
+    is needed: gradients are clipped after they are unscaled, and a step the scaler skips is neither clipped nor learned
+    from. With a closure, gradients are clipped each time it has run. A deep copy or pickle of the optimizer, or of the
+    clipper, has a clipper of its own; a shallow copy is refused.
 
     A step that is skipped, by `nonfinite="skip"` or by a policy such as `skip_spikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
     cannot be read without waiting, gradients are set to zero instead.
 
     Args:
-        optimizer: whose gradients to clip.
-        policy: a policy, or a mapping from name patterns to policies, as for `bridle.clip_`.
-        model: where the names for a mapping are taken from, if the optimizer was not built from
+        optimizer: Whose gradients to clip.
+        policy: A policy, or a mapping from name patterns to policies, as for `bridle.clip_`.
+        model: Where the names for a mapping come from, if the optimizer was not built from
             `named_parameters()`.
-        nonfinite: as for `bridle.clip_`.
-        dry_run: change nothing; `report` says what would have been done.
-        groups: what tensors cannot say about other ranks, as for `bridle.clip_`.
+        nonfinite: As for `bridle.clip_`.
+        dry_run: Change nothing; `report` says what would have been done.
+        groups: What tensors cannot say about other ranks, as for `bridle.clip_`.
 
     Raises:
-        ArgumentError: (a ValueError) a wrong mode, or a parameter of the optimizer that `model` does not have.
+        ArgumentError: (a ValueError) An unknown mode, or a parameter of the optimizer that `model` does not have.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -66,42 +68,67 @@ class Clipper:
     ) -> None:
         if nonfinite not in get_args(NonFinite):
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
-        self.optimizer: Any = optimizer  # Any: torch hangs attributes on it that its type does not have
+        self.optimizer = optimizer
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
         self.dry_run = dry_run
         self.groups = groups
         self.report: ClipReport | None = None
         self._names = None if model is None else {id(p): name for name, p in model.named_parameters()}
-        self._taken: list[tuple[Tensor, Tensor]] = []
+        self._step: StepClipper | None = None
         self._target()  # refuses now what would fail in the first step
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
-        ]
+        self._attach(optimizer)
+
+    def _attach(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._step = StepClipper(optimizer, self._clip)
+        carry(optimizer, self)
 
     def remove(self) -> None:
-        """Clip no more."""
-        for handle in self._handles:
-            handle.remove()
+        """Stop clipping."""
+        if self._step is not None:
+            self._step.remove()
+            drop(self.optimizer, self)
+            self._step = None
+
+    def __copy__(self) -> Clipper:
+        """Refuse: two clippers would share one optimizer."""
+        raise refuse_shallow("a Clipper")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy needs. A report is about the gradients of this process, and stays here."""
+        names = self._names
+        named = None if names is None else [(p, names[id(p)]) for p in self._parameters() if id(p) in names]
+        own = {key: found for key, found in vars(self).items() if key not in ("report", "_names", "_step")}
+        return {**own, "named": named, "attached": self._step is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take the state of the original. The optimizer that is copied along attaches the copy to itself."""
+        named, attached = state.pop("named"), state.pop("attached")
+        vars(self).update(state, report=None)
+        self._names = None if named is None else {id(p): name for p, name in named}
+        if not attached:
+            self._step = None
 
     def __enter__(self) -> Clipper:
+        """Clip until the end of the block."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Clip no more."""
         self.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """What the policies have learned, by pattern: loads with `torch.load(..., weights_only=True)`."""
+        """Return what the policies have learned, by pattern. It loads with `torch.load(..., weights_only=True)`."""
         return {pattern: policy.state_dict() for pattern, policy in self._stateful().items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Continue from a checkpoint.
 
         Raises:
-            ArgumentError: (a ValueError) the patterns or policies are not those that were saved.
+            ArgumentError: (a ValueError) The patterns or policies are not those that were saved.
         """
         policies = self._stateful()
         if set(policies) != set(saved):
@@ -118,7 +145,7 @@ class Clipper:
 
     def _target(self) -> Target:
         if self._names is None:
-            return self.optimizer  # type: ignore[no-any-return]
+            return self.optimizer
         parameters = self._parameters()
         unknown = [tuple(p.shape) for p in parameters if id(p) not in self._names]
         if unknown:
@@ -131,55 +158,7 @@ class Clipper:
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _before_step(
-        self,
-        _: torch.optim.Optimizer,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        self._taken = []  # of a step that raised
-        if callable(kwargs.get("closure")):
-            return args, {**kwargs, "closure": self._clipping(kwargs["closure"])}
-        if len(args) > 1 and callable(args[1]):  # args[0] is the optimizer
-            return (args[0], self._clipping(args[1]), *args[2:]), kwargs
-        self._clip()
-        return None
-
-    def _clipping(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def evaluate() -> Any:
-            loss = closure()
-            self._clip()
-            return loss
-
-        return evaluate
-
-    def _clip(self) -> None:
-        with torch.no_grad():
-            driven = getattr(self.optimizer, "found_inf", None) is not None
-            self._unscale()
-            # A scaler that drives a fused optimizer has looked for such values, and makes it skip by itself.
-            mode: NonFinite = "propagate" if driven else self.nonfinite
-            self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, groups=self.groups)
-            self._take_away(self.report._known_skips(self._parameters()))
-
-    def _unscale(self) -> None:
-        """Divide by the scale that a `GradScaler` has left to a fused optimizer: a policy looks at true gradients."""
-        scale = getattr(self.optimizer, "grad_scale", None)
-        if scale is None:
-            return
-        grads = {id(p.grad): p.grad for p in self._parameters()}
-        _apply.scale_([g for g in grads.values() if g is not None], 1.0 / scale.double())
-        self.optimizer.grad_scale = None
-
-    def _take_away(self, parameters: list[Tensor]) -> None:
-        """An optimizer leaves a parameter without a gradient alone. `_after_step` gives them back."""
-        for p in parameters:
-            if p.grad is not None:
-                self._taken.append((p, p.grad))
-                p.grad = None
-
-    def _after_step(self, *_: Any) -> None:
-        for parameter, grad in self._taken:
-            if parameter.grad is None:  # a closure may have made a new one since
-                parameter.grad = grad
-        self._taken = []
+    def _clip(self, scaler_driven: bool) -> ClipReport:
+        mode: NonFinite = "propagate" if scaler_driven else self.nonfinite
+        self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, groups=self.groups)
+        return self.report

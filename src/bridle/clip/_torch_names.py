@@ -18,6 +18,7 @@ from . import _apply, _check, _measure, _ranks, _sharded
 from ._fingerprint import setting
 from ._gradients import Gradients
 from ._groups import Groups
+from ._notify import notify_clip_norm, notify_clip_value
 from ._target import Target, gradients, live_names, named, unique
 from ._turn import turn
 
@@ -26,6 +27,7 @@ __all__ = ["clip_grad_norm", "clip_grad_norm_", "clip_grad_value_", "clip_grads_
 _EPS = 1e-6  # torch's: part of the contract of its names
 
 
+@notify_clip_norm
 def clip_grad_norm_(
     parameters: Target,
     max_norm: float | Tensor,
@@ -124,6 +126,7 @@ def clip_grad_norm(
     return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
 
+@notify_clip_value
 def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bool | None = None) -> None:
     """Limit every element of every gradient to `[-clip_value, clip_value]`, in place.
 
@@ -188,6 +191,7 @@ def get_total_norm(
     return _total(unique(listed), p, error_if_nonfinite, foreach, ())[0]
 
 
+@notify_clip_norm
 def clip_grads_with_norm_(
     parameters: Target, max_norm: float | Tensor, total_norm: float | Tensor, foreach: bool | None = None
 ) -> None:

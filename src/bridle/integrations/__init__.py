@@ -1,1 +1,1 @@
-"""Where people already are: thin files between `bridle.Monitor` and other packages. Import the one you need."""
+"""Thin layers between `bridle.Monitor` and other packages. Import the one you need."""

@@ -1,12 +1,9 @@
-"""A monitor for what `Accelerator.prepare` returns."""
-
-from __future__ import annotations
+"""Monitor what `Accelerator.prepare` returns."""
 
 import os
 from typing import Any
 
-from ..watch import Monitor
-from ..watch._policy import Clip
+from ..watch import ClipOption, Monitor
 from ._missing import missing
 
 try:
@@ -15,8 +12,6 @@ try:
 except ImportError as error:
     raise missing("accelerate", "accelerate") from error
 
-__all__ = ["monitor"]
-
 
 def monitor(
     accelerator: Accelerator,
@@ -24,18 +19,18 @@ def monitor(
     optimizer: Any,
     *,
     record: str | os.PathLike[str] | None = None,
-    clip: Clip = None,
+    clip: ClipOption = None,
     every: int = 1,
 ) -> Monitor:
-    """A `bridle.Monitor` for a prepared model and optimizer: the names are the model's own.
+    """Return a `bridle.Monitor` for a prepared model and optimizer: the names are the model's own.
 
     Args:
-        accelerator: the accelerator that prepared them.
-        model: the model, prepared or not.
-        optimizer: the optimizer, prepared or not.
-        record: the file to write; of several processes each writes its own, as `bridle.Monitor` does.
-        clip: as in `bridle.Monitor`; do not call `accelerator.clip_grad_norm_` then.
-        every: record every so many steps.
+        accelerator: The accelerator that prepared them.
+        model: The model, prepared or not.
+        optimizer: The optimizer, prepared or not.
+        record: The file to write. Each of several processes writes its own, as `bridle.Monitor` does.
+        clip: As in `bridle.Monitor`, instead of `accelerator.clip_grad_norm_`; with both, both clip.
+        every: Record every so many steps.
 
     Returns:
         The monitor, for a `with` block.

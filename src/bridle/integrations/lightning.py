@@ -1,12 +1,9 @@
 """A Lightning callback: `Trainer(callbacks=[MonitorCallback("run.jsonl")])`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
-from ..watch import Monitor
-from ..watch._policy import Clip
+from ..watch import ClipOption, Monitor
 from ._missing import missing
 
 try:
@@ -14,27 +11,27 @@ try:
 except ImportError as error:
     raise missing("lightning", "lightning") from error
 
-__all__ = ["MonitorCallback"]
-
 
 class MonitorCallback(Callback):
-    """Records the fit, clips if asked to, and logs the latest numbers as `bridle/...`.
+    """Record the fit, clip if asked to, and log the latest numbers as `bridle/...`.
 
     Args:
-        record: the file to write; None for a temporary one.
-        clip: as in `bridle.Monitor`. Leave the trainer's own `gradient_clip_val` out then.
-        every: record every so many steps.
+        record: The file to write; None for a temporary one.
+        clip: As in `bridle.Monitor`, instead of the trainer's `gradient_clip_val`; with both, both clip.
+        every: Record every so many steps.
 
     Attributes:
-        monitor: the `bridle.Monitor`, once the fit has begun.
+        monitor: The `bridle.Monitor`, once the fit has begun.
     """
 
-    def __init__(self, record: str | os.PathLike[str] | None = None, *, clip: Clip = None, every: int = 1) -> None:
+    def __init__(
+        self, record: str | os.PathLike[str] | None = None, *, clip: ClipOption = None, every: int = 1
+    ) -> None:
         self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
         self.monitor: Monitor | None = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Begin; of several processes each records itself."""
+        """Start recording. Each of several processes records itself."""
         self.monitor = Monitor(pl_module, **self._options).start()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002

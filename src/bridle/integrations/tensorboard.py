@@ -1,6 +1,4 @@
-"""The latest numbers as TensorBoard scalars: `Monitor(..., on_step=scalars(SummaryWriter()))`."""
-
-from __future__ import annotations
+"""Write the latest numbers as TensorBoard scalars: `Monitor(..., on_step=scalars(SummaryWriter()))`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,15 +10,13 @@ try:
 except ImportError as error:
     raise missing("tensorboard", "tensorboard") from error
 
-__all__ = ["scalars"]
-
 
 def scalars(writer: SummaryWriter, prefix: str = "bridle") -> Callable[[dict[str, float]], None]:
-    """A function for `Monitor(on_step=...)` that writes loss, norm, update, clip and lr of each recorded step.
+    """Return a function for `Monitor(on_step=...)` that writes loss, norm, update, clip and lr of each recorded step.
 
     Args:
-        writer: the writer; closing it stays with its owner.
-        prefix: what the scalars' names begin with.
+        writer: The writer; it is not closed here.
+        prefix: What the names of the scalars begin with.
 
     Returns:
         The function.

@@ -1,12 +1,9 @@
 """A Transformers callback: `Trainer(..., callbacks=[MonitorCallback("run.jsonl")])`."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
-from ..watch import Monitor
-from ..watch._policy import Clip
+from ..watch import ClipOption, Monitor
 from ._missing import missing
 
 try:
@@ -14,30 +11,30 @@ try:
 except ImportError as error:
     raise missing("transformers", "transformers") from error
 
-__all__ = ["MonitorCallback"]
-
 
 class MonitorCallback(TrainerCallback):
-    """Records the training, clips if asked to, notes the evaluation loss, and adds `bridle_...` to the lines printed.
+    """Record the training, clip if asked to, note the evaluation loss, and add `bridle_...` to the logs.
 
-    The trainer clips at `max_grad_norm=1.0` unless told otherwise; the record shows the norms before that. To clip
+    The trainer clips at `max_grad_norm=1.0` by default; the record shows the norms before that. To clip
     here instead, pass `max_grad_norm=0` to `TrainingArguments`.
 
     Args:
-        record: the file to write; None for a temporary one.
-        clip: as in `bridle.Monitor`.
-        every: record every so many steps.
+        record: The file to write; None for a temporary one.
+        clip: As in `bridle.Monitor`.
+        every: Record every so many steps.
 
     Attributes:
-        monitor: the `bridle.Monitor`, once training has begun.
+        monitor: The `bridle.Monitor`, once training has begun.
     """
 
-    def __init__(self, record: str | os.PathLike[str] | None = None, *, clip: Clip = None, every: int = 1) -> None:
+    def __init__(
+        self, record: str | os.PathLike[str] | None = None, *, clip: ClipOption = None, every: int = 1
+    ) -> None:
         self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
         self.monitor: Monitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Begin; of several processes each records itself."""
+        """Start recording. Each of several processes records itself."""
         self.monitor = Monitor(model, **self._options).start()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
@@ -46,7 +43,7 @@ class MonitorCallback(TrainerCallback):
             self.monitor.note("test", loss=float(metrics["eval_loss"]))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Add the latest numbers to a line about the loss."""
+        """Add the latest numbers to a log of the loss."""
         if self.monitor is not None and logs is not None and "loss" in logs:
             logs.update({f"bridle_{k}": v for k, v in self.monitor.latest.items() if k != "step"})
 

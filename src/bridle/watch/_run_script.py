@@ -1,0 +1,90 @@
+"""Run a script as `python script.py` would, in this process."""
+
+import builtins
+import contextlib
+import importlib.machinery
+import os
+import runpy
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import _events, _step_hooks
+from ..errors import ArgumentError
+
+_OWN_FILES = (str(Path(__file__).parent), _events.__file__, _step_hooks.__file__)
+_kept_alive: list[types.ModuleType] = []
+
+
+def check_script(path: str) -> None:
+    """Refuse what is not a file, before anything has begun.
+
+    Raises:
+        ArgumentError: (a ValueError) there is no such file.
+    """
+    if not os.path.isfile(path):
+        raise ArgumentError(f"can't open file {path!r}: there is no such file.")
+
+
+def run_script(path: str, args: list[str]) -> None:
+    """Run a file as `__main__`: its argv, its directory first on the path, its classes picklable."""
+    file = os.path.abspath(path)
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__file__=file, __builtins__=builtins, __cached__=None, __loader__=loader)
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    _kept_alive.append(sys.modules["__main__"])  # a module without references is emptied
+    sys.modules["__main__"] = main
+    sys.argv = [path, *args]
+    _replace_first_path(os.path.dirname(os.path.realpath(path)))
+    with _hide_own_frames():
+        exec(compile(loader.get_data(file), file, "exec", dont_inherit=True), main.__dict__)
+
+
+def run_module(name: str, args: list[str]) -> None:
+    """Run a module as `python -m name` would."""
+    sys.argv = [name, *args]
+    _replace_first_path(os.getcwd())
+    with _hide_own_frames():
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _replace_first_path(folder: str) -> None:
+    """Put the folder that Python would search first in place of ours."""
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11 and later
+        sys.path[0] = folder
+
+
+@contextlib.contextmanager
+def _hide_own_frames() -> Iterator[None]:
+    """Show an uncaught exception without our frames, then let it end the process as it would have."""
+    try:
+        yield
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _strip(error, set())
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.excepthook = lambda *_: None  # shown; the rest (exit code, dying of a signal) is Python's
+        raise
+
+
+def _strip(error: BaseException, seen: set[int]) -> None:
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OWN_FILES):
+            frames.append(trace)
+        trace = trace.tb_next
+    rebuilt: types.TracebackType | None = None
+    for found in reversed(frames):
+        rebuilt = types.TracebackType(rebuilt, found.tb_frame, found.tb_lasti, found.tb_lineno)
+    error.__traceback__ = rebuilt
+    for other in (error.__cause__, error.__context__):
+        if other is not None:
+            _strip(other, seen)

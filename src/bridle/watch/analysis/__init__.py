@@ -1,0 +1,1 @@
+"""What is concluded from a `Run`: findings, advice, comparison."""

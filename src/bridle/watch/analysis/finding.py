@@ -1,0 +1,61 @@
+"""What a finding is."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What to draw beside a finding: lines over steps, or bars by name.
+
+    Attributes:
+        title: What is seen.
+        lines: Series by name, over `x`; bars by name if `x` is empty (one value each).
+        x: The steps.
+        marks: Values of x to mark by a vertical line.
+        log: Whether the scale is logarithmic.
+        x_label: What x is.
+    """
+
+    title: str
+    lines: dict[str, list[float]]
+    x: list[float] = field(default_factory=list)
+    marks: list[float] = field(default_factory=list)
+    log: bool = False
+    x_label: str = "step"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something a record shows.
+
+    Attributes:
+        name: A short constant name, as in the documentation.
+        title: One sentence, with the number that matters.
+        weight: How much of the trouble it explains, 0 to 1; findings are ordered by it.
+        test: The test that was applied.
+        evidence: The numbers behind it.
+        advice: What to do.
+        chart: What to draw.
+        clipping_helps: Whether clipping by norm acts on it; the advice then recommends a threshold.
+        optimizer: Which optimizer, where the run has several. Set by the report.
+    """
+
+    name: str
+    title: str
+    weight: float
+    test: str
+    evidence: dict[str, Any]
+    advice: str
+    chart: Chart | None = None
+    clipping_helps: bool = False
+    optimizer: str | None = None
+
+    def __str__(self) -> str:
+        """Return the name and the title."""
+        return f"{self.name}: {self.headline}"
+
+    @property
+    def headline(self) -> str:
+        """The title, with the optimizer where the run has several."""
+        return self.title if self.optimizer is None else f"{self.optimizer}: {self.title}"

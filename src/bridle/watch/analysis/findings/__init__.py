@@ -1,0 +1,85 @@
+"""Named findings: one file each, and one entry in the table below.
+
+Each file has one function from a run to a finding, or to None where its test does not fire.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+from ....errors import ArgumentError
+from ...run.run import Run
+from ..finding import Finding
+from .clip_idle import clip_idle
+from .clip_tight import clip_tight
+from .dead import dead
+from .depth import depth
+from .dominant import dominant
+from .edge_of_stability import edge_of_stability
+from .heavy_tail import heavy_tail
+from .noise_scale import noise_scale
+from .nonfinite import nonfinite
+from .oscillation import oscillation
+from .rank_norms import rank_norms
+from .spikes import spikes
+from .straggler import straggler
+
+__all__ = ["TABLE", "Check", "find", "register_finding"]
+
+Check: TypeAlias = Callable[[Run], Finding | None]
+C = TypeVar("C", bound=Check)
+
+TABLE: tuple[Check, ...] = (
+    nonfinite,
+    rank_norms,
+    oscillation,
+    edge_of_stability,
+    heavy_tail,
+    spikes,
+    dominant,
+    depth,
+    dead,
+    clip_tight,
+    clip_idle,
+    noise_scale,
+    straggler,
+)
+_registered: list[Check] = []
+
+
+def register_finding(check: C) -> C:
+    """Apply a check of your own to every run that is reported in this process. Usable as a decorator.
+
+    Args:
+        check: A function from a `Run` to a `Finding`, or to None where its test does not fire.
+
+    Returns:
+        The check.
+
+    Raises:
+        ArgumentError: (a ValueError) `check` is not callable, or is registered already.
+
+    Example:
+        >>> @bridle.watch.register_finding
+        ... def huge(run):
+        ...     size = sum(run.sizes)
+        ...     if size > 1e12:
+        ...         title = f"the model has {size:.3g} parameters"
+        ...         return bridle.watch.Finding("huge", title, 0.5, "above 1e12", {"size": size}, "Shard it.")
+    """
+    if not callable(check):
+        raise ArgumentError(f"a check is a function from a Run to a Finding or None; found {check!r}.")
+    if check in TABLE or check in _registered:
+        raise ArgumentError(f"the check {check!r} is registered already.")
+    _registered.append(check)
+    return check
+
+
+def find(run: Run) -> list[Finding]:
+    """Apply every check once. What explains most comes first."""
+    found = [finding for check in (*TABLE, *_registered) if (finding := check(run)) is not None]
+    return sorted(found, key=lambda finding: -finding.weight)
+
+
+def count_checks() -> int:
+    """Return how many checks `find` applies."""
+    return len(TABLE) + len(_registered)

@@ -1,0 +1,80 @@
+import math
+from statistics import median
+
+from ...run.run import Run
+from ..finding import Chart, Finding
+from ..statistics import finite, mad, relative
+
+_LEAST = 50
+_Z = 8.0
+_RATIO = 4.0
+_BEFORE = 5
+
+
+def spikes(run: Run) -> Finding | None:
+    """Find single steps whose gradient is far larger than around them, and what came before them."""
+    over = relative(run.peak, 51)
+    if len(finite(over)) < _LEAST:
+        return None
+    scale = mad(over)
+    limit = max(_Z * scale, math.log(_RATIO))
+    above = [i for i, r in enumerate(over) if r > limit]
+    starts = [i for i in above if i - 1 not in above and i >= _BEFORE]
+    if not starts:
+        return None
+    worst = max(above, key=lambda i: over[i])
+    causes = {name: sum(1 for i in starts if test(run, i)) for name, test in _SIGNS.items()}
+    likely = [f"{name} before {n} of {len(starts)}" for name, n in causes.items() if n * 2 > len(starts)]
+    modules = {module: norms[worst] for module, norms in run.norm_by_module().items()}
+    return Finding(
+        name="spikes",
+        clipping_helps=True,
+        title=f"{len(starts)} gradient spike{'s' if len(starts) > 1 else ''}, the largest {math.exp(over[worst]):.3g} "
+        f"times its surroundings (step {run.steps[worst]})" + (f"; {likely[0]}" if likely else ""),
+        weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
+        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_Z:g} robust standard "
+        "deviations of the logarithm",
+        evidence={
+            "steps": [run.steps[i] for i in starts[:20]],
+            "largest, over its surroundings": math.exp(over[worst]),
+            "module with the largest gradient there": max(modules, key=lambda m: modules[m]) if modules else "unknown",
+            "loss 5 steps after over 5 steps before, at the largest": _aftermath(run, worst),
+            **{f"{name} in the {_BEFORE} steps before": n for name, n in causes.items()},
+        },
+        advice="Clip by norm so that one step cannot throw the weights; see the advice. "
+        + ("What came before points at the step size: lower the learning rate or warm it up." if likely else
+           "Nothing unusual came before: look at the data of those batches."),
+        chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps],
+                        [float(run.steps[i]) for i in starts], log=True),
+    )  # fmt: skip
+
+
+def _large_update(run: Run, i: int) -> bool:
+    usual = median(finite(run.update[max(0, i - 50) : i]) or [math.inf])
+    return max(finite(run.update[i - _BEFORE : i]), default=0.0) > 3 * usual
+
+
+def _overshoot(run: Run, i: int) -> bool:
+    return sum(1 for t in run.step_grad_cosine[i - _BEFORE : i] if t > 0.25) >= _BEFORE // 2 + 1
+
+
+def _rising_lr(run: Run, i: int) -> bool:
+    return run.lr[i] > run.lr[i - _BEFORE]
+
+
+def _rising_loss(run: Run, i: int) -> bool:
+    before = finite(run.loss[max(0, i - 50) : i - _BEFORE])
+    return bool(before) and median(finite(run.loss[i - _BEFORE : i]) or [0.0]) > 1.5 * median(before) > 0
+
+
+_SIGNS = {
+    "unusually large updates": _large_update,
+    "overshooting steps": _overshoot,
+    "a rising learning rate": _rising_lr,
+    "an already rising loss": _rising_loss,
+}
+
+
+def _aftermath(run: Run, i: int) -> float:
+    before, after = finite(run.loss[max(0, i - 5) : i]), finite(run.loss[i + 1 : i + 6])
+    return median(after) / median(before) if before and after and median(before) > 0 else math.nan

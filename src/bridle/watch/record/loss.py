@@ -1,0 +1,40 @@
+"""Attribute losses to steps."""
+
+import torch
+from torch import Tensor
+
+
+class LossTracker:
+    """Adds up what backward was called on since the last step: that is what the gradient belongs to.
+
+    Where two optimizers share a backward pass, the second is given the same loss.
+    """
+
+    def __init__(self) -> None:
+        self._sum: Tensor | None = None
+        self._count = 0
+        self._last: float | None = None
+        self._given_to: set[int] = set()
+
+    def add(self, loss: Tensor) -> None:
+        """Add a loss; nothing is read from the device yet."""
+        so_far = loss.new_zeros((), dtype=torch.float64) if self._sum is None else self._sum
+        self._sum, self._count = so_far + loss, self._count + 1
+
+    def take(self, opt: int) -> tuple[float | None, int]:
+        """Return the loss of the step that optimizer `opt` is about to take, and of how many backward passes."""
+        count = self._count
+        if self._sum is not None:
+            self._last = float(self._sum)
+            self._given_to.clear()
+            self._sum, self._count = None, 0
+        elif opt in self._given_to:
+            return None, 0
+        self._given_to.add(opt)
+        return self._last, count
+
+    def discard(self) -> bool:
+        """Forget what was added since the last step; returns whether there was anything."""
+        found = self._sum is not None
+        self._sum, self._count = None, 0
+        return found

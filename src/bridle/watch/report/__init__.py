@@ -1,0 +1,1 @@
+"""A `Report`, and how it is shown: text, JSON, an HTML page."""

@@ -1,0 +1,236 @@
+"""Charts as HTML: an SVG that stretches to any width, with labels of fixed size beside it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ..analysis.statistics import finite, quantile
+
+_COLUMNS = 500  # points drawn across; of more, the lowest and highest in each column
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series: (x, y) pairs, a name for the legend, and the CSS class that colours it."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    style: str = "a"
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of numbers laid out from 0 to 1."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @classmethod
+    def around(cls, values: Sequence[float], log: bool = False) -> "Axis":
+        """Return an axis that holds all finite values (those above 0, if logarithmic)."""
+        kept = [v for v in finite(values) if v > 0 or not log]
+        low, high = (min(kept), max(kept)) if kept else (1.0, 10.0)
+        if log:
+            low = max(low, high * 1e-8)  # a single zero-like value must not flatten all others
+            return cls(low / 1.15, high * 1.15, True)
+        gap = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+        return cls(low - gap, high + gap, False)
+
+    def position(self, v: float) -> float:
+        """Return where a value lies, limited to the range."""
+        if self.log:
+            at = math.log(max(v, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            at = (v - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, at))
+
+    def ticks(self, about: int = 5) -> list[float]:
+        """Return round values inside the range."""
+        if self.log and self.high / self.low > 10:
+            first, last = math.ceil(math.log10(self.low)), math.floor(math.log10(self.high))
+            if last - first < 2:
+                several = (m * 10.0**e for e in range(first - 1, last + 1) for m in (1, 2, 5))
+                return [v for v in several if self.low <= v <= self.high]
+            step = max(1, round((last - first) / about))
+            return [10.0**e for e in range(first, last + 1, step)]
+        raw = (self.high - self.low) / about
+        size = 10 ** math.floor(math.log10(raw))
+        step_size = next(size * m for m in (1, 2, 5, 10) if size * m >= raw)
+        first_tick = math.ceil(self.low / step_size)
+        return [i * step_size for i in range(first_tick, math.floor(self.high / step_size) + 1)]
+
+
+def lines(
+    series: Sequence[Line],
+    *,
+    log: bool = False,
+    marks: Sequence[float] = (),
+    levels: Sequence[tuple[str, float]] = (),
+    ticks_at: Sequence[float] = (),
+    x_label: str = "step",
+) -> str:
+    """Draw lines over steps; `marks` are vertical lines, `levels` named horizontal ones, `ticks_at` ticks below."""
+    xs = Axis.around([x for one in series for x, _ in one.points])
+    xs = Axis(min((x for one in series for x, _ in one.points), default=0), xs.high - 0.05 * (xs.high - xs.low) / 1.1)
+    ys = Axis.around([y for one in series for _, y in one.points] + [v for _, v in levels], log)
+    drawn = [_grid(ys)]
+    drawn += [
+        f'<line class="mark" x1="{_p(xs.position(m))}" x2="{_p(xs.position(m))}" y1="0" y2="1000"/>'
+        for m in marks[:200]
+    ]
+    drawn += [_level(ys, v) for _, v in levels]
+    drawn += [_path(one, xs, ys) for one in series]
+    feet = sorted({_p(xs.position(t)) for t in ticks_at})
+    drawn += [f'<line class="tick" x1="{x}" x2="{x}" y1="970" y2="1000"/>' for x in feet]
+    names = [_tag("at", v, ys, name) for name, v in levels]
+    legend = _legend(series) if len(series) > 1 else ""
+    return legend + _frame("".join(drawn), xs, ys, "".join(names), x_label)
+
+
+def _frame(svg: str, xs: Axis, ys: Axis, extra: str, x_label: str) -> str:
+    left = "".join(_tag("y", v, ys, _short(v)) for v in ys.ticks())
+    foot = "".join(f'<span class="x" style="left:{100 * xs.position(v):.2f}%">{_short(v)}</span>' for v in xs.ticks())
+    return (
+        f'<div class="plot"><div class="ys">{left}</div><div class="area">'
+        f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{svg}</svg>{extra}</div>'
+        f'<div class="xs">{foot}</div><div class="xl">{escape(x_label)}</div></div>'
+    )
+
+
+def _tag(kind: str, v: float, ys: Axis, text: str) -> str:
+    return f'<span class="{kind}" style="top:{100 - 100 * ys.position(v):.2f}%">{escape(text)}</span>'
+
+
+def _grid(ys: Axis) -> str:
+    at = (_p(1 - ys.position(v)) for v in ys.ticks())
+    return "".join(f'<line class="grid" x1="0" x2="1000" y1="{y}" y2="{y}"/>' for y in at)
+
+
+def _level(ys: Axis, v: float) -> str:
+    y = _p(1 - ys.position(v))
+    return f'<line class="level" x1="0" x2="1000" y1="{y}" y2="{y}"/>'
+
+
+def _path(one: Line, xs: Axis, ys: Axis) -> str:
+    kept = [(x, y) for x, y in one.points if math.isfinite(y) and (y > 0 or not ys.log)]
+    at = [(1000 * xs.position(x), 1000 - 1000 * ys.position(y)) for x, y in _thinned(kept)]
+    if not at:
+        return ""
+    d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
+    # A path of zero length with round caps is a dot that stays round however the chart is stretched.
+    dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in at) if one.dots or len(at) == 1 else ""
+    return f'<path class="line {one.style}" d="{d}"/>' + (
+        f'<path class="dots {one.style}" d="{dots}"/>' if dots else ""
+    )
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    if len(points) <= 2 * _COLUMNS:
+        return list(points)
+    kept: list[tuple[float, float]] = []
+    for i in range(_COLUMNS):
+        part = points[i * len(points) // _COLUMNS : (i + 1) * len(points) // _COLUMNS]
+        ends = {min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def _legend(series: Sequence[Line]) -> str:
+    return '<p class="legend">' + "".join(f'<span class="{s.style}">{escape(s.name)}</span>' for s in series) + "</p>"
+
+
+def histogram(groups: Sequence[tuple[str, str, Sequence[float]]], levels: Sequence[tuple[str, float]]) -> str:
+    """Draw how often each size occurs, on a log scale; groups are (name, style, values), levels vertical lines."""
+    every = [v for _, _, values in groups for v in finite(values) if v > 0]
+    xs = Axis.around([*every, *(v for _, v in levels)], log=True)
+    bins = 40
+    counts = [[0] * bins for _ in groups]
+    for count, (_, _, values) in zip(counts, groups, strict=True):
+        for v in finite(values):
+            if v > 0:
+                count[min(bins - 1, int(xs.position(v) * bins))] += 1
+    top = max((n for count in counts for n in count), default=1) or 1
+    ys = Axis(0.0, top * 1.05)
+    drawn = [_grid(ys)]
+    for count, (_, style, _) in zip(counts, groups, strict=True):
+        for i, n in enumerate(count):
+            if n:
+                h = 1000 * ys.position(n)
+                drawn.append(
+                    f'<rect class="bar {style}" x="{i * 25 + 1}" y="{1000 - h:.1f}" width="23" height="{h:.1f}"/>'
+                )
+    drawn += [
+        f'<line class="level" x1="{_p(xs.position(v))}" x2="{_p(xs.position(v))}" y1="0" y2="1000"/>' for _, v in levels
+    ]
+    names = "".join(
+        f'<span class="up" style="left:{100 * xs.position(v):.2f}%">{escape(name)}</span>' for name, v in levels
+    )
+    legend = _legend([Line(name, [], style) for name, style, _ in groups]) if len(groups) > 1 else ""
+    return legend + _frame("".join(drawn), xs, ys, names, "gradient norm")
+
+
+def bars(values: dict[str, float]) -> str:
+    """Draw one horizontal bar for each name."""
+    top = max(finite(list(values.values())), default=1.0) or 1.0
+    rows = (
+        f'<span class="name" title="{escape(name)}">{escape(name)}</span>'
+        f'<span class="track"><i style="width:{100 * max(0.0, v) / top:.1f}%"></i></span><span>{_short(v)}</span>'
+        for name, v in values.items()
+    )
+    return f'<div class="bars">{"".join(rows)}</div>'
+
+
+def heat_map(rows: dict[str, list[float]], steps: Sequence[int], columns: int = 100, most: int = 40) -> str:
+    """Draw size by name and step, as shade on a logarithmic scale. Of many rows the largest are drawn."""
+    level = {name: quantile(values, 0.5) for name, values in rows.items()}
+    chosen = set(sorted(rows, key=lambda name: -level[name])[:most])
+    shown = {name: _columns(values, columns) for name, values in rows.items() if name in chosen}
+    every = [v for values in shown.values() for v in values if 0 < v < math.inf]
+    scale = Axis(max(quantile(every, 0.02), max(every) * 1e-6), max(every), True) if every else Axis(1, 10, True)
+    if scale.low == scale.high:
+        scale = Axis(scale.low / 2, scale.high * 2, True)
+    drawn = "".join(
+        f'<span class="name" title="{escape(name)}">{escape(name)}</span>{_strip(values, scale)}'
+        for name, values in shown.items()
+    )
+    more = (
+        f"<p class=hint>{len(rows) - len(shown)} modules with smaller gradients are left out.</p>"
+        if len(rows) > len(shown)
+        else ""
+    )
+    key = (
+        f'<p class="key"><span>{_short(scale.low)}</span><i></i><span>{_short(scale.high)}</span>'
+        f"<span class=hint>steps {steps[0] if steps else 0} to {steps[-1] if steps else 0}, "
+        "red where not finite</span></p>"
+    )
+    return f'<div class="heat">{drawn}</div>{key}{more}'
+
+
+def _columns(values: list[float], columns: int) -> list[float]:
+    """Return the largest value of each stretch: a spike must not be averaged away."""
+    n = min(columns, len(values))
+    parts = (values[i * len(values) // n : (i + 1) * len(values) // n] for i in range(n))
+    return [max(finite(part), default=math.nan) if all(map(math.isfinite, part)) else math.nan for part in parts]
+
+
+def _strip(values: list[float], scale: Axis) -> str:
+    width = 1000 / max(1, len(values))
+    cells = []
+    for i, v in enumerate(values):
+        shade = f'fill-opacity="{0.04 + 0.96 * scale.position(v):.2f}"' if 0 < v < math.inf else 'class="gone"'
+        if v != 0:
+            cells.append(f'<rect x="{i * width:.1f}" width="{width + 0.3:.1f}" height="10" {shade}/>')
+    return f'<svg viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{"".join(cells)}</svg>'
+
+
+def _p(at: float) -> str:
+    return f"{1000 * at:.1f}"
+
+
+def _short(v: float) -> str:
+    if v != 0 and not 1e-3 <= abs(v) < 1e5:
+        return f"{v:.0e}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{v:.4g}"

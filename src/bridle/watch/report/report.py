@@ -1,0 +1,122 @@
+"""The report on a run as one value: built once, rendered as text, JSON and HTML."""
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from ..analysis.advice import Advice, advise
+from ..analysis.compare import summary
+from ..analysis.finding import Finding
+from ..analysis.findings import find
+from ..analysis.rank_table import rank_table, warnings
+from ..run.read import read_runs
+from ..run.run import Run
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a record shows.
+
+    Attributes:
+        run: The steps of the optimizer that took most of them.
+        findings: Of every optimizer of the run, what explains most first.
+        advice: The clipping that is recommended for `run`.
+        warnings: Sentences about what is missing from the record.
+        others: The runs of the other optimizers.
+    """
+
+    run: Run
+    findings: list[Finding]
+    advice: Advice
+    warnings: list[str]
+    others: tuple[Run, ...] = ()
+
+    @property
+    def rank_table(self) -> list[dict[str, float | str]]:
+        """A row for each rank; empty in a run of one process."""
+        return rank_table(self.run)
+
+    def __str__(self) -> str:
+        """Return findings and advice as text."""
+        from .text import to_text
+
+        return to_text(self)
+
+    def write_page(self, path: str | os.PathLike[str], *, before: "Report | None" = None) -> None:
+        """Write the report as an HTML page, beside that of an earlier run if there is one."""
+        from .html import write_page
+
+        write_page(path, [self] if before is None else [before, self])
+
+    def summary(self) -> dict[str, float]:
+        """Return the numbers that are compared between runs, by name; NaN where one is not known."""
+        return summary(self.run)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report for programs. Numbers that are not finite are None."""
+        run, advice = self.run, self.advice
+        plain = {
+            "record": str(run.path),
+            "optimizer": run.optimizer,
+            "steps": sum(run.n_steps),
+            "parameters": len(run.names),
+            "warnings": self.warnings,
+            **({"ranks": self.rank_table} if run.ranks else {}),
+            "findings": [{k: v for k, v in vars(one).items() if k != "chart"} for one in self.findings],
+            "advice": {
+                **vars(advice),
+                "policy": advice.policy,
+                "effect": vars(advice.effect) if advice.effect else None,
+                "candidates": [vars(c) for c in advice.candidates],
+            },
+        }
+        return {k: _plain(v) for k, v in plain.items()}
+
+
+def read_report(path: str | os.PathLike[str], optimizer: int | None = None) -> Report:
+    """Read a record and report on it.
+
+    Args:
+        path: The file, as for `read_run`.
+        optimizer: Which optimizer, by number. None: all of them.
+
+    Returns:
+        The report. `str(report)` is what `bridle report` prints, `report.to_dict()` is for programs.
+
+    Raises:
+        RecordError: (a ValueError) as `read_run`.
+
+    Example:
+        >>> with bridle.Monitor() as monitor:
+        ...     pass
+        >>> bridle.watch.read_report(monitor.path).findings
+        []
+    """
+    return report_on(*read_runs(path, optimizer))
+
+
+def report_on(run: Run, *others: Run) -> Report:
+    """Apply every check to every run, once."""
+    findings = find(run)
+    found = [_labelled(one, run) for one in findings] if others else findings
+    known = {(one.name, one.title) for one in findings}  # where optimizers share a loss, say it once
+    for other in others:
+        new = [one for one in find(other) if (one.name, one.title) not in known]
+        found += [_labelled(one, other) for one in new]
+        known |= {(one.name, one.title) for one in new}
+    found.sort(key=lambda one: -one.weight)
+    return Report(run, found, advise(run, findings), warnings(run), others)
+
+
+def _labelled(finding: Finding, run: Run) -> Finding:
+    return dataclasses.replace(finding, optimizer=f"optimizer {run.opt} ({run.optimizer})")
+
+
+def _plain(v: Any) -> Any:
+    if isinstance(v, dict):
+        return {k: _plain(x) for k, x in v.items()}
+    if isinstance(v, list):
+        return [_plain(x) for x in v]
+    return None if isinstance(v, float) and not math.isfinite(v) else v

@@ -1,0 +1,86 @@
+"""A report as plain text."""
+
+import math
+import textwrap
+from typing import Any
+
+from ..analysis.advice import Advice
+from ..analysis.finding import Finding
+from ..analysis.findings import count_checks
+from ..analysis.statistics import finite
+from .report import Report
+
+
+def number(v: float) -> str:
+    """Format a number for people."""
+    if isinstance(v, float) and not math.isfinite(v):
+        return "unknown" if math.isnan(v) else str(v)
+    return f"{v:d}" if isinstance(v, int) else f"{v:.4g}"
+
+
+def value(v: Any) -> str:
+    """Format a value of the evidence for people."""
+    if isinstance(v, (int, float)):
+        return number(v)
+    if isinstance(v, dict):
+        return ", ".join(f"{k} ({value(x)})" for k, x in v.items())
+    if isinstance(v, list):
+        return ", ".join(value(x) for x in v)
+    return str(v)
+
+
+def to_text(report: Report) -> str:
+    """Render findings and advice."""
+    parts = [_headline(report), *(_wrap(warning, "", "   ") for warning in report.warnings)]
+    if not report.findings:
+        parts.append(f"No findings: none of the {count_checks()} checks fired.")
+    parts += [_finding(i + 1, finding) for i, finding in enumerate(report.findings)]
+    parts.append(_advice(report.advice))
+    return "\n\n".join(parts) + "\n"
+
+
+def _headline(report: Report) -> str:
+    run = report.run
+    loss = finite(run.loss)
+    ends = f"loss {number(loss[0])} -> {number(loss[-1])}" if loss else "no loss seen"
+    ranks = f" on each of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
+    more = run.n_optimizers - 1
+    others = f"; {more} more optimizer{'s' if more > 1 else ''} in the record" if more else ""
+    return (
+        f"{run.path.name}: {run.optimizer}, {sum(run.n_steps)} steps recorded{ranks}, {len(run.names)} parameters, "
+        f"{ends}{others}"
+    )
+
+
+def _finding(number: int, finding: Finding) -> str:
+    lines = [_wrap(f"{number}. {finding.headline} [{finding.name}]", "", "   ")]
+    lines.append(_wrap(f"test: {finding.test}"))
+    lines += [_wrap(f"{key}: {value(v)}", "   - ", "     ") for key, v in finding.evidence.items()]
+    lines.append(_wrap(f"what to do: {finding.advice}"))
+    return "\n".join(lines)
+
+
+def _advice(advice: Advice) -> str:
+    if advice.threshold is None or advice.effect is None:
+        lines = [_wrap(f"Clipping: no change advised. {advice.because}", "", "   ")]
+    else:
+        lines = [
+            f"Clipping: --clip {advice.policy}, or at a fixed norm: --clip {advice.threshold:g}",
+            _wrap(advice.because),
+            _wrap(
+                f"On this run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps "
+                f"(median factor {number(advice.effect.factor)}) and removed {advice.effect.removed:.0%} of "
+                "the sum of all norms."
+            ),
+        ]
+    if advice.quantiles:
+        lines.append("   norms: " + ", ".join(f"{k} {number(v)}" for k, v in advice.quantiles.items()))
+    lines += [
+        f"   at {c.threshold:<8g} {c.clipped:>4.0%} of steps clipped, {c.removed:>4.0%} of the norm removed"
+        for c in advice.candidates
+    ]
+    return "\n".join(lines)
+
+
+def _wrap(text: str, first: str = "   ", rest: str = "   ") -> str:
+    return textwrap.fill(text, 110, initial_indent=first, subsequent_indent=rest, break_long_words=False)

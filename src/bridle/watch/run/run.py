@@ -1,0 +1,128 @@
+"""A run, read back from its record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class NonfiniteStep:
+    """A step with NaN or infinite gradients: how many values, by parameter."""
+
+    step: int
+    offenders: dict[str, int]
+    loss: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """The steps of one optimizer, as columns. NaN stands for a number that was not recorded.
+
+    Attributes:
+        path: The file.
+        header: Its first line.
+        optimizer: The class of the optimizer.
+        opt: Its number in the record.
+        n_optimizers: How many optimizers the record holds.
+        names: Parameters, in the optimizer's order; `sizes` their numbers of elements, `trained` whether they should
+            move, `shards` which shard of how many a rank holds (None of a plain tensor).
+        steps: The step each entry of the following columns belongs to.
+        loss: What backward was called on.
+        norm: The gradient norm before any clipping; `peak` the largest among the steps that a line stands for.
+        norms: For each step the norm of each parameter's gradient, None where it had none.
+        lr: The learning rate of the first parameter group.
+        update: Distance the weights moved, relative to their norm.
+        step_grad_cosine: Cosine between the previous step and this gradient.
+        clip: The factor the norm was reduced by, NaN where nothing clips.
+        max_norm: The threshold of clipping, NaN where there is no fixed one.
+        n_steps: How many steps the line stands for.
+        unmoved: Indices of parameters that did not move.
+        samples: Batch size and mean square of the per-sample norms, where given.
+        host_s: Seconds before the step outside backward passes; `backward_s` inside them; `data_s` those of `host_s`
+            spent waiting for data loaders.
+        partial_sums: The terms a rank adds to the sums that `update` and `step_grad_cosine` follow from, where
+            parameters are sharded.
+        nonfinite: Steps with NaN or infinite gradients.
+        notes: Lines of other kinds.
+        ranks: Of several processes the run of each that left a record, in order. All other numbers are then those of
+            the lowest, and norms are of whole gradients.
+    """
+
+    path: Path
+    header: dict[str, Any]
+    optimizer: str
+    names: list[str]
+    sizes: list[int]
+    trained: list[bool]
+    opt: int = 0
+    n_optimizers: int = 1
+    shards: list[list[int] | None] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    loss: list[float] = field(default_factory=list)
+    norm: list[float] = field(default_factory=list)
+    peak: list[float] = field(default_factory=list)
+    norms: list[list[float | None]] = field(default_factory=list)
+    lr: list[float] = field(default_factory=list)
+    update: list[float] = field(default_factory=list)
+    step_grad_cosine: list[float] = field(default_factory=list)
+    clip: list[float] = field(default_factory=list)
+    max_norm: list[float] = field(default_factory=list)
+    n_steps: list[int] = field(default_factory=list)
+    unmoved: list[set[int]] = field(default_factory=list)
+    samples: list[tuple[int, float] | None] = field(default_factory=list)
+    host_s: list[float] = field(default_factory=list)
+    backward_s: list[float] = field(default_factory=list)
+    data_s: list[float] = field(default_factory=list)
+    partial_sums: list[list[float]] = field(default_factory=list)
+    nonfinite: list[NonfiniteStep] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
+    ranks: tuple[Run, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """The number of this process; 0 where there is one."""
+        return int(self.header.get("rank", 0))
+
+    @property
+    def end(self) -> str | None:
+        """How a rank's run ended: "" in order, else why; None where the record breaks off, as of a killed process."""
+        return next((line["ended"] or "" for line in self.notes if "ended" in line), None)
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks that left no record of this run."""
+        there = {run.rank for run in self.ranks}
+        return [rank for rank in range(self.header.get("world", 1)) if self.ranks and rank not in there]
+
+    @property
+    def unmeasured(self) -> dict[str, str]:
+        """Parameters whose gradients could not be measured, and why."""
+        return {line["unmeasured"]: line["reason"] for line in self.notes if "unmeasured" in line}
+
+    @property
+    def modules(self) -> list[str]:
+        """The module each parameter belongs to."""
+        return [name.rpartition(".")[0] or name for name in self.names]
+
+    @property
+    def threshold(self) -> float | None:
+        """The fixed threshold that gradients were last clipped at; None if there was none or an adaptive one."""
+        known = [limit for limit, clip in zip(self.max_norm, self.clip, strict=True) if not math.isnan(clip)]
+        return known[-1] if known and math.isfinite(known[-1]) else None
+
+    def norm_by_module(self) -> dict[str, list[float]]:
+        """Return the gradient norm of each module's own parameters, step by step."""
+        indices: dict[str, list[int]] = {}
+        for i, module in enumerate(self.modules):
+            indices.setdefault(module, []).append(i)
+        return {
+            module: [math.hypot(*(row[i] or 0.0 for i in where)) for row in self.norms]
+            for module, where in indices.items()
+        }
+
+    def noted_losses(self, kind: str) -> list[tuple[int, float]]:
+        """Return the losses noted by the script, such as on the test set: (after which step, loss)."""
+        return [(n["after"], float(n["loss"])) for n in self.notes if n.get("note") == kind and "loss" in n]

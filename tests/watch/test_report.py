@@ -1,0 +1,148 @@
+"""One report value: built once, of every optimizer, with checks of one's own."""
+
+import json
+import math
+import sys
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+import bridle
+from bridle.errors import ArgumentError
+from bridle.watch import Finding, read_report, register_finding
+from bridle.watch.analysis import findings
+from bridle.watch.report.report import report_on
+
+from .processes import run_process
+from .runs import healthy
+from .test_findings import spiking
+from .test_record import step, write
+
+
+def test_findings_are_evaluated_once(monkeypatch, tmp_path):
+    calls = Counter()
+
+    def counting(check):
+        def counted(run):
+            calls[check.__name__] += 1
+            return check(run)
+
+        return counted
+
+    monkeypatch.setattr(findings, "TABLE", tuple(map(counting, findings.TABLE)))
+    report = report_on(spiking())
+    assert "spikes" in str(report)
+    report.to_dict()
+    report.write_page(tmp_path / "page.html")
+    assert set(calls.values()) == {1}
+
+
+def test_text_json_and_page_say_the_same(tmp_path):
+    report = report_on(spiking())
+    report.write_page(tmp_path / "page.html")
+    page, found = (tmp_path / "page.html").read_text(), report.to_dict()
+    assert json.loads(json.dumps(found, allow_nan=False))["findings"][0]["title"] == report.findings[0].title
+    assert report.findings[0].title[1:] in page
+    assert report.findings[0].title[:40] in str(report)
+    assert found["advice"]["threshold"] == report.advice.threshold
+
+
+def train_two(steps=60, poison=None):
+    """A generator and a discriminator, each with its own loss and optimizer."""
+    torch.manual_seed(0)
+    nets = [nn.Linear(4, 1), nn.Linear(4, 1)]
+    optimizers = [torch.optim.Adam(net.parameters(), lr=1e-3) for net in nets]
+    with bridle.Monitor(nn.ModuleDict(dict(zip(("d", "g"), nets, strict=True)))) as monitor:
+        for t in range(steps):
+            for i, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
+                optimizer.zero_grad()
+                (net(torch.randn(16, 4)) - 1).square().mean().backward()
+                if (i, t) == poison:
+                    net.weight.grad[0, 0] = math.nan
+                optimizer.step()
+    return monitor
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_every_optimizer_is_judged(which, tmp_path):
+    monitor = train_two(poison=(which, 40))
+    report = monitor.report()
+    name = ("d", "g")[which]
+    first = next(finding for finding in monitor.findings() if finding.name == "nonfinite")
+    assert first.optimizer == f"optimizer {which} (Adam)"
+    assert str(first).startswith(
+        f"nonfinite: optimizer {which} (Adam): gradients were not finite: first at step 40, in {name}."
+    )
+    assert f"optimizer {which} (Adam): gradients were not finite" in str(report)
+    report.write_page(tmp_path / "page.html")
+    assert f"ptimizer {which} (Adam): gradients were not finite" in (tmp_path / "page.html").read_text()
+    assert report.to_dict()["findings"][0]["optimizer"] == f"optimizer {which} (Adam)"
+    one = read_report(monitor.path, optimizer=1 - which)  # asked for the other one only
+    assert "nonfinite" not in {finding.name for finding in one.findings}
+
+
+def test_two_healthy_optimizers_have_no_findings():
+    report = train_two().report()
+    assert report.findings == []
+    assert [run.opt for run in (report.run, *report.others)] == [0, 1]
+    assert "1 more optimizer in the record" in str(report)
+
+
+OWN = """
+import torch
+import bridle
+from bridle.watch import Chart, Finding, Run, register_finding
+
+@register_finding
+def small_batch(run: Run) -> Finding | None:
+    if len(run.steps) < 3:
+        return None
+    return Finding(
+        name="small_batch", title=f"{len(run.steps)} steps & counting", weight=0.5, test="at least 3 steps",
+        evidence={"steps": len(run.steps)}, advice="Take more.", chart=Chart("loss", {"loss": run.loss}, run.steps),
+        clipping_helps=True,
+    )
+
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.01)
+for _ in range(40):
+    optimizer.zero_grad()
+    weight.square().sum().backward()
+    optimizer.step()
+report = bridle.watch.read_report("run.jsonl")
+print([finding.name for finding in report.findings], report.advice.threshold is not None)
+report.write_page("own.html")
+"""
+
+
+def test_a_finding_can_be_written_outside_the_package(tmp_path):
+    assert "._" not in OWN  # nothing private
+    (tmp_path / "own.py").write_text(OWN)
+    command = [sys.executable, "-m", "bridle", "watch", "--record", "run.jsonl", "own.py"]
+    done = run_process(command, cwd=tmp_path)
+    assert done.stdout == "['small_batch'] True\n", done.stderr
+    assert "1. 40 steps & counting [small_batch]" in done.stderr
+    assert "40 steps &amp; counting" in (tmp_path / "own.html").read_text()
+
+
+def test_what_is_no_check_is_refused():
+    with pytest.raises(ArgumentError, match="a check is a function from a Run to a Finding or None; found 3"):
+        register_finding(3)
+    with pytest.raises(ArgumentError, match="is registered already"):
+        register_finding(findings.TABLE[0])
+
+    def always(run):
+        return Finding("always", "it is there", 0.01, "none", {}, "Nothing.")
+
+    assert register_finding(always) is always
+    with pytest.raises(ArgumentError, match="is registered already"):
+        register_finding(always)
+    report = report_on(healthy())
+    assert [finding.name for finding in report.findings] == ["always"]
+
+
+def test_the_number_of_checks_is_said(tmp_path):
+    write(tmp_path / "run.jsonl", [step(t) for t in range(40)]).close()
+    assert "No findings: none of the 13 checks fired." in str(read_report(tmp_path / "run.jsonl"))

@@ -155,14 +155,17 @@ def _is_batch(one: Constant, cut: UseSite, rows: "DataRows", known: Known) -> bo
 
 
 def _is_table_of_positions(tensor: Tensor) -> bool:
-    """Return whether a tensor of integers is the same for all rows, counts up, or depends on distances alone."""
+    """Return whether a tensor of integers counts up along its last dimension, or depends on distances alone.
+
+    Tokens of a batch might do either by chance where there are fewer than three.
+    """
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.dim() == 0:
         return False
-    if tensor.dim() == 1:
-        return len(tensor) > 1 and bool((tensor.diff() == 1).all())
-    same = bool((tensor == tensor[:1]).all())
-    by_distance = bool((tensor[..., 1:, 1:] == tensor[..., :-1, :-1]).all())
-    return same or (by_distance and tensor.shape[-1] == tensor.shape[-2] > 1)
+    if tensor.shape[-1] < 3:
+        return False
+    counts_up = bool((tensor.diff() == 1).all())
+    square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2]
+    return counts_up or (square and bool((tensor[..., 1:, 1:] == tensor[..., :-1, :-1]).all()))
 
 
 def _is_broadcast(cut: UseSite) -> bool:

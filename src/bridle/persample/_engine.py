@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import checkpoint, hooks
+from .._torch.signature import fields
 from ._graph_errors import explain_errors
 
 T = TypeVar("T")
@@ -30,13 +31,8 @@ def saved_number(node: Node, name: str) -> int:
 
 def is_packed(node: Node) -> bool:
     """Tell whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
-    raws = (getattr(node, name) for name in _raw_fields(type(node)))
+    raws = (getattr(node, name) for name in fields(type(node))[0])
     return any(handle.unpack_hook is not None for handle in raws if hasattr(handle, "unpack_hook"))
-
-
-def plain_values(node: Node) -> tuple[Any, ...]:
-    """Return the sizes, dims and flags that the node saved: everything that is not a tensor."""
-    return tuple(_hashable(getattr(node, name)) for name in _plain_fields(type(node)))
 
 
 def saved_tensors(node: Node) -> list[Tensor]:
@@ -49,7 +45,7 @@ def saved_tensors(node: Node) -> list[Tensor]:
 
 def saves_tensors(node: Node) -> bool:
     """Return whether the op is of a kind that saves tensors."""
-    return graph.is_custom(node) or bool(_raw_fields(type(node)))
+    return graph.is_custom(node) or bool(fields(type(node))[0])
 
 
 def passes_unchanged(edge: GradientEdge) -> bool:
@@ -173,24 +169,3 @@ class _Ask(torch.autograd.Function):
 
 
 _FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-
-
-def _fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    if kind not in _FIELDS:
-        names = dir(kind)
-        raw = tuple(name for name in names if name.startswith("_raw_saved_"))
-        plain = tuple(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
-        _FIELDS[kind] = raw, plain
-    return _FIELDS[kind]
-
-
-def _raw_fields(kind: type) -> tuple[str, ...]:
-    return _fields(kind)[0]
-
-
-def _plain_fields(kind: type) -> tuple[str, ...]:
-    return _fields(kind)[1]
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value

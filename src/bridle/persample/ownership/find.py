@@ -11,8 +11,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
+from ..._torch.signature import signature
 from ...errors import BatchCouplingError, UnsupportedOperationError
-from .. import _engine
 from .._losses import Losses
 from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data
 from .cuts import UseSite, find_cuts
@@ -123,7 +123,7 @@ def _proved(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int) -
 
 def _proof(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
     wanted = tuple(i for i, node in enumerate(losses.read.nodes) if node in leaves)
-    key = (signature(losses), wanted)
+    key = (_signature(losses), wanted)
     if key not in _PROOFS:
         _PROOFS[key] = _try_to_prove(leaves, losses)
         if len(_PROOFS) > _AT_MOST:
@@ -191,21 +191,10 @@ def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:
             )
 
 
-def signature(losses: Losses) -> tuple[Any, ...]:
-    """Return everything about a graph but its values: ops, edges, shapes, sizes and flags."""
-    read = losses.read
-    number = {node: i for i, node in enumerate(read.nodes)}
-    nodes = tuple(
-        (
-            type(node),
-            tuple((None if below is None else number[below], nr) for below, nr in node.next_functions),
-            tuple((out.shape, out.dtype) for out in graph.describe(node)),
-            _engine.plain_values(node),
-        )
-        for node in read.nodes
-    )
-    regions = tuple(
-        (number[node], tuple(out is not None for out in outputs))
-        for node, outputs in getattr(losses.root.grad_fn, "regions_inside", ())
-    )
-    return (nodes, regions, losses.samples, tuple(losses.sample_of.tolist()))
+def _signature(losses: Losses) -> tuple[Any, ...]:
+    """Return everything about a graph but its values."""
+    nodes = losses.read.nodes
+    inside = getattr(losses.root.grad_fn, "regions_inside", ())
+    number = {node: i for i, node in enumerate(nodes)} if inside else {}
+    regions = tuple((number[node], tuple(out is not None for out in outputs)) for node, outputs in inside)
+    return (signature(nodes), regions, losses.samples, tuple(losses.sample_of.tolist()))

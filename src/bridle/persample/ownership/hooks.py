@@ -9,6 +9,7 @@ from collections import deque
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
+from ..._torch.signature import oldest_sequence_nr
 
 _RECORDS = 16
 
@@ -32,6 +33,6 @@ def note_moment() -> None:
 
 def hooks_since(read: graph.Graph) -> int | None:
     """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
-    oldest = min((graph.sequence_nr(node) for node in read.nodes if not graph.is_leaf(node)), default=0)
+    oldest = oldest_sequence_nr(read.nodes)
     before = [hooks for number, hooks in _moments.known if number <= oldest]
     return torch_hooks.hooks_registered() - before[-1] if before else None

@@ -73,9 +73,9 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
         ...     def backward(ctx, g):
         ...         x, scale = ctx.saved_tensors
         ...         return g * scale, (g * x).sum(0)
-        >>> def scale_rule(use):
-        ...     x, _ = use.node.saved_tensors
-        ...     return use.layout.sums(use.gradient * x, use.shape)
+        >>> def scale_rule(ctx):
+        ...     x, _ = ctx.node.saved_tensors
+        ...     return ctx.layout.sums(ctx.gradient * x, ctx.shape)
         >>> bridle.register_rule("ScaleBackward", scale_rule, replace=True)
         >>> scale = torch.ones(2, requires_grad=True)
         >>> losses = Scale.apply(torch.tensor([[1., 2.], [3., 4.]]), scale).sum(1)

@@ -364,6 +364,27 @@ def matmul(step: Step) -> Owners:
     return Owners(step.out.mixed([-1 if factor == 0 else -2]).ids, step.shape)
 
 
+@moves("Cdist", "EuclideanDist")
+def distances(step: Step) -> Owners:
+    """Rows of the result come from rows of the first factor, columns from rows of the second one."""
+    if step.position == 0:
+        return Owners(step.out.mixed([-1]).ids, step.shape)
+    return Owners(step.out.mixed([-2]).ids.transpose(-1, -2), step.shape)
+
+
+@moves("GroupedMm", "Trilinear")
+def rows_with_weights(step: Step) -> Owners:
+    """Each row meets some weights; these get a gradient from all rows."""
+    alike = step.shape[:-1] == step.out.shape[:-1]
+    return Owners(step.out.mixed([-1]).ids, step.shape) if alike and step.position != 1 else step.mixed()
+
+
+@moves("Embedding", "EmbeddingBag", "Index", "IndexPut")
+def anywhere(step: Step) -> Owners:
+    """Indices decide where a gradient goes."""
+    return step.mixed()
+
+
 @moves("Mv")
 def matrix_vector(step: Step) -> Owners:
     """Each entry of the product comes from one row, and from all of the vector."""

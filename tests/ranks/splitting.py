@@ -488,7 +488,7 @@ def refusals():
     text = refused(
         lambda: bridle.per_sample(losses_of(model, x, y), model, process_group=dist.group.WORLD), "ArgumentError"
     )
-    assert "Leave `group` out" in text
+    assert "Leave `process_group` out" in text
     others = dist.new_group([1])
     if rank == 0:
         plain = Net()

@@ -13,8 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._torch import fsdp
 from ..errors import UnsupportedOperationError
-from . import _checkpoints as _reentrant
-from . import _engine, rules
+from . import _checkpoints, _engine, rules
 from ._losses import Losses
 from ._pullback import nothing, pull_back, through_hooks
 from .ownership.coupling import Known
@@ -66,7 +65,7 @@ class Captured:
 
 def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
-    losses = _reentrant.inline_checkpoints(losses)
+    losses = _checkpoints.inline_checkpoints(losses)
     read = losses.read
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {
@@ -100,7 +99,7 @@ def _forms(
 ) -> tuple[dict[str, list[SampleGrads]], int]:
     """Return for each parameter a piece for each of its uses, and what is left of the memory budget."""
     cuts, layouts = found.cuts, found.layouts
-    _reentrant.refuse_hidden_weights(cuts, losses)
+    _checkpoints.refuse_hidden_weights(cuts, losses)
     if not options.opaque:
         _refuse_opaque(cuts, leaves)
     at: dict[Node, list[int]] = {}

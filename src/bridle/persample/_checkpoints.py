@@ -31,6 +31,7 @@ from .. import graph
 from .._torch import checkpoint
 from ..errors import UnsupportedOperationError
 from . import _engine
+from ._graph_errors import explain_errors
 from ._losses import Losses
 from .ownership.cuts import UseSite
 
@@ -144,7 +145,8 @@ def _regions(nodes: Iterable[Node], known: set[Node]) -> tuple[_Region, ...]:
 
 def _computed_again(node: Node, known: set[Node]) -> _Region:
     """Run a region again, and read what it recorded up to its inputs."""
-    inputs, outputs = checkpoint.run_checkpoint(node)
+    with explain_errors("what a reentrant checkpoint saved"):
+        inputs, outputs = checkpoint.run_checkpoint(node)
     input_edges = tuple(None if x is None else graph.edge_of(x) for x in inputs)
     nodes = _down_to(outputs, {input_edge.node for input_edge in input_edges if input_edge is not None})
     if any(n in known and not graph.is_leaf(n) for n in nodes):

@@ -12,8 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from .. import graph
 from .._torch import fsdp, trees
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
-from . import _checkpoints as _reentrant
-from . import _engine
+from . import _checkpoints, _engine
 from ._losses import Losses
 from ._output_batch import Value, losses_of
 from ._per_sample import per_sample
@@ -141,7 +140,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
                 _hand_out(per_sample(losses, module), module, count if mean else 1)
         if not where:
             return []
-        root = _reentrant.inline_checkpoints(Losses(losses, torch.arange(count), count)).root
+        root = _checkpoints.inline_checkpoints(Losses(losses, torch.arange(count), count)).root
         edges = [graph.edge_of(_tensor(inner[i])) for i in where]
         return list(_engine.gradients_at(root, torch.ones_like(root), edges))
 

@@ -1,6 +1,6 @@
 """Which part of a module's inputs and outputs belongs to which sample, for the drop-in."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
 from ..errors import CallArgumentError
-from . import _checkpoints as _reentrant
-from . import _engine
+from . import _checkpoints, _engine
 from ._losses import Losses
 from .ownership.layout import SampleLayout
+from .ownership.prove import prove
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,9 +100,9 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     An input that all samples share, such as a mask, says nothing, and nor does one without a gradient; where none says
     anything, the usual dimension is taken, unless all that can be asked is shared.
     """
-    split = _reentrant.inline_checkpoints(Losses(losses, torch.arange(count, device=losses.device), count))
+    split = _checkpoints.inline_checkpoints(Losses(losses, torch.arange(count, device=losses.device), count))
     asked = dict(_places_of(inputs, split))
-    found = split.owners(asked)
+    found = _owners_at(asked, split)
     said = supported = shared = False
     for node, value in asked.items():
         layouts = found[node]
@@ -116,6 +116,13 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
         # A state of a recurrent layer has its samples elsewhere, and what it says counts if it can say nothing else.
         supported |= value.owner_of_row is not None or first in dims or first not in value.ways(count, first)
     return supported if said else usual and not shared
+
+
+def _owners_at(nodes: Iterable[Node], losses: Losses) -> dict[Node, tuple[SampleLayout, ...] | None]:
+    """Return the owners at some nodes: as structure proves them, or else as the engine finds them."""
+    proved = {node: owners for node, owners in prove(losses.root, losses.sample_of).items() if owners[0].is_proved}
+    found = {node: (proved[node][0].layout(losses.samples),) for node in nodes if node in proved}
+    return {**found, **losses.owners([node for node in nodes if node not in proved])}
 
 
 def _match(value: Value, dim: int, layout: SampleLayout, count: int) -> bool:

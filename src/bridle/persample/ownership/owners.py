@@ -136,7 +136,7 @@ class Owners:
 
     def layout(self, samples: int) -> SampleLayout:
         """Return the proved owners in the form that rules use."""
-        if self.is_empty:
+        if self.is_empty or not prod(self.shape):
             return SampleLayout.empty(samples)
         varying = [dim for dim, size in enumerate(self.ids.shape) if size > 1]
         first, last = (varying[0], varying[-1] + 1) if varying else (0, 0)

@@ -2,6 +2,7 @@
 
 torch has no call that lists the hooks of a tensor whose graph is at hand. It numbers all hooks that are registered from
 Python, and all nodes of a thread: a graph that is younger than a moment since which no hook was registered has none.
+A node does not tell its thread. One whose number this thread has not reached is known to come from another.
 """
 
 import threading
@@ -30,6 +31,9 @@ def note_moment() -> None:
 
 def hooks_since(read: graph.Graph) -> int | None:
     """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
-    oldest = min((graph.sequence_nr(node) for node in read.nodes if not graph.is_leaf(node)), default=0)
+    numbers = [graph.sequence_nr(node) for node in read.nodes if not graph.is_leaf(node)]
+    oldest = min(numbers, default=0)
+    if max(numbers, default=0) >= _torch.next_sequence_nr():
+        return None
     before = [hooks for number, hooks in _moments.known if number <= oldest]
     return _torch.hooks_registered() - before[-1] if before else None

@@ -76,17 +76,28 @@ MOVES: dict[str, Moves] = {}
 _ALL_OUTPUTS = frozenset({"Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes", "Unbind", "MkldnnRnnLayer"})
 
 
-# Ops that move elements to where a saved index or mask says, and do nothing else to their gradients.
+# Ops that move elements to where a saved index or mask says, and do nothing else to their gradients. A stride counts
+# places in memory, and which element lies there is not recorded where the signature of a graph could see it.
 _BY_INDEX = frozenset(
     {
-        *("Gather", "Index", "IndexAdd", "IndexCopy", "IndexPut", "IndexPutImpl", "IndexSelect", "MaskedScatter"),
+        *(
+            "AsStrided",
+            "Gather",
+            "Index",
+            "IndexAdd",
+            "IndexCopy",
+            "IndexPut",
+            "IndexPutImpl",
+            "IndexSelect",
+            "MaskedScatter",
+        ),
         *("MaskedSelect", "Scatter", "ScatterAdd", "Sort", "Take", "Topk"),
     }
 )
 
 
 def moves_by_index(node: Node) -> bool:
-    """Return whether an op moves elements by a saved index or mask."""
+    """Return whether an op moves elements by a saved index or mask, or by their places in memory."""
     return base_name(node) in _BY_INDEX and not graph.is_custom(node)
 
 
@@ -270,7 +281,7 @@ def pad(step: Step) -> Owners:
     return found
 
 
-@moves("AsStrided", "Diagonal", "DiagonalScatter", "Unfold", "PixelShuffle", "PixelUnshuffle", "Trace", "DiagEmbed")
+@moves("Diagonal", "DiagonalScatter", "Unfold", "PixelShuffle", "PixelUnshuffle", "Trace", "DiagEmbed")
 def asked_of_torch(step: Step) -> Owners:
     """Run the node on 1, on the owners and on their squares: it only moves and adds.
 
@@ -336,10 +347,11 @@ def layer_norm(step: Step) -> Owners:
 
 @moves("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 def batch_norm(step: Step) -> Owners:
-    """In training all samples mix; with stored statistics none do."""
-    if step.value("training") is not False or step.position:
-        return step.mixed()
-    return step.out
+    """In training everything mixes that has one index in the second dimension; with stored statistics nothing does."""
+    by_channel = step.out.mixed(d for d in range(len(step.out.shape)) if d != 1)
+    if step.position:
+        return Owners(by_channel.ids.reshape(-1), step.shape)
+    return step.out if step.value("training") is False else by_channel
 
 
 @moves("Mm", "Addmm", "Bmm", "Baddbmm")

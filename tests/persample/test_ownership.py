@@ -188,7 +188,7 @@ def test_a_graph_of_another_thread():
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    assert found and found[0] is not Source.PROVED
+    assert found != [Source.PROVED]
 
 
 # Data that samples share ------------------------------------------------------------------------------------------------

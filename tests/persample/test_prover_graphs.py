@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from bridle import graph
 from bridle.persample import _reentrant

@@ -20,9 +20,14 @@ def signature(nodes: Sequence[Node]) -> tuple[Any, ...]:
     return tuple(rows)
 
 
-def oldest_sequence_nr(nodes: Sequence[Node]) -> int:
-    """Return the number of the first recorded op, in the thread that recorded it; leaves have the largest number."""
-    return min((node._sequence_nr() for node in nodes), default=0)
+def sequence_range(nodes: Sequence[Node]) -> tuple[int, int]:
+    """Return the numbers of the first and the last op; each thread counts for itself, and leaves do not count."""
+    numbers = [number for node in nodes if (number := node._sequence_nr()) != _LEAF]
+    return min(numbers, default=0), max(numbers, default=0)
+
+
+# The largest number of a 64-bit counter: torch gives it to leaves.
+_LEAF = 2**64 - 1
 
 
 _FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}

@@ -250,9 +250,10 @@ class DataRows:
 
     def _note(self, tensor: Tensor, owners: Owners, node: Node) -> None:
         memory = graph.memory_of(tensor)
+        exact = owners.is_proved or MOVES.get(base_name(node)) is elementwise
         if not owners.is_proved and self._tells_samples_apart(node) and self.known.is_data(tensor):
             self._conflict = self._conflict or (tensor, node, node)
-        if memory is None or not owners.is_proved or owners.is_empty or _overlaps(tensor):
+        if memory is None or not exact or owners.is_empty or _overlaps(tensor):
             return
         before = self._seen.setdefault(memory, [])
         for other, others, first in before:
@@ -271,7 +272,7 @@ class DataRows:
 
     def has(self, tensor: Tensor) -> bool:
         """Return whether rows of this tensor are used for one sample each."""
-        return graph.memory_of(tensor) in self._seen
+        return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(tensor) or 0, ()))
 
     def refuse_conflict(self) -> None:
         """Refuse data whose rows are used for one sample here and for another one there.
@@ -295,10 +296,11 @@ def _overlaps(tensor: Tensor) -> bool:
 def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
     geometry = [(x.shape, x.stride(), x.storage_offset(), x.dtype) for x in (a, b)]
     if geometry[0] == geometry[1]:
-        return not of_a.merged(of_b).is_proved
-    first, second = _by_place(a, of_a), _by_place(b, of_b)
-    size = min(len(first), len(second))
-    x, y = first[:size], second[:size]
+        x, y = of_a.ids, of_b.ids
+    else:
+        first, second = _by_place(a, of_a), _by_place(b, of_b)
+        size = min(len(first), len(second))
+        x, y = first[:size], second[:size]
     return bool(((x != y) & (x != NOBODY) & (y != NOBODY)).any())
 
 

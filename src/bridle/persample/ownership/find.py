@@ -1,7 +1,7 @@
 """Find the cuts of a graph and the owners there: by proof, which is kept, or else by asking the engine every time."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -104,9 +104,14 @@ def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_couplin
 
 def _proved(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int) -> Found | None:
     """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
-    proof, source = _proof(leaves, losses), Source.PROVED
-    if proof is None and any(moves_by_index(node) for node in losses.read.nodes):
-        proof, source = _try_to_prove(leaves, losses, by_indices=True), Source.FOLLOWED
+    found = _applied(_proof(leaves, losses), Source.PROVED, losses, known, hooks)
+    if found is None and any(moves_by_index(node) for node in losses.read.nodes):
+        found = _applied(_try_to_prove(leaves, losses, by_indices=True), Source.FOLLOWED, losses, known, hooks)
+    return found
+
+
+def _applied(proof: _Proof | None, source: Source, losses: Losses, known: Known, hooks: int) -> Found | None:
+    """Return what a proof says about this very graph."""
     if proof is None:
         return None
     nodes = losses.read.nodes
@@ -172,8 +177,18 @@ def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | N
         for node, found in layouts.items()
     }
     rows = DataRows(known, cuts)
-    rows.add_all(owners)
+    rows.add_all(owners | _structure(losses, owners))
     return Found(cuts, layouts, owners, Source.ASKED, rows, hooks)
+
+
+def _structure(losses: Losses, asked: Container[Node]) -> dict[Node, tuple[Owners, ...]]:
+    """Return what structure tells of ops that keep data: which loss uses it does not depend on hooks or zeros."""
+    proved = prove(losses.root, losses.sample_of, by_indices=True)
+    return {
+        node: owners
+        for node, owners in proved.items()
+        if all(one.is_proved for one in owners) and (node in asked or _keeps_data(node, owners))
+    }
 
 
 def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:

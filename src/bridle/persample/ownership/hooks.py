@@ -2,6 +2,7 @@
 
 torch has no call that lists the hooks of a tensor whose graph is at hand. It numbers all hooks that are registered from
 Python, and all nodes of a thread: a graph that is younger than a moment since which no hook was registered has none.
+A node does not tell its thread. One whose number this thread has not reached is known to come from another.
 """
 
 import threading
@@ -9,7 +10,7 @@ from collections import deque
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
-from ..._torch.signature import oldest_sequence_nr
+from ..._torch.signature import sequence_range
 
 _RECORDS = 16
 
@@ -33,6 +34,8 @@ def note_moment() -> None:
 
 def hooks_since(read: graph.Graph) -> int | None:
     """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
-    oldest = oldest_sequence_nr(read.nodes)
+    oldest, newest = sequence_range(read.nodes)
+    if newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
+        return None
     before = [hooks for number, hooks in _moments.known if number <= oldest]
     return torch_hooks.hooks_registered() - before[-1] if before else None

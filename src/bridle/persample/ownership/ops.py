@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
@@ -77,17 +78,28 @@ MOVES: dict[str, Moves] = {}
 _ALL_OUTPUTS = frozenset({"Split", "SplitWithSizes", "UnsafeSplit", "UnsafeSplitWithSizes", "Unbind", "MkldnnRnnLayer"})
 
 
-# Ops that move elements to where a saved index or mask says, and do nothing else to their gradients.
+# Ops that move elements to where a saved index or mask says, and do nothing else to their gradients. A stride counts
+# places in memory, and which element lies there is not recorded where the signature of a graph could see it.
 _BY_INDEX = frozenset(
     {
-        *("Gather", "Index", "IndexAdd", "IndexCopy", "IndexPut", "IndexPutImpl", "IndexSelect", "MaskedScatter"),
-        *("MaskedSelect", "Scatter", "ScatterAdd", "Sort", "Take", "Topk"),
+        *(
+            "AsStrided",
+            "Gather",
+            "Index",
+            "IndexAdd",
+            "IndexCopy",
+            "IndexPut",
+            "IndexPutImpl",
+            "IndexSelect",
+            "MaskedScatter",
+        ),
+        *("MaskedScatter", "MaskedSelect", "Scatter", "ScatterAdd", "Sort", "Take", "Topk"),
     }
 )
 
 
 def moves_by_index(node: Node) -> bool:
-    """Return whether an op moves elements by a saved index or mask."""
+    """Return whether an op moves elements by a saved index or mask, or by their places in memory."""
     return base_name(node) in _BY_INDEX and not graph.is_custom(node)
 
 
@@ -271,22 +283,33 @@ def pad(step: Step) -> Owners:
     return found
 
 
-@moves("AsStrided", "Diagonal", "DiagonalScatter", "Unfold", "PixelShuffle", "PixelUnshuffle", "Trace", "DiagEmbed")
+@moves("Diagonal", "DiagonalScatter", "Unfold", "PixelShuffle", "PixelUnshuffle", "Trace", "DiagEmbed")
 def asked_of_torch(step: Step) -> Owners:
-    """Run the node on 1, on the owners and on their squares: it only moves and adds.
+    """Run the node on ones and on each binary digit of the owners, in its own dtype: it only moves and adds.
 
-    The owners that meet in an element are one and the same exactly when (sum of 1)(sum of squares) = (sum)^2.
+    The owners that meet in an element are one and the same exactly when each digit is set in all of them or in none.
     """
-    full = step.out.ids.expand(step.out.shape).double()
-    owned = torch.where(full == SEVERAL, torch.nan, full)
-    here = (full != NOBODY).double()
-    count, total, squares = (_engine.call(step.node, [x])[step.position] for x in (here, owned * here, owned**2 * here))
-    if count is None or total is None or squares is None:
+    full = step.out.ids.expand(step.out.shape)
+    count, several = _moved(step, full != NOBODY), _moved(step, full == SEVERAL)
+    if count is None or several is None or not full.numel():
         return step.mixed()
-    owner = (total / count.clamp(min=1)).round()
-    one = (total == owner * count) & (squares == owner**2 * count) & (squares < 1 << 50)
-    ids = torch.where(count == 0, NOBODY, torch.where(one, owner, SEVERAL))
-    return Owners.of(torch.where(total.isnan(), SEVERAL, ids).to(torch.int32), step.shape)
+    exact = count.abs() * torch.finfo(graph.describe(step.node)[0].dtype).eps < 1
+    one, owner = exact & (several == 0), torch.zeros_like(count, dtype=torch.int32)
+    for digit in range(max(int(full.max()), 0).bit_length()):
+        set_here = _moved(step, (full >= 0) & (full >> digit & 1 == 1))
+        assert set_here is not None
+        one &= (set_here == 0) | (set_here == count)
+        owner |= (set_here == count).int() << digit
+    return Owners.of(torch.where(count == 0, NOBODY, torch.where(one, owner, SEVERAL)).to(torch.int32), step.shape)
+
+
+def _moved(step: Step, here: Tensor) -> Tensor | None:
+    """Return what the node makes of ones at some elements of its output; None if it sends no gradient."""
+    kind = graph.describe(step.node)[0]
+    found = _engine.call(step.node, [here.to(kind.device, kind.dtype)])[step.position]
+    if found is None:
+        return None
+    return (found.to_dense() if found.is_sparse else found).real.to("cpu", torch.float64)
 
 
 _SPATIAL = re.compile(r"([123])D")
@@ -349,10 +372,11 @@ def layer_norm(step: Step) -> Owners:
 
 @moves("NativeBatchNorm", "CudnnBatchNorm", "MiopenBatchNorm")
 def batch_norm(step: Step) -> Owners:
-    """In training everything mixes that lies in one channel; with stored statistics nothing does."""
+    """In training everything mixes that has one index in the second dimension; with stored statistics nothing does."""
+    by_channel = step.out.mixed(d for d in range(len(step.out.shape)) if d != 1)
     if step.position:
-        return step.mixed()
-    return step.out if step.value("training") is False else step.out.mixed([0, *range(2, len(step.shape))])
+        return Owners(by_channel.ids.reshape(-1), step.shape)
+    return step.out if step.value("training") is False else by_channel
 
 
 @moves("Mm", "Addmm", "Bmm", "Baddbmm")

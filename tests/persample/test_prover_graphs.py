@@ -1,0 +1,89 @@
+"""Proofs of ownership over whole models: the engine contradicts none, on that graph or on others of its signature."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bridle.persample._cuts import Losses
+
+from bridle import graph
+from bridle.persample import _reentrant
+from bridle.persample.ownership.find import signature
+from bridle.persample.ownership.owners import NOBODY, SEVERAL, Owners
+from bridle.persample.ownership.prove import prove
+
+from . import test_transformers
+from .cases import CASES
+from .random_graphs import drawn
+from .routings import ROUTINGS
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def opened(losses, groups=None):
+    """Return the losses as `per_sample` reads them."""
+    root = losses.reshape(len(losses), -1).sum(1)
+    sample_of = torch.arange(len(root)) if groups is None else torch.unique(groups, return_inverse=True)[1]
+    return _reentrant.opened(Losses(root, sample_of, int(sample_of.max()) + 1))
+
+
+def claims(losses, by_indices=False):
+    """Return what is claimed of each node, in the order of the graph."""
+    owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
+    return [owners.get(node) for node in losses.read.nodes]
+
+
+def refuted(claimed, losses):
+    """Return the ops at which the engine's own probe finds another owner than was claimed, or several."""
+    pairs = [(node, owners) for node, owners in zip(losses.read.nodes, claimed, strict=True) if owners is not None]
+    found = losses.owners([node for node, _ in pairs])
+    return [graph.op(node) for node, owners in pairs if contradicts(node, owners, found[node])]
+
+
+def contradicts(node, claimed, layouts):
+    if layouts is None:
+        return all(owners.is_proved for owners in claimed)
+    seen = [Owners.of_layout(layout, out.shape) for layout, out in zip(layouts, graph.describe(node), strict=True)]
+    pairs = [(a.ids, b.ids) for a, b in zip(claimed, seen, strict=True)]
+    return any(bool(((a != SEVERAL) & (b != NOBODY) & (a != b)).any()) for a, b in pairs)
+
+
+def check(builds):
+    """Hold what is proved for the first graph of a signature against all of them."""
+    proofs = {}
+    for losses in builds:
+        claimed = proofs.setdefault(signature(losses), claims(losses))
+        assert not refuted(claimed, losses)
+        assert not refuted(claims(losses, by_indices=True), losses)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cases(name):
+    _, losses = CASES[name]()
+    check(opened(losses()) for _ in range(2))
+
+
+@pytest.mark.parametrize("build", [getattr(test_transformers, name) for name in ("gpt2", "bert", "llama", "t5")])
+def test_transformers_of_all_kinds(build):
+    model, ids = build().double(), torch.randint(test_transformers.V, (2, 3, 4))
+    logits = [model(few).logits.transpose(1, 2) for few in ids]
+    check(opened(F.cross_entropy(out, few, reduction="none").sum(1)) for out, few in zip(logits, ids, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_random_graphs(seed):
+    described = drawn(1000 + seed)
+    weights = described.weights()
+    check(opened(described.build(weights, build)) for build in range(len(described.moods)))
+
+
+@pytest.mark.parametrize("name", [name for name in ROUTINGS if not name.startswith("hook_")])
+def test_routings(name):
+    routing, batch = ROUTINGS[name], 4
+    model = routing.model(batch)
+    check(
+        opened(
+            routing.losses(model, routing.draw(batch), setting),
+            routing.groups(batch, setting) if routing.groups else None,
+        )
+        for setting in routing.verdicts
+    )

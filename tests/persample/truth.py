@@ -1,0 +1,60 @@
+"""What a proof of ownership claims, against the engine: one backward pass per sample, on several graphs of one form."""
+
+import torch
+from bridle.persample._cuts import Losses
+from torch.autograd.graph import GradientEdge
+
+from bridle import graph
+from bridle.persample.ownership.find import signature
+from bridle.persample.ownership.owners import NOBODY, SEVERAL
+from bridle.persample.ownership.prove import prove
+
+
+def flat_losses(outputs):
+    """Return one loss per element of some outputs, whatever their shapes."""
+    real = [torch.view_as_real(out.resolve_conj()) if out.is_complex() else out for out in outputs]
+    return torch.cat([out.reshape(-1) for out in real])
+
+
+def edges_of(read):
+    return [GradientEdge(node, i) for node in read.nodes for i in range(len(graph.describe(node)))]
+
+
+def senders(losses):
+    """Return for each edge of the graph which sample sends each of its elements a gradient; SEVERAL where many do.
+
+    NaN is no evidence: the engine multiplies the zeros of other samples by infinities.
+    """
+    edges = edges_of(losses.read)
+    weights = torch.rand(losses.root.shape, dtype=torch.float64) + 0.5
+    found = [torch.full(tuple(graph.describe(e.node)[e.output_nr].shape), NOBODY) for e in edges]
+    for sample in range(losses.samples):
+        only = (weights * (losses.sample_of == sample)).to(losses.root.dtype)
+        got = torch.autograd.grad(losses.root, edges, only, retain_graph=True, allow_unused=True)
+        for i, gradient in enumerate(got):
+            if gradient is not None:
+                dense = gradient.to_dense() if gradient.is_sparse else gradient
+                here = (dense != 0) & ~dense.isnan()
+                found[i] = torch.where(here, torch.where(found[i] == NOBODY, sample, SEVERAL), found[i])
+    return found
+
+
+def claims(losses, by_indices=False):
+    """Return for each edge of the graph which sample is claimed to own each element."""
+    owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
+    return [owners[e.node][e.output_nr].ids.expand(owners[e.node][e.output_nr].shape) for e in edges_of(losses.read)]
+
+
+def contradictions(claimed, losses):
+    """Return, edge by edge, where the engine sends a gradient from another sample than the one that was claimed."""
+    wrong = []
+    for edge, claim, truth in zip(edges_of(losses.read), claimed, senders(losses), strict=True):
+        bad = (claim != SEVERAL) & (truth != NOBODY) & (truth != claim)
+        if bool(bad.any()):
+            at = tuple(bad.nonzero()[0].tolist())
+            wrong.append(f"{graph.op(edge.node)}[{edge.output_nr}]{at}: claimed {claim[at]}, engine {truth[at]}")
+    return wrong
+
+
+def same_form(a: Losses, b: Losses) -> bool:
+    return signature(a) == signature(b)

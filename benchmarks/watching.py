@@ -1,8 +1,8 @@
 """What watching a backward pass costs, against torch's plain pass and against torch's own anomaly mode.
 
 Each number is a ratio within one round of CPU time on one thread, which a busy machine disturbs least: forward
-and backward together for `detect_anomaly`, whose modes may tax the forward; backward alone for `trace` and
-`replay`, which do not touch it. The order of the contenders rotates. What `detect_anomaly` keeps alive until the
+and backward together for `detect_nonfinite`, whose modes may tax the forward; backward alone for `trace` and
+`replay`, which do not touch it. The order of the contenders rotates. What `detect_nonfinite` keeps alive until the
 loss is dropped is counted in bytes saved by the graph.
 
     python benchmarks/watching.py            writes results/watching.json
@@ -76,14 +76,14 @@ def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[]
     """Forward and backward together."""
 
     def ours() -> None:
-        with bridle.detect_anomaly(model):
+        with bridle.detect_nonfinite(model):
             loss().backward()
 
     def theirs() -> None:
         with torch.autograd.detect_anomaly():
             loss().backward()
 
-    return {"plain": lambda: loss().backward(), "bridle.detect_anomaly": ours, "torch.detect_anomaly": theirs}
+    return {"plain": lambda: loss().backward(), "bridle.detect_nonfinite": ours, "torch.detect_anomaly": theirs}
 
 
 def seconds(
@@ -140,7 +140,7 @@ def main() -> None:
         model, loss = build()
         row: dict[str, object] = {"case": name, "nodes": len(graph.read(loss()).nodes)}
         row |= compare(model, loss, rounds=15)
-        row["kept by detect_anomaly, MB"] = round(kept_bytes(loss) / 1e6, 2)
+        row["kept by detect_nonfinite, MB"] = round(kept_bytes(loss) / 1e6, 2)
         rows.append(row)
         print(name, f"({row['nodes']} nodes, plain backward {row['plain backward, ms']} ms)")
         for key, value in row.items():

@@ -45,7 +45,7 @@ def steps(rank, backward):
 
 
 def watched(loss, model):
-    with bridle.detect_anomaly(model):
+    with bridle.detect_nonfinite(model):
         loss.backward()
 
 
@@ -65,7 +65,7 @@ def one_process_goes_wrong(rank):
         ddp.module[2].bias.zero_()
         ddp.module[2].weight.zero_()
     loss = ddp(x).abs().sqrt().sum() if rank == 1 else ddp(x).sum()
-    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_anomaly(ddp.module):
+    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_nonfinite(ddp.module):
         loss.backward()
     if rank == 1:
         assert (info.value.node, info.value.module) == ("SqrtBackward0", "2")
@@ -90,11 +90,14 @@ def sharded_models_are_watched(rank):
             fully_shard(layer, mesh=mesh)
         out = model(torch.ones(5, 4))
         if not spoil:
-            with bridle.detect_anomaly(model):
+            with bridle.detect_nonfinite(model):
                 out.sum().backward()
             continue
         loss = (out * 0).sqrt().sum() if rank == 1 else out.sum()
-        with pytest.raises(NonFiniteGradientError, match="in place of backward") as info, bridle.detect_anomaly(model):
+        with (
+            pytest.raises(NonFiniteGradientError, match="in place of backward") as info,
+            bridle.detect_nonfinite(model),
+        ):
             loss.backward()
         assert "2.weight" in info.value.offenders
         with pytest.raises(ReplayError):

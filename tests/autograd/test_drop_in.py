@@ -144,15 +144,15 @@ def test_a_subclass_sees_torchs_functions_and_gets_its_gradients():
     assert torch.equal(found.as_subclass(torch.Tensor), x.grad.as_subclass(torch.Tensor))
 
 
-def test_a_subclass_may_answer_in_its_own_way():
-    class Answers(torch.Tensor):
+def test_a_subclass_may_return_its_own_result():
+    class Overriding(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
             if func is torch.autograd.grad:
                 return tuple("mine" for _ in args[1])
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    x = torch.ones(2).as_subclass(Answers)
+    x = torch.ones(2).as_subclass(Overriding)
     assert bridle.grad(x, {"x": x}) == {"x": "mine"}
 
 

@@ -26,7 +26,7 @@ def leaf():
 
 
 class MineError(Exception):
-    """Raised by nobody but the code under test's guests."""
+    """Raised only by the user code in these tests."""
 
 
 def raising(*_args, **_kwargs):
@@ -219,7 +219,7 @@ class OwnError(RuntimeError):
 
 @pytest.mark.parametrize("kind", [RuntimeError, OwnError])
 @pytest.mark.parametrize("text", TORCHS_WORDS)
-def test_an_own_exception_with_torchs_words_stays_what_it_is(text, kind, leaf):
+def test_an_own_exception_with_torchs_text_stays_what_it_is(text, kind, leaf):
     hidden = leaf * 2
     hidden.register_hook(raises(kind, text))
     with pytest.raises(kind) as caught:
@@ -421,7 +421,7 @@ OWN = {
     "ValueError": raises(ValueError, "mine"),
     "NotImplementedError": raises(NotImplementedError, "mine"),
     "KeyError": lambda _: {}["mine"],
-    "with torch's words": raises(RuntimeError, "vmap: Batching rule not implemented for my own op"),
+    "with torch's text": raises(RuntimeError, "vmap: Batching rule not implemented for my own op"),
     "a mistake in shapes": wrong_shapes,
     "an index too high": no_such_index,
     "from a with block": lambda grad: torch.no_grad()(raises(RuntimeError, "mine"))(grad),

@@ -159,7 +159,7 @@ class Double(torch.autograd.Function):
 
 def test_a_graph_ending_in_a_python_node_stays_alive():
     weight = torch.ones(3, requires_grad=True)
-    read = graph.read(Double.apply(weight.exp()))  # nobody but the reading holds the output
+    read = graph.read(Double.apply(weight.exp()))  # only the read graph holds the output
     assert [graph.op(node) for node in read.nodes] == ["DoubleBackward", "ExpBackward0", "AccumulateGrad"]
     assert read.nodes[0].next_functions[0][0] is read.nodes[1]
 

@@ -1,4 +1,4 @@
-"""Names of tensors and places of nodes, given and found."""
+"""Names of tensors and locations of nodes, given and found."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Overrides, function transforms, tracing and scripting: who else handles or observes a call."""
+"""What changes how a call runs: overrides, function transforms, dispatch modes, tracing, scripting."""
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager

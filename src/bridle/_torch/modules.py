@@ -1,4 +1,4 @@
-"""Modules read from their own dicts, without calling a method that somebody may have overridden."""
+"""Modules read from their own dicts, without calling methods that a user may have overridden."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -107,6 +107,11 @@ def base_of(tensor: Tensor) -> Tensor:
     return tensor if base is None else base
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return how often the tensor was changed in place."""
+    return tensor._version
+
+
 def memory_of(tensor: Tensor) -> int | None:
     """Return where the tensor's storage begins, or None if it has none of its own.
 
@@ -128,6 +133,11 @@ def memory_of(tensor: Tensor) -> int | None:
 def donates_buffers(node: Node) -> bool:
     """Return whether a compiled function's backward overwrites what it saved, so that it can run only once."""
     return op(node) == "CompiledFunctionBackward" and bool(node._forward_cls.metadata.bw_donated_idxs)  # type: ignore[attr-defined]
+
+
+def is_ddp_sink(node: Node) -> bool:
+    """Return whether DistributedDataParallel inserted the node, to synchronise after the pass."""
+    return op(node) == "_DDPSinkBackward"
 
 
 def is_distributed(node: Node) -> bool:

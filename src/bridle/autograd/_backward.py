@@ -29,7 +29,7 @@ def backward(
 
     Args:
         tensors: one or several tensors or edges to differentiate; their gradients are summed.
-        grad_tensors: the gradient each of them starts from. None stands for one, which only a scalar has.
+        grad_tensors: the gradient of each of them. None means one, allowed only for a scalar.
         retain_graph: keep the graph for another pass. None means the value of `create_graph`.
         create_graph: make the gradients differentiable. As in torch, ``.grad`` then refers to the graph and
             the graph to the parameter: set ``.grad`` to None when done, or use `grad`, which makes no such

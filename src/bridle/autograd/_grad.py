@@ -76,14 +76,14 @@ def grad(
     Args:
         outputs: one or several tensors or edges to differentiate; their gradients are summed.
         inputs: one or several tensors or edges, a dict of tensors, or a module (its trainable parameters).
-        grad_outputs: the gradient each output starts from. None stands for one, which only a scalar has.
+        grad_outputs: the gradient of each output. None means one, allowed only for a scalar.
         retain_graph: keep the graph for another pass. None means the value of `create_graph`.
         create_graph: make the gradients differentiable.
         only_inputs: deprecated and ignored.
-        allow_unused: give None for an input no output depends on, rather than raise. None means the value of
+        allow_unused: return None for an input no output depends on, rather than raise. None means the value of
             `materialize_grads`.
         is_grads_batched: the first dimension of every grad output is a batch, and so is that of the result.
-        materialize_grads: give zeros for an input no output depends on.
+        materialize_grads: return zeros for an input no output depends on.
         chunk_size: how many gradients of the batch to vectorise at once; None for all.
 
     Returns:

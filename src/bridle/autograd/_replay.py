@@ -12,20 +12,20 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._torch.checkpoint import is_reentrant, recompute_once
 from .._torch.engine import post_hooks, pre_hooks, run_engine, validate_grad, zeros_for
-from .._torch.nodes import is_distributed, output_count
+from .._torch.nodes import is_ddp_sink, is_distributed, output_count
 from ..errors import ReplayError
 from ._arguments import Gradients, as_outputs, gradients_for
 from ._engine_call import Output
 
 
 class Edge(NamedTuple):
-    """The path of one gradient from one node to another.
+    """The edge along which one gradient goes from one node to another.
 
     Attributes:
         source: the node that computed the gradient; None where the pass starts.
         position: which of the source's inputs it belongs to, as an index into ``source.next_functions``;
             where the pass starts, the index of the output.
-        target: the node that takes the gradient.
+        target: the node that receives the gradient.
         output_nr: which output of the target's op it belongs to.
     """
 
@@ -56,7 +56,7 @@ def replay(
     Args:
         outputs: one or several tensors or edges to differentiate.
         inputs: one or several tensors or edges to differentiate with respect to.
-        grad_outputs: the gradient each output starts from; None stands for one, which only a real scalar has.
+        grad_outputs: the gradient of each output; None means one, allowed only for a real scalar.
         create_graph: make the result differentiable.
         visit: called as ``visit(edge, gradient)`` for the gradient of every edge, before the gradients that
             arrive at a node are added. It may return a replacement of the same shape and dtype.
@@ -105,22 +105,22 @@ def run(
     wanted = [graph.edge_of(tensor) for tensor in inputs]
     targets = {edge.node for edge in wanted}
     leading = _nodes_leading_to(targets, recorded)
-    sent = _Pass({node: index for index, node in enumerate(recorded.nodes)}, create_graph, visit)
+    state = _PassState({node: index for index, node in enumerate(recorded.nodes)}, create_graph, visit)
     found: dict[tuple[Node, int], Tensor | None] = {}
     with recompute_once(), torch.set_grad_enabled(create_graph):
         for index, (root, gradient) in enumerate(zip(recorded.roots, grads, strict=True)):
-            sent.send(Edge(None, index, root.node, root.output_nr), gradient)
+            state.send(Edge(None, index, root.node, root.output_nr), gradient)
         for node in recorded.nodes:  # in this order every node has its gradients before it runs
-            incoming = sent.collect(node)
+            incoming = state.collect(node)
             if node in targets:
                 # As in torch: an input that the pass goes through is captured before the hooks of its tensor.
                 captured = incoming if node in leading else apply_tensor_hooks(node, incoming, create_graph)
                 found |= {(node, number): grad for number, grad in enumerate(captured)}
             if node in leading:
-                for position, outgoing in enumerate(sent.execute(node, incoming)):
+                for position, outgoing in enumerate(state.execute(node, incoming)):
                     target, output_nr = node.next_functions[position]
                     if target is not None and (target in leading or target in targets):
-                        sent.send(Edge(node, position, target, output_nr), outgoing)
+                        state.send(Edge(node, position, target, output_nr), outgoing)
     return tuple(found.get((edge.node, edge.output_nr)) for edge in wanted)
 
 
@@ -144,7 +144,7 @@ def _refuse_node(node: Node) -> None:
             "the graph holds a reentrant checkpoint (CheckpointFunctionBackward), which writes the gradients "
             "of its parameters from inside and cannot return them. Use checkpoint(..., use_reentrant=False)."
         )
-    if is_distributed(node) or graph.op(node) == "_DDPSinkBackward":
+    if is_distributed(node) or is_ddp_sink(node):
         raise ReplayError(
             f"the graph holds {graph.op(node)}, which communicates between processes as part of torch's "
             "engine. Use bridle.trace to observe such a pass."
@@ -161,7 +161,7 @@ def _ddp_leaves(recorded: graph.Graph) -> int:
 
 
 @dataclass
-class _Pass:
+class _PassState:
     """The gradients that have been sent and not yet used."""
 
     order: dict[Node, int]
@@ -194,7 +194,7 @@ class _Pass:
             return self._execute_custom(node, incoming)
         gradients = tuple(apply_tensor_hooks(node, incoming, self.create_graph))
         for before in pre_hooks(node):
-            gradients = _replaced_by(before(gradients), gradients)
+            gradients = _or_unchanged(before(gradients), gradients)
         result = node(*gradients)  # type: ignore[operator]
         outgoing: tuple[Tensor | None, ...] = result if isinstance(result, tuple) else (result,)
         after_hooks = post_hooks(node)
@@ -204,7 +204,7 @@ class _Pass:
                 for gradient, (used, output_nr) in zip(outgoing, node.next_functions, strict=True)
             )
         for after in after_hooks:
-            outgoing = _replaced_by(after(outgoing, gradients), outgoing)
+            outgoing = _or_unchanged(after(outgoing, gradients), outgoing)
         return outgoing
 
     def _execute_custom(self, node: Node, incoming: list[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -240,15 +240,15 @@ def _nodes_leading_to(targets: set[Node], recorded: graph.Graph) -> set[Node]:
 
 
 def _visited(visit: Visitor, edge: Edge, gradient: Tensor) -> Tensor:
-    replaced = visit(edge, gradient)
-    if replaced is None:
+    replacement = visit(edge, gradient)
+    if replacement is None:
         return gradient
-    if replaced.shape != gradient.shape or replaced.dtype != gradient.dtype:
+    if replacement.shape != gradient.shape or replacement.dtype != gradient.dtype:
         raise ReplayError(
-            f"visit returned a gradient of shape {tuple(replaced.shape)} and {replaced.dtype} for an edge "
+            f"visit returned a gradient of shape {tuple(replacement.shape)} and {replacement.dtype} for an edge "
             f"into {graph.op(edge.target)} that carries shape {tuple(gradient.shape)} and {gradient.dtype}."
         )
-    return replaced
+    return replacement
 
 
 def _engine(
@@ -262,17 +262,18 @@ def apply_tensor_hooks(node: Node, incoming: list[Tensor | None], create_graph: 
 
     An engine call that ends where it starts does only that.
     """
-    there = {number: gradient for number, gradient in enumerate(incoming) if gradient is not None}
-    if not there:
+    present = {number: gradient for number, gradient in enumerate(incoming) if gradient is not None}
+    if not present:
         return incoming
-    edges = [GradientEdge(node, number) for number in there]
-    hooked = dict(zip(there, _engine(edges, list(there.values()), edges, create_graph), strict=True))
+    edges = [GradientEdge(node, number) for number in present]
+    hooked = dict(zip(present, _engine(edges, list(present.values()), edges, create_graph), strict=True))
     return [hooked.get(number) for number in range(len(incoming))]
 
 
-def _replaced_by(
-    replaced: tuple[Tensor | None, ...] | Tensor | None, before: tuple[Tensor | None, ...]
+def _or_unchanged(
+    replacement: tuple[Tensor | None, ...] | Tensor | None, unchanged: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    if replaced is None:
-        return before
-    return replaced if isinstance(replaced, tuple) else (replaced,)
+    """Return what a hook returned, or what it was given if it returned None."""
+    if replacement is None:
+        return unchanged
+    return replacement if isinstance(replacement, tuple) else (replacement,)

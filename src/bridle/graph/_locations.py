@@ -83,7 +83,7 @@ class ModuleRecord:
 def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
     """Record, while active, which module of `model` makes each node.
 
-    Outside the block a forward pass pays nothing: the hooks this needs exist only inside.
+    Outside the block a forward pass costs nothing extra: the hooks exist only inside.
 
     Args:
         model: the model whose forward will run.

@@ -1,4 +1,4 @@
-"""Values a node saved for its backward, read without running hooks or torch's errors."""
+"""Values a node saved for its backward, read without running hooks and without raising torch's errors."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -54,7 +54,7 @@ def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
     Args:
         node: a node of the recorded graph.
         unpack: also unpack what saved-tensor hooks have packed. That runs the hooks: for a checkpoint, it
-            computes the region again.
+            recomputes the region.
 
     Returns:
         One entry per saved value; empty for nodes that save nothing.
@@ -83,10 +83,10 @@ def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[SavedVal
     if handles is None:
         return [SavedValue(name, SavedState.READY, saved_value(node, name))]
     many = isinstance(handles, tuple | list)
-    labels = [f"{name}[{i}]" for i in range(len(handles))] if many else [name]
+    names = [f"{name}[{i}]" for i in range(len(handles))] if many else [name]
     handles = handles if many else [handles]
     if any(is_packed_handle(handle) for handle in handles) and not unpack:
-        return [SavedValue(label, SavedState.PACKED) for label in labels]
+        return [SavedValue(name, SavedState.PACKED) for name in names]
     try:
         value = saved_value(node, name)
     except RuntimeError as error:
@@ -95,29 +95,29 @@ def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[SavedVal
             if unavailable is None:
                 raise
             return [unavailable]
-        return [_unpack_one(label, handle) for label, handle in zip(labels, handles, strict=True)]
+        return [_unpack_one(name, handle) for name, handle in zip(names, handles, strict=True)]
     values = value if many else [value]
-    return [SavedValue(label, SavedState.READY, v) for label, v in zip(labels, values, strict=True)]
+    return [SavedValue(name, SavedState.READY, v) for name, v in zip(names, values, strict=True)]
 
 
-def _unpack_one(label: str, handle: Any) -> SavedValue:
+def _unpack_one(name: str, handle: Any) -> SavedValue:
     """Unpack one of several values saved together, after unpacking all of them has failed."""
     try:
-        return SavedValue(label, SavedState.READY, handle.unpack())
+        return SavedValue(name, SavedState.READY, handle.unpack())
     except RuntimeError as error:
-        unavailable = _unavailable(label, handle, str(error))
+        unavailable = _unavailable(name, handle, str(error))
         if unavailable is None:
             raise
         return unavailable
 
 
-def _unavailable(label: str, handle: Any, text: str) -> SavedValue | None:
+def _unavailable(name: str, handle: Any, text: str) -> SavedValue | None:
     """Return the state of a value that torch refused to unpack; None for an unknown error text."""
     if is_freed_message(text):
-        return SavedValue(label, SavedState.FREED)
+        return SavedValue(name, SavedState.FREED)
     if is_unowned_output_message(text):
-        return SavedValue(label, SavedState.READY, held_tensor(handle))
+        return SavedValue(name, SavedState.READY, held_tensor(handle))
     versions = stale_versions(text)
     if versions is None:
         return None
-    return SavedValue(label, SavedState.STALE, held=held_tensor(handle), versions=versions)
+    return SavedValue(name, SavedState.STALE, held=held_tensor(handle), versions=versions)

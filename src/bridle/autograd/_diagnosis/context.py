@@ -36,7 +36,7 @@ class ErrorContext:
         location = self._locations.get(node)
         if location is None and node not in self.graph.consumers:
             location = graph.locate_nodes(graph.read(GradientEdge(node, 0)), self.names).get(node)
-        return graph.op(node) + (f" {location}" if location else "")
+        return node_label(node, location)
 
     def tensor_label(self, tensor: Tensor) -> str:
         """Return for example "`hidden` (shape (2, 4), made by TanhBackward0 after body)"."""
@@ -44,6 +44,11 @@ class ErrorContext:
         made = f", made by {self.node_label(tensor.grad_fn)}" if tensor.grad_fn is not None else ""
         properties = f"shape {tuple(tensor.shape)}{made}"
         return f"`{name}` ({properties})" if name else f"a tensor of {properties}"
+
+
+def node_label(node: Node, location: graph.NodeLocation | None) -> str:
+    """Return the op with its location, for example "AddmmBackward0 in head"."""
+    return graph.op(node) if location is None else f"{graph.op(node)} {location}"
 
 
 def argument_label(kind: str, tensor: Tensor | GradientEdge, index: int) -> str:

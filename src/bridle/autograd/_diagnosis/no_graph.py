@@ -27,7 +27,7 @@ def diagnose(text: str, call: EngineCall) -> NoGraphError:
     causes = tuple(_causes(output, context)) or (*_frozen_models(), _UNKNOWN)
     return NoGraphError(
         f"{text}\n{context.tensor_label(output)} has no recorded graph:\n{bullet_list(causes)}\n"
-        "Setting requires_grad on it would only hide this error and train nothing: the output depends on no parameter.",
+        "Setting requires_grad on it would hide this error and train nothing: no parameter is connected to it.",
         causes,
     )
 

@@ -11,14 +11,15 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ...errors import NonFiniteGradientError
 from .. import _replay
+from .._diagnosis.context import node_label
 from .._values import nonfinite_mask
 from .forward_origin import Locations, forward_origin
 from .operand import find_operand
 
 
 @dataclass(frozen=True, eq=False)
-class NonFinitePass:
-    """A pass that produced non-finite values.
+class FinishedPass:
+    """A backward pass that has finished.
 
     Attributes:
         outputs: where it started.
@@ -36,7 +37,7 @@ class NonFinitePass:
 
 
 def find_origin(
-    failed: NonFinitePass, produced: Sequence[Tensor | None], model: nn.Module | None
+    failed: FinishedPass, produced: Sequence[Tensor | None], model: nn.Module | None
 ) -> NonFiniteGradientError:
     """Return the error that names the origin."""
     recorded = graph.read(failed.outputs)
@@ -89,7 +90,7 @@ class _FoundError(Exception):
         self.gradient = gradient
 
 
-def _first_bad_edge(failed: NonFinitePass, recorded: graph.Graph) -> tuple[_replay.Edge, Tensor] | None:
+def _first_bad_edge(failed: FinishedPass, recorded: graph.Graph) -> tuple[_replay.Edge, Tensor] | None:
     def check(edge: _replay.Edge, gradient: Tensor) -> None:
         if nonfinite_mask(gradient).any():
             raise _FoundError(edge, gradient)
@@ -101,7 +102,7 @@ def _first_bad_edge(failed: NonFinitePass, recorded: graph.Graph) -> tuple[_repl
     return None
 
 
-def _incoming(failed: NonFinitePass, recorded: graph.Graph, node: Node) -> list[Tensor | None]:
+def _incoming(failed: FinishedPass, recorded: graph.Graph, node: Node) -> list[Tensor | None]:
     """Return the gradients that arrive at a node, one per output of its op."""
     sums: dict[int, Tensor] = {}
 
@@ -118,7 +119,7 @@ def _incoming(failed: NonFinitePass, recorded: graph.Graph, node: Node) -> list[
 
 
 def _backward_origin(
-    failed: NonFinitePass,
+    failed: FinishedPass,
     recorded: graph.Graph,
     locations: Locations,
     lines: list[str],
@@ -142,7 +143,7 @@ def _backward_origin(
         lines.append(f"The gradient passed in for output {edge.position} is not finite.")
         return NonFiniteGradientError("\n".join(lines), offenders)
     location = locations.get(node)
-    where = graph.op(node) + (f" {location}" if location is not None else "")
+    where = node_label(node, location)
     module = location.module if location is not None else None
     incoming = _incoming(failed, recorded, node)
     cause = None

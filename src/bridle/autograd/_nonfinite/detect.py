@@ -15,7 +15,7 @@ from ..._torch.modes import values_are_real
 from ..._torch.nodes import donates_buffers, is_distributed
 from ...errors import NonFiniteGradientError
 from .._values import all_finite
-from .backward_origin import NonFinitePass, find_origin
+from .backward_origin import FinishedPass, find_origin
 
 
 class _ThreadState(threading.local):
@@ -112,7 +112,7 @@ def _run(
         if state.error is None:
             wanted = inputs or (*survey.leaves, *_sharded_parameters(survey.leaves))
             produced = result if result is not None and len(result) else [_grad(tensor) for tensor in wanted]
-            state.error = _check(NonFinitePass(outputs, grads, wanted, create_graph, survey.runs_once), produced)
+            state.error = _check(FinishedPass(outputs, grads, wanted, create_graph, survey.runs_once), produced)
         # A nested pass (a reentrant checkpoint) must not end the outer one: other processes may wait for what it
         # still has to send.
         if state.depth == 1 and state.error is not None:
@@ -174,7 +174,7 @@ def _grad(tensor: Tensor | GradientEdge) -> Tensor | None:
     return tensor.grad if isinstance(tensor, Tensor) and (tensor.is_leaf or tensor.retains_grad) else None
 
 
-def _check(finished: NonFinitePass, produced: Sequence[Tensor | None]) -> NonFiniteGradientError | None:
+def _check(finished: FinishedPass, produced: Sequence[Tensor | None]) -> NonFiniteGradientError | None:
     """Return the error to raise, or None if everything is finite."""
     losses = [o.detach() for o in finished.outputs if isinstance(o, Tensor) and o.numel() == 1]
     if all_finite([*losses, *(gradient for gradient in produced if gradient is not None)]):

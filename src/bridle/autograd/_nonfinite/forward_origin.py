@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
+from ..._torch.saved import saved_value
+from .._diagnosis.context import node_label
 from .._values import nonfinite_mask
 from .operand import mask_label, rows_of, saved_floats
 
@@ -74,7 +76,7 @@ def _bad_operand(
         bad = nonfinite_mask(value) if count_masks else nonfinite_mask(value) & ~value.isneginf()
         if _is_result(name) or not bad.any():
             continue
-        text = f"Operand `{name}` of {_node_label(node, locations)} {mask_label(bad)} is NaN or infinite"
+        text = f"Operand `{name}` of {node_label(node, locations.get(node))} {mask_label(bad)} is NaN or infinite"
         producer = _producer(node, name)
         if producer is None:
             return ForwardOrigin(
@@ -85,7 +87,8 @@ def _bad_operand(
                 rows_of(bad),
             )
         return ForwardOrigin(
-            f"{text}. It was made by {_node_label(producer, locations)}, or by an op before that which saved nothing.",
+            f"{text}. It was made by {node_label(producer, locations.get(producer))}, or by an op before that which "
+            "saved nothing.",
             graph.op(producer),
             _module(producer, locations),
             name,
@@ -105,7 +108,7 @@ def _bad_result(node: Node, operands: dict[str, Tensor], locations: Locations) -
             ranges = ", ".join(
                 f"`{n}` from {v.min().item():.3g} to {v.max().item():.3g}" for n, v in inputs.items() if v.numel()
             )
-            text = f"Origin: {_node_label(node, locations)} made NaN or infinity {mask_label(bad)}" + (
+            text = f"Origin: {node_label(node, locations.get(node))} made NaN or infinity {mask_label(bad)}" + (
                 f" out of {ranges}." if ranges else "."
             )
             return ForwardOrigin(text, graph.op(node), _module(node, locations), cause, rows_of(bad))
@@ -117,7 +120,7 @@ def _recomputed(node: Node, operands: dict[str, Tensor]) -> list[tuple[str, Tens
     if op in _RECOMPUTE and "self" in operands:
         return [("recomputed", _RECOMPUTE[op](operands["self"]))]
     if op == "PowBackward0" and "self" in operands:
-        return [("recomputed", operands["self"] ** node._saved_exponent)]  # type: ignore[attr-defined]
+        return [("recomputed", operands["self"] ** saved_value(node, "exponent"))]
     if op == "DivBackward0" and "other" in operands:  # anything divided by zero is non-finite
         return [("recomputed", operands.get("self", torch.ones(())) / operands["other"])]
     if op == "MulBackward0" and operands.keys() >= {"self", "other"}:
@@ -136,10 +139,6 @@ def _producer(node: Node, operand: str) -> Node | None:
     if position is None or position >= len(node.next_functions):
         return None
     return node.next_functions[position][0]
-
-
-def _node_label(node: Node, locations: Locations) -> str:
-    return graph.op(node) + (f" {locations[node]}" if node in locations else "")
 
 
 def _module(node: Node, locations: Locations) -> str | None:

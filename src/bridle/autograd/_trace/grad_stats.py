@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..._torch.nodes import version_of
 from .._values import as_real, plain_values, reduction_dtype
 
 
@@ -86,11 +87,11 @@ class Meter:
             return None
         known = self._known.get(id(gradient))
         # An id is valid only while its object lives, a measurement only while the version is unchanged.
-        if known is None or known[0]() is not gradient or known[1] != gradient._version:
-            known = (weakref.ref(gradient), gradient._version, measure(gradient))
+        if known is None or known[0]() is not gradient or known[1] != version_of(gradient):
+            known = (weakref.ref(gradient), version_of(gradient), measure(gradient))
             self._known[id(gradient)] = known
         return known[2]
 
     def reuse(self, moved: Tensor, gradient: Tensor) -> None:
         """Give `moved`, a view of all of `gradient`, the same statistics."""
-        self._known[id(moved)] = (weakref.ref(moved), moved._version, self(gradient))
+        self._known[id(moved)] = (weakref.ref(moved), version_of(moved), self(gradient))

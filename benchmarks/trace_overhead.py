@@ -1,11 +1,11 @@
-"""What watching a backward pass costs, against torch's plain pass and against torch's own anomaly mode.
+"""Cost of `trace`, `replay` and `detect_nonfinite`, against torch's plain pass and torch's own anomaly mode.
 
 Each number is a ratio within one round of CPU time on one thread, which a busy machine disturbs least: forward
-and backward together for `detect_nonfinite`, whose modes may tax the forward; backward alone for `trace` and
+and backward together for `detect_nonfinite`, which may slow the forward pass; backward alone for `trace` and
 `replay`, which do not touch it. The order of the contenders rotates. What `detect_nonfinite` keeps alive until the
 loss is dropped is counted in bytes saved by the graph.
 
-    python benchmarks/watching.py            writes results/watching.json
+    python benchmarks/trace_overhead.py      writes results/trace_overhead.json
 """
 
 import functools
@@ -62,7 +62,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def backwards(model: nn.Module) -> dict[str, Callable[[Tensor], object]]:
-    """What is timed after a forward pass that is not."""
+    """Return the contenders whose backward alone is timed."""
     parameters = list(model.parameters())
     return {
         "plain": Tensor.backward,
@@ -73,7 +73,7 @@ def backwards(model: nn.Module) -> dict[str, Callable[[Tensor], object]]:
 
 
 def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[], object]]:
-    """Forward and backward together."""
+    """Return the contenders whose forward and backward are timed together."""
 
     def ours() -> None:
         with bridle.detect_nonfinite(model):
@@ -121,7 +121,7 @@ def compare(model: nn.Module, loss: Callable[[], Tensor], rounds: int) -> dict[s
 
 
 def kept_bytes(loss: Callable[[], Tensor]) -> int:
-    """Return how much saved memory a kept graph holds on to, parameters and inputs not counted."""
+    """Return the bytes that a kept graph saves, parameters and inputs not counted."""
     value = loss()
     leaves = {leaf.untyped_storage().data_ptr() for leaf in graph.read(value).leaves}
     storages = {}
@@ -146,7 +146,7 @@ def main() -> None:
         for key, value in row.items():
             if isinstance(value, dict):
                 print(f"  {key:24} {side_by_side.show(value)}")
-    side_by_side.save("watching", (__doc__ or "").split("\n\n")[1], rows)
+    side_by_side.save("trace_overhead", (__doc__ or "").split("\n\n")[1], rows)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from html import escape
 
 from .grad_stats import GradStats, combine
-from .records import ModuleSummary, NodeRecord, Trace, module_name, short
+from .records import ModuleSummary, NodeRecord, module_name, short
 
 _ROW = 24  # height of a row in pixels, shared by the table and the drawing beside it
 _LANE = 12  # distance between two edges that run side by side
@@ -41,22 +41,19 @@ svg circle.bad { fill: var(--bad) }
 """
 
 
-def page(trace: Trace) -> str:
+def page(nodes: tuple[NodeRecord, ...], modules: tuple[ModuleSummary, ...], seconds: float) -> str:
     """Return the page as text."""
-    modules = trace.by_module()
     scale = _Scale(
-        [node.incoming for node in trace.nodes]
-        + [node.outgoing for node in trace.nodes]
-        + [m.parameters for m in modules]
+        [node.incoming for node in nodes] + [node.outgoing for node in nodes] + [m.parameters for m in modules]
     )
-    count = sum(node.op == "AccumulateGrad" for node in trace.nodes)
+    count = sum(node.op == "AccumulateGrad" for node in nodes)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width"><title>Backward pass</title>'
         f"<style>{_STYLE}</style></head><body><main><h1>Backward pass</h1>"
-        f"<p>{len(trace.nodes)} nodes, {count} of them leaves, in {trace.seconds * 1e3:.1f} ms. "
-        f"{scale.legend()} {_summary(trace)}</p>"
-        f"{_module_table(modules, scale)}{_node_table(trace, scale)}</main></body></html>\n"
+        f"<p>{len(nodes)} nodes, {count} of them leaves, in {seconds * 1e3:.1f} ms. "
+        f"{scale.legend()} {_summary(nodes)}</p>"
+        f"{_module_table(modules, scale)}{_node_table(nodes, scale)}</main></body></html>\n"
     )
 
 
@@ -82,10 +79,10 @@ class _Scale:
         return f'<td class="bar">{short(stats.norm)}<i style="width:{4 + 76 * share:.0f}px"></i></td>'
 
 
-def _summary(trace: Trace) -> str:
-    if all(node.incoming is None for node in trace.nodes):
+def _summary(nodes: tuple[NodeRecord, ...]) -> str:
+    if all(node.incoming is None for node in nodes):
         return "Norms were not measured."
-    bad = [node for node in trace.nodes if _nonfinite(node)]
+    bad = [node for node in nodes if _nonfinite(node)]
     if not bad:
         return "Every gradient is finite."
     where = f"{bad[0].op}, module {module_name(bad[0].module)}"
@@ -114,13 +111,13 @@ def _module_table(modules: tuple[ModuleSummary, ...], scale: _Scale) -> str:
     )
 
 
-def _node_table(trace: Trace, scale: _Scale) -> str:
-    drawing, width = _drawing(trace)
+def _node_table(nodes: tuple[NodeRecord, ...], scale: _Scale) -> str:
+    drawing, width = _drawing(nodes)
     rows, bands, last = [], 0, object()
-    for node in trace.nodes:
+    for node in nodes:
         bands, last = (bands, last) if node.module == last else (bands + 1, node.module)
         style = "bad" if _nonfinite(node) else "band" if bands % 2 else ""
-        picture = f'<td class="graph" rowspan="{len(trace.nodes)}">{drawing}</td>' if node.index == 0 else ""
+        picture = f'<td class="graph" rowspan="{len(nodes)}">{drawing}</td>' if node.index == 0 else ""
         module = escape(("" if node.exact else "after ") + module_name(node.module))
         op = escape(node.op if node.parameter is None else f"grad of {node.parameter}")
         shape = "×".join(map(str, node.shape)) or "scalar"
@@ -141,10 +138,10 @@ def _node_table(trace: Trace, scale: _Scale) -> str:
     )
 
 
-def _drawing(trace: Trace) -> tuple[str, int]:
+def _drawing(nodes: tuple[NodeRecord, ...]) -> tuple[str, int]:
     """Draw the edges as lines that run down beside the rows, each in a lane that is free that far."""
     node_lane, lanes, paths = {0: 0}, [-1], []  # for each lane, the row up to which it is taken
-    for node in trace.nodes:
+    for node in nodes:
         start = node_lane.setdefault(node.index, 0)
         for target in dict.fromkeys(node.targets):
             lane = node_lane.get(target)
@@ -158,9 +155,9 @@ def _drawing(trace: Trace) -> tuple[str, int]:
     dots = "".join(
         f'<circle cx="{_x(node_lane[node.index])}" cy="{_y(node.index)}" r="4" '
         f'class="{"bad" if _nonfinite(node) else "leaf" if _leaf(node) else ""}"/>'
-        for node in trace.nodes
+        for node in nodes
     )
-    height = _ROW * len(trace.nodes)
+    height = _ROW * len(nodes)
     return f'<svg width="{width}" height="{height}">{"".join(paths)}{dots}</svg>', width
 
 

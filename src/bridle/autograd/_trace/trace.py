@@ -11,7 +11,8 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from .grad_stats import GradStats, Meter, combine
-from .records import NodeRecord, Trace
+from .records import NodeRecord
+from .result import Trace
 
 # Ops whose backward passes on every value of its gradient, in another shape.
 _RESHAPES = frozenset(

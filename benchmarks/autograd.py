@@ -1,4 +1,4 @@
-"""`bridle.backward` and `bridle.grad` against torch's own: what does the front half cost when nothing is wrong?
+"""Cost of `bridle.backward` and `bridle.grad` against torch's own, when there is no error.
 
 Run: python benchmarks/autograd.py
 """
@@ -31,7 +31,7 @@ def transformer() -> tuple[nn.Module, Tensor]:
 
 
 def calls(model: nn.Module, fresh: Callable[[], Tensor]) -> dict[str, dict[str, Callable[[], object]]]:
-    """The same call to both, on the output that `fresh` last recorded."""
+    """Return the same call to both, on the output that `fresh` last recorded."""
     parameters = list(model.parameters())
 
     def batch(out: Tensor) -> Tensor:

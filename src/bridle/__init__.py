@@ -1,8 +1,7 @@
 """See, split and hold every gradient in a PyTorch program."""
 
 from . import autograd, errors, graph
-from .autograd import backward, grad, trace, unreached
-from .autograd._anomaly import detect_anomaly
+from .autograd import backward, detect_nonfinite, grad, trace
 from .clip import (
     Clipper,
     ClipReport,
@@ -67,7 +66,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
-    "detect_anomaly",
+    "detect_nonfinite",
     "errors",
     "get_total_norm",
     "grad",
@@ -76,7 +75,6 @@ __all__ = [
     "register_rule",
     "skip_spikes",
     "trace",
-    "unreached",
 ]
 
 __version__ = "0.1.0"

@@ -11,7 +11,7 @@ BridleError
 ├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
 │   └── NotAParameterError (AttributeError)    the same, where torch's own function raises AttributeError
 ├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
-├── UnsupportedOperationError (NotImplementedError)  an op whose per-sample gradients we refuse to guess
+├── UnsupportedOperationError (NotImplementedError)  an op that we cannot handle exactly, and refuse to guess
 │   └── BatchCouplingError                     one sample's loss depends on another sample
 ├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of its holders
 ├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
@@ -19,11 +19,9 @@ BridleError
 │   ├── GraphFreedError                        a graph that was already freed, and where this one enters it
 │   ├── InplaceModifiedError                   saved values that were changed in place: all of them
 │   ├── NoGraphError                           an output that has no recorded graph, and why
-│   ├── NonScalarOutputError                   an output that is no real number, and came without a gradient
+│   ├── NonScalarOutputError                   an output that is not a real scalar, without a gradient
 │   ├── GradientMismatchError                  a gradient whose number, shape, dtype or device does not fit
-│   ├── ReplayError                            a graph that our own engine cannot run right
-│   ├── VectorizationError                     a batch of gradients that cannot be vectorised
-│   └── OpaqueGraphError                       a question about a part of the graph that nobody can look into
+│   └── ReplayError                            a graph that `autograd.replay` cannot run correctly
 ├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
@@ -55,7 +53,6 @@ __all__ = [
     "NonFiniteGradientError",
     "NonScalarOutputError",
     "NotAParameterError",
-    "OpaqueGraphError",
     "RankError",
     "RecordError",
     "ReplayError",
@@ -63,7 +60,6 @@ __all__ = [
     "UnsupportedGradientError",
     "UnsupportedOperationError",
     "UnusedInputError",
-    "VectorizationError",
 ]
 
 
@@ -125,7 +121,7 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
 
 class BackwardError(BridleError, RuntimeError):
-    """A backward pass that could not run: torch's first line, then what was found and what to do."""
+    """A backward pass that could not run: torch's first line, then the cause and what to do."""
 
 
 class UnusedInputError(BackwardError):
@@ -177,7 +173,7 @@ class NoGraphError(BackwardError):
 
 
 class NonScalarOutputError(BackwardError):
-    """An output that is no real number, and came without the gradient to start from."""
+    """An output that is not a real scalar, without a gradient given for it."""
 
 
 class GradientMismatchError(BackwardError):
@@ -185,15 +181,7 @@ class GradientMismatchError(BackwardError):
 
 
 class ReplayError(BackwardError):
-    """Our own engine was asked for a pass that it cannot run right, and says what is in the way."""
-
-
-class VectorizationError(BackwardError):
-    """A batch of gradients that torch cannot vectorise, where the graph is gone before a loop could run."""
-
-
-class OpaqueGraphError(BackwardError):
-    """A question about a part of the graph that nobody can look into, such as a reentrant checkpoint."""
+    """`autograd.replay` cannot run this graph correctly; the message says what is in the way."""
 
 
 class RecordError(BridleError, ValueError):
@@ -213,7 +201,7 @@ class RankError(BridleError, RuntimeError):
 
 
 class UnsupportedOperationError(BridleError, NotImplementedError):
-    """An op in the recorded graph whose per-sample gradients cannot be told, or not without being asked to.
+    """An op in the recorded graph that cannot be handled exactly, such as one whose per-sample gradients are unknown.
 
     Attributes:
         op: torch's name for the op.

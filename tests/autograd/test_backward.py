@@ -1,4 +1,4 @@
-"""`backward` against torch's own, starting with the two places where the handed-over copy was damaged."""
+"""`backward` against torch's own: implicit gradients, arguments, inputs, threads."""
 
 import inspect
 import threading
@@ -19,7 +19,7 @@ def leaf():
     return torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
 
 
-# The damaged places: implicit gradients must be returned, and the engine must be reached.
+# Implicit gradients are created, and the engine runs.
 
 
 @pytest.mark.parametrize("dtype", REAL)

@@ -1,4 +1,4 @@
-"""Two processes under DistributedDataParallel: watching changes nothing of what they send."""
+"""Two processes under DistributedDataParallel: observing a pass does not change its communication."""
 
 import os
 import tempfile
@@ -44,14 +44,14 @@ def steps(rank, backward):
     return log, [p.grad.clone() for p in ddp.parameters()]
 
 
-def watched(loss, model):
-    with bridle.detect_anomaly(model):
+def checked(loss, model):
+    with bridle.detect_nonfinite(model):
         loss.backward()
 
 
 def unchanged_communication(rank):
     plain_log, plain = steps(rank, lambda loss, model: loss.backward())
-    for backward in (bridle.trace, watched):
+    for backward in (bridle.trace, checked):
         log, grads = steps(rank, backward)
         assert log == plain_log
         assert len(log) > 2  # more than one bucket per step
@@ -65,7 +65,7 @@ def one_process_goes_wrong(rank):
         ddp.module[2].bias.zero_()
         ddp.module[2].weight.zero_()
     loss = ddp(x).abs().sqrt().sum() if rank == 1 else ddp(x).sum()
-    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_anomaly(ddp.module):
+    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_nonfinite(ddp.module):
         loss.backward()
     if rank == 1:
         assert (info.value.node, info.value.module) == ("SqrtBackward0", "2")
@@ -81,20 +81,23 @@ def replay_refuses(rank):
     loss.backward()
 
 
-def sharded_models_are_watched(rank):
+def sharded_models_are_checked(rank):
     mesh = init_device_mesh("cpu", (2,))
-    for spoil in (False, True):
+    for make_nan in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
         for layer in (model[0], model[2], model):
             fully_shard(layer, mesh=mesh)
         out = model(torch.ones(5, 4))
-        if not spoil:
-            with bridle.detect_anomaly(model):
+        if not make_nan:
+            with bridle.detect_nonfinite(model):
                 out.sum().backward()
             continue
         loss = (out * 0).sqrt().sum() if rank == 1 else out.sum()
-        with pytest.raises(NonFiniteGradientError, match="in place of backward") as info, bridle.detect_anomaly(model):
+        with (
+            pytest.raises(NonFiniteGradientError, match="in place of backward") as info,
+            bridle.detect_nonfinite(model),
+        ):
             loss.backward()
         assert "2.weight" in info.value.offenders
         with pytest.raises(ReplayError):
@@ -116,7 +119,7 @@ def _process(rank, store):
         unchanged_communication,
         one_process_goes_wrong,
         replay_refuses,
-        sharded_models_are_watched,
+        sharded_models_are_checked,
         sharded_models_are_traced,
     ):
         scenario(rank)

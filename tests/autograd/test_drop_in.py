@@ -144,15 +144,15 @@ def test_a_subclass_sees_torchs_functions_and_gets_its_gradients():
     assert torch.equal(found.as_subclass(torch.Tensor), x.grad.as_subclass(torch.Tensor))
 
 
-def test_a_subclass_may_answer_in_its_own_way():
-    class Answers(torch.Tensor):
+def test_a_subclass_may_return_its_own_result():
+    class Overriding(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
             if func is torch.autograd.grad:
                 return tuple("mine" for _ in args[1])
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    x = torch.ones(2).as_subclass(Answers)
+    x = torch.ones(2).as_subclass(Overriding)
     assert bridle.grad(x, {"x": x}) == {"x": "mine"}
 
 
@@ -166,7 +166,7 @@ def test_under_a_mode_ours_runs():
 
 
 def test_errors_are_explained_under_a_mode_too():
-    with torch.device("cpu"), pytest.raises(bridle.errors.NoGraphError, match="nothing that is still alive"):
+    with torch.device("cpu"), pytest.raises(bridle.errors.NoGraphError, match="no live object shows why"):
         bridle.backward(torch.tensor(1.0))
 
 
@@ -240,11 +240,11 @@ def run_failing(model, x):
             call()
 
 
-def run_unreached(model, x):
-    bridle.unreached(model(x).sum(), model)
+def run_find_unused(model, x):
+    bridle.autograd.find_unused_parameters(model(x).sum(), model)
 
 
-@pytest.mark.parametrize("use", [run_backward, run_grad, run_create_graph, run_batched, run_failing, run_unreached])
+@pytest.mark.parametrize("use", [run_backward, run_grad, run_create_graph, run_batched, run_failing, run_find_unused])
 def test_graph_and_model_are_gone_afterwards(use):
     model, x = model_and_input()
     hidden = weakref.WeakSet()
@@ -269,7 +269,7 @@ def test_create_graph_keeps_the_circle_that_torch_documents_until_grad_is_droppe
     assert alive() is None
 
 
-@pytest.mark.parametrize("name", ["backward", "grad", "unreached", *NAMES])
+@pytest.mark.parametrize("name", ["backward", "grad", "find_unused_parameters", "detect_nonfinite", *NAMES])
 def test_every_name_has_a_row_in_the_docs(name):
     page = pathlib.Path(__file__).parents[2] / "docs" / "autograd.md"
     if name != "grad_mode":  # a module torch exports by accident of its layout

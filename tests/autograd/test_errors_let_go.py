@@ -148,8 +148,10 @@ def two_in_a_row(net, out):
         frozen(net, out)
 
 
-def unreached(net, out):
-    bridle.unreached(checkpoint(net, out.detach().expand(2, 3).requires_grad_(), use_reentrant=True), net)
+def unused_parameters(net, out):
+    bridle.autograd.find_unused_parameters(
+        checkpoint(net, out.detach().expand(2, 3).requires_grad_(), use_reentrant=True), net
+    )
 
 
 def replayed(net, out):
@@ -162,15 +164,15 @@ def traced(net, out):
     bridle.trace(out.sum(), net)
 
 
-def anomalous(net, out):
-    with bridle.detect_anomaly():
+def not_finite(net, out):
+    with bridle.detect_nonfinite():
         bridle.backward((out - out).sqrt().sum())
 
 
 MISTAKES = [
     *(no_scalar, not_real, unused, unused_by_name, unused_in_a_batch, frozen, freed, carried_over, freed_by_torch),
     *(stale, stale_inside_a_checkpoint, no_graph, shape, dtype, number, no_gradient, wrong_return, unvectorised),
-    *(unknown, of_a_subclass, two_in_a_row, unreached, replayed, traced, anomalous),
+    *(unknown, of_a_subclass, two_in_a_row, unused_parameters, replayed, traced, not_finite),
 ]
 
 

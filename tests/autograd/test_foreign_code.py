@@ -26,7 +26,7 @@ def leaf():
 
 
 class MineError(Exception):
-    """Raised by nobody but the code under test's guests."""
+    """Raised only by the user code in these tests."""
 
 
 def raising(*_args, **_kwargs):
@@ -198,7 +198,7 @@ BYSTANDERS = [split_and_written, without_grad_and_written, with_properties_that_
 
 @pytest.mark.parametrize("bystander", BYSTANDERS, ids=lambda bystander: bystander.__name__)
 @pytest.mark.parametrize("mistake", [*MISTAKES, carried_over], ids=lambda mistake: mistake.__name__)
-def test_a_tensor_that_cannot_be_asked_changes_no_error(mistake, bystander, leaf):
+def test_a_tensor_that_cannot_be_read_changes_no_error(mistake, bystander, leaf):
     present = bystander()  # noqa: F841 - alive is all it has to be
     with pytest.raises(MISTAKES.get(mistake, errors.GraphFreedError)):
         mistake(leaf)
@@ -219,7 +219,7 @@ class OwnError(RuntimeError):
 
 @pytest.mark.parametrize("kind", [RuntimeError, OwnError])
 @pytest.mark.parametrize("text", TORCHS_WORDS)
-def test_an_own_exception_with_torchs_words_stays_what_it_is(text, kind, leaf):
+def test_an_own_exception_with_torchs_text_stays_what_it_is(text, kind, leaf):
     hidden = leaf * 2
     hidden.register_hook(raises(kind, text))
     with pytest.raises(kind) as caught:
@@ -228,7 +228,7 @@ def test_an_own_exception_with_torchs_words_stays_what_it_is(text, kind, leaf):
     assert str(caught.value) == text
 
 
-def test_torchs_error_about_a_run_inside_a_backward_is_not_told_of_this_one(leaf):
+def test_torchs_error_about_a_run_inside_a_backward_is_not_diagnosed_as_one_of_this_run(leaf):
     def inner(grad):
         with torch.enable_grad():
             first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
@@ -421,7 +421,7 @@ OWN = {
     "ValueError": raises(ValueError, "mine"),
     "NotImplementedError": raises(NotImplementedError, "mine"),
     "KeyError": lambda _: {}["mine"],
-    "with torch's words": raises(RuntimeError, "vmap: Batching rule not implemented for my own op"),
+    "with torch's text": raises(RuntimeError, "vmap: Batching rule not implemented for my own op"),
     "a mistake in shapes": wrong_shapes,
     "an index too high": no_such_index,
     "from a with block": lambda grad: torch.no_grad()(raises(RuntimeError, "mine"))(grad),
@@ -468,14 +468,14 @@ def own_unpack(action, calls):
 @pytest.mark.parametrize("place", [own_function, own_hook, own_unpack])
 @pytest.mark.parametrize("name", OWN)
 def test_the_users_own_exception_passes_in_a_batch_after_one_call(name, place, retain_graph, leaf):
-    def told(grad):
+    def outcome(grad):
         calls = []
         out = place(OWN[name], calls)(leaf.exp()).square()
         with pytest.raises(Exception) as caught:  # noqa: PT011
             grad(out, leaf, torch.eye(3), is_grads_batched=True, retain_graph=retain_graph)
         return type(caught.value), str(caught.value), len(calls)
 
-    assert told(bridle.grad) == told(torch.autograd.grad)
+    assert outcome(bridle.grad) == outcome(torch.autograd.grad)
 
 
 NONSENSE = {
@@ -490,8 +490,8 @@ NONSENSE = {
 @pytest.mark.parametrize("retain_graph", [False, True])
 @pytest.mark.parametrize("place", [own_function, own_hook])
 @pytest.mark.parametrize("name", NONSENSE)
-def test_what_returns_nonsense_in_a_batch_is_told_after_one_call(name, place, retain_graph, leaf):
-    def told(grad):
+def test_what_returns_nonsense_in_a_batch_is_reported_after_one_call(name, place, retain_graph, leaf):
+    def outcome(grad):
         calls = []
         out = place(NONSENSE[name], calls)(leaf.exp()).square()
         try:
@@ -501,7 +501,7 @@ def test_what_returns_nonsense_in_a_batch_is_told_after_one_call(name, place, re
             return next(kind for kind in kinds if isinstance(error, kind)), str(error).splitlines()[0], len(calls)
         return "no error"
 
-    assert told(bridle.grad) == told(torch.autograd.grad)
+    assert outcome(bridle.grad) == outcome(torch.autograd.grad)
 
 
 def test_an_own_exception_from_the_loop_over_a_node(leaf):

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import bridle
 from bridle import graph
-from bridle.autograd import Stats
-from bridle.autograd._stats import measure
+from bridle.autograd import GradStats
+from bridle.autograd._trace.grad_stats import measure
 
 
 def small():
@@ -38,8 +38,8 @@ def test_records_what_each_node_got_and_sent():
         assert (node.shape, node.dtype, node.outgoing) == (grad.shape, torch.float32, None)
         assert node.module == name.rpartition(".")[0]
     mean, power, addmm = trace.nodes[:3]
-    assert (mean.op, mean.incoming, mean.shape) == ("MeanBackward0", Stats(1.0, 1, 0, 0), ())
-    assert mean.outgoing == power.incoming == Stats(pytest.approx(10**-0.5), 10, 0, 0)
+    assert (mean.op, mean.incoming, mean.shape) == ("MeanBackward0", GradStats(1.0, 1, 0, 0), ())
+    assert mean.outgoing == power.incoming == GradStats(pytest.approx(10**-0.5), 10, 0, 0)
     assert addmm.incoming.size == 10
     assert addmm.outgoing.size == 2 + 5 * 4 + 4 * 2
     assert [trace.nodes[target].op for target in addmm.targets] == [
@@ -200,12 +200,12 @@ def test_a_compiled_part_is_one_node():
 def test_sparse_nested_half_and_complex_gradients():
     embedding = nn.Embedding(6, 2, sparse=True)
     leaf = bridle.trace(embedding(torch.tensor([1, 1, 3])).sum()).nodes[-1]
-    assert leaf.incoming == Stats(pytest.approx(math.sqrt(2 * 4 + 2)), 12, 8, 0)
+    assert leaf.incoming == GradStats(pytest.approx(math.sqrt(2 * 4 + 2)), 12, 8, 0)
     a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
     nested = torch.nested.as_nested_tensor([a, b], layout=torch.jagged)
     assert bridle.trace((nested * 2).values().sum()).nodes[-1].incoming.size == 12
     assert measure(torch.full((4,), 6e4, dtype=torch.half)).norm == pytest.approx(1.2e5, rel=1e-3)
-    assert measure(torch.tensor([3 + 4j, 0])) == Stats(5.0, 2, 1, 0)
+    assert measure(torch.tensor([3 + 4j, 0])) == GradStats(5.0, 2, 1, 0)
 
 
 def test_a_pass_without_values():
@@ -215,8 +215,8 @@ def test_a_pass_without_values():
 
 
 def test_norms_beyond_the_range_of_squares():
-    assert measure(torch.full((4,), 1e30)) == Stats(pytest.approx(2e30), 4, 0, 0)
-    assert measure(torch.full((4,), 1e-30)) == Stats(pytest.approx(2e-30), 4, 0, 0)
+    assert measure(torch.full((4,), 1e30)) == GradStats(pytest.approx(2e30), 4, 0, 0)
+    assert measure(torch.full((4,), 1e-30)) == GradStats(pytest.approx(2e-30), 4, 0, 0)
     found = measure(torch.tensor([1.0, math.nan, math.inf, 0.0]))
     assert (found.nonfinite, found.zeros, found.size) == (2, 1, 4)
 
@@ -237,7 +237,7 @@ def test_modules_from_the_record_of_the_forward_pass():
     model, x = small()
     with graph.record_modules(model) as record:
         out = model(x)
-    relu = {n.op: n for n in bridle.trace(out.sum(), model, record=record).nodes}["ReluBackward0"]
+    relu = {n.op: n for n in bridle.trace(out.sum(), model, modules=record).nodes}["ReluBackward0"]
     assert (relu.module, relu.exact) == ("1", True)
     relu = {n.op: n for n in bridle.trace(model(x).sum(), model).nodes}["ReluBackward0"]
     assert (relu.module, relu.exact) == ("0", False)
@@ -249,7 +249,7 @@ def test_folding_by_module():
     last, first = trace.by_module()
     assert (last.module, first.module) == ("2", "0")
     assert last.nodes + first.nodes == len(trace.nodes)
-    assert last.entering == Stats(1.0, 1, 0, 0)
+    assert last.entering == GradStats(1.0, 1, 0, 0)
     assert last.leaving == first.entering
     assert first.leaving is None
     expected = torch.cat([model[0].weight.grad.flatten(), model[0].bias.grad]).norm().item()

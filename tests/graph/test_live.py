@@ -1,4 +1,4 @@
-"""Looking for what is alive, and for who shares memory with whom."""
+"""Live tensors and models, shared memory, and names of variables."""
 
 import gc
 import weakref
@@ -47,7 +47,7 @@ def test_base_of_a_view_is_the_whole():
     assert graph.base_of(x) is x
 
 
-def test_asking_for_a_variable_name_keeps_nothing_alive():
+def test_variable_name_keeps_nothing_alive():
     tensor = torch.ones(1)
     assert graph.variable_name(tensor) == "tensor"
     gone = weakref.ref(tensor)

@@ -1,4 +1,4 @@
-"""Names of tensors and places of nodes, given and found."""
+"""Names of tensors and locations of nodes, given and found."""
 
 import contextlib
 import threading
@@ -61,29 +61,29 @@ def test_variable_name_is_the_callers():
     assert graph.variable_name(torch.ones(1)) is None
 
 
-def test_places_from_parameters_alone():
+def test_locations_from_parameters_alone():
     net = Net()
     read = graph.read(net(torch.ones(2, 3)).sum())
-    found = graph.places(read, graph.find_names(net))
-    told = {graph.op(node): str(found[node]) for node in read.nodes if node in found}
-    assert told["SumBackward0"] == "after head"
-    assert told["TanhBackward0"] == "after body.2"
-    assert told["AddmmBackward0"] == "in body.0"  # the last of three in this order
-    assert told["ReluBackward0"] == "after body.0"
+    found = graph.locate_nodes(read, graph.find_names(net))
+    located = {graph.op(node): str(found[node]) for node in read.nodes if node in found}
+    assert located["SumBackward0"] == "after head"
+    assert located["TanhBackward0"] == "after body.2"
+    assert located["AddmmBackward0"] == "in body.0"  # the last of three in this order
+    assert located["ReluBackward0"] == "after body.0"
 
 
-def test_recorded_places_are_exact_and_leave_no_hook_behind():
+def test_recorded_locations_are_exact_and_leave_no_hook_behind():
     net = Net()
     with graph.record_modules(net) as record:
         out = net(torch.ones(2, 3))
     read = graph.read(out.sum())
-    told = {graph.op(node): record.module_of(node) for node in read.nodes}
-    assert told["ReluBackward0"] == "body.1"
-    assert told["TanhBackward0"] == ""
-    assert told["SumBackward0"] is None  # made after the block
-    assert told["AccumulateGrad"] is None
+    located = {graph.op(node): record.module_of(node) for node in read.nodes}
+    assert located["ReluBackward0"] == "body.1"
+    assert located["TanhBackward0"] == ""
+    assert located["SumBackward0"] is None  # made after the block
+    assert located["AccumulateGrad"] is None
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-    exact = graph.places(read, graph.find_names(net), record)
+    exact = graph.locate_nodes(read, graph.find_names(net), record)
     assert str(exact[out.grad_fn]) == "in head"
     tanh = next(node for node in read.nodes if graph.op(node) == "TanhBackward0")
     assert str(exact[tanh]) == "in the model itself"
@@ -102,7 +102,7 @@ def test_record_survives_a_forward_that_raises():
     assert record.module_of(after.grad_fn) is None
 
 
-def test_threads_that_disagree_about_a_number_give_no_answer():
+def test_threads_that_disagree_about_a_number_give_none():
     net = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
     outs = []
 

@@ -7,7 +7,7 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 from bridle import graph
-from bridle.graph import State
+from bridle.graph import SavedState
 
 
 def states(node, **kwargs):
@@ -19,7 +19,7 @@ def test_ready_values_are_the_tensors_themselves():
     entries = {entry.name: entry for entry in graph.saved((x * y).grad_fn)}
     assert entries["other"].value is y
     assert entries["self"].value is None  # y wants no gradient, so torch did not keep x
-    assert all(entry.state is State.READY for entry in entries.values())
+    assert all(entry.state is SavedState.READY for entry in entries.values())
 
 
 def test_an_output_that_was_saved_is_readable():
@@ -32,15 +32,15 @@ def test_an_output_that_was_saved_is_readable():
 def test_freed_after_backward():
     out = torch.ones(3, requires_grad=True).exp()
     out.sum().backward()
-    assert states(out.grad_fn) == {"result": State.FREED}
+    assert states(out.grad_fn) == {"result": SavedState.FREED}
 
 
-def test_stale_tells_versions_and_holds_the_changed_tensor():
+def test_stale_has_versions_and_holds_the_changed_tensor():
     hidden = torch.ones(3, requires_grad=True).exp()
     out = hidden * hidden
     hidden.add_(1).mul_(2)
     for entry in graph.saved(out.grad_fn):
-        assert entry.state is State.STALE
+        assert entry.state is SavedState.STALE
         assert entry.versions == (0, 2)
         assert entry.held is hidden
         assert entry.value is None
@@ -49,10 +49,10 @@ def test_stale_tells_versions_and_holds_the_changed_tensor():
 def test_lists_are_read_one_by_one():
     index, other = torch.tensor([0, 1]), torch.tensor([1, 0])
     out = torch.ones(3, 3, requires_grad=True)[index, other]
-    assert states(out.grad_fn)["indices[1]"] is State.READY
+    assert states(out.grad_fn)["indices[1]"] is SavedState.READY
     other.add_(0)
-    assert states(out.grad_fn)["indices[0]"] is State.READY
-    assert states(out.grad_fn)["indices[1]"] is State.STALE
+    assert states(out.grad_fn)["indices[0]"] is SavedState.READY
+    assert states(out.grad_fn)["indices[1]"] is SavedState.STALE
 
 
 def test_packed_is_not_unpacked_unless_asked():
@@ -64,7 +64,7 @@ def test_packed_is_not_unpacked_unless_asked():
         return layer(x).exp()
 
     out = checkpoint(run, x, use_reentrant=False)
-    assert states(out.grad_fn) == {"result": State.PACKED}
+    assert states(out.grad_fn) == {"result": SavedState.PACKED}
     assert len(calls) == 1
     (entry,) = graph.saved(out.grad_fn, unpack=True)
     assert torch.equal(entry.value, out)
@@ -75,8 +75,8 @@ def test_offloaded_is_packed():
     x = torch.ones(3, requires_grad=True)
     with save_on_cpu():
         out = x.exp()
-    assert states(out.grad_fn) == {"result": State.PACKED}
-    assert states(out.grad_fn, unpack=True) == {"result": State.READY}
+    assert states(out.grad_fn) == {"result": SavedState.PACKED}
+    assert states(out.grad_fn, unpack=True) == {"result": SavedState.READY}
 
 
 class Scale(torch.autograd.Function):
@@ -100,16 +100,16 @@ def test_custom_function():
     assert entries[1].value is factor
     factor.mul_(2)
     assert states(out.grad_fn) == {
-        "tensors[0]": State.READY,
-        "tensors[1]": State.STALE,
-        "tensors[2]": State.READY,
+        "tensors[0]": SavedState.READY,
+        "tensors[1]": SavedState.STALE,
+        "tensors[2]": SavedState.READY,
     }
 
 
 def test_custom_function_freed():
     out = Scale.apply(torch.ones(3, requires_grad=True), torch.tensor(2.0))
     out.sum().backward()
-    assert states(out.grad_fn) == {"tensors": State.FREED}
+    assert states(out.grad_fn) == {"tensors": SavedState.FREED}
 
 
 def test_a_failing_unpack_hook_is_the_users_error_not_ours():
@@ -118,6 +118,6 @@ def test_a_failing_unpack_hook_is_the_users_error_not_ours():
 
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), fail):
         out = torch.ones(3, requires_grad=True).exp()
-    assert states(out.grad_fn) == {"result": State.PACKED}
+    assert states(out.grad_fn) == {"result": SavedState.PACKED}
     with pytest.raises(RuntimeError, match="disk full"):
         graph.saved(out.grad_fn, unpack=True)

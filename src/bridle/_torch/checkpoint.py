@@ -1,4 +1,4 @@
-"""Reentrant activation checkpoints: recompute a region with its history."""
+"""Activation checkpointing, reentrant and not."""
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, GraphExecGroup
 
 from ..errors import UnsupportedOperationError
+from .nodes import op
 
 
 @contextmanager
@@ -67,6 +68,21 @@ def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None,
         raise UnsupportedOperationError(
             "per_sample: a region under a reentrant checkpoint changes what it is given in place, so it cannot be "
             "computed a second time. Let it work on a copy.",
-            node.name(),
+            op(node),
         )
     return inputs, tuple(x if isinstance(x, Tensor) and x.requires_grad else None for x in outputs)
+
+
+def is_reentrant(node: Node) -> bool:
+    """Return whether the node is a reentrant checkpoint: torch's own, or another library's of the same name."""
+    return op(node) == "CheckpointFunctionBackward"
+
+
+@contextmanager
+def recompute_once() -> Generator[None, None, None]:
+    """Recompute each checkpointed region once, not for every value that is unpacked."""
+    if GraphExecGroup._get_current_group() is not None:
+        yield
+        return
+    with GraphExecGroup():
+        yield

@@ -1,38 +1,38 @@
-"""A drop-in for `torch.autograd`: ours where we own the name, torch's for the rest.
+"""A drop-in for `torch.autograd`: our functions where we define the name, torch's own for the rest.
 
-``import bridle.autograd as autograd`` is enough to change over. `docs/autograd.md` says for each name whose
-it is.
+``import bridle.autograd as autograd`` is enough to switch. `docs/autograd.md` lists every name and whose it
+is.
 """
 
 from typing import Any
 
 import torch.autograd as _theirs
 
-from . import _torch
+from .._torch.modes import script_as as _script_as
 from ._backward import backward
+from ._find_unused import find_unused_parameters
 from ._grad import grad
-from ._records import ModuleSummary, NodeRecord, Trace
+from ._nonfinite import detect_nonfinite
 from ._replay import Edge, replay
-from ._stats import Stats
-from ._trace import trace
-from ._unreached import unreached
+from ._trace import GradStats, ModuleSummary, NodeRecord, Trace, trace
 
 __all__ = [
     "Edge",
+    "GradStats",
     "ModuleSummary",
     "NodeRecord",
-    "Stats",
     "Trace",
     "backward",
+    "detect_nonfinite",
+    "find_unused_parameters",
     "grad",
     "replay",
     "trace",
-    "unreached",
 ]
 __all__ += [name for name in _theirs.__all__ if name not in __all__]
 
-_torch.stand_in_for(backward, "aten::backward")
-_torch.stand_in_for(grad, "aten::grad")
+_script_as(backward, "aten::backward")
+_script_as(grad, "aten::grad")
 
 
 def __getattr__(name: str) -> Any:

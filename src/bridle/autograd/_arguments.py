@@ -1,4 +1,4 @@
-"""The front half of a backward pass: what was passed in, made uniform and checked."""
+"""Arguments of a backward pass, normalised and checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from .._torch.modes import is_tensor_like, same_shape
+from .._torch.nodes import is_cpp_nested, is_cpp_nested_edge
 from ..errors import (
     ArgumentError,
     BackwardError,
@@ -15,27 +17,27 @@ from ..errors import (
     NonScalarOutputError,
 )
 from ..graph import describe
-from . import _explain, _torch
-from ._run import Inputs, Output
+from ._diagnosis import invalid_arguments
+from ._engine_call import Inputs, Output
 
 Gradients: TypeAlias = Tensor | Sequence[Tensor | None] | None
 
 
 def as_outputs(outputs: Output | Iterable[Output]) -> tuple[Output, ...]:
     """Return one output or several as a tuple."""
-    if _torch.is_tensor_like(outputs) or isinstance(outputs, GradientEdge):
+    if is_tensor_like(outputs) or isinstance(outputs, GradientEdge):
         return (outputs,)  # type: ignore[return-value]
     return tuple(outputs)
 
 
 def as_inputs(inputs: Any, caller: str) -> Inputs:
-    """Return inputs in whatever form they came: one, several, a dict, or a module for its parameters."""
+    """Return inputs given as one, several, a dict, or a module, which stands for its parameters."""
     names = None
     values: tuple[Output, ...]
-    if _torch.is_tensor_like(inputs) or isinstance(inputs, GradientEdge):
+    if is_tensor_like(inputs) or isinstance(inputs, GradientEdge):
         values = (inputs,)
     elif isinstance(inputs, nn.Module):
-        values = _iterated(inputs)
+        values = _tensors_in(inputs)
         if not values:
             trainable = {name: p for name, p in inputs.named_parameters() if p.requires_grad}
             names, values = tuple(trainable), tuple(trainable.values())
@@ -49,46 +51,46 @@ def as_inputs(inputs: Any, caller: str) -> Inputs:
     else:
         values = tuple(inputs)
     if not values:
-        found = "a module without trainable parameters" if isinstance(inputs, nn.Module) else "nothing in it"
-        raise BackwardError(f"`inputs` argument to `{caller}()` cannot be empty.\nIt came with {found}.")
+        found = "a module without trainable parameters" if isinstance(inputs, nn.Module) else "an empty container"
+        raise BackwardError(f"`inputs` argument to `{caller}()` cannot be empty.\nIt is {found}.")
     return Inputs(values, names)
 
 
-def _iterated(module: nn.Module) -> tuple[Output, ...]:
-    """Return what a module that is a sequence of tensors holds, as an `nn.ParameterList` does; else nothing.
+def _tensors_in(module: nn.Module) -> tuple[Output, ...]:
+    """Return the tensors of a module that is a sequence of them, such as `nn.ParameterList`; else nothing.
 
-    torch takes such a module for the sequence it is.
+    torch treats such a module as a sequence.
     """
     try:
         entries = iter(module)  # type: ignore[call-overload]
         first: Any = next(entries)
     except Exception:
-        return ()  # no sequence, or an empty one: torch would refuse it
-    is_one = _torch.is_tensor_like(first) or isinstance(first, GradientEdge)
+        return ()  # not a sequence, or an empty one: torch would refuse it
+    is_one = is_tensor_like(first) or isinstance(first, GradientEdge)
     return (first, *entries) if is_one else ()
 
 
 def gradients_for(outputs: Sequence[Output], grads: Gradients, *, batched: bool) -> tuple[Tensor | None, ...]:
-    """Return one gradient per output: those given, checked, and ones for scalars where none was given.
+    """Return one gradient per output: the given one, checked, or ones for a scalar without one.
 
-    An output that requires no gradient and came without one keeps None: the engine has the last word on it.
+    An output that requires no gradient and was given none keeps None: the engine reports it.
     """
     if grads is None:
-        return tuple(_implicit(output, index, batched) for index, output in enumerate(outputs))
+        return tuple(_implicit_grad(output, index, batched) for index, output in enumerate(outputs))
     given = (grads,) if isinstance(grads, Tensor) else tuple(grads)
     for index, grad in enumerate(given):
         if grad is not None and not isinstance(grad, Tensor):
             raise GradientTypeError(
                 f"gradients can be either Tensors or None, but got {type(grad).__name__}\n"
-                f"It is the one for output {index}."
+                f"It is the gradient for output {index}."
             )
     if len(given) != len(outputs):
         raise GradientMismatchError(
             f"got {len(outputs)} tensors and {len(given)} gradients\n"
-            + _explain.which_without_partner(outputs, len(given))
+            + invalid_arguments.unmatched(outputs, len(given))
         )
     return tuple(
-        _implicit(output, index, batched) if grad is None else _checked(output, grad, index, batched)
+        _implicit_grad(output, index, batched) if grad is None else _checked_grad(output, grad, index, batched)
         for index, (output, grad) in enumerate(zip(outputs, given, strict=True))
     )
 
@@ -109,7 +111,7 @@ def batch_size(grads: Sequence[Tensor | None]) -> int:
     )
 
 
-def _implicit(output: Output, index: int, batched: bool) -> Tensor | None:
+def _implicit_grad(output: Output, index: int, batched: bool) -> Tensor | None:
     if isinstance(output, GradientEdge):
         _refuse_nested_edge(output)
         shape, dtype, device = describe(output.node)[output.output_nr]
@@ -126,40 +128,40 @@ def _implicit(output: Output, index: int, batched: bool) -> Tensor | None:
 
 def _check_scalar(output: Output, index: int, scalar: bool, dtype: torch.dtype) -> None:
     if not scalar:
-        raise NonScalarOutputError(_explain.non_scalar(output, index))
+        raise NonScalarOutputError(invalid_arguments.non_scalar(output, index))
     if not dtype.is_floating_point:
-        raise NonScalarOutputError(_explain.non_real(output, index, dtype))
+        raise NonScalarOutputError(invalid_arguments.non_real(output, index, dtype))
 
 
 def _check_not_batched(index: int, batched: bool) -> None:
     if batched:
         raise ArgumentError(
-            f"is_grads_batched=True: output {index} came without a grad_output, and how many gradients are "
-            "meant cannot be guessed. Pass one with a batch as its first dimension."
+            f"is_grads_batched=True: output {index} has no grad_output, so the batch size is unknown. "
+            "Pass one with a batch as its first dimension."
         )
 
 
-def _checked(output: Output, grad: Tensor, index: int, batched: bool) -> Tensor:
+def _checked_grad(output: Output, grad: Tensor, index: int, batched: bool) -> Tensor:
     if isinstance(output, GradientEdge):
         _refuse_nested_edge(output)
         shape, dtype, _ = describe(output.node)[output.output_nr]
-        same = _torch.same_shape(grad.shape[batched:], shape)
+        same = same_shape(grad.shape[batched:], shape)
     else:
         _check_is_tensor(output, index)
         dtype = output.dtype
-        if _torch.is_cpp_nested(output):
+        if is_cpp_nested(output):
             if batched:
                 raise BackwardError(
                     "Batched grads are not supported with Nested Tensor.\n"
-                    f"output {index} is one. Call grad once per gradient, or use layout=torch.jagged."
+                    f"output {index} is a nested tensor. Call grad once per gradient, or use layout=torch.jagged."
                 )
             same = grad.is_nested and torch.is_same_size(output, grad)
         else:
-            same = not _torch.is_cpp_nested(grad) and _torch.same_shape(grad.shape[batched:], output.shape)
+            same = not is_cpp_nested(grad) and same_shape(grad.shape[batched:], output.shape)
     if not same or grad.dim() < batched:
-        raise GradientMismatchError(_explain.shape_mismatch(output, grad, index, batched))
+        raise GradientMismatchError(invalid_arguments.shape_mismatch(output, grad, index, batched))
     if dtype.is_complex != grad.dtype.is_complex:
-        raise GradientMismatchError(_explain.dtype_mismatch(output, grad, index, dtype))
+        raise GradientMismatchError(invalid_arguments.dtype_mismatch(output, grad, index, dtype))
     return grad
 
 
@@ -170,7 +172,7 @@ def _check_is_tensor(output: Any, index: int) -> None:
 
 
 def _refuse_nested_edge(edge: GradientEdge) -> None:
-    if _torch.is_cpp_nested_edge(edge):
+    if is_cpp_nested_edge(edge):
         raise BackwardError(
             "C++ NestedTensor are not supported with GradientEdge\n"
             "Pass the nested tensor itself, or make it with layout=torch.jagged."

@@ -1,4 +1,4 @@
-"""`backward`: gradients into ``.grad``, as torch puts them there, with errors that tell the cause."""
+"""`backward`: accumulate gradients into ``.grad`` as torch does, with errors that name the cause."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from .._events import notify_backward
+from .._torch.modes import inside_func_transform
 from ..errors import BackwardError
-from . import _torch
 from ._arguments import Gradients, as_inputs, as_outputs, gradients_for
-from ._engine import hand_over, overriding, run
-from ._run import Inputs, Run
+from ._engine import dispatch_override, overriding_tensors, run
+from ._engine_call import EngineCall, Inputs
 
 
 @notify_backward
@@ -26,22 +26,22 @@ def backward(
 ) -> None:
     """Add the gradients of `tensors` to the ``.grad`` of the leaves they were computed from.
 
-    The contract is that of `torch.autograd.backward`, and so is the engine that runs. What differs is what
-    happens when something is wrong: the error names tensors, parameters and modules, and says what to do.
+    The contract and the engine are those of `torch.autograd.backward`. Only errors differ: they name
+    tensors, parameters and modules, and say what to do.
 
     Args:
         tensors: one or several tensors or edges to differentiate; their gradients are summed.
-        grad_tensors: the gradient each of them starts from. None stands for one, which only a scalar has.
+        grad_tensors: the gradient of each of them. None means one, allowed only for a scalar.
         retain_graph: keep the graph for another pass. None means the value of `create_graph`.
         create_graph: make the gradients differentiable. As in torch, ``.grad`` then refers to the graph and
-            the graph to the parameter: set ``.grad`` to None when done, or use `grad`, which has no such
-            circle.
+            the graph to the parameter: set ``.grad`` to None when done, or use `grad`, which makes no such
+            cycle.
         grad_variables: deprecated name of `grad_tensors`.
         inputs: where gradients go; everything else is left alone. One or several tensors or edges, leaves or
             not, a dict of tensors, or a module, which stands for its trainable parameters.
 
     Raises:
-        BackwardError: one of its kinds, each of which is also a `RuntimeError`.
+        BackwardError: one of its subclasses; each is also a `RuntimeError`.
 
     Example:
         >>> import torch, bridle
@@ -50,7 +50,7 @@ def backward(
         >>> weight.grad
         tensor([2., 4.])
     """
-    if _torch.inside_func_transform():
+    if inside_func_transform():
         raise BackwardError(
             "backward() called inside a functorch transform. This is not supported, please use "
             "functorch.grad or functorch.vjp instead or call backward() outside of functorch transforms."
@@ -66,12 +66,12 @@ def backward(
         grad_tensors = grad_variables
     outputs = as_outputs(tensors)
     wanted = Inputs() if inputs is None else as_inputs(inputs, "backward")
-    overridden = overriding(outputs, wanted)
+    overridden = overriding_tensors(outputs, wanted)
     if overridden:
-        hand_over(
+        dispatch_override(
             torch.autograd.backward,
             overridden,
-            Run(outputs, wanted),
+            EngineCall(outputs, wanted),
             outputs,
             grad_tensors=grad_tensors,
             retain_graph=retain_graph,
@@ -79,7 +79,7 @@ def backward(
             inputs=None if inputs is None else wanted.values,
         )
         return
-    what = Run(
+    call = EngineCall(
         outputs,
         wanted,
         gradients_for(outputs, grad_tensors, batched=False),
@@ -87,4 +87,4 @@ def backward(
         create_graph=create_graph,
         accumulate=True,
     )
-    run(what)
+    run(call)

@@ -1,4 +1,4 @@
-"""One run of torch's engine, and what is told when it fails."""
+"""One run of torch's engine; torch's errors are replaced by a diagnosis of their cause."""
 
 import threading
 from collections.abc import Callable
@@ -9,106 +9,111 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from .._torch.engine import nested_engine_runs, run_engine
+from .._torch.modes import is_tensor_like, overrides_functions, without_overrides
 from ..errors import BackwardError
 from ..graph import current_sequence_nr
-from . import _torch, _why_freed, _why_mismatched, _why_no_graph, _why_stale, _why_unused
-from ._raised import is_raised_by_hand
-from ._run import Inputs, Output, Run
+from ._diagnosis import freed_graph, inplace, mismatched_grad, no_graph, unused_input
+from ._diagnosis.exception_source import is_user_raise
+from ._engine_call import EngineCall, Inputs, Output
 
-# What each post-mortem answers to: a piece of torch's text, and the function that looks for the cause.
-_PostMortem: TypeAlias = Callable[[str, Run], BackwardError]
-_POST_MORTEMS: dict[str, _PostMortem] = {
-    "appears to not have been used in the graph": _why_unused.explain,
-    "One of the differentiated Tensors does not require grad": _why_unused.explain,
-    "can't retain_grad on Tensor that has requires_grad=False": _why_unused.explain,
-    "backward through the graph a second time": _why_freed.explain,
-    "modified by an inplace operation": _why_stale.explain,
-    "does not require grad and does not have a grad_fn": _why_no_graph.explain,
-    "invalid gradient at index": _why_mismatched.explain,
+_Diagnosis: TypeAlias = Callable[[str, EngineCall], BackwardError]
+# A part of torch's error text, and the function that finds the cause.
+_DIAGNOSES: dict[str, _Diagnosis] = {
+    "appears to not have been used in the graph": unused_input.diagnose,
+    "One of the differentiated Tensors does not require grad": unused_input.diagnose,
+    "can't retain_grad on Tensor that has requires_grad=False": unused_input.diagnose,
+    "backward through the graph a second time": freed_graph.diagnose,
+    "modified by an inplace operation": inplace.diagnose,
+    "does not require grad and does not have a grad_fn": no_graph.diagnose,
+    "invalid gradient at index": mismatched_grad.diagnose,
 }
-_ABOUT_THE_GRAPH = (_why_freed.explain, _why_stale.explain)
+_ABOUT_THE_GRAPH = (freed_graph.diagnose, inplace.diagnose)
 
 
-class _Thread(threading.local):
-    # The number torch would have given to a new node when this thread last ran a backward that frees.
+class _ThreadState(threading.local):
+    # The sequence number of the next node when this thread last started a backward pass that frees its graph.
     freed_before: int | None = None
 
 
-_this_thread = _Thread()
+_thread = _ThreadState()
 
 
-def run(what: Run) -> tuple[Tensor | None, ...]:
+def run(call: EngineCall) -> tuple[Tensor | None, ...]:
     """Run torch's engine once.
 
-    The happy path adds one number to what torch does: without it nobody could say afterwards which part of a
-    graph an earlier pass has freed.
+    The only cost over torch is one stored number, from which a later error finds out which part of a graph
+    an earlier pass has freed.
     """
-    freed_before = _this_thread.freed_before
-    if not what.retain_graph and not torch.compiler.is_compiling():  # the compiler cannot trace the number
-        _this_thread.freed_before = current_sequence_nr()
+    freed_before = _thread.freed_before
+    if not call.retain_graph and not torch.compiler.is_compiling():  # the compiler cannot trace the number
+        _thread.freed_before = current_sequence_nr()
     try:
-        return _torch.run_engine(
-            what.outputs,
-            what.grads,
-            what.retain_graph,
-            what.create_graph,
-            what.inputs.values,
-            allow_unreachable=what.accumulate or what.allow_unused,
-            accumulate=what.accumulate,
+        return run_engine(
+            call.outputs,
+            call.grads,
+            call.retain_graph,
+            call.create_graph,
+            call.inputs.values,
+            allow_unreachable=call.accumulate or call.allow_unused,
+            accumulate=call.accumulate,
         )
     except RuntimeError as error:
-        _raise_explained(error, replace(what, freed_before=freed_before))
+        _raise_diagnosed(error, replace(call, freed_before=freed_before))
         raise
 
 
-def overriding(outputs: tuple[Output, ...], inputs: Inputs) -> tuple[Any, ...]:
-    """Return the tensors among these if one of them is of a type that wants to see the call, else nothing.
+def overriding_tensors(outputs: tuple[Output, ...], inputs: Inputs) -> tuple[Any, ...]:
+    """Return the tensors among these if the type of one of them overrides torch's functions, else nothing.
 
-    A mode alone, such as a default device, is no reason: then ours runs, and the mode sees what it does.
+    A mode alone, such as a default device, does not count: our function then runs, and the mode sees what it
+    does.
     """
-    tensors = tuple(t for t in (*outputs, *inputs.values) if _torch.is_tensor_like(t))
-    if has_torch_function(tensors) and any(_torch.overrides_functions(type(t)) for t in tensors):
+    tensors = tuple(t for t in (*outputs, *inputs.values) if is_tensor_like(t))
+    if has_torch_function(tensors) and any(overrides_functions(type(t)) for t in tensors):
         return tensors
     return ()
 
 
-def hand_over(function: Callable[..., Any], tensors: tuple[Any, ...], what: Run, *args: Any, **kwargs: Any) -> Any:
-    """Let tensor subclasses have the call; they are shown torch's own function, the one they know."""
+def dispatch_override(
+    function: Callable[..., Any], tensors: tuple[Any, ...], call: EngineCall, *args: Any, **kwargs: Any
+) -> Any:
+    """Pass the call to the tensor subclasses, as a call of torch's own function."""
     try:
         return handle_torch_function(function, tensors, *args, **kwargs)
     except RuntimeError as error:
-        _raise_explained(error, what)
+        _raise_diagnosed(error, call)
         raise
 
 
-def _raise_explained(error: RuntimeError, what: Run) -> None:
-    """Raise the error that tells the cause of this one, if it is one we know."""
-    explained = _post_mortem(error, what)
+def _raise_diagnosed(error: RuntimeError, call: EngineCall) -> None:
+    """Raise the error that names the cause of this one, if it is a known one."""
+    diagnosed = _diagnose(error, call)
     try:
-        if explained is not None:
-            raise explained from error
+        if diagnosed is not None:
+            raise diagnosed from error
     finally:
-        # This frame is in the traceback of what it raises. Without these names there is no circle, and the graph goes
-        # with the error instead of waiting for the collector.
-        del explained, error
+        # This frame is in the traceback of what it raises. Without these names there is no reference cycle, and the
+        # graph is freed with the error instead of waiting for the garbage collector.
+        del diagnosed, error
 
 
-def _post_mortem(error: RuntimeError, what: Run) -> BackwardError | None:
-    """Return the error that tells the cause, or None if this is not one of the errors we know."""
+def _diagnose(error: RuntimeError, call: EngineCall) -> BackwardError | None:
+    """Return the error that names the cause, or None if torch's error is not a known one."""
     text = str(error)
-    explain = next((explain for piece, explain in _POST_MORTEMS.items() if piece in text), None)
-    if explain is None or not _is_of_this_run(error, explain):
+    diagnose = next((diagnose for part, diagnose in _DIAGNOSES.items() if part in text), None)
+    if diagnose is None or not _is_about_this_run(error, diagnose):
         return None
     try:
-        with _torch.unseen_by_overrides():
-            return explain(text, what)
+        with without_overrides():
+            return diagnose(text, call)
     except Exception:
-        return None  # whatever goes wrong while looking for the cause must not hide torch's own error
+        return None  # a failed diagnosis must not hide torch's own error
 
 
-def _is_of_this_run(error: RuntimeError, explain: _PostMortem) -> bool:
-    """Tell torch's own error about this run from one that a hook or a backward of somebody's raised."""
-    if type(error) is not RuntimeError or is_raised_by_hand(error):
+def _is_about_this_run(error: RuntimeError, diagnose: _Diagnosis) -> bool:
+    """Return whether this is torch's error about this run, not one raised by a user's hook or backward."""
+    if type(error) is not RuntimeError or is_user_raise(error):
         return False
-    # A run inside this one has its own inputs and outputs; what is wrong with the graph may be seen from here.
-    return explain in _ABOUT_THE_GRAPH or _torch.engine_runs(error) <= 1
+    # A nested run has its own inputs and outputs, but an error of the graph may be diagnosed from the outer one.
+    return diagnose in _ABOUT_THE_GRAPH or nested_engine_runs(error) <= 1

@@ -1,4 +1,4 @@
-"""`grad`: gradients returned, one by one or a batch of them, in the structure the inputs came in."""
+"""`grad`: return gradients, single or batched, in the structure of the inputs."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,24 +8,25 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
+from .._torch.engine import torch_grad
+from .._torch.modes import traces_autograd
 from ..errors import ArgumentError, BackwardError
-from . import _torch
 from ._arguments import Gradients, as_inputs, as_outputs, batch_size, gradients_for
 from ._batched import run_batched
-from ._engine import hand_over, overriding, run
-from ._run import Inputs, Run
+from ._engine import dispatch_override, overriding_tensors, run
+from ._engine_call import EngineCall, Inputs
 
 _ONLY_INPUTS = (
     "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate gradient for "
     "other parts of the graph, please use torch.autograd.backward."
 )
-_Some: TypeAlias = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
+_Outputs: TypeAlias = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
 
 
 @overload
 def grad(
-    outputs: _Some,
-    inputs: _Some,
+    outputs: _Outputs,
+    inputs: _Outputs,
     grad_outputs: Gradients = ...,
     retain_graph: bool | None = ...,
     create_graph: bool = ...,
@@ -40,7 +41,7 @@ def grad(
 
 @overload
 def grad(
-    outputs: _Some,
+    outputs: _Outputs,
     inputs: dict[str, Tensor] | nn.Module,
     grad_outputs: Gradients = ...,
     retain_graph: bool | None = ...,
@@ -55,8 +56,8 @@ def grad(
 
 
 def grad(
-    outputs: _Some,
-    inputs: _Some | dict[str, Tensor] | nn.Module,
+    outputs: _Outputs,
+    inputs: _Outputs | dict[str, Tensor] | nn.Module,
     grad_outputs: Gradients = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -67,30 +68,29 @@ def grad(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...] | dict[str, Tensor]:
-    """Return the gradients of `outputs` with respect to `inputs`, and leave every ``.grad`` alone.
+    """Return the gradients of `outputs` with respect to `inputs`, without touching ``.grad``.
 
-    The contract is that of `torch.autograd.grad`. Beyond it, `inputs` may be a module, `chunk_size` bounds
-    the memory of a batch, and a custom Function that cannot be vectorised is looped over, alone, with a
-    warning.
+    The contract is that of `torch.autograd.grad`. In addition, `inputs` may be a module, `chunk_size` bounds
+    the memory of a batch, and a custom Function that cannot be vectorised runs in a loop, with a warning.
 
     Args:
         outputs: one or several tensors or edges to differentiate; their gradients are summed.
         inputs: one or several tensors or edges, a dict of tensors, or a module (its trainable parameters).
-        grad_outputs: the gradient each output starts from. None stands for one, which only a scalar has.
+        grad_outputs: the gradient of each output. None means one, allowed only for a scalar.
         retain_graph: keep the graph for another pass. None means the value of `create_graph`.
         create_graph: make the gradients differentiable.
         only_inputs: deprecated and ignored.
-        allow_unused: give None for an input no output depends on, rather than raise. None means the value of
+        allow_unused: return None for an input no output depends on, rather than raise. None means the value of
             `materialize_grads`.
         is_grads_batched: the first dimension of every grad output is a batch, and so is that of the result.
-        materialize_grads: give zeros for an input no output depends on.
+        materialize_grads: return zeros for an input no output depends on.
         chunk_size: how many gradients of the batch to vectorise at once; None for all.
 
     Returns:
-        A tuple with one gradient per input; a dict with the same names if `inputs` came with names.
+        A tuple with one gradient per input; a dict with the same names if `inputs` has names.
 
     Raises:
-        BackwardError: one of its kinds, each of which is also a `RuntimeError`.
+        BackwardError: one of its subclasses; each is also a `RuntimeError`.
         ArgumentError: (a `ValueError`) for arguments that contradict each other.
 
     Example:
@@ -105,8 +105,8 @@ def grad(
     _check(materialize_grads, allow_unused, is_grads_batched, chunk_size)
     allow_unused = materialize_grads if allow_unused is None else allow_unused
     starts, wanted = as_outputs(outputs), as_inputs(inputs, "grad")
-    overridden = overriding(starts, wanted)
-    if overridden or (_torch.is_traced_whole() and chunk_size is None):
+    overridden = overriding_tensors(starts, wanted)
+    if overridden or (traces_autograd() and chunk_size is None):
         theirs = {
             "grad_outputs": grad_outputs,
             "retain_graph": retain_graph,
@@ -117,13 +117,15 @@ def grad(
             "materialize_grads": materialize_grads,
         }
         if overridden:
-            found = hand_over(torch.autograd.grad, overridden, Run(starts, wanted), starts, wanted.values, **theirs)
+            found = dispatch_override(
+                torch.autograd.grad, overridden, EngineCall(starts, wanted), starts, wanted.values, **theirs
+            )
         else:
-            found = _torch.torch_grad(starts, wanted.values, **theirs)
+            found = torch_grad(starts, wanted.values, **theirs)
         return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
     if not only_inputs:
         warnings.warn(_ONLY_INPUTS, FutureWarning, stacklevel=2)
-    what = Run(
+    call = EngineCall(
         starts,
         wanted,
         gradients_for(starts, grad_outputs, batched=is_grads_batched),
@@ -131,8 +133,8 @@ def grad(
         create_graph=create_graph,
         allow_unused=allow_unused,
     )
-    size = batch_size(what.grads) if is_grads_batched else None
-    found = run(what) if size is None else run_batched(what, size, chunk_size)
+    size = batch_size(call.grads) if is_grads_batched else None
+    found = run(call) if size is None else run_batched(call, size, chunk_size)
     if materialize_grads:
         found = _with_zeros(found, wanted, size, create_graph)
     return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))

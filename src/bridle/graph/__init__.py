@@ -1,16 +1,10 @@
-"""The reader of torch's recorded graph, on which everything else stands.
+"""Read the graph that autograd recorded, without changing it.
 
 Every forward pass leaves a complete record of itself: the nodes that autograd will run backwards. These
-functions read it and change nothing. They never run a node, a hook, or a second forward pass, unless a
-docstring says so.
+functions never run a node, a hook, or a second forward pass, unless a docstring says so.
 """
 
-from ._live import live_models, live_tensors
-from ._modules import ModuleRecord, Place, places, record_modules
-from ._names import Names, find_names, variable_name
-from ._read import Consumer, Described, Graph, describe, edge_of, reachable, read
-from ._saved import Saved, State, saved
-from ._torch import (
+from .._torch.nodes import (
     base_of,
     current_sequence_nr,
     is_custom,
@@ -21,18 +15,22 @@ from ._torch import (
     op,
     sequence_nr,
 )
-from ._uses import Use, uses
+from ._graph import Consumer, Graph, OutputInfo, describe, edge_of, reachable, read
+from ._locations import ModuleRecord, NodeLocation, locate_nodes, record_modules
+from ._names import Names, find_names, live_models, live_tensors, variable_name
+from ._param_uses import ParameterUse, parameter_uses
+from ._saved import SavedState, SavedValue, saved
 
 __all__ = [
     "Consumer",
-    "Described",
     "Graph",
     "ModuleRecord",
     "Names",
-    "Place",
-    "Saved",
-    "State",
-    "Use",
+    "NodeLocation",
+    "OutputInfo",
+    "ParameterUse",
+    "SavedState",
+    "SavedValue",
     "base_of",
     "current_sequence_nr",
     "describe",
@@ -44,14 +42,14 @@ __all__ = [
     "leaf_tensor",
     "live_models",
     "live_tensors",
+    "locate_nodes",
     "memory_of",
     "op",
-    "places",
+    "parameter_uses",
     "reachable",
     "read",
     "record_modules",
     "saved",
     "sequence_nr",
-    "uses",
     "variable_name",
 ]

@@ -1,5 +1,9 @@
-"""Names for tensors: those the user gave, those of live modules, those of the caller's variables."""
+"""Names of tensors: given by the user, found in live modules, or found in the caller's variables.
 
+The search of the whole process takes milliseconds, so it runs only after something has gone wrong.
+"""
+
+import gc
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +14,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from ._live import live_models, tensors_of
+from .._torch import modules
 
 NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -19,10 +23,10 @@ NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, T
 class Names:
     """Names of parameters and buffers, by identity.
 
-    A tensor known by several names goes by the first.
+    A tensor with several names goes by the first.
     """
 
-    # The tensors are held as well, so that an id stays theirs.
+    # The tensors are held as well, so that their ids are not reused.
     _by_id: Mapping[int, tuple[str, Tensor]]
 
     def of(self, tensor: Tensor) -> str | None:
@@ -30,7 +34,7 @@ class Names:
         return self._by_id[id(tensor)][0] if id(tensor) in self._by_id else None
 
     def module_of(self, tensor: Tensor) -> str | None:
-        """Return the path of the module that owns this tensor, '' for the model itself."""
+        """Return the path of the module that owns this tensor, '' for the model itself, None if it has no name."""
         name = self.of(tensor)
         return None if name is None else name.rpartition(".")[0]
 
@@ -39,9 +43,9 @@ def find_names(source: NameSource | None = None) -> Names:
     """Return names for parameters and buffers.
 
     Args:
-        source: a model, a mapping from names to tensors, or pairs such as `named_parameters()`. Without it
-            every module alive in the process is looked through, and names begin with the class of the
-            outermost module. That takes milliseconds: meant for the moment after something has gone wrong.
+        source: a model, a mapping from names to tensors, or pairs such as `named_parameters()`. Without it,
+            search every live module of the process; names then begin with the class of the outermost
+            module. That takes milliseconds and is meant for error reporting.
 
     Returns:
         The names.
@@ -76,15 +80,38 @@ def variable_name(tensor: Tensor) -> str | None:
     return None
 
 
+def live_tensors() -> list[Tensor]:
+    """Return every live tensor whose autograd metadata can be read."""
+    return [o for o in gc.get_objects() if issubclass(type(o), Tensor) and _is_readable(o)]
+
+
+def live_models() -> list[nn.Module]:
+    """Return every live module that is part of no other, the largest first."""
+    # By type, not isinstance: that would trigger lazy proxies.
+    found = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    inside = {id(child) for module in found for _, child in modules.children(module)}
+    outermost = [module for module in found if id(module) not in inside]
+    return sorted(outermost, key=lambda model: -sum(1 for _ in modules.submodules(model)))
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Return whether the metadata can be read; torch refuses for some views, and a subclass may do anything."""
+    try:
+        _ = tensor.grad_fn, tensor.requires_grad, tensor.output_nr, tensor.shape
+    except Exception:
+        return False
+    return True
+
+
 def _name_in(frame: FrameType, tensor: Tensor) -> str | None:
     variables = frame.f_locals
-    # A debugger or a test runner adds names that nobody could have written.
+    # A debugger or a test runner adds names that are not identifiers.
     name = next((name for name, value in variables.items() if value is tensor and str(name).isidentifier()), None)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        # A copy that the frame would keep, and with it everything its variables held at this moment.
+        # `f_locals` is a copy that the frame would keep, and with it everything its variables hold now.
         variables.clear()
     return name
 
 
 def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    return chain(tensors_of(root, "_parameters", prefix), tensors_of(root, "_buffers", prefix))
+    return chain(modules.parameters(root, prefix), modules.buffers(root, prefix))

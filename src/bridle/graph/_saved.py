@@ -1,4 +1,4 @@
-"""What a node saved for its backward, read without ever running a hook or raising by surprise."""
+"""Values a node saved for its backward, read without running hooks and without raising torch's errors."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,10 +7,18 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from . import _torch
+from .._torch.saved import (
+    held_tensor,
+    is_freed_message,
+    is_packed_handle,
+    is_unowned_output_message,
+    saved_fields,
+    saved_value,
+    stale_versions,
+)
 
 
-class State(Enum):
+class SavedState(Enum):
     """Whether a saved value can still be used."""
 
     READY = "ready"
@@ -20,7 +28,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class Saved:
+class SavedValue:
     """One value that a node saved.
 
     Attributes:
@@ -34,19 +42,19 @@ class Saved:
     """
 
     name: str
-    state: State
+    state: SavedState
     value: Any = None
     held: Tensor | None = None
     versions: tuple[int, int] | None = None
 
 
-def saved(node: Node, *, unpack: bool = False) -> tuple[Saved, ...]:
+def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
     """Return everything the node saved, with the state each value is in.
 
     Args:
         node: a node of the recorded graph.
         unpack: also unpack what saved-tensor hooks have packed. That runs the hooks: for a checkpoint, it
-            computes the region again.
+            recomputes the region.
 
     Returns:
         One entry per saved value; empty for nodes that save nothing.
@@ -63,53 +71,53 @@ def saved(node: Node, *, unpack: bool = False) -> tuple[Saved, ...]:
         [('exponent', 'ready'), ('self', 'freed')]
     """
     try:
-        fields = list(_torch.saved_fields(node))
+        fields = list(saved_fields(node))
     except RuntimeError as error:
-        if not _torch.is_freed_message(str(error)):
+        if not is_freed_message(str(error)):
             raise
-        return (Saved("tensors", State.FREED),)
+        return (SavedValue("tensors", SavedState.FREED),)
     return tuple(entry for name, handles in fields for entry in _entries(node, name, handles, unpack))
 
 
-def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[Saved]:
+def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[SavedValue]:
     if handles is None:
-        return [Saved(name, State.READY, _torch.saved_value(node, name))]
+        return [SavedValue(name, SavedState.READY, saved_value(node, name))]
     many = isinstance(handles, tuple | list)
-    labels = [f"{name}[{i}]" for i in range(len(handles))] if many else [name]
+    names = [f"{name}[{i}]" for i in range(len(handles))] if many else [name]
     handles = handles if many else [handles]
-    if any(_torch.is_packed(handle) for handle in handles) and not unpack:
-        return [Saved(label, State.PACKED) for label in labels]
+    if any(is_packed_handle(handle) for handle in handles) and not unpack:
+        return [SavedValue(name, SavedState.PACKED) for name in names]
     try:
-        value = _torch.saved_value(node, name)
+        value = saved_value(node, name)
     except RuntimeError as error:
         if not many:
-            spoiled = _spoiled(name, handles[0], str(error))
-            if spoiled is None:
+            unavailable = _unavailable(name, handles[0], str(error))
+            if unavailable is None:
                 raise
-            return [spoiled]
-        return [_read_alone(label, handle) for label, handle in zip(labels, handles, strict=True)]
+            return [unavailable]
+        return [_unpack_one(name, handle) for name, handle in zip(names, handles, strict=True)]
     values = value if many else [value]
-    return [Saved(label, State.READY, v) for label, v in zip(labels, values, strict=True)]
+    return [SavedValue(name, SavedState.READY, v) for name, v in zip(names, values, strict=True)]
 
 
-def _read_alone(label: str, handle: Any) -> Saved:
-    """Read one of several values saved together, when reading them together has failed."""
+def _unpack_one(name: str, handle: Any) -> SavedValue:
+    """Unpack one of several values saved together, after unpacking all of them has failed."""
     try:
-        return Saved(label, State.READY, handle.unpack())
+        return SavedValue(name, SavedState.READY, handle.unpack())
     except RuntimeError as error:
-        spoiled = _spoiled(label, handle, str(error))
-        if spoiled is None:
+        unavailable = _unavailable(name, handle, str(error))
+        if unavailable is None:
             raise
-        return spoiled
+        return unavailable
 
 
-def _spoiled(label: str, handle: Any, text: str) -> Saved | None:
-    """Say why torch refused to unpack a value; None if its text is not one we know."""
-    if _torch.is_freed_message(text):
-        return Saved(label, State.FREED)
-    if _torch.is_unowned_output_message(text):
-        return Saved(label, State.READY, _torch.held_tensor(handle))
-    versions = _torch.stale_versions(text)
+def _unavailable(name: str, handle: Any, text: str) -> SavedValue | None:
+    """Return the state of a value that torch refused to unpack; None for an unknown error text."""
+    if is_freed_message(text):
+        return SavedValue(name, SavedState.FREED)
+    if is_unowned_output_message(text):
+        return SavedValue(name, SavedState.READY, held_tensor(handle))
+    versions = stale_versions(text)
     if versions is None:
         return None
-    return Saved(label, State.STALE, held=_torch.held_tensor(handle), versions=versions)
+    return SavedValue(name, SavedState.STALE, held=held_tensor(handle), versions=versions)

@@ -1,0 +1,115 @@
+"""torch's engine: run it, intercept it, and do what it does around one node (hooks, casts, zeros)."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
+
+from .nodes import is_leaf, leaf_tensor
+
+Hook = Callable[..., Any]
+
+ENGINE_MODULE = _engine_run_backward.__module__
+
+# An alias, not a function: while a call is traced, the compiler recognises only torch's own.
+torch_grad: Callable[..., Any] = torch.autograd.grad
+
+
+def run_engine(
+    outputs: Sequence[Tensor | GradientEdge],
+    grads: Sequence[Tensor | None],
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor | GradientEdge],
+    *,
+    allow_unreachable: bool,
+    accumulate: bool,
+) -> tuple[Tensor | None, ...]:
+    """Run torch's engine; with `accumulate` gradients go to ``.grad``, else they are returned."""
+    return _engine_run_backward(
+        tuple(outputs),
+        tuple(grads),
+        retain_graph,
+        create_graph,
+        tuple(inputs),
+        allow_unreachable=allow_unreachable,
+        accumulate_grad=accumulate,
+    )
+
+
+def nested_engine_runs(error: BaseException) -> int:
+    """Return how many engine runs, one inside the other, are in the traceback of this exception."""
+    found, trace = 0, error.__traceback__
+    while trace is not None:
+        found += trace.tb_frame.f_code is _engine_run_backward.__code__
+        trace = trace.tb_next
+    return found
+
+
+class _InterceptedEngine:
+    """torch's engine with `run_backward` replaced."""
+
+    def __init__(self, engine: Any, run: Callable[..., Any]) -> None:
+        self.engine = engine
+        self.run_backward = run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+
+def intercept_engine(run: Callable[..., Any]) -> None:
+    """Call `run(original, ...)` for every backward pass that starts in Python, in all threads."""
+    engine = torch.autograd.Variable._execution_engine
+    intercepted = _InterceptedEngine(engine, partial(run, engine.run_backward))
+    torch.autograd.Variable._execution_engine = intercepted  # type: ignore[assignment]
+
+
+def restore_engine() -> None:
+    """Undo `intercept_engine`."""
+    intercepted = torch.autograd.Variable._execution_engine
+    torch.autograd.Variable._execution_engine = intercepted.engine  # type: ignore[attr-defined]
+
+
+def validate_grad(gradient: Tensor, node: Node, output_nr: int) -> Tensor:
+    """Bring a gradient to the shape, dtype and device of its value, as torch's engine does.
+
+    Nodes return gradients of broadcast inputs unreduced, and some in another dtype.
+    """
+    metadata = node._input_metadata[output_nr]
+    if not metadata.is_nested_tensor and gradient.shape != torch.Size(metadata.shape):
+        gradient = gradient.sum_to_size(metadata.shape)
+    dtype = leaf_tensor(node).grad_dtype if is_leaf(node) else metadata.dtype
+    if dtype is not None and gradient.dtype != dtype:
+        gradient = gradient.to(dtype)
+    if gradient.dim() == 0 and gradient.device != metadata.device:
+        gradient = gradient.to(metadata.device)
+    return gradient
+
+
+def zeros_for(node: Node, output_nr: int) -> Tensor:
+    """Return a zero gradient for one output of the node."""
+    metadata = node._input_metadata[output_nr]
+    return torch.zeros(metadata.shape, dtype=metadata.dtype, device=metadata.device)
+
+
+def pre_hooks(node: Node) -> list[Hook]:
+    """Return the hooks registered with ``node.register_prehook``."""
+    return _registered(node.register_prehook(_no_op))
+
+
+def post_hooks(node: Node) -> list[Hook]:
+    """Return the hooks registered with ``node.register_hook``."""
+    return _registered(node.register_hook(_no_op))
+
+
+def _no_op(*_: Any) -> None:
+    pass
+
+
+def _registered(handle: Any) -> list[Hook]:
+    # torch cannot list a node's hooks, but the handle of a new one refers to the dict that holds them all.
+    handle.remove()
+    return list(handle.hooks_dict_ref().values())

@@ -1,0 +1,67 @@
+"""What changes how a call runs: overrides, function transforms, dispatch modes, tracing, scripting."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, overrides
+from torch.jit import _builtins
+from torch.utils._python_dispatch import _disable_current_modes
+
+_MODE_KEYS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+
+
+def inside_func_transform() -> bool:
+    """Return whether a `torch.func` transform is running."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def traces_autograd() -> bool:
+    """Return whether the compiler is tracing this call and is configured to trace autograd into its graph."""
+    return torch.compiler.is_compiling() and getattr(torch._dynamo.config, "trace_autograd_ops", False)
+
+
+def is_tensor_like(value: Any) -> bool:
+    """Return whether this is a tensor, or acts as one for torch's functions."""
+    return bool(overrides.is_tensor_like(value))  # type: ignore[no-untyped-call]
+
+
+def overrides_functions(kind: type) -> bool:
+    """Return whether tensors of this type override torch's functions."""
+    disabled = torch._C._disabled_torch_function_impl
+    return kind is not Tensor and getattr(kind, "__torch_function__", disabled) is not disabled
+
+
+@contextmanager
+def without_overrides() -> Generator[None, None, None]:
+    """Disable tensor subclasses and modes, while open, so that they do not see what is read."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+def values_are_real(tensors: Sequence[Any]) -> bool:
+    """Return whether these are tensors with values to read: not while compiling, not inside a vmap."""
+    if inside_func_transform():
+        return False
+    if any(torch._C._get_dispatch_mode(key) is not None for key in _MODE_KEYS):
+        return False
+    legacy = torch._C._functorch.is_legacy_batchedtensor
+    return not any(isinstance(tensor, Tensor) and (tensor.is_meta or legacy(tensor)) for tensor in tensors)
+
+
+def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Return whether two shapes are equal; while torch traces, unknown sizes become a guard."""
+    if all(type(size) is int for size in (*first, *second)):
+        return tuple(first) == tuple(second)
+    from torch.fx.experimental.symbolic_shapes import expect_true, sym_eq  # slow to import, and rarely needed
+
+    return bool(expect_true(sym_eq(torch.Size(first), torch.Size(second))))
+
+
+def script_as(ours: Callable[..., Any], theirs: str) -> None:
+    """Let `torch.jit.script` compile a call of our function as torch's operator of that name."""
+    if _builtins._builtin_table is None:
+        _builtins._builtin_ops.append((ours, theirs))  # torch builds its table from these when a script first needs it
+    else:
+        _builtins._builtin_table[id(ours)] = theirs

@@ -1,0 +1,146 @@
+"""Nodes of the recorded graph: kind, number, edges and outputs."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from ..errors import ArgumentError
+
+# Ops that only move, copy or cast values: a parameter seen through them is still that parameter. Numbers above zero
+# are in-place variants.
+_RELAYOUT = re.compile(
+    "(Alias|AsStrided|Chunk|Clone|Diagonal|Expand|Permute|ReshapeAlias|ReshapeCopy|Select|Slice|Split|SplitWithSizes"
+    r"|Squeeze|T|ToCopy|Transpose|Unbind|Unfold|UnsafeSplit|UnsafeView|Unsqueeze|View)Backward\d(_copy)?"
+)
+
+
+def op(node: Node) -> str:
+    """Return torch's name for the node, without the namespace some names carry."""
+    return node.name().rsplit("::", 1)[-1]
+
+
+def is_leaf(node: Node) -> bool:
+    """Return whether the node accumulates into a leaf's ``.grad``."""
+    return type(node).__name__ == "AccumulateGrad"
+
+
+def leaf_tensor(node: Node) -> Tensor:
+    """Return the leaf that an ``AccumulateGrad`` node writes to."""
+    variable: Tensor = node.variable  # type: ignore[attr-defined]
+    return variable
+
+
+def is_custom(node: Node) -> bool:
+    """Return whether the node was made by a Python `torch.autograd.Function`."""
+    return isinstance(node, torch._C._FunctionBase)
+
+
+def is_relayout(node: Node) -> bool:
+    """Return whether the op only moves, copies or casts values, as a view, slice, clone or cast does."""
+    return _RELAYOUT.fullmatch(op(node)) is not None
+
+
+def sequence_nr(node: Node) -> int:
+    """Return the node's number in the thread that made it; leaves have the largest 64-bit number."""
+    return node._sequence_nr()
+
+
+# The number that this thread's next node will get. An alias, not a function: the compiler cannot trace a frame here.
+current_sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+
+
+def output_metadata(node: Node) -> list[Any]:
+    """Return torch's metadata of the op's outputs, one entry per output."""
+    return list(node._input_metadata)
+
+
+def output_count(node: Node) -> int:
+    """Return how many gradients the node takes: one per output of its op."""
+    return len(node._input_metadata)
+
+
+def edge_of(tensor: Tensor) -> GradientEdge:
+    """Return the edge at which the gradient of `tensor` arrives.
+
+    Unlike torch's own function this also takes sparse and nested leaves, which cannot be viewed.
+    """
+    node = tensor.grad_fn
+    if node is not None and not is_custom(node):
+        return GradientEdge(node, tensor.output_nr)
+    if not tensor.requires_grad:
+        raise ArgumentError("a tensor that requires no gradient has no edge in the recorded graph.")
+    with torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+        viewable = tensor.layout in (torch.strided, torch.jagged) and not is_cpp_nested(tensor)
+        alias = (tensor.view_as(tensor) if viewable else tensor.clone()).grad_fn
+    assert alias is not None
+    if node is None:
+        accumulate = alias.next_functions[0][0]
+        assert accumulate is not None
+        return GradientEdge(accumulate, 0)
+    # A Python node does not keep its own graph alive; the alias made above does.
+    return GradientEdge(node, tensor.output_nr, ownership_token=alias)
+
+
+def is_cpp_nested(tensor: Tensor) -> bool:
+    """Return whether this is a nested tensor of the older, strided layout, which has no shape."""
+    return tensor.is_nested and tensor.layout == torch.strided
+
+
+def nested_sizes(tensor: Tensor) -> list[list[int]]:
+    """Return the shape of each component of a strided nested tensor."""
+    sizes: list[list[int]] = tensor._nested_tensor_size().tolist()
+    return sizes
+
+
+def is_cpp_nested_edge(edge: GradientEdge) -> bool:
+    """Return whether the gradient that arrives at this edge is a strided nested tensor."""
+    return bool(edge.node._input_metadata[edge.output_nr].is_cpp_nested_tensor)
+
+
+def base_of(tensor: Tensor) -> Tensor:
+    """Return the tensor this one is a view of, or itself."""
+    base = tensor._base
+    return tensor if base is None else base
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often the tensor was changed in place."""
+    return tensor._version
+
+
+def memory_of(tensor: Tensor) -> int | None:
+    """Return where the tensor's storage begins, or None if it has none of its own.
+
+    Two tensors with the same result share memory: one is a view of the other, or was detached from it.
+    """
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return None  # a wrapper around other tensors, or around nothing
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            if tensor.layout != torch.strided or tensor.is_nested:
+                return None
+            return tensor.untyped_storage().data_ptr() or None
+        except (
+            Exception
+        ):  # called on any live tensor: wrappers without storage, half-built or half-destroyed subclasses
+            return None
+
+
+def donates_buffers(node: Node) -> bool:
+    """Return whether a compiled function's backward overwrites what it saved, so that it can run only once."""
+    return op(node) == "CompiledFunctionBackward" and bool(node._forward_cls.metadata.bw_donated_idxs)  # type: ignore[attr-defined]
+
+
+def is_ddp_sink(node: Node) -> bool:
+    """Return whether DistributedDataParallel inserted the node, to synchronise after the pass."""
+    return op(node) == "_DDPSinkBackward"
+
+
+def is_distributed(node: Node) -> bool:
+    """Return whether a node of a Python Function belongs to torch's distributed training."""
+    defined_in: str = node._forward_cls.__module__  # type: ignore[attr-defined]
+    return defined_in.startswith("torch.distributed")

@@ -1,0 +1,1 @@
+"""Causes of torch's errors: one file per error, run only after torch has raised."""

@@ -1,0 +1,117 @@
+"""Unused inputs: each by name and with its reason."""
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from ... import graph
+from ...errors import UnusedInputError
+from .._engine_call import EngineCall
+from .context import ErrorContext, bullet_list
+
+_FROZEN = "it does not require grad"
+_NO_USE = "no recorded graph uses it: it was never used, or all that was computed from it is deleted"
+
+
+def diagnose(text: str, call: EngineCall) -> UnusedInputError:
+    """Name every input that gets no gradient, with the reason."""
+    context = ErrorContext(call.outputs)
+    others = _OtherGraphs(context)
+    reasons: dict[str, str] = {}
+    for index, value in enumerate(call.inputs.values):
+        reason = _reason(value, context, others)
+        if reason is not None:
+            reasons[_name(call, index, context)] = reason
+    lines = [f"{name}: {reason}" for name, reason in reasons.items()]
+    if _NO_USE in reasons.values():
+        lines += _detached_entries(context)
+    if _FROZEN in reasons.values():
+        advice = "Leave out what does not require grad (allow_unused does not cover it)."
+    else:
+        advice = "Pass allow_unused=True to get None for these, or materialize_grads=True to get zeros."
+    return UnusedInputError(f"{text}\n{bullet_list(lines)}\n{advice}", tuple(reasons))
+
+
+def _name(call: EngineCall, index: int, context: ErrorContext) -> str:
+    if call.inputs.names is not None:
+        return call.inputs.names[index]
+    value = call.inputs.values[index]
+    known = context.name(value) if isinstance(value, Tensor) else None
+    return f"input {index}" if known is None else f"input {index} (`{known}`)"
+
+
+def _reason(value: Tensor | GradientEdge, context: ErrorContext, others: "_OtherGraphs") -> str | None:
+    if isinstance(value, Tensor) and not value.requires_grad:
+        return _FROZEN
+    edge = graph.edge_of(value)
+    if edge.node not in context.graph.consumers:
+        return others.reason(edge.node)
+    if any(root.node is edge.node and root.output_nr == edge.output_nr for root in context.graph.roots):
+        return None
+    users = [c.node for c in context.graph.consumers[edge.node] if c.output_nr == edge.output_nr]
+    if not users:
+        return "another result of the same op is used, this one is not"
+    if all(graph.is_custom(node) for node in users):
+        return f"used, but the backward of {context.node_label(users[0])} returned None for it"
+    return None
+
+
+class _OtherGraphs:
+    """The graphs of all live tensors, for inputs that the outputs do not depend on."""
+
+    def __init__(self, context: ErrorContext) -> None:
+        self.context = context
+        self.tensors = [t for t in graph.live_tensors() if t.grad_fn is not None]
+        self.graph = graph.read(self.tensors)
+
+    def reason(self, unused: Node) -> str:
+        """Return why the outputs do not depend on a tensor."""
+        if unused not in self.graph.consumers:
+            return _NO_USE
+        above = self._consumers_above(unused)
+        reached = [tensor for tensor in self.tensors if tensor.grad_fn in above]
+        detached = self._detached_use(reached)
+        if detached is not None:
+            return detached
+        order = {node: index for index, node in enumerate(self.graph.nodes)}
+        last = min(reached, key=lambda tensor: order[graph.edge_of(tensor).node], default=None)
+        if last is None:
+            return "used, but not connected to this output"
+        return f"used for {self.context.tensor_label(last)}, which is not part of this output"
+
+    def _consumers_above(self, start: Node) -> set[Node]:
+        seen, stack = {start}, [start]
+        while stack:
+            for consumer in self.graph.consumers[stack.pop()]:
+                if consumer.node not in seen:
+                    seen.add(consumer.node)
+                    stack.append(consumer.node)
+        return seen
+
+    def _detached_use(self, reached: Iterable[Tensor]) -> str | None:
+        """Find a value that entered the outputs' graph detached: same memory, no history."""
+        by_memory = {memory: tensor for tensor in reached if (memory := graph.memory_of(tensor)) is not None}
+        for node in self.context.graph.nodes:
+            for entry in graph.saved(node):
+                if not isinstance(entry.value, Tensor) or entry.value.requires_grad:
+                    continue
+                source = by_memory.get(graph.memory_of(entry.value) or -1)
+                if source is not None:
+                    text = (
+                        f"{self.context.tensor_label(source)} depends on it, but enters {self.context.node_label(node)}"
+                    )
+                    return f"{text} (as `{entry.name}`) detached"
+        return None
+
+
+def _detached_entries(context: ErrorContext) -> list[str]:
+    """Return where values without gradient enter the outputs' graph: a detach in the forward shows there."""
+    entries = [
+        context.node_label(node)
+        for node in context.graph.nodes
+        if context.has_module(node) and any(used is None for used, _ in node.next_functions)
+    ]
+    if not entries:
+        return []
+    return ["a value without gradient enters the output's graph at " + ", ".join(entries[-3:])]

@@ -1,0 +1,49 @@
+"""Parameters that a backward pass would leave without a gradient."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from .. import graph
+from .._torch.checkpoint import is_reentrant
+from ..errors import UnsupportedOperationError
+
+
+def find_unused_parameters(
+    loss: Tensor | GradientEdge | Iterable[Tensor | GradientEdge], model: nn.Module
+) -> list[str]:
+    """Return the names of the parameters that `loss.backward()` would leave without a gradient.
+
+    `DistributedDataParallel` waits for a gradient of every parameter and fails on those that get none: call
+    this before the first backward. Frozen parameters are not listed.
+
+    Args:
+        loss: one or several tensors or edges that backward would be called on.
+        model: the model whose parameters to check.
+
+    Returns:
+        The names, in the order of `model.named_parameters()`.
+
+    Raises:
+        UnsupportedOperationError: parameters are missing and the graph holds a reentrant checkpoint, whose
+            inside is not recorded before it runs.
+
+    Example:
+        >>> import torch, bridle
+        >>> model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)})
+        >>> bridle.autograd.find_unused_parameters(model["used"](torch.ones(1, 2)).sum(), model)
+        ['idle.weight', 'idle.bias']
+    """
+    recorded = graph.read(loss)
+    reached = {id(leaf) for leaf in recorded.leaves}
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in reached]
+    checkpoint = next((node for node in recorded.nodes if is_reentrant(node)), None)
+    if missing and checkpoint is not None:
+        raise UnsupportedOperationError(
+            f"find_unused_parameters: {len(missing)} parameters, the first of them {missing[0]}, are not in the "
+            "graph, but it holds a reentrant checkpoint, which hides the parameters it uses. Checkpoint with "
+            "use_reentrant=False.",
+            op=graph.op(checkpoint),
+        )
+    return missing

@@ -1,0 +1,145 @@
+"""The op of the forward pass that made the first non-finite value, as far as the graph shows it."""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ... import graph
+from ..._torch.saved import saved_value
+from .._diagnosis.context import node_label
+from .._values import nonfinite_mask
+from .operand import mask_label, rows_of, saved_floats
+
+# Ops that save their input but not their result: recompute it.
+_RECOMPUTE: dict[str, Callable[[Tensor], Tensor]] = {
+    "LogBackward0": torch.log,
+    "Log2Backward0": torch.log2,
+    "Log10Backward0": torch.log10,
+    "Log1PBackward0": torch.log1p,
+    "AcosBackward0": torch.acos,
+    "AsinBackward0": torch.asin,
+    "AcoshBackward0": torch.acosh,
+    "AtanhBackward0": torch.atanh,
+    "LgammaBackward0": torch.lgamma,
+    "SinhBackward0": torch.sinh,
+    "CoshBackward0": torch.cosh,
+    "Expm1Backward0": torch.expm1,
+    "ErfinvBackward0": torch.erfinv,
+}
+
+# The input position of a saved value, where its name implies it for every op that uses the name.
+_POSITION = {"self": 0, "input": 0, "other": 1, "weight": 1, "mat1": 1, "batch1": 1, "mat2": 2, "batch2": 2}
+_TWO_INPUTS = {"MmBackward0": 1, "BmmBackward0": 1}
+
+
+class ForwardOrigin(NamedTuple):
+    """The origin, with the attributes of `NonFiniteGradientError`."""
+
+    text: str
+    node: str | None = None
+    module: str | None = None
+    operand: str | None = None
+    rows: tuple[int, ...] = ()
+
+
+Locations: TypeAlias = dict[Node, graph.NodeLocation]
+
+
+def forward_origin(recorded: graph.Graph, names: graph.Names, locations: Locations) -> ForwardOrigin:
+    """Walk the graph in the order of the forward pass and stop at the first non-finite value."""
+    for leaf in recorded.leaves:
+        bad = nonfinite_mask(leaf)
+        if bad.any():
+            name = names.of(leaf) or graph.variable_name(leaf) or "a leaf"
+            text = f"{name} {mask_label(bad)} already held NaN or infinity before the forward pass."
+            return ForwardOrigin(text, None, names.module_of(leaf), name, rows_of(bad))
+    for count_masks in (False, True):  # masks are written with minus infinity: blame it last
+        for node in reversed(recorded.nodes):
+            operands = saved_floats(node)
+            found = _bad_operand(node, operands, locations, count_masks) or _bad_result(node, operands, locations)
+            if found is not None:
+                return found
+    return ForwardOrigin(
+        "No value that the graph has saved is NaN or infinite, so the op that made it is unknown: it is "
+        "one that saves nothing, such as a sum, or the value came in with data. Check the inputs with "
+        "torch.isfinite."
+    )
+
+
+def _bad_operand(
+    node: Node, operands: dict[str, Tensor], locations: Locations, count_masks: bool
+) -> ForwardOrigin | None:
+    for name, value in operands.items():
+        bad = nonfinite_mask(value) if count_masks else nonfinite_mask(value) & ~value.isneginf()
+        if _is_result(name) or not bad.any():
+            continue
+        text = f"Operand `{name}` of {node_label(node, locations.get(node))} {mask_label(bad)} is NaN or infinite"
+        producer = _producer(node, name)
+        if producer is None:
+            return ForwardOrigin(
+                f"{text}. It came in with data, or from an op that was not recorded: check the inputs.",
+                graph.op(node),
+                _module(node, locations),
+                name,
+                rows_of(bad),
+            )
+        return ForwardOrigin(
+            f"{text}. It was made by {node_label(producer, locations.get(producer))}, or by an op before that which "
+            "saved nothing.",
+            graph.op(producer),
+            _module(producer, locations),
+            name,
+            rows_of(bad),
+        )
+    return None
+
+
+def _bad_result(node: Node, operands: dict[str, Tensor], locations: Locations) -> ForwardOrigin | None:
+    inputs = {name: value for name, value in operands.items() if not _is_result(name)}
+    for name, made in (*operands.items(), *_recomputed(node, operands)):
+        if name in inputs:
+            continue
+        bad = nonfinite_mask(made)
+        if bad.any():
+            cause = next(iter(inputs), None)
+            ranges = ", ".join(
+                f"`{n}` from {v.min().item():.3g} to {v.max().item():.3g}" for n, v in inputs.items() if v.numel()
+            )
+            text = f"Origin: {node_label(node, locations.get(node))} made NaN or infinity {mask_label(bad)}" + (
+                f" out of {ranges}." if ranges else "."
+            )
+            return ForwardOrigin(text, graph.op(node), _module(node, locations), cause, rows_of(bad))
+    return None
+
+
+def _recomputed(node: Node, operands: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
+    op = graph.op(node)
+    if op in _RECOMPUTE and "self" in operands:
+        return [("recomputed", _RECOMPUTE[op](operands["self"]))]
+    if op == "PowBackward0" and "self" in operands:
+        return [("recomputed", operands["self"] ** saved_value(node, "exponent"))]
+    if op == "DivBackward0" and "other" in operands:  # anything divided by zero is non-finite
+        return [("recomputed", operands.get("self", torch.ones(())) / operands["other"])]
+    if op == "MulBackward0" and operands.keys() >= {"self", "other"}:
+        return [("recomputed", operands["self"] * operands["other"])]
+    return []
+
+
+def _is_result(name: str) -> bool:
+    return name.startswith(("result", "output"))
+
+
+def _producer(node: Node, operand: str) -> Node | None:
+    position = _POSITION.get(operand)
+    if operand in ("mat2", "batch2"):
+        position = _TWO_INPUTS.get(graph.op(node), 2)
+    if position is None or position >= len(node.next_functions):
+        return None
+    return node.next_functions[position][0]
+
+
+def _module(node: Node, locations: Locations) -> str | None:
+    return locations[node].module if node in locations else None

@@ -1,0 +1,72 @@
+"""Records of nodes and modules: numbers and names only, so that no tensor is kept alive."""
+
+from dataclasses import dataclass
+
+import torch
+
+from .grad_stats import GradStats
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One node of the graph in one backward pass.
+
+    Attributes:
+        index: its position in the order of the pass.
+        op: torch's name for it.
+        module: path of the module it belongs to, '' for the model itself, None if not known.
+        exact: True if it was made in that module; False if that is the last module known before it.
+        parameter: name of the leaf whose gradient it accumulates, for an `AccumulateGrad` node.
+        shape: shape of the (first) value the op made, which is the shape of the incoming gradient.
+        dtype: its dtype.
+        incoming: the incoming gradient, after hooks; None if there was none or norms were not measured.
+        outgoing: the gradients it sent, combined.
+        seconds: how long it ran, in wall-clock time. On an accelerator that is the time to launch the
+            work. A checkpoint's recomputation counts to the first node that needs it.
+        targets: index of each node it sends gradients to.
+        sent: the gradient sent to each of them.
+    """
+
+    index: int
+    op: str
+    module: str | None
+    exact: bool
+    parameter: str | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    incoming: GradStats | None
+    outgoing: GradStats | None
+    seconds: float
+    targets: tuple[int, ...]
+    sent: tuple[GradStats | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleSummary:
+    """The nodes of one module, combined.
+
+    Attributes:
+        module: its path, '' for the model itself, None for nodes whose module is not known.
+        nodes: the number of its nodes.
+        seconds: how long they ran.
+        entering: the gradients that its nodes received from other modules, combined.
+        leaving: the gradients that its nodes sent to other modules.
+        parameters: the gradients of its own parameters.
+    """
+
+    module: str | None
+    nodes: int
+    seconds: float
+    entering: GradStats | None
+    leaving: GradStats | None
+    parameters: GradStats | None
+
+
+def module_name(module: str | None) -> str:
+    """Return a module's path for display."""
+    return {"": "(model)", None: "?"}.get(module, str(module))
+
+
+def short(norm: float) -> str:
+    """Return a norm with three digits."""
+    return f"{norm:.3g}"

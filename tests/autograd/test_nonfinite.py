@@ -1,0 +1,344 @@
+"""`detect_nonfinite`: every way a NaN or an infinity can come about, none missed, none blamed on others."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bridle
+from bridle.errors import NonFiniteGradientError
+
+
+def caught(run, model=None):
+    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_nonfinite(model):
+        run()
+    return info.value
+
+
+class Divides(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x, by):
+        return self.second(self.first(x) / by)
+
+
+def test_the_origin_is_the_first_node_with_finite_in_and_non_finite_out():
+    x = torch.tensor([[4.0], [0.0], [1.0], [0.0]], requires_grad=True)
+    error = caught(lambda: (x * 1).sqrt().exp().sum().backward())
+    assert (error.node, error.operand, error.rows) == ("SqrtBackward0", "result", (1, 3))
+    assert error.offenders == {"x": 2}
+    assert str(error).splitlines() == [
+        "NaN or infinite gradient values (how many) in x (2).",
+        "Origin: SqrtBackward0. The gradient that came in is finite; of the gradient it sent to its input 0, "
+        "2 of 4 values are not. Its saved operand `result` is zero (2 of 4 values, first at (1, 0), rows "
+        "1, 3). Keep it away from zero before this op, by a clamp or a small constant; masking the result "
+        "does not help, because 0 * inf is NaN.",
+    ]
+
+
+def test_the_masked_logarithm_that_everyone_writes_once():
+    x = torch.tensor([0.0, 1.0, 2.0], requires_grad=True)
+    error = caught(lambda: torch.where(x > 0, x.log(), 0.0).sum().backward())
+    assert (error.node, error.operand, error.rows) == ("LogBackward0", "self", (0,))
+
+
+def test_only_the_zeros_that_did_it_are_reported():
+    x = torch.tensor([0.0, 1.0, 0.0], requires_grad=True)
+    error = caught(lambda: (x.sqrt() * torch.tensor([1.0, 1.0, 0.0])).sum().backward())
+    assert error.rows == (0, 2)  # 0 * inf is NaN: both
+    y = torch.tensor([0.0, 1.0, 0.0], requires_grad=True)
+    error = caught(lambda: y.sqrt()[:2].sum().backward())
+    assert error.rows == (0, 2)
+
+
+def test_overflow_is_distinguished_from_division_by_zero():
+    x = torch.tensor([1e-30], requires_grad=True)
+    error = caught(lambda: (x * 1e30 * 1e30 * 1e-20).sum().backward())
+    assert error.node == "MulBackward0"
+    assert error.operand is None
+    assert "left the range of its dtype" in str(error)
+
+
+def test_gradients_whose_sum_overflows():
+    x = torch.tensor([1.0], requires_grad=True)
+    hidden = x * 1
+    error = caught(lambda: (hidden * 3e38 * 1e-38 + hidden * 3e38 * 1e-38).sum().backward(torch.tensor(1e38)))
+    assert error.node == "MulBackward0"
+    assert "their sum overflows" in str(error)
+
+
+def test_a_hook_that_makes_a_gradient_nonfinite_is_named():
+    x = torch.ones(2, requires_grad=True)
+    hidden = x * 2
+    hidden.register_hook(lambda g: g / 0)
+    error = caught(lambda: hidden.sum().backward())
+    assert error.node == "MulBackward0"
+    assert "a hook on the tensor this op made makes it non-finite" in str(error)
+
+
+def test_a_loss_that_is_not_finite_is_traced_to_the_forward_op():
+    x = torch.tensor([2.0, -1.0], requires_grad=True)
+    error = caught(lambda: x.log().sum().backward())
+    assert (error.node, error.operand, error.rows, error.offenders) == ("LogBackward0", "self", (1,), {})
+    assert str(error) == (
+        "The loss itself is nan, before any backward. Origin: LogBackward0 made NaN or infinity (1 of 2 "
+        "values, first at (1,), row 1) out of `self` from -1 to 2."
+    )
+
+
+@pytest.mark.parametrize(
+    ("forward", "op"),
+    [
+        (lambda x: x.exp().exp().exp(), "ExpBackward0"),
+        (lambda x: 1 / (x - 2), "ReciprocalBackward0"),
+        (lambda x: x / (x - 2).detach(), "DivBackward0"),
+        (lambda x: (x - 2) ** -0.5, "PowBackward0"),
+        (lambda x: (x - 3).sqrt() + x.exp(), "SqrtBackward0"),
+        (lambda x: (x - 5).acos(), "AcosBackward0"),
+        (lambda x: (x * 1e30) * (x * 1e30), "MulBackward0"),
+    ],
+)
+def test_forward_origins(forward, op):
+    x = torch.tensor([7.0, 2.0], requires_grad=True)
+    assert caught(lambda: forward(x).sum().backward()).node == op
+
+
+def test_forward_origin_in_a_model_with_row_and_module():
+    model, by = Divides(), torch.ones(4, 1)
+    by[2] = 0
+    error = caught(lambda: model(torch.randn(4, 3), by).sum().backward(), model)
+    assert (error.node, error.module, error.operand, error.rows) == ("DivBackward0", "first", "other", (2,))
+    assert error.offenders["first.weight"] == 9
+
+
+def test_nan_in_the_data_and_in_a_parameter():
+    model, x = Divides(), torch.randn(4, 3)
+    x[1, 2] = float("nan")
+    error = caught(lambda: model(x, 1.0).sum().backward(), model)
+    assert (error.node, error.module, error.operand, error.rows) == ("AddmmBackward0", "first", "mat1", (1,))
+    assert "It came in with data" in str(error)
+    model.zero_grad()
+    with torch.no_grad():
+        model.second.bias[1] = float("inf")
+    error = caught(lambda: model(torch.randn(4, 3), 1.0).sum().backward(), model)
+    assert (error.module, error.operand, error.rows) == ("second", "second.bias", (1,))
+    assert "already held NaN or infinity before the forward pass" in str(error)
+
+
+def test_a_mask_of_minus_infinity_is_not_blamed():
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    mask = torch.tensor([[0.0, float("-inf")], [0.0, 0.0]])
+    error = caught(lambda: ((x + mask).logsumexp(1) * (x[:, 0] - 3).log()).sum().backward())
+    assert error.node == "LogBackward0"
+
+
+def test_a_forward_op_that_saved_nothing_is_reported_as_unknown():
+    x = torch.tensor([1.0], requires_grad=True)
+    error = caught(lambda: (x + float("inf")).sum().backward())
+    assert error.node is None
+    assert "the op that made it is unknown" in str(error)
+
+
+def test_gradients_that_were_nonfinite_before_are_not_blamed_on_this_pass():
+    x = torch.ones(2, requires_grad=True)
+    x.grad = torch.full((2,), float("nan"))
+    error = caught(lambda: (x * 2).sum().backward())
+    assert error.node is None
+    assert "`.grad` was not finite before" in str(error)
+
+
+def test_a_gradient_passed_in_that_is_not_finite():
+    x = torch.ones(2, requires_grad=True)
+    assert "passed in for output 0 is not finite" in str(
+        caught(lambda: (x * 2).backward(torch.tensor([1.0, torch.inf])))
+    )
+
+
+def test_every_way_to_start_a_backward_pass():
+    def zero():
+        return torch.zeros(2, requires_grad=True)
+
+    x, y, z = zero(), zero(), zero()
+    assert caught(lambda: torch.autograd.backward(x.sqrt().sum())).offenders == {"x": 2}
+    assert caught(lambda: torch.autograd.grad(y.sqrt().sum(), [y])).offenders == {"y": 2}
+    assert caught(lambda: z.sqrt().sum().backward(inputs=[z])).offenders == {"z": 2}
+    assert caught(lambda: bridle.trace(zero().sqrt().sum())).node == "SqrtBackward0"
+    w = zero()
+    assert caught(lambda: torch.autograd.grad(w.sqrt().sum(), w, create_graph=True)).node == "SqrtBackward0"
+
+
+def test_a_second_backward_is_checked_too():
+    x = torch.tensor([0.0], requires_grad=True)
+
+    def run():
+        (first,) = torch.autograd.grad((x.abs() ** 1.5).sum(), x, create_graph=True)
+        first.sum().backward()
+
+    assert "PowBackward0" in caught(run).node
+
+
+def test_what_is_finite_passes_unchanged():
+    torch.manual_seed(0)
+    model, x = Divides(), torch.randn(4, 3)
+    model(x, 2.0).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with bridle.detect_nonfinite(model):
+        model(x, 2.0).sum().backward()
+        (grad,) = torch.autograd.grad(model(x, 2.0).sum(), [model.first.weight])
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True))
+    assert torch.equal(grad, expected[0])
+
+
+def test_large_but_finite_values_pass():
+    x = torch.ones(4, requires_grad=True)
+    with bridle.detect_nonfinite():
+        (x * 3e38).backward(torch.ones(4))  # their sum overflows, they do not
+    h = torch.ones(4, requires_grad=True, dtype=torch.half)
+    with bridle.detect_nonfinite():
+        (h * 6e4).backward(torch.ones(4, dtype=torch.half))
+
+
+def test_sparse_and_complex_gradients():
+    embedding = nn.Embedding(4, 2, sparse=True)
+    with torch.no_grad():
+        embedding.weight[1] = 0
+    error = caught(lambda: embedding(torch.tensor([1, 2])).abs().sqrt().sum().backward(), embedding)
+    assert (error.node, error.offenders) == ("SqrtBackward0", {"weight": 2})
+    z = torch.zeros(2, dtype=torch.complex64, requires_grad=True)
+    assert "PowBackward0" in caught(lambda: (z**0.5).abs().sum().backward()).node
+
+
+def test_gradients_of_other_kinds_never_break_a_pass():
+    with bridle.detect_nonfinite():
+        meta = torch.ones(2, device="meta", requires_grad=True)
+        meta.exp().sum().backward()
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+        nested.requires_grad_()
+        (nested * 2).values().sum().backward()
+    nested.grad = None
+    zero = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)], layout=torch.jagged).requires_grad_()
+    assert caught(lambda: zero.sqrt().values().sum().backward()).offenders == {"zero": 3}
+
+
+def test_custom_functions():
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad / ctx.saved_tensors[0]
+
+    x = torch.tensor([1.0, 0.0], requires_grad=True)
+    error = caught(lambda: Bad.apply(x * 1).sum().backward())
+    assert (error.node, error.operand, error.rows) == ("BadBackward", "tensors[0]", (1,))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_inside_a_checkpoint(reentrant):
+    model = Divides()
+    with torch.no_grad():
+        model.first.weight.zero_()
+        model.first.bias.zero_()
+
+    def region(x):
+        return model.second(model.first(x).abs().sqrt())
+
+    x = torch.ones(2, 3, requires_grad=True)
+    error = caught(lambda: checkpoint(region, x, use_reentrant=reentrant).sum().backward(), model)
+    assert (error.node, error.module, error.operand) == ("SqrtBackward0", "first", "result")
+
+
+def test_outside_a_reentrant_checkpoint():
+    layer, x = nn.Linear(3, 3), torch.ones(2, 3, requires_grad=True)
+    with torch.no_grad():
+        layer.weight.zero_()
+        layer.bias.zero_()
+    error = caught(lambda: checkpoint(layer, x, use_reentrant=True).abs().sqrt().sum().backward(), layer)
+    assert error.node == "SqrtBackward0"
+
+
+@pytest.mark.parametrize("donated", [True, False])
+def test_compiled_functions_run_and_are_one_node(donated):
+    torch._dynamo.reset()
+    with torch._functorch.config.patch(donated_buffer=donated):
+        compiled = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), backend="aot_eager")
+        x = torch.zeros(2, 3, requires_grad=True)
+        with bridle.detect_nonfinite():
+            for _ in range(3):
+                compiled(x).sum().backward()
+        y = torch.zeros(2, 3, requires_grad=True)
+        error = caught(lambda: compiled(y.sqrt()).sum().backward())
+    assert error.offenders == {"y": 6}
+    assert error.node == (None if donated else "SqrtBackward0")
+    assert ("donated_buffer = False" in str(error)) == donated
+
+
+def test_batched_gradients_pass_through():
+    x = torch.zeros(3, requires_grad=True)
+    with bridle.detect_nonfinite():
+        torch.autograd.grad(x.exp(), x, torch.eye(3), is_grads_batched=True)
+        torch.func.grad(lambda t: t.sin().sum())(torch.ones(3))
+
+
+def test_blocks_nest_and_leave_nothing_behind():
+    engine = torch.autograd.Variable._execution_engine
+    x = torch.zeros(1, requires_grad=True)
+    with bridle.detect_nonfinite():
+        with bridle.detect_nonfinite():
+            pass
+        assert torch.autograd.Variable._execution_engine is not engine
+        with pytest.raises(NonFiniteGradientError):
+            x.sqrt().sum().backward()
+        (x * 2).sum().backward(inputs=[torch.ones(1, requires_grad=True)])  # the block goes on after an error
+    assert torch.autograd.Variable._execution_engine is engine
+    x.sqrt().sum().backward()
+
+
+def test_other_threads_are_left_alone():
+    errors = []
+
+    def run():
+        try:
+            torch.zeros(1, requires_grad=True).sqrt().sum().backward()
+        except Exception as error:
+            errors.append(error)
+
+    with bridle.detect_nonfinite():
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert errors == []
+
+
+def test_the_hooks_of_the_pass_itself_run_once():
+    x, calls = torch.ones(2, requires_grad=True), []
+    hidden = x * 2
+    hidden.register_hook(calls.append)
+    with bridle.detect_nonfinite():
+        hidden.sum().backward()
+    assert len(calls) == 1
+
+
+def test_nothing_lives_on_after_the_loss_is_dropped():
+    x = torch.ones(3, requires_grad=True)
+    gc.disable()
+    try:
+        with bridle.detect_nonfinite():
+            hidden = x.exp()
+            alive = weakref.ref(hidden)
+            loss = hidden.square().sum()
+            loss.backward()
+            del hidden, loss
+            assert alive() is None
+    finally:
+        gc.enable()

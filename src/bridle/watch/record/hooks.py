@@ -9,7 +9,7 @@ The functions of bridle notify by themselves (`bridle._events`). torch's are mad
 - In one of several processes `__next__` of a DataLoader's iterator is replaced: how long data is waited for.
 
 Steps are seen through torch's global step hooks. Everything is put back when the last observer leaves. Private torch:
-the closures, and the iterator's class. Checked on torch 2.13.0 and 2.15.0.
+the closures.
 """
 
 import functools
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ... import _events
+from ..._torch.data import DataLoaderIterator
 from ...errors import BridleWarning
 from ..run.rank_files import rank_info
 from .shards import replicated_value
@@ -84,7 +84,7 @@ def _install() -> None:
     _replace(torch.amp.GradScaler, "scale", _remember_unscaled)
     _replace(torch.amp.GradScaler, "update", _notify_update)
     if rank_info() is not None:
-        _replace(_BaseDataLoaderIter, "__next__", _notify_data_wait)
+        _replace(DataLoaderIterator, "__next__", _notify_data_wait)
 
 
 def _listed(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:

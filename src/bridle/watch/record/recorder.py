@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._events import ClipEvent
-from ..._step_hooks import StepHook, is_stepping
+from ..._torch.step_hooks import StepHook, is_stepping
 from ...clip import Clipper
 from .._clip_policy import ClipOption, policy_of
 from ..run.rank_files import RankInfo

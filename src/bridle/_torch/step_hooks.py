@@ -1,7 +1,7 @@
 """Hook into the steps of one optimizer.
 
 Private torch: `Optimizer._optimizer_step_pre_hooks`, an ordered dict, to run after all other hooks, and the wrapper
-that torch puts around `step`, which is looked for on the stack. Checked on torch 2.13.0 and 2.15.0.
+that torch puts around `step`, which is looked for on the stack.
 """
 
 import functools

@@ -10,10 +10,11 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
-from .. import _events, _step_hooks
+from .. import _events
+from .._torch import step_hooks
 from ..errors import ArgumentError
 
-_OWN_FILES = (str(Path(__file__).parent), _events.__file__, _step_hooks.__file__)
+_OWN_FILES = (str(Path(__file__).parent), _events.__file__, step_hooks.__file__)
 _kept_alive: list[types.ModuleType] = []
 
 

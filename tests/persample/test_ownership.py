@@ -4,12 +4,12 @@ import threading
 
 import pytest
 import torch
-from bridle.persample._cuts import Losses
 from torch import nn
 
 import bridle
 from bridle.errors import BatchCouplingError, BridleError
-from bridle.persample.ownership.find import Source, signature
+from bridle.persample._losses import Losses
+from bridle.persample.ownership.find import Source, signature_of
 
 from .oracle import flat, loop
 
@@ -57,7 +57,7 @@ def test_strides_count_places_in_memory(first):
     w, x = nn.Parameter(torch.randn(B, B)), torch.randn(B, B)
     lying = {"rows": x, "columns": x.T.contiguous().T}
     forms = [Losses(strided(lying[how], w), torch.arange(B), B) for how in lying]
-    assert signature(forms[0]) == signature(forms[1])
+    assert signature_of(forms[0]) == signature_of(forms[1])
     for how in (first, *lying, first):
         assert check(strided(lying[how], w), {"w": w}, allow_coupling=True)
 

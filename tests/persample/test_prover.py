@@ -7,10 +7,10 @@ from math import prod
 
 import pytest
 import torch
-from bridle.persample._cuts import Losses
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
+from bridle.persample._losses import Losses
 from bridle.persample.ownership.ops import moves_by_index
 
 from .truth import claims, contradictions, flat_losses, same_form

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from bridle.persample._cuts import Losses
 
 from bridle import graph
-from bridle.persample import _reentrant
-from bridle.persample.ownership.find import signature
+from bridle.persample import _checkpoints
+from bridle.persample._losses import Losses
+from bridle.persample.ownership.find import signature_of
 from bridle.persample.ownership.owners import NOBODY, SEVERAL, Owners
 from bridle.persample.ownership.prove import prove
 
@@ -23,7 +23,7 @@ def opened(losses, groups=None):
     """Return the losses as `per_sample` reads them."""
     root = losses.reshape(len(losses), -1).sum(1)
     sample_of = torch.arange(len(root)) if groups is None else torch.unique(groups, return_inverse=True)[1]
-    return _reentrant.opened(Losses(root, sample_of, int(sample_of.max()) + 1))
+    return _checkpoints.inline_checkpoints(Losses(root, sample_of, int(sample_of.max()) + 1))
 
 
 def claims(losses, by_indices=False):
@@ -51,7 +51,7 @@ def check(builds):
     """Hold what is proved for the first graph of a signature against all of them."""
     proofs = {}
     for losses in builds:
-        claimed = proofs.setdefault(signature(losses), claims(losses))
+        claimed = proofs.setdefault(signature_of(losses), claims(losses))
         assert not refuted(claimed, losses)
         assert not refuted(claims(losses, by_indices=True), losses)
 

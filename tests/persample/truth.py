@@ -1,11 +1,11 @@
 """What a proof of ownership claims, against the engine: one backward pass per sample, on several graphs of one form."""
 
 import torch
-from bridle.persample._cuts import Losses
 from torch.autograd.graph import GradientEdge
 
 from bridle import graph
-from bridle.persample.ownership.find import signature
+from bridle.persample._losses import Losses
+from bridle.persample.ownership.find import signature_of
 from bridle.persample.ownership.owners import NOBODY, SEVERAL
 from bridle.persample.ownership.prove import prove
 
@@ -57,4 +57,4 @@ def contradictions(claimed, losses):
 
 
 def same_form(a: Losses, b: Losses) -> bool:
-    return signature(a) == signature(b)
+    return signature_of(a) == signature_of(b)

@@ -128,7 +128,7 @@ def _applied(proof: _Proof | None, source: Source, losses: Losses, known: Known,
 
 def _proof(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
     wanted = tuple(i for i, node in enumerate(losses.read.nodes) if node in leaves)
-    key = (_signature(losses), wanted)
+    key = (signature_of(losses), wanted)
     if key not in _PROOFS:
         _PROOFS[key] = _try_to_prove(leaves, losses)
         if len(_PROOFS) > _AT_MOST:
@@ -206,7 +206,7 @@ def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:
             )
 
 
-def _signature(losses: Losses) -> tuple[Any, ...]:
+def signature_of(losses: Losses) -> tuple[Any, ...]:
     """Return everything about a graph but its values."""
     nodes = losses.read.nodes
     inside = getattr(losses.root.grad_fn, "regions_inside", ())

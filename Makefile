@@ -8,7 +8,7 @@ READY   = $(VENV)/.ready
 
 setup: $(READY)
 
-$(READY): pyproject.toml setup.py constraints.txt src/bridle/_native/kernels.c
+$(READY): pyproject.toml setup.py constraints.txt src/bridle/_kernels/cpu.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt setuptools wheel
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -50,4 +50,4 @@ test-torch:
 	.venv-$(VERSION)/bin/python -m pytest
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_native/*.so
+	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_kernels/*.so

@@ -9,13 +9,13 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ..distributed import PlacementSpec
 from ..errors import ArgumentError
+from ..policies import Policy, Stateful
 from . import _apply
 from ._clip import NonFinite, clip_
-from ._decision import Policy, Stateful
-from ._groups import Groups
+from ._parameters import Target
 from ._report import ClipReport
-from ._target import Target
 
 __all__ = ["Clipper"]
 
@@ -27,7 +27,7 @@ class Clipper:
     `unscale_` is needed: gradients are clipped after they are unscaled, and a step the scaler skips is neither
     clipped nor learned from. A closure passed to `step` is clipped each time it has been called.
 
-    A step that is skipped, by `nonfinite="skip"` or by a policy such as `skip_spikes`, leaves the optimizer without
+    A step that is skipped, by `nonfinite="skip"` or by a policy such as `SkipSpikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
     cannot be read without waiting, gradients are set to zero instead.
 
@@ -38,7 +38,7 @@ class Clipper:
             `named_parameters()`.
         nonfinite: as for `bridle.clip_`.
         dry_run: change nothing; `report` says what would have been done.
-        groups: what tensors cannot say about other ranks, as for `bridle.clip_`.
+        placement: where plain tensors are on other ranks, as for `bridle.clip_`.
 
     Raises:
         ArgumentError: (a ValueError) a wrong mode, or a parameter of the optimizer that `model` does not have.
@@ -62,7 +62,7 @@ class Clipper:
         model: torch.nn.Module | None = None,
         nonfinite: NonFinite = "raise",
         dry_run: bool = False,
-        groups: Groups | None = None,
+        placement: PlacementSpec | None = None,
     ) -> None:
         if nonfinite not in get_args(NonFinite):
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
@@ -70,7 +70,7 @@ class Clipper:
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
         self.dry_run = dry_run
-        self.groups = groups
+        self.placement = placement
         self.report: ClipReport | None = None
         self._names = None if model is None else {id(p): name for name, p in model.named_parameters()}
         self._taken: list[tuple[Tensor, Tensor]] = []
@@ -159,7 +159,9 @@ class Clipper:
             self._unscale()
             # A scaler that drives a fused optimizer has looked for such values, and makes it skip by itself.
             mode: NonFinite = "propagate" if driven else self.nonfinite
-            self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, groups=self.groups)
+            self.report = clip_(
+                self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, placement=self.placement
+            )
             self._take_away(self.report._known_skips(self._parameters()))
 
     def _unscale(self) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..clip import _measure
+from .. import _measure
 from ..graph import find_names
 from ._pieces import here, piece, speaks, why_not
 from ._torch import is_flattened, scaled_by

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..clip import clip_
-from ..clip._decision import Policy
+from ..policies import Policy
 from ._clipping import Heard, before_clipping, done, refuse_flattened, sized
 from ._clock import Clock
 from ._policy import Clip, policy_of

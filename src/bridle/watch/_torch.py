@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from ..clip._target import named
+from ..clip._parameters import named
 from ._pieces import readable
 from ._ranks import place
 

@@ -64,7 +64,7 @@ def test_one_collective_for_each_group(four, call):
     ("fault", "says"),
     [
         ("killed", "could not exchange gradient norms with ranks [0, 1, 2]"),
-        ("late", "has not come to this call within the group's timeout"),
+        ("late", "has not made the same call within the group's timeout"),
         ("fewer", "ranks [0, 1, 2] share gradients and do not agree on them: they hold [2, 1, 2] of them"),
     ],
 )

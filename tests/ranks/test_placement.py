@@ -30,8 +30,8 @@ def test_pieces_and_stages_at_once(four):
         (placements.rms_of_plain_pieces, "UnsupportedGradientError", "w is Sharded by `placement`"),
         (placements.units_of_pieces, "UnsupportedGradientError", "that of p0 lies on several ranks"),
         (placements.not_a_mark, "ArgumentError", "`placement` is Disjoint(group), Sharded(group) or Replicated(group)"),
-        (placements.no_names, "ArgumentError", "name patterns in `groups` need names"),
-        (placements.no_pattern, "ArgumentError", "no pattern of `groups` matches the parameter 'w'"),
+        (placements.no_names, "ArgumentError", "name patterns in `placement` need names"),
+        (placements.no_pattern, "ArgumentError", "no pattern of `placement` matches the parameter 'w'"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

@@ -9,7 +9,8 @@ from torch import Tensor
 from . import _devices, _kernels
 from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
-from ._torch.foreach import has_foreach, undo_negation
+from ._torch.foreach import has_foreach
+from ._torch.storage import undo_negation
 from .errors import UnsupportedDeviceError, UnsupportedGradientError
 
 _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})

@@ -1,4 +1,4 @@
-"""What the ranks run where tensors cannot say how they are spread: `placement=`."""
+"""What the ranks run where plain tensors lie on several ranks: `placement=`."""
 
 import layouts
 import torch
@@ -53,13 +53,13 @@ def tied(p):
     mine = [(f"layer{rank}", [1.0 + rank])]
     if rank in (0, size - 1):
         mine.append(("embed", [2.0, 5.0]))
-    marks = {"embed": bridle.distributed.Replicated(line()), "*": bridle.distributed.Disjoint(line())}
+    placement = {"embed": bridle.distributed.Replicated(line()), "*": bridle.distributed.Disjoint(line())}
     wholes = [torch.tensor([1.0 + r]) for r in range(size)] + [torch.tensor([2.0, 5.0])]
     policy = {"embed": bridle.by_norm(1.0, p), "layer*": bridle.by_norm(1.0, p)}
     layouts.close(
-        bridle.clip_(grads(*mine), bridle.by_norm(9.0, p), placement=marks).norm, layouts.norm_of(wholes, p), 12
+        bridle.clip_(grads(*mine), bridle.by_norm(9.0, p), placement=placement).norm, layouts.norm_of(wholes, p), 12
     )
-    apart = bridle.clip_(grads(*mine), policy, placement=marks).by_pattern
+    apart = bridle.clip_(grads(*mine), policy, placement=placement).by_pattern
     layouts.close(apart["embed"].norm, layouts.norm_of(wholes[-1:], p), 12)
     layouts.close(apart["layer*"].norm, layouts.norm_of(wholes[:-1], p), 12)
 
@@ -69,8 +69,8 @@ def sharded(p):
     rank, size = dist.get_rank(), dist.get_world_size()
     columns, bias = torch.arange(1.0, size + 1), torch.tensor([0.5, 2.0])
     mine = grads(("up", [columns[rank].item()]), ("bias", bias.tolist()))
-    marks = {"up": bridle.distributed.Sharded(line()), "*": None}
-    report = bridle.clip_(mine, bridle.by_norm(1.0, p, per_parameter=True), placement=marks)
+    placement = {"up": bridle.distributed.Sharded(line()), "*": None}
+    report = bridle.clip_(mine, bridle.by_norm(1.0, p, per_parameter=True), placement=placement)
     layouts.close(report.norm, layouts.norm_of([columns, bias], p), 12)
     layouts.close(report.norms["up"], layouts.norm_of([columns], p), 12)
     torch.testing.assert_close(mine["up"].grad, columns[rank : rank + 1] / layouts.norm_of([columns], p))
@@ -82,8 +82,8 @@ def sharded_and_staged():
     stage, tp = mesh.get_coordinate()
     mine = grads((f"up{stage}", [1.0 + 2 * stage + tp]), (f"gain{stage}", [10.0 + stage]))
     over = bridle.distributed.Disjoint(mesh["stage"])
-    marks = {"up*": (bridle.distributed.Sharded(mesh["tp"].get_group()), over), "gain*": over}
-    norm = bridle.clip_grad_norm_(mine, 1.0, placement=marks)
+    placement = {"up*": (bridle.distributed.Sharded(mesh["tp"].get_group()), over), "gain*": over}
+    norm = bridle.clip_grad_norm_(mine, 1.0, placement=placement)
     layouts.close(norm.item(), (1 + 4 + 9 + 16 + 100 + 121) ** 0.5, 6)
     layouts.assert_same_everywhere(norm.item())
 
@@ -129,7 +129,7 @@ def units_of_pieces():
     return error(lambda: bridle.clip_(layouts.build(case)[0], bridle.by_unit()))
 
 
-def not_a_mark():
+def not_a_placement():
     return error(lambda: bridle.clip_grad_norm_([torch.nn.Parameter(torch.zeros(1))], 1.0, placement=line()))
 
 

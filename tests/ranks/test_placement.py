@@ -1,4 +1,4 @@
-"""`placement=`: what tensors cannot say."""
+"""`placement=`: where plain tensors are."""
 
 import math
 
@@ -29,7 +29,11 @@ def test_pieces_and_stages_at_once(four):
         ),
         (placements.rms_of_plain_pieces, "UnsupportedGradientError", "w is Sharded by `placement`"),
         (placements.units_of_pieces, "UnsupportedGradientError", "that of p0 lies on several ranks"),
-        (placements.not_a_mark, "ArgumentError", "`placement` is Disjoint(group), Sharded(group) or Replicated(group)"),
+        (
+            placements.not_a_placement,
+            "ArgumentError",
+            "`placement` is Disjoint(group), Sharded(group) or Replicated(group)",
+        ),
         (placements.no_names, "ArgumentError", "name patterns in `placement` need names"),
         (placements.no_pattern, "ArgumentError", "no pattern of `placement` matches the parameter 'w'"),
     ],

@@ -27,8 +27,3 @@ def foreach_clamp_(tensors: list[Tensor], limit: float) -> None:
     """Limit every element to `[-limit, limit]`."""
     torch._foreach_clamp_min_(tensors, -limit)
     torch._foreach_clamp_max_(tensors, limit)
-
-
-def undo_negation(tensor: Tensor) -> Tensor:
-    """Return a view of the memory of a tensor as stored, without a pending negation."""
-    return torch._neg_view(tensor) if tensor.is_neg() else tensor

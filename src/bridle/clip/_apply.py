@@ -13,6 +13,7 @@ from .._devices import accumulation_dtype
 from .._kernels import foreach as _foreach
 from .._measure import shares_memory
 from .._torch.foreach import has_foreach
+from .._torch.storage import sparse_values
 
 _FLOAT32 = torch.finfo(torch.float32)
 
@@ -81,8 +82,8 @@ def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
     unit = exact / by.unsqueeze(-1)  # so that the magnitude neither overflows nor vanishes
     length = torch.hypot(unit[..., 0], unit[..., 1])
     over = (top > limit.to(exact.dtype) / length) & (top < math.inf)
-    held = unit / length.unsqueeze(-1) * limit.to(exact.dtype).unsqueeze(-1)
-    return torch.where(over.unsqueeze(-1), held, exact)
+    shortened = unit / length.unsqueeze(-1) * limit.to(exact.dtype).unsqueeze(-1)
+    return torch.where(over.unsqueeze(-1), shortened, exact)
 
 
 def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
@@ -168,7 +169,7 @@ def _coalesce_(g: Tensor) -> Tensor:
 
 
 def _stored(g: Tensor) -> Tensor:
-    values = g._values() if g.is_sparse else g.values() if g.layout is not torch.strided else g
+    values = sparse_values(g) if g.is_sparse else g.values() if g.layout is not torch.strided else g
     values = _once(_measure.as_stored(values.detach()))
     return torch.view_as_real(values) if values.is_complex() else values
 

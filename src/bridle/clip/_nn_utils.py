@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -80,8 +80,7 @@ def clip_grad_norm_(
         return _clip_plain(listed, grads, options)
 
 
-@dataclass(frozen=True)
-class _Options:
+class _Options(NamedTuple):
     max_norm: float | Tensor
     p: float
     error_if_nonfinite: bool

@@ -8,7 +8,7 @@ READY   = $(VENV)/.ready
 
 setup: $(READY)
 
-$(READY): pyproject.toml setup.py constraints.txt src/bridle/_native/kernels.c
+$(READY): pyproject.toml setup.py constraints.txt src/bridle/_kernels/cpu.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt setuptools wheel
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -55,4 +55,4 @@ torch-suite: setup
 	$(BIN)/python tools/torch_suite $(TORCH_SRC)
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_native/*.so
+	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_kernels/*.so

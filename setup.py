@@ -27,8 +27,8 @@ class ThreadsIfPossible(build_ext):
 setup(
     ext_modules=[
         Extension(
-            "bridle._native._kernels",
-            ["src/bridle/_native/kernels.c"],
+            "bridle._kernels._cpu",
+            ["src/bridle/_kernels/cpu.c"],
             define_macros=[("Py_LIMITED_API", "0x030A0000")],
             py_limited_api=True,
             optional=True,

@@ -18,7 +18,7 @@ import math
 import torch
 
 import bridle
-from bridle import _native
+from bridle._kernels import BACKENDS
 from side_by_side import interleave, ratio, save, show
 
 METHOD = __doc__ or ""
@@ -68,12 +68,11 @@ def norm_row(ps: list[torch.nn.Parameter], p: float, clipping: bool, rounds: int
     grads = [q.grad for q in ps]
     norm = bridle.get_total_norm(grads, p).item()
     limit = norm / 2 if clipping else norm * 10
-    threads = torch.get_num_threads()
 
     def memory() -> None:
-        _native.kernels.norm(grads, math.inf, threads)
+        BACKENDS["cpu"].total_norm(grads, math.inf)
         if clipping:
-            _native.kernels.scale(grads, 0.5, threads)
+            BACKENDS["cpu"].scale_(grads, 0.5)
 
     def restore() -> None:
         """What was halved is doubled again: a power of two leaves no trace in any of the types."""
@@ -85,7 +84,7 @@ def norm_row(ps: list[torch.nn.Parameter], p: float, clipping: bool, rounds: int
         "torch": lambda: torch.nn.utils.clip_grad_norm_(ps, limit, p),
         "torch foreach=False": lambda: torch.nn.utils.clip_grad_norm_(ps, limit, p, foreach=False),
     }
-    if _native.kernels is not None:
+    if BACKENDS["cpu"] is not None:
         contenders["limit"] = memory
     if clipping:
         return summary(interleave(contenders, rounds=rounds, before=restore, inner=1))
@@ -95,21 +94,20 @@ def norm_row(ps: list[torch.nn.Parameter], p: float, clipping: bool, rounds: int
 def value_row(ps: list[torch.nn.Parameter], clipping: bool, rounds: int) -> dict[str, object]:
     grads = [q.grad for q in ps]
     kept = [g.clone() for g in grads]
-    threads = torch.get_num_threads()
     limit = 0.02 if clipping else 1.0  # two standard deviations: one element in twenty is over it
 
     def memory() -> None:
         if clipping:
-            _native.kernels.scale(grads, 0.5, threads)
+            BACKENDS["cpu"].scale_(grads, 0.5)
         else:
-            _native.kernels.norm(grads, math.inf, threads)
+            BACKENDS["cpu"].total_norm(grads, math.inf)
 
     contenders = {
         "bridle": lambda: bridle.clip_grad_value_(ps, limit),
         "torch": lambda: torch.nn.utils.clip_grad_value_(ps, limit),
         "torch foreach=False": lambda: torch.nn.utils.clip_grad_value_(ps, limit, foreach=False),
     }
-    if _native.kernels is not None:
+    if BACKENDS["cpu"] is not None:
         contenders["limit"] = memory
     if clipping:
         return summary(interleave(contenders, rounds=rounds, before=lambda: torch._foreach_copy_(grads, kept), inner=1))

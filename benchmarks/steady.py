@@ -36,20 +36,20 @@ from steady_tasks import TASKS
 
 SWEEP = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 # What `--clip auto` stands for: a policy that has seen nothing of the task beforehand.
-AUTO = "auto (by_overshoot)"
+AUTO = "auto (ByOvershoot)"
 POLICIES: dict[str, Callable[[], object]] = {
     "none": lambda: None,
     **{f"by_value({v})": lambda v=v: bridle.by_value(v) for v in (0.003, 0.03, 0.3)},
     **{f"by_norm({v})": lambda v=v: bridle.by_norm(v) for v in SWEEP},
-    "by_zscore": bridle.by_zscore,
-    "by_quantile": bridle.by_quantile,
-    "by_tracked_quantile": bridle.by_tracked_quantile,
-    "by_median": bridle.by_median,
-    "by_running_norm": bridle.by_running_norm,
-    "by_stable_norm": bridle.by_stable_norm,
-    "by_element_spike": bridle.by_element_spike,
-    "skip_spikes": bridle.skip_spikes,
-    AUTO: bridle.by_overshoot,
+    "ByZScore": bridle.policies.ByZScore,
+    "ByQuantile": bridle.policies.ByQuantile,
+    "ByTrackedQuantile": bridle.policies.ByTrackedQuantile,
+    "ByMedian": bridle.policies.ByMedian,
+    "ByRunningNorm": bridle.policies.ByRunningNorm,
+    "ByStableNorm": bridle.policies.ByStableNorm,
+    "ByElementSpike": bridle.policies.ByElementSpike,
+    "SkipSpikes": bridle.policies.SkipSpikes,
+    AUTO: bridle.policies.ByOvershoot,
 }
 
 
@@ -65,7 +65,7 @@ def run(job: tuple[str, str, int]) -> dict[str, float]:
     for step in range(1, task.steps + 1):
         task.optimizer.zero_grad()
         loss = task.step_loss()
-        if policy_name == "skip_spikes":
+        if policy_name == "SkipSpikes":
             policy.see(loss)
         loss.backward()
         task.optimizer.step()

@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import bridle
-from bridle import _native
+from bridle._kernels import BACKENDS
 from bridle.watch.record import hooks
 
 WIDTH, LAYERS, TIME, BATCH, VOCABULARY, HEADS = 256, 4, 128, 16, 1024, 8
@@ -121,7 +121,7 @@ def main():
             "processor": platform.machine(),
             "cores": os.cpu_count(),
             "load": [round(v, 1) for v in os.getloadavg()],  # a quiet machine is one below its cores
-            "kernels": _native.kernels is not None,
+            "kernels": BACKENDS["cpu"] is not None,
         },
         "ranks": RANKS,
         "runs": runs(),

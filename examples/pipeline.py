@@ -56,8 +56,8 @@ def train(rank: int) -> None:
     dist.all_reduce(stage.embed.weight.grad)  # both ends of the shared matrix
 
     stages = dist.group.WORLD
-    marks = {"embed.*": bridle.Replicated(stages), "*": bridle.Stages(stages)}
-    report = bridle.clip_(stage, bridle.by_norm(0.1), groups=marks)
+    placement = {"embed.*": bridle.distributed.Replicated(stages), "*": bridle.distributed.Disjoint(stages)}
+    report = bridle.clip_(stage, bridle.by_norm(0.1), placement=placement)
 
     expected = one_process(ids).item()
     assert abs(report.norm - expected) < 1e-4 * expected, (report.norm, expected)

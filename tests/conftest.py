@@ -3,6 +3,8 @@ import doctest
 import pytest
 import torch
 
+from bridle import _kernels
+
 
 @pytest.fixture(autouse=True)
 def _seed():
@@ -12,13 +14,13 @@ def _seed():
 @pytest.fixture
 def without_kernels(monkeypatch):
     """As where no compiler was: torch operations only."""
-    monkeypatch.setattr("bridle._native.kernels", None)
+    monkeypatch.setitem(_kernels.BACKENDS, "cpu", None)
 
 
 @pytest.fixture
 def as_on_a_device(monkeypatch, without_kernels):
     """Take the way an accelerator takes: no value of a tensor may be read."""
-    monkeypatch.setattr("bridle.clip._measure.readable_now", lambda grads: False)
+    monkeypatch.setattr("bridle._devices.readable_now", lambda grads: False)
 
 
 doctest.ELLIPSIS_MARKER = "[...]"

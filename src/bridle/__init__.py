@@ -1,62 +1,32 @@
 """See, split and hold every gradient in a PyTorch program."""
 
-from . import autograd, errors, graph
+from . import autograd, distributed, errors, functional, graph, policies
 from .autograd import backward, detect_nonfinite, grad, trace
 from .clip import (
     Clipper,
     ClipReport,
-    Replicated,
-    Sharded,
-    Stages,
-    by_element_spike,
-    by_median,
-    by_norm,
-    by_overshoot,
-    by_parameter,
-    by_quantile,
-    by_rms,
-    by_running_norm,
-    by_stable_norm,
-    by_tracked_quantile,
-    by_unit,
-    by_value,
-    by_zscore,
     clip_,
-    clip_by_global_norm,
-    clip_by_norm,
-    clip_by_value,
     clip_grad_norm,
     clip_grad_norm_,
     clip_grad_value_,
     clip_grads_with_norm_,
     get_total_norm,
-    skip_spikes,
 )
+from .functional import clip_by_global_norm, clip_by_norm, clip_by_value
 from .persample import call_for_per_sample_grads, per_sample, register_rule
+from .policies import by_norm, by_rms, by_unit, by_value
 from .watch import Monitor
 
 __all__ = [
     "ClipReport",
     "Clipper",
     "Monitor",
-    "Replicated",
-    "Sharded",
-    "Stages",
     "autograd",
     "backward",
-    "by_element_spike",
-    "by_median",
     "by_norm",
-    "by_overshoot",
-    "by_parameter",
-    "by_quantile",
     "by_rms",
-    "by_running_norm",
-    "by_stable_norm",
-    "by_tracked_quantile",
     "by_unit",
     "by_value",
-    "by_zscore",
     "call_for_per_sample_grads",
     "clip_",
     "clip_by_global_norm",
@@ -67,13 +37,15 @@ __all__ = [
     "clip_grad_value_",
     "clip_grads_with_norm_",
     "detect_nonfinite",
+    "distributed",
     "errors",
+    "functional",
     "get_total_norm",
     "grad",
     "graph",
     "per_sample",
+    "policies",
     "register_rule",
-    "skip_spikes",
     "trace",
 ]
 

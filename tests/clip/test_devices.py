@@ -49,7 +49,7 @@ CALLS = {
     "by_norm tensor": lambda m: bridle.clip_(m, bridle.by_norm(torch.tensor(0.1)), nonfinite="zero"),
     "by_value": lambda m: bridle.clip_(m, bridle.by_value(0.1), nonfinite="propagate"),
     "by_value tensor": lambda m: bridle.clip_(m, bridle.by_value(torch.tensor(0.1)), nonfinite="skip"),
-    "by_parameter": lambda m: bridle.clip_(m, bridle.by_parameter(0.1), nonfinite="skip"),
+    "by_norm, per parameter": lambda m: bridle.clip_(m, bridle.by_norm(0.1, per_parameter=True), nonfinite="skip"),
     "by_rms": lambda m: bridle.clip_(m, bridle.by_rms(0.1), nonfinite="skip"),
     "by_unit": lambda m: bridle.clip_(m, bridle.by_unit(0.1), nonfinite="skip"),
     "patterns": lambda m: bridle.clip_(m, {"0.*": bridle.by_norm(0.1), "*": None}, nonfinite="skip"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bridle
-from bridle import _native
+from bridle import _kernels
 from bridle.errors import NonFiniteGradientError
 
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -23,7 +23,7 @@ ORDERS = [0.5, 1.0, 2.0, 3.0, 20.0, math.inf]
 
 @contextmanager
 def kernels(on):
-    with mock.patch.object(_native, "kernels", _native.kernels if on else None):
+    with mock.patch.dict(_kernels.BACKENDS, {} if on else {"cpu": None}):
         yield
 
 
@@ -145,7 +145,7 @@ def test_the_norm_of_each(grads, limit, p, native):
     if norm_of([v for values in before for v in values], p) > LARGEST:
         return
     with kernels(native):
-        bridle.clip_(ps, bridle.by_parameter(limit, p))
+        bridle.clip_(ps, bridle.by_norm(limit, p, per_parameter=True))
     for q, values in zip(ps, before, strict=True):
         norm = norm_of(values, p)
         factor = min(mpmath.mpf(1), mpmath.mpf(limit) / norm) if norm else mpmath.mpf(1)
@@ -183,16 +183,18 @@ def test_a_value_that_is_infinite(dtype, limit, native):
 
 
 ADAPTIVE = {
-    "by_zscore": lambda each: bridle.by_zscore(warmup=1, each=each),
-    "by_quantile": lambda each: bridle.by_quantile(0.3, each=each),
-    "by_tracked_quantile": lambda each: bridle.by_tracked_quantile(each=each),
-    "by_median": lambda each: bridle.by_median(0.5, warmup=1, each=each),
-    "by_running_norm": lambda each: bridle.by_running_norm(warmup=1, each=each),
-    "by_stable_norm": lambda each: bridle.by_stable_norm(each=each),
-    "by_stable_norm, with a floor": lambda each: bridle.by_stable_norm(each=each, floor=65504.0),
-    "by_element_spike": lambda _: bridle.by_element_spike(theta=2.0, warmup=1),
-    "by_overshoot": lambda _: bridle.by_overshoot(),
-    "skip_spikes": lambda each: bridle.skip_spikes(bridle.by_median(warmup=1, each=each), warmup=1),
+    "ByZScore": lambda each: bridle.policies.ByZScore(warmup=1, per_parameter=each),
+    "ByQuantile": lambda each: bridle.policies.ByQuantile(0.3, per_parameter=each),
+    "ByTrackedQuantile": lambda each: bridle.policies.ByTrackedQuantile(per_parameter=each),
+    "ByMedian": lambda each: bridle.policies.ByMedian(0.5, warmup=1, per_parameter=each),
+    "ByRunningNorm": lambda each: bridle.policies.ByRunningNorm(warmup=1, per_parameter=each),
+    "ByStableNorm": lambda each: bridle.policies.ByStableNorm(per_parameter=each),
+    "ByStableNorm, with a floor": lambda each: bridle.policies.ByStableNorm(per_parameter=each, floor=65504.0),
+    "ByElementSpike": lambda _: bridle.policies.ByElementSpike(theta=2.0, warmup=1),
+    "ByOvershoot": lambda _: bridle.policies.ByOvershoot(),
+    "SkipSpikes": lambda each: bridle.policies.SkipSpikes(
+        bridle.policies.ByMedian(warmup=1, per_parameter=each), warmup=1
+    ),
     "by_rms": lambda _: bridle.by_rms(1e-3),
     "by_unit": lambda _: bridle.by_unit(),
     "by_value": lambda _: bridle.by_value(1.0),
@@ -228,7 +230,7 @@ def test_a_finite_gradient_stays_finite(name, native, data):
             relative, absolute = steps(g.dtype)
             aligned = after / after.abs().amax().clamp(min=1e-300) * (was / was.abs().amax().clamp(min=1e-300)).conj()
             assert (aligned.real >= -relative).all()
-            if "stable" not in name:
+            if "Stable" not in name:
                 assert (after.abs() <= was.abs() * (1 + relative) + absolute).all()
 
 
@@ -236,7 +238,7 @@ def test_a_finite_gradient_stays_finite(name, native, data):
 def test_a_tiny_gradient_of_a_steady_norm(native):
     """A norm of 1 before, then subnormal values: the coefficient is beyond float32."""
     (p,) = helpers.parameters([torch.ones(2)])
-    policy = bridle.by_stable_norm()
+    policy = bridle.policies.ByStableNorm()
     with kernels(native):
         for size in (1.0, 1.0, 3e-42):
             p.grad = torch.tensor([size, 0.0])
@@ -264,7 +266,7 @@ def test_on_a_device_a_coefficient_beyond_float32_keeps_the_promises(as_on_a_dev
     (p,) = helpers.parameters([torch.full((4,), 1e38)])
     bridle.clip_grad_norm_([p], 3e-6)
     assert 0 < p.grad.norm() <= 3e-6
-    policy = bridle.by_stable_norm()
+    policy = bridle.policies.ByStableNorm()
     for size in (1.0, 1.0, 3e-42):
         p.grad = torch.tensor([size, 0.0, 0.0, 0.0])
         bridle.clip_([p], policy, nonfinite="propagate")

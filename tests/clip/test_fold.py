@@ -118,7 +118,7 @@ def test_refused_by_name():
     with pytest.raises(bridle.errors.FoldError, match=r"exactly the parameters that SGD steps.*It steps 4; 2 of these"):
         bridle.clip_(a[0], by_norm(1.0), fold_into=fused)
     with pytest.raises(bridle.errors.FoldError, match="one coefficient for all"):
-        bridle.clip_(a, bridle.by_parameter(1.0), fold_into=fused)
+        bridle.clip_(a, bridle.by_norm(1.0, per_parameter=True), fold_into=fused)
     with pytest.raises(bridle.errors.FoldError, match="in 2 group"):
         bridle.clip_(a, {"0.*": by_norm(1.0), "*": by_norm(2.0)}, fold_into=fused)
     assert not hasattr(fused, "grad_scale")

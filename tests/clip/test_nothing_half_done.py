@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bridle
-from bridle import _native
+from bridle import _kernels
 from bridle.errors import BridleError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -32,19 +32,19 @@ POLICIES = {
     "by_norm": lambda: bridle.by_norm(0.5),
     "by_norm, a bad limit": lambda: bridle.by_norm(torch.tensor(-1.0)),
     "by_norm 3": lambda: bridle.by_norm(0.5, 3),
-    "by_parameter": lambda: bridle.by_parameter(0.5),
+    "by_norm, per parameter": lambda: bridle.by_norm(0.5, per_parameter=True),
     "by_rms": lambda: bridle.by_rms(0.1),
     "by_value": lambda: bridle.by_value(0.5),
     "by_unit": bridle.by_unit,
-    "by_zscore": lambda: bridle.by_zscore(warmup=0, ceiling=0.5),
-    "by_quantile": lambda: bridle.by_quantile(ceiling=0.5),
-    "by_tracked_quantile": lambda: bridle.by_tracked_quantile(ceiling=0.5),
-    "by_median": lambda: bridle.by_median(warmup=0, ceiling=0.5),
-    "by_running_norm": lambda: bridle.by_running_norm(warmup=0, ceiling=0.5),
-    "by_stable_norm": bridle.by_stable_norm,
-    "by_element_spike": lambda: bridle.by_element_spike(ceiling=0.5),
-    "by_overshoot": bridle.by_overshoot,
-    "skip_spikes": lambda: bridle.skip_spikes(bridle.by_element_spike(ceiling=0.5)),
+    "ByZScore": lambda: bridle.policies.ByZScore(warmup=0, ceiling=0.5),
+    "ByQuantile": lambda: bridle.policies.ByQuantile(ceiling=0.5),
+    "ByTrackedQuantile": lambda: bridle.policies.ByTrackedQuantile(ceiling=0.5),
+    "ByMedian": lambda: bridle.policies.ByMedian(warmup=0, ceiling=0.5),
+    "ByRunningNorm": lambda: bridle.policies.ByRunningNorm(warmup=0, ceiling=0.5),
+    "ByStableNorm": bridle.policies.ByStableNorm,
+    "ByElementSpike": lambda: bridle.policies.ByElementSpike(ceiling=0.5),
+    "ByOvershoot": bridle.policies.ByOvershoot,
+    "SkipSpikes": lambda: bridle.policies.SkipSpikes(bridle.policies.ByElementSpike(ceiling=0.5)),
 }
 MODES = ["raise", "skip", "zero", "propagate"]
 
@@ -132,7 +132,7 @@ def attempt(call, ps):
 @pytest.mark.parametrize("kind", AWKWARD)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call(name, kind, native):
-    with mock.patch.object(_native, "kernels", _native.kernels if native else None):
+    with mock.patch.dict(_kernels.BACKENDS, {} if native else {"cpu": None}):
         error = attempt(CALLS[name], parameters(kind))
     if "norm_" in name or "value_" in name or name == "get_total_norm":
         assert error is None or isinstance(error, BridleError), repr(error)
@@ -144,8 +144,8 @@ def test_a_call(name, kind, native):
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy(name, kind, mode, native):
     """By itself, and as the second of two policies, of which the first has a memory."""
-    with mock.patch.object(_native, "kernels", _native.kernels if native else None):
-        first = bridle.by_running_norm(warmup=0, ceiling=0.5)
+    with mock.patch.dict(_kernels.BACKENDS, {} if native else {"cpu": None}):
+        first = bridle.policies.ByRunningNorm(warmup=0, ceiling=0.5)
         ps = dict(zip("abcde", parameters(kind), strict=True))
         policy = POLICIES[name]()
         error = attempt(
@@ -175,12 +175,12 @@ def shapes(state):
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("kind", ["conjugate", "negative", "strided half", "complex", "expanded", "over each other"])
 @pytest.mark.parametrize(
-    "name", ["by_norm", "by_parameter", "by_rms", "by_value", "by_stable_norm", "by_element_spike"]
+    "name", ["by_norm", "by_norm, per parameter", "by_rms", "by_value", "ByStableNorm", "ByElementSpike"]
 )
 def test_what_is_awkward_is_clipped_as_its_plain_copy(name, kind, native):
-    if (name, kind) == ("by_element_spike", "over each other"):
+    if (name, kind) == ("ByElementSpike", "over each other"):
         pytest.skip("its elements have histories of their own, and one place")
-    with mock.patch.object(_native, "kernels", _native.kernels if native else None):
+    with mock.patch.dict(_kernels.BACKENDS, {} if native else {"cpu": None}):
         awkward, plain = parameters(kind), parameters(kind)
         for p in plain:
             p.grad = p.grad.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()

@@ -11,12 +11,12 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[2]
 USE = """
 import torch, bridle
-from bridle import _native
+from bridle import _kernels
 p = torch.nn.Parameter(torch.zeros(2))
 p.grad = torch.tensor([3.0, 4.0])
 assert bridle.clip_grad_norm_([p], 1.0).item() == 5
 assert bridle.clip_(p, bridle.by_value(0.7)).clipped
-print("kernels" if _native.kernels else "torch only")
+print("kernels" if _kernels.BACKENDS["cpu"] else "torch only")
 """
 
 

@@ -18,7 +18,7 @@ def modules():
     return [
         info.name
         for info in pkgutil.walk_packages(bridle.__path__, "bridle.")
-        if not info.name.endswith(("_kernels", "__main__")) and ".integrations." not in info.name
+        if not info.name.endswith(("._cpu", "__main__")) and ".integrations." not in info.name
     ]
 
 

@@ -3,7 +3,7 @@
 import threading
 
 import layouts
-import marked
+import placements
 import torch
 import torch.distributed as dist
 
@@ -22,16 +22,16 @@ def turned(parameters, odd):
 
 CALLS = {
     "order": lambda ps, odd: bridle.clip_grad_norm_(list(turned(ps, odd).values()), 0.1),
-    "order of names": lambda ps, odd: bridle.clip_(turned(ps, odd), bridle.by_parameter(0.1)),
-    "order under torch's name": lambda ps, odd: bridle.clip_grad_norm_(turned(ps, odd), 0.1, groups={"*": None}),
+    "order of names": lambda ps, odd: bridle.clip_(turned(ps, odd), bridle.by_norm(0.1, per_parameter=True)),
+    "order under torch's name": lambda ps, odd: bridle.clip_grad_norm_(turned(ps, odd), 0.1, placement={"*": None}),
     "max_norm": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.2 if odd else 0.1),
     "max_norm in a tensor": lambda ps, odd: bridle.clip_grad_norm_(ps, torch.tensor(0.2 if odd else 0.1)),
     "error_if_nonfinite": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.1, error_if_nonfinite=odd),
     "norm_type": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.1, 1.0 if odd else 2.0),
     "limit": lambda ps, odd: bridle.clip_(ps, bridle.by_norm(0.2 if odd else 0.1)),
     "policy": lambda ps, odd: bridle.clip_(ps, bridle.by_rms(0.1) if odd else bridle.by_norm(0.1)),
-    "adaptive policy": lambda ps, odd: bridle.clip_(ps, bridle.by_median(k=3.0 if odd else 2.0, warmup=0)),
-    "inner policy": lambda ps, odd: bridle.clip_(ps, bridle.skip_spikes(bridle.by_norm(0.2 if odd else 0.1))),
+    "adaptive policy": lambda ps, odd: bridle.clip_(ps, bridle.policies.ByMedian(k=3.0 if odd else 2.0, warmup=0)),
+    "inner policy": lambda ps, odd: bridle.clip_(ps, bridle.policies.SkipSpikes(bridle.by_norm(0.2 if odd else 0.1))),
     "patterns": lambda ps, odd: bridle.clip_(
         ps, {"p0" if odd else "p1": bridle.by_norm(0.1), "*": bridle.by_norm(0.1)}
     ),
@@ -46,25 +46,31 @@ def called_with_something_else(case, call, at):
     """One rank makes another call: what every rank raises, and whether its gradients are as they were."""
     parameters, _ = layouts.build(CASES[case])
     before = [layouts.piece(p.grad).clone() for p in parameters.values()]
-    found = marked.error(lambda: CALLS[call](parameters, dist.get_rank() == at))
+    found = placements.error(lambda: CALLS[call](parameters, dist.get_rank() == at))
     same = [torch.equal(layouts.piece(p.grad), b) for p, b in zip(parameters.values(), before, strict=True)]
     return (*found, all(same))
 
 
 def stages_with_another_limit(at):
     rank = dist.get_rank()
-    mine = marked.grads((f"layer{rank}", [3.0 + rank, 4.0]))
+    mine = placements.grads((f"layer{rank}", [3.0 + rank, 4.0]))
     limit = bridle.by_norm(0.2 if rank == at else 0.1)
-    found = marked.error(lambda: bridle.clip_(mine, limit, groups=bridle.Stages(marked.line())))
+    found = placements.error(
+        lambda: bridle.clip_(mine, limit, placement=bridle.distributed.Disjoint(placements.line()))
+    )
     return (*found, mine[f"layer{rank}"].grad.tolist() == [3.0 + rank, 4.0])
 
 
 def plain_pieces_in_another_order(at):
     rank = dist.get_rank()
-    mine = marked.grads(("up", [3.0]), ("down", [4.0, 5.0 + rank][: 1 + rank % 2]))
+    mine = placements.grads(("up", [3.0]), ("down", [4.0, 5.0 + rank][: 1 + rank % 2]))
     before = {name: p.grad.clone() for name, p in mine.items()}
     given = turned(mine, rank == at)
-    found = marked.error(lambda: bridle.clip_(given, bridle.by_parameter(0.1), groups=bridle.Sharded(marked.line())))
+    found = placements.error(
+        lambda: bridle.clip_(
+            given, bridle.by_norm(0.1, per_parameter=True), placement=bridle.distributed.Sharded(placements.line())
+        )
+    )
     return (*found, all(torch.equal(p.grad, before[name]) for name, p in mine.items()))
 
 

@@ -153,7 +153,12 @@ def check_policies(case, p):
     """`clip_` with every policy that takes pieces, against one process: what it reports and what it leaves."""
     _, wholes = build(case)
     limit = 0.5 * max(1e-30, norm_of(wholes, p))
-    for policy in (bridle.by_norm(limit, p), bridle.by_parameter(limit, p), bridle.by_rms(0.3), bridle.by_value(0.4)):
+    for policy in (
+        bridle.by_norm(limit, p),
+        bridle.by_norm(limit, p, per_parameter=True),
+        bridle.by_rms(0.3),
+        bridle.by_value(0.4),
+    ):
         parameters, wholes = build(case)
         alone = {
             name: torch.nn.Parameter(torch.zeros_like(full)) for name, full in zip(parameters, wholes, strict=True)

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 
-import marked
+import placements
 import pytest
 import torch
 import torch.distributed as dist
@@ -458,7 +458,7 @@ def without_sync():
 
 
 def refused(ask, kind="UnsupportedOperationError"):
-    found, text = marked.error(ask)
+    found, text = placements.error(ask)
     assert found == kind, text
     return text
 
@@ -627,5 +627,5 @@ def clip_or_error(wrapped, fault):
     def ask():
         bridle.per_sample(losses, model).clip_(1.0)
 
-    kind, text = marked.error(ask)
+    kind, text = placements.error(ask)
     return kind, text, time.monotonic() - start, all(p.grad is None for p in model.parameters())

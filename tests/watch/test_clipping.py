@@ -44,7 +44,7 @@ BY_NORM = {
 OTHERWISE = {
     "by value": lambda net: clip_grad_value_(net, 0.01),
     "torch's by value": lambda net: torch_clip_grad_value_(net.parameters(), 0.01),
-    "by parameter": lambda net: clip_(net, bridle.by_parameter(0.1)),
+    "by parameter": lambda net: clip_(net, bridle.by_norm(0.1, per_parameter=True)),
     "by unit": lambda net: clip_(net, bridle.by_unit(1e-3)),
     "a part of the model": lambda net: clip_(net[2], bridle.by_norm(0.1)),
     "by the largest": lambda net: clip_grad_norm_(net, 0.01, "inf"),
@@ -238,7 +238,7 @@ def test_a_skipped_step_moves_nothing_and_is_recorded(make, why, by):
     weight = nn.Parameter(torch.ones(3))
     options = {"momentum": 0.9, "weight_decay": 0.1} if make is torch.optim.SGD else {}
     optimizer = make([weight], lr=0.1, **options)
-    policy = bridle.skip_spikes(warmup=3)
+    policy = bridle.policies.SkipSpikes(warmup=3)
     if by == "clipper":
         bridle.Clipper(optimizer, policy, nonfinite="skip")
     with bridle.Monitor(None, optimizer, clip=policy if by == "monitor" else None) as monitor:

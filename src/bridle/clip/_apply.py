@@ -1,6 +1,4 @@
-"""Apply: scale or limit gradients in place. What cannot be written is refused before anything is."""
-
-from __future__ import annotations
+"""Scale or limit gradients in place. What cannot be written is refused before anything is written."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,73 +8,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _native
-from .._native import reference
-from . import _measure
-
-__all__ = [
-    "clamp_",
-    "clamp_each_",
-    "clamped",
-    "put_back_",
-    "scale_",
-    "scale_slices_",
-    "shares_memory",
-    "stored_copies",
-    "zero_",
-    "zero_nonfinite_",
-]
+from .. import _devices, _kernels, _measure
+from .._devices import accumulation_dtype
+from .._kernels import foreach as _foreach
+from .._measure import shares_memory
+from .._torch.foreach import has_foreach
+from .._torch.storage import sparse_values
 
 _FLOAT32 = torch.finfo(torch.float32)
 
 
 def scale_(grads: list[Tensor], by: float | Tensor, foreach: bool | None = None) -> None:
     """Multiply by a number, by a 0-dim tensor, or each by its own entry of a vector. A factor of 1 writes nothing."""
-    kernels = _native.usable(foreach) if isinstance(by, float) or _plain_vector(by) else None
-    if kernels is not None and kernels.scale(grads, by, torch.get_num_threads()):
-        _mark_written(grads)
+    backend = _kernels.native(grads, foreach, by)
+    if backend is not None and backend.scale_(grads, by):
         return
-    taken, rest = _native.partition(grads, False if kernels is None else foreach)
-    with _opened([grads[i] for i in rest]) as stored:
+    taken, rest = _kernels.partition(grads, foreach, by)
+    with _writable([grads[i] for i in rest]) as stored:
         if taken:
             scale_([grads[i] for i in taken], _entries(by, taken), foreach)
         factor = torch.as_tensor(_entries(by, rest), dtype=None if isinstance(by, Tensor) else torch.float64)
-        reference.scale_(stored, factor, foreach=_use_foreach(stored, foreach), in_double=_needs_double(by))
+        _foreach.scale_(stored, factor, foreach=_use_foreach(stored, foreach), in_double=_needs_double(by))
 
 
 def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = None) -> None:
     """Limit every element to [-limit, limit]; of a complex element, its magnitude."""
-    kernels = _native.usable(foreach) if isinstance(limit, float) else None
-    if kernels is not None and kernels.clamp(grads, float(limit), torch.get_num_threads()):
-        _mark_written(grads)
+    backend = _kernels.native(grads, foreach, limit)
+    if backend is not None and backend.clamp_(grads, limit):
         return
-    taken, rest = _native.partition(grads, False if kernels is None else foreach)
-    with _opened([grads[i] for i in rest], coalesced=True) as stored:
+    taken, rest = _kernels.partition(grads, foreach, limit)
+    with _writable([grads[i] for i in rest], coalesced=True) as stored:
         if taken:
             clamp_([grads[i] for i in taken], limit, foreach)
         pairs = [t for i, t in zip(rest, stored, strict=True) if grads[i].is_complex()]
         real = [t for i, t in zip(rest, stored, strict=True) if not grads[i].is_complex()]
-        reference.clamp_(real, limit, foreach=_use_foreach(real, foreach))
+        _foreach.clamp_(real, limit, foreach=_use_foreach(real, foreach))
         for t in pairs:
-            t.copy_(_shortened(t, torch.as_tensor(limit, dtype=reference.wide(t.device)).to(t.device)))
+            t.copy_(_shortened(t, torch.as_tensor(limit, dtype=accumulation_dtype(t.device)).to(t.device)))
 
 
 def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> None:
     """Limit every element by its own entry of a tensor of the gradient's shape."""
-    held = clamped(grads, limits)
+    found = clamped(grads, limits)
     with _writing(grads):
-        for g, values in zip(grads, held, strict=True):
+        for g, values in zip(grads, found, strict=True):
             once = _once(g)
             once.copy_(values[tuple(slice(0, size) for size in once.shape)])
 
 
 def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> list[Tensor]:
-    """New tensors in which every element is limited by its own entry; of a complex element, its magnitude."""
+    """Return new tensors with every element limited by its own entry; of a complex element, its magnitude."""
     found = []
     with torch.no_grad():
         for g, own in zip(grads, limits, strict=True):
             _measure.check_kind(g)
-            # Elements that are one in memory are limited by the least of their entries.
+            # Elements that share memory are limited by the least of their entries.
             shared = [d for d, (size, step) in enumerate(zip(g.shape, g.stride(), strict=True)) if size and not step]
             limit = own.amin(shared, keepdim=True) if shared else own
             if g.is_complex():
@@ -89,15 +75,15 @@ def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
-    """Pairs of real and imaginary parts, in double, with a magnitude of at most `limit`; infinite ones as they are."""
-    exact = parts.to(reference.wide(parts.device))
+    """Return pairs of real and imaginary parts, in double, of magnitude at most `limit`; infinite ones as they are."""
+    exact = parts.to(accumulation_dtype(parts.device))
     top = exact.abs().amax(-1)
     by = torch.where((top > 0) & (top < math.inf), top, 1)
     unit = exact / by.unsqueeze(-1)  # so that the magnitude neither overflows nor vanishes
     length = torch.hypot(unit[..., 0], unit[..., 1])
     over = (top > limit.to(exact.dtype) / length) & (top < math.inf)
-    held = unit / length.unsqueeze(-1) * limit.to(exact.dtype).unsqueeze(-1)
-    return torch.where(over.unsqueeze(-1), held, exact)
+    shortened = unit / length.unsqueeze(-1) * limit.to(exact.dtype).unsqueeze(-1)
+    return torch.where(over.unsqueeze(-1), shortened, exact)
 
 
 def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
@@ -109,42 +95,42 @@ def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
 
 def zero_(grads: Sequence[Tensor], where: Tensor | None = None) -> None:
     """Set gradients to zero: all of them, or all if the 0-dim bool tensor `where` says so (which is not read)."""
-    with _opened(grads) as stored:
+    with _writable(grads) as stored:
         for t in stored:
             t.zero_() if where is None else t.masked_fill_(where.to(t.device), 0)
 
 
 def stored_copies(grads: Sequence[Tensor]) -> list[Tensor]:
-    """What gradients hold now, for `put_back_`."""
-    with _opened(grads, coalesced=True) as stored:
+    """Return copies of the gradients, for `restore_`."""
+    with _writable(grads, coalesced=True) as stored:
         return [t.clone() for t in stored]
 
 
-def put_back_(grads: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
+def restore_(grads: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
     """Undo what was written since `stored_copies`."""
-    with _opened(grads) as stored:
+    with _writable(grads) as stored:
         for t, copy in zip(stored, copies, strict=True):
             t.copy_(copy)
 
 
 def zero_nonfinite_(grads: Sequence[Tensor]) -> None:
     """Set NaN and infinite elements to zero, and leave the others."""
-    with _opened(grads, coalesced=True) as stored:
+    with _writable(grads, coalesced=True) as stored:
         for g, t in zip(grads, stored, strict=True):
             finite = torch.isfinite(t)
             t.masked_fill_((finite.all(-1, keepdim=True) if g.is_complex() else finite).logical_not(), 0)
 
 
 @contextmanager
-def _opened(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list[Tensor]]:
-    """Real strided tensors that hold every stored value of each gradient once: writing them is writing the gradients.
+def _writable(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list[Tensor]]:
+    """Yield real strided tensors that hold every stored value of each gradient once; writing them writes the gradients.
 
-    A conjugation or negation that torch has put off changes nothing about what is done here, and is left in place.
+    A pending conjugation or negation commutes with scaling and clamping, and is left in place.
     """
     _measure.check_kinds(grads)
     with _writing(grads):
         stored = [_stored(_coalesce_(g) if coalesced else g) for g in grads]
-        # Elements that lie over each other are written as one: a copy is changed, and then put in their place.
+        # Elements that share memory are written once: change a copy, then copy it back.
         copies = {i: t.clone() for i, t in enumerate(stored) if shares_memory(t)}
         yield [copies.get(i, t) for i, t in enumerate(stored)]
         for i, copy in copies.items():
@@ -152,7 +138,7 @@ def _opened(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list[T
 
 
 def _writing(grads: Sequence[Tensor]) -> AbstractContextManager[Any]:
-    """Where these may be written: tensors made in inference mode only in inference mode."""
+    """Return a context in which these may be written: inference tensors only in inference mode."""
     inference = not torch.compiler.is_compiling() and any(g.is_inference() for g in grads)
     return torch.inference_mode() if inference else torch.no_grad()
 
@@ -161,15 +147,11 @@ def _entries(by: float | Tensor, where: list[int]) -> float | Tensor:
     return by[where] if isinstance(by, Tensor) and by.dim() == 1 else by
 
 
-def _plain_vector(by: object) -> bool:
-    return type(by) is Tensor and by.dim() == 1 and by.device.type == "cpu" and by.dtype == torch.float64
-
-
 def _needs_double(by: float | Tensor) -> bool | None:
-    """Is a factor outside the normal range of float32? None if that cannot be read."""
+    """Return whether a factor is outside the normal range of float32; None if it cannot be read."""
     if isinstance(by, float):
         return by != 0 and not _FLOAT32.tiny <= abs(by) <= _FLOAT32.max
-    if not _measure.readable_now([by]):
+    if not _devices.readable_now([by]):
         return None
     outside = (by < _FLOAT32.tiny) | (by > _FLOAT32.max)
     return bool((outside & (by != 0)).any())
@@ -178,41 +160,23 @@ def _needs_double(by: float | Tensor) -> bool | None:
 def _use_foreach(tensors: Sequence[Tensor], foreach: bool | None) -> bool:
     if foreach is not None:
         return foreach
-    return all(type(t) is Tensor and reference.has_foreach(t.device) for t in tensors)
+    return all(type(t) is Tensor and has_foreach(t.device) for t in tensors)
 
 
 def _coalesce_(g: Tensor) -> Tensor:
-    """A sparse gradient with every entry listed once, in the same tensor object."""
+    """Coalesce a sparse gradient in the same tensor object."""
     return g.copy_(g.detach().coalesce()) if g.is_sparse and not g.is_coalesced() else g
 
 
 def _stored(g: Tensor) -> Tensor:
-    values = g._values() if g.is_sparse else g.values() if g.layout is not torch.strided else g
+    values = sparse_values(g) if g.is_sparse else g.values() if g.layout is not torch.strided else g
     values = _once(_measure.as_stored(values.detach()))
     return torch.view_as_real(values) if values.is_complex() else values
 
 
 def _once(g: Tensor) -> Tensor:
-    """The elements of an expanded tensor, in which one stored value stands for many, each once."""
+    """Return each stored element of an expanded tensor once."""
     if 0 in g.stride() and g.numel():
         sizes = [1 if step == 0 else size for size, step in zip(g.shape, g.stride(), strict=True)]
         return g.as_strided(sizes, g.stride())
     return g
-
-
-def shares_memory(t: Tensor) -> bool:
-    """May elements of a strided tensor lie over each other, as in an expanded one?"""
-    reach = 0
-    for step, size in sorted((step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
-
-
-def _mark_written(grads: list[Tensor]) -> None:
-    """Tell autograd that C wrote these tensors, as any in-place operation would."""
-    try:
-        torch.autograd.graph.increment_version(grads)
-    except RuntimeError:  # inference tensors have no version to count
-        torch.autograd.graph.increment_version([g for g in grads if not g.is_inference()])

@@ -9,14 +9,14 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from ..distributed import PlacementSpec
 from ..errors import ArgumentError
+from ..policies import Policy, Stateful
 from ._clip import NonFinite, clip_
 from ._copy import carry, drop, refuse_shallow
-from ._decision import Policy, Stateful
-from ._groups import Groups
+from ._parameters import Target
 from ._report import ClipReport
 from ._step import StepClipper
-from ._target import Target
 
 __all__ = ["Clipper"]
 
@@ -29,7 +29,7 @@ class Clipper:
     from. With a closure, gradients are clipped each time it has run. A deep copy or pickle of the optimizer, or of the
     clipper, has a clipper of its own; a shallow copy is refused.
 
-    A step that is skipped, by `nonfinite="skip"` or by a policy such as `skip_spikes`, leaves the optimizer without
+    A step that is skipped, by `nonfinite="skip"` or by a policy such as `SkipSpikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
     cannot be read without waiting, gradients are set to zero instead.
 
@@ -40,7 +40,7 @@ class Clipper:
             `named_parameters()`.
         nonfinite: As for `bridle.clip_`.
         dry_run: Change nothing; `report` says what would have been done.
-        groups: What tensors cannot say about other ranks, as for `bridle.clip_`.
+        placement: Where plain tensors are on other ranks, as for `bridle.clip_`.
 
     Raises:
         ArgumentError: (a ValueError) An unknown mode, or a parameter of the optimizer that `model` does not have.
@@ -64,7 +64,7 @@ class Clipper:
         model: torch.nn.Module | None = None,
         nonfinite: NonFinite = "raise",
         dry_run: bool = False,
-        groups: Groups | None = None,
+        placement: PlacementSpec | None = None,
     ) -> None:
         if nonfinite not in get_args(NonFinite):
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
@@ -72,7 +72,7 @@ class Clipper:
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
         self.dry_run = dry_run
-        self.groups = groups
+        self.placement = placement
         self.report: ClipReport | None = None
         self._names = None if model is None else {id(p): name for name, p in model.named_parameters()}
         self._step: StepClipper | None = None
@@ -160,5 +160,5 @@ class Clipper:
 
     def _clip(self, scaler_driven: bool) -> ClipReport:
         mode: NonFinite = "propagate" if scaler_driven else self.nonfinite
-        self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, groups=self.groups)
+        self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, placement=self.placement)
         return self.report

@@ -1,4 +1,4 @@
-"""The gradients of one call: measured when a policy asks, and only once for each kind of norm."""
+"""The gradients of one call: measured when a policy asks, once per order of the norm."""
 
 from __future__ import annotations
 
@@ -7,29 +7,26 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from .. import _devices, _measure
+from ..distributed import PlacementSpec
 from ..errors import UnsupportedGradientError
-from . import _measure
-from ._groups import Groups, marks_of
-from ._ranks import Ranks, absent, spans
-from ._target import live_names, warn_raw_gradients
-
-__all__ = ["Gradients", "measure_together"]
+from ._parameters import live_names, warn_raw_gradients
+from ._placement import placements_of
+from ._sharded_norms import ShardedNorms, missing_here, on_several_ranks
 
 
 class Gradients:
-    """Parameters that have a gradient, each once, with their gradients and, on request, their norms.
-
-    A parameter that lies on several ranks is among them on all of these, also where one has no gradient of it.
+    """Parameters that have a gradient, each once, with their gradients and norms: a `GradientView` for policies.
 
     Attributes:
-        parameters: the parameters.
-        tensors: the gradient of each (empty where there is none on this rank).
-        known_names: their names, or None where the target had none.
-        target_names: the names of all parameters of the target, with a gradient or without.
-        label: the name pattern that gathered them: what a policy with a memory remembers a whole group by.
-        ranks: where their pieces are, or None where all of this is one process's own.
-        local: what is on this rank of each, to be written to.
-        values: what is on this rank of each, to be measured.
+        parameters: The parameters.
+        tensors: The gradient of each (empty where there is none on this rank).
+        known_names: Their names, or None where the target had none.
+        target_names: The names of all parameters of the target, with a gradient or without.
+        pattern: The name pattern that selected them: what a policy with a memory remembers a whole group by.
+        sharded: Where their shards are, or None where all of them belong to this process alone.
+        local: What this rank holds of each, to be written to.
+        values: What this rank holds of each, to be measured.
     """
 
     def __init__(
@@ -38,22 +35,22 @@ class Gradients:
         tensors: list[Tensor],
         known_names: list[str] | None = None,
         target_names: list[str] | None = None,
-        ranks: Ranks | None = None,
+        sharded: ShardedNorms | None = None,
         where: Sequence[int] = (),
-        places: list[int] | None = None,
+        indices: list[int] | None = None,
     ) -> None:
         self.parameters = parameters
         self.tensors = tensors
         self.known_names = known_names
         self.target_names = target_names
-        self.label = "*"
-        self._places = places
-        self.ranks = ranks
-        self.local = tensors if ranks is None else [ranks.local[i] for i in where]
-        self.values = tensors if ranks is None else [ranks.values[i] for i in where]
+        self.pattern = "*"
+        self._indices = indices
+        self.sharded = sharded
+        self.local = tensors if sharded is None else [sharded.local[i] for i in where]
+        self.values = tensors if sharded is None else [sharded.values[i] for i in where]
         self._where = where
         self._norms: dict[float, Tensor] = {}
-        self._summands: dict[float, Tensor] = {}
+        self._norm_terms: dict[float, Tensor] = {}
         self._totals: dict[float, Tensor] = {}
 
     @classmethod
@@ -61,144 +58,145 @@ class Gradients:
         cls,
         names: list[str] | None,
         parameters: list[Tensor],
-        groups: Groups | None = None,
+        placement: PlacementSpec | None = None,
         call: Callable[[], str] = str,
     ) -> Gradients:
-        """The gradients that parameters have."""
+        """Return the gradients that parameters have."""
         found = [p.grad for p in parameters]
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)
-        return cls.listed(names, parameters, found, groups, call)
+        return cls.from_pairs(names, parameters, found, placement, call)
 
     @classmethod
-    def listed(
+    def from_pairs(
         cls,
         names: list[str] | None,
         parameters: list[Tensor],
         found: list[Tensor | None],
-        groups: Groups | None = None,
+        placement: PlacementSpec | None = None,
         call: Callable[[], str] = str,
     ) -> Gradients:
-        """These gradients of these parameters; `call` says what a rank was called with, for others to compare."""
+        """Return these gradients of these parameters; `call` describes the call, for other ranks to compare."""
         first = {id(g): i for i, g in reversed(list(enumerate(found))) if g is not None}
         kept = sorted(first.values())
-        ranks = None
-        if groups is not None or spans(parameters) or spans(found):
-            patterns, pattern_of = marks_of(groups, names, len(parameters))
-            kept = sorted([*kept, *absent(parameters, found, patterns, pattern_of)])
+        sharded = None
+        if placement is not None or on_several_ranks(parameters) or on_several_ranks(found):
+            patterns, pattern_of = placements_of(placement, names, len(parameters))
+            kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of)])
             numbers = [pattern_of[i] for i in kept]
-            told = None if names is None else [names[i] for i in kept]
-            ranks = Ranks([parameters[i] for i in kept], [found[i] for i in kept], patterns, numbers, told, call())
+            known = None if names is None else [names[i] for i in kept]
+            own = [parameters[i] for i in kept]
+            sharded = ShardedNorms(own, [found[i] for i in kept], patterns, numbers, known, call())
             found = [*found]
-            for i, piece in zip(kept, ranks.local, strict=True):
-                found[i] = piece if found[i] is None else found[i]
+            for i, shard in zip(kept, sharded.local, strict=True):
+                found[i] = shard if found[i] is None else found[i]
         grads = [g for g in [found[i] for i in kept] if g is not None]
         known = None if names is None else [names[i] for i in kept]
-        names_tell = names is not None and len(set(names)) == len(names)
-        places = None if names_tell else kept
-        return cls([parameters[i] for i in kept], grads, known, names, ranks, range(len(kept)), places)
+        names_are_unique = names is not None and len(set(names)) == len(names)
+        indices = None if names_are_unique else kept
+        return cls([parameters[i] for i in kept], grads, known, names, sharded, range(len(kept)), indices)
 
-    def subset(self, where: Sequence[int], label: str = "*") -> Gradients:
-        """Some of them."""
+    def subset(self, where: Sequence[int], pattern: str = "*") -> Gradients:
+        """Return some of them."""
         names = None if self.known_names is None else [self.known_names[i] for i in where]
         parameters, tensors = [self.parameters[i] for i in where], [self.tensors[i] for i in where]
-        places = None if self._places is None else [self._places[i] for i in where]
-        inside = [] if self.ranks is None else [self._where[i] for i in where]
-        part = Gradients(parameters, tensors, names, None, self.ranks, inside, places)
-        part.label = label
+        indices = None if self._indices is None else [self._indices[i] for i in where]
+        inside = [] if self.sharded is None else [self._where[i] for i in where]
+        part = Gradients(parameters, tensors, names, None, self.sharded, inside, indices)
+        part.pattern = pattern
         return part
 
     def names(self) -> list[str]:
-        """A name for each: the target's own, else that of the live module that owns the parameter."""
+        """Return a name for each: the target's own, else that of the live module that owns the parameter."""
         return live_names(self.parameters) if self.known_names is None else self.known_names
 
     def keys(self) -> list[str]:
-        """What to remember each by from step to step: its name, its place in the target where names do not tell."""
-        if self._places is None:
+        """Return what to remember each by from step to step: its name, or its index where names are not unique."""
+        if self._indices is None:
             return self.names()
-        return [f"parameter {place}" for place in self._places]
+        return [f"parameter {index}" for index in self._indices]
 
     def norms(self, p: float = 2.0) -> Tensor:
-        """The p-norm of each gradient, over all ranks: a float64 vector on the device of the first."""
+        """Return the p-norm of each gradient, over all ranks: a float64 vector on the device of the first."""
         if p not in self._norms:
             measure_together([(self, p)])
         return self._norms[p]
 
-    def summands(self, p: float = 2.0) -> Tensor:
-        """A vector whose p-norm is that of all gradients: their norms, and what other ranks hold beside them."""
+    def norm_terms(self, p: float = 2.0) -> Tensor:
+        """Return a vector whose p-norm is that of all gradients: their norms, and the contribution of other ranks."""
         if p not in self._norms:
             measure_together([(self, p)])
-        return self._summands[p]
+        return self._norm_terms[p]
 
-    def total(self, p: float = 2.0) -> Tensor:
-        """The p-norm of all gradients as one vector: a 0-dim tensor."""
+    def total_norm(self, p: float = 2.0) -> Tensor:
+        """Return the p-norm of all gradients as one vector: a 0-dim tensor."""
         if p not in self._totals:
             with torch.no_grad():
-                self._totals[p] = _measure.total(self.summands(p), p)
+                self._totals[p] = _measure.total(self.norm_terms(p), p)
         return self._totals[p]
 
-    def sizes(self) -> list[int]:
-        """How many elements each gradient has, over all ranks."""
-        for k, i in enumerate(self._where if self.ranks is not None else ()):
-            if self.ranks is not None and not self.ranks.size_known(i):
+    def numels(self) -> list[int]:
+        """Return how many elements each gradient has, over all ranks."""
+        for k, i in enumerate(self._where if self.sharded is not None else ()):
+            if self.sharded is not None and not self.sharded.numel_known(i):
                 raise UnsupportedGradientError(
-                    f"{self.names()[k]} was said to be Sharded, and a plain tensor does not tell how many elements "
+                    f"{self.names()[k]} is Sharded by `placement`, and a plain tensor does not know how many elements "
                     "the other ranks hold, which this policy divides by. Use a DTensor, or another policy for it."
                 )
         return [p.numel() for p in self.parameters]
 
-    def require_alone(self, policy: str) -> None:
-        """Refuse other ranks that hold other gradients, for a policy that could not decide the same on all of them."""
-        if self.ranks is not None and self.ranks.marked:
+    def refuse_disjoint(self, policy: str) -> None:
+        """Raise if other ranks hold other parameters, for a policy that each rank would decide for itself."""
+        if self.sharded is not None and self.sharded.has_placement:
             raise UnsupportedGradientError(
-                f"{policy} compares gradients with parameters, and `groups` says that other ranks hold other ones: "
-                "each would decide for itself. Use a policy that looks at norms, such as by_median."
+                f"{policy} compares gradients with parameters, and `placement` says that other ranks hold other ones: "
+                "each would decide for itself. Use a policy that looks at norms, such as ByMedian."
             )
 
-    def require_whole(self, policy: str) -> None:
-        """Refuse gradients that lie on several ranks, for a policy that looks inside them."""
-        for k, i in enumerate(self._where if self.ranks is not None else ()):
-            if self.ranks is not None and not self.ranks.whole(i):
+    def refuse_sharded(self, policy: str) -> None:
+        """Raise if a gradient is sharded, for a policy that looks inside gradients."""
+        for k, i in enumerate(self._where if self.sharded is not None else ()):
+            if self.sharded is not None and not self.sharded.is_whole(i):
                 raise UnsupportedGradientError(
                     f"{policy} compares parts of a gradient, and that of {self.names()[k]} lies on several ranks. "
                     "Give such parameters another policy by a name pattern."
                 )
 
     def count_nonfinite(self) -> Tensor:
-        """How many values of each are NaN or infinite, over all ranks: a vector on the device of the first."""
+        """Return how many values of each are NaN or infinite, over all ranks: a vector on the device of the first."""
         here = _measure.count_nonfinite(self.values)
-        if self.ranks is None:
+        if self.sharded is None:
             return here
-        return self.ranks.combine(here.to(torch.float64), self._where, [1.0] * len(here))
+        return self.sharded.combine(here.to(torch.float64), self._where, [1.0] * len(here))
 
     def why_not_finite(self) -> str:
-        """In words, where the norm is not finite and no gradient is known to hold such a value."""
-        elsewhere = self.ranks is not None and self.ranks.marked
+        """Explain a norm that is not finite where no gradient is known to hold such a value."""
+        elsewhere = self.sharded is not None and self.sharded.has_placement
         return ("a gradient on another rank is not finite, or " if elsewhere else "") + _measure.TOO_LARGE
 
-    def settle(self) -> None:
+    def write_back_partial(self) -> None:
         """Make changes to `values` changes to `local`."""
-        if self.ranks is not None:
-            self.ranks.settle(self._where)
+        if self.sharded is not None:
+            self.sharded.write_back_partial(self._where)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Measure again when asked next: the gradients have been changed."""
         self._norms.clear()
-        self._summands.clear()
+        self._norm_terms.clear()
         self._totals.clear()
 
     def readable_now(self) -> bool:
-        """Can values be read without waiting for a device?"""
-        return _measure.readable_now(self.local)
+        """Return whether values can be read without waiting for a device."""
+        return _devices.readable_now(self.local)
 
 
-def measure_together(held: Sequence[tuple[Gradients, float]]) -> None:
+def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
     """Measure parts of one call, each in its own norm, with one exchange between ranks for all of them."""
-    ranks = held[0][0].ranks if held else None
-    if ranks is None:
-        for grads, p in held:
-            grads._norms[p] = grads._summands[p] = _measure.norms(grads.tensors, p)
+    sharded = parts[0][0].sharded if parts else None
+    if sharded is None:
+        for grads, p in parts:
+            grads._norms[p] = grads._norm_terms[p] = _measure.norms(grads.tensors, p)
         return
-    answers = ranks.measure([(grads._where, p) for grads, p in held])
-    for (grads, p), (norms, summands) in zip(held, answers, strict=True):
-        grads._norms[p], grads._summands[p] = norms, summands
+    found = sharded.measure([(grads._where, p) for grads, p in parts])
+    for (grads, p), (norms, terms) in zip(parts, found, strict=True):
+        grads._norms[p], grads._norm_terms[p] = norms, terms

@@ -5,9 +5,9 @@ from typing import Any
 from torch import Tensor
 
 from .._events import ClipEvent, describe_norm, describe_value, notify_clip
-from ._decision import Scale
+from ..policies import Scale
+from ._parameters import named
 from ._report import ClipReport, Outcome
-from ._target import named
 
 
 def _parameters(target: Any) -> list[Tensor]:

@@ -1,22 +1,18 @@
 """A mapping from name patterns to policies: which gradients each policy gets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ..errors import ArgumentError, GradientTypeError
-from ._decision import Policy
+from ..policies import Policy
 from ._gradients import Gradients
-
-__all__ = ["assign"]
 
 
 def assign(
     policy: Policy | Mapping[str, Policy | None], grads: Gradients
 ) -> list[tuple[str, Policy | None, Gradients]]:
-    """Each policy with the gradients it is for. In a mapping the first pattern that matches a name wins."""
+    """Return each policy with the gradients it is for. In a mapping the first pattern that matches a name wins."""
     if not isinstance(policy, Mapping):
         return [("*", _policy(policy), grads)]
     if grads.target_names is None or grads.known_names is None:
@@ -24,18 +20,18 @@ def assign(
             "name patterns need names, and what was passed has none. Pass the module, `model.named_parameters()`, "
             "a dict, or an optimizer that was built from `named_parameters()`."
         )
-    places: dict[str, list[int]] = {pattern: [] for pattern in policy}
+    indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
     for i, name in enumerate(grads.known_names):
         pattern = _first_match(policy, name)
         if pattern is None:
             raise ArgumentError(
                 f'no pattern matches the parameter {name!r}. Add one ("*" matches all; None leaves a group alone).'
             )
-        places[pattern].append(i)
-    if grads.ranks is None or not grads.ranks.marked:  # else another rank may hold what a pattern is for
-        _refuse_idle_patterns(policy, grads.target_names)
+        indices[pattern].append(i)
+    if grads.sharded is None or not grads.sharded.has_placement:  # else another rank may hold what a pattern is for
+        _refuse_unused_patterns(policy, grads.target_names)
     return [
-        (pattern, rule and _policy(rule), grads.subset(places[pattern], pattern)) for pattern, rule in policy.items()
+        (pattern, rule and _policy(rule), grads.subset(indices[pattern], pattern)) for pattern, rule in policy.items()
     ]
 
 
@@ -43,8 +39,8 @@ def _first_match(policy: Mapping[str, Any], name: str) -> str | None:
     return next((pattern for pattern in policy if fnmatchcase(name, pattern)), None)
 
 
-def _refuse_idle_patterns(policy: Mapping[str, Any], names: list[str]) -> None:
-    """A pattern that no parameter falls to is a mistake, whether or not that parameter has a gradient now."""
+def _refuse_unused_patterns(policy: Mapping[str, Any], names: list[str]) -> None:
+    """Refuse a pattern that no parameter falls to, whether or not that parameter has a gradient now."""
     used = {_first_match(policy, name) for name in names}
     for pattern in policy:
         if pattern not in used:

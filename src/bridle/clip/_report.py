@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import _measure
 from ..errors import ArgumentError
-from . import _measure
-from ._decision import Clamp, Scale
+from ..policies import Clamp, Scale
 from ._gradients import Gradients
-
-__all__ = ["ClipReport", "Outcome"]
 
 
 @dataclass(frozen=True)
@@ -25,23 +23,23 @@ class Outcome:
         p: the order of the norms.
         grads: the gradients, for their names.
         before: the norm of each before.
-        summands: values whose norm is that of all before: the same, or with them what other ranks hold beside them.
+        terms: per-gradient norms plus the contribution of other ranks; their p-norm is the total.
         decision: what the policy decided.
         measured_after: the norm of each after, where it does not follow from the decision.
-        skipped: were they set to zero instead?
+        skipped: whether they were set to zero instead.
     """
 
     pattern: str
     p: float
     grads: Gradients
     before: Tensor
-    summands: Tensor
+    terms: Tensor
     decision: Scale | Clamp
     measured_after: Tensor | None
     skipped: bool | Tensor = False
 
     def after(self) -> Tensor:
-        """The norm of each gradient after."""
+        """Return the norm of each gradient after."""
         if bool(self.skipped):
             return torch.zeros_like(self.before)
         if self.measured_after is not None:
@@ -53,21 +51,21 @@ class Outcome:
         assert isinstance(self.decision.by, Tensor)
         return self.before * self.decision.by
 
-    def summands_after(self) -> Tensor:
-        """Values whose norm is that of all gradients after."""
-        if self.summands is self.before:
+    def terms_after(self) -> Tensor:
+        """Return terms whose p-norm is that of all gradients after."""
+        if self.terms is self.before:
             return self.after()
         if isinstance(self.decision, Clamp):
-            return self.summands.clamp(max=torch.as_tensor(self.decision.limit).to(self.summands))
+            return self.terms.clamp(max=torch.as_tensor(self.decision.limit).to(self.terms))
         if isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
-            return self.summands * self.decision.by
+            return self.terms * self.decision.by
         raise ArgumentError(
             "other ranks clipped their gradients by factors of their own, which are not known here: see "
             "`norms_after` for the gradients of this rank."
         )
 
     def factor(self) -> float | None:
-        """The smallest factor used; None for a clamp, which has none."""
+        """Return the smallest factor used; None for a clamp, which has none."""
         if isinstance(self.decision, Clamp):
             return None
         by = self.decision.by
@@ -75,7 +73,7 @@ class Outcome:
         return min((float(f.amin()) for f in each if f.numel()), default=1.0)
 
     def clipped(self) -> bool:
-        """Was anything changed?"""
+        """Return whether anything was changed."""
         if isinstance(self.decision, Clamp):
             return bool((self.after() < self.before).any())
         by = self.decision.by
@@ -115,11 +113,13 @@ class ClipReport:
             return 0.0
         orders = {o.p for o in self._outcomes}
         if len(orders) > 1:
-            raise ArgumentError(f"the groups were measured by norms of different order {orders}: see `report.groups`.")
+            raise ArgumentError(
+                f"the groups were measured by norms of different order {orders}: see `report.by_pattern`."
+            )
         if after and self.skipped:
             return 0.0
         home = self._outcomes[0].before.device
-        each = torch.cat([(o.summands_after() if after else o.summands).to(home) for o in self._outcomes])
+        each = torch.cat([(o.terms_after() if after else o.terms).to(home) for o in self._outcomes])
         return float(_measure.total(each, orders.pop()))
 
     @property
@@ -140,17 +140,17 @@ class ClipReport:
 
     @property
     def clipped(self) -> bool:
-        """Was any gradient changed by a policy?"""
+        """Whether any gradient was changed by a policy."""
         return any(o.clipped() for o in self._outcomes)
 
     @property
     def skipped(self) -> bool:
-        """Were all gradients set to zero, because some were not finite or by a policy such as `skip_spikes`?"""
+        """Whether all gradients were set to zero, because some were not finite or by a policy such as `SkipSpikes`."""
         return bool(self._skipped) or (bool(self._outcomes) and all(bool(o.skipped) for o in self._outcomes))
 
     @property
     def dry_run(self) -> bool:
-        """Was nothing done? Everything else then says what would have been."""
+        """Whether nothing was done: everything else then says what would have been."""
         return self._dry_run
 
     @property
@@ -161,9 +161,9 @@ class ClipReport:
     @property
     def norms_after(self) -> dict[str, float]:
         """The norm of each gradient after clipping, by parameter name."""
-        gone = 0.0 if self.skipped else 1.0
+        skipped = self.skipped
         pairs = ((o.grads.names(), o.after().tolist()) for o in self._outcomes)
-        return {name: n if gone else 0.0 for names, each in pairs for name, n in zip(names, each, strict=True)}
+        return {name: 0.0 if skipped else n for names, each in pairs for name, n in zip(names, each, strict=True)}
 
     @property
     def offenders(self) -> dict[str, int]:
@@ -172,12 +172,12 @@ class ClipReport:
         return {name: int(n) for names, counts in found for name, n in zip(names, counts, strict=True) if n}
 
     @property
-    def groups(self) -> dict[str, ClipReport]:
+    def by_pattern(self) -> dict[str, ClipReport]:
         """A report for each name pattern."""
         return {o.pattern: ClipReport([o], self._skipped, [], self._dry_run) for o in self._outcomes}
 
     def _known_skips(self, everything: list[Tensor]) -> list[Tensor]:
-        """The parameters of `everything` whose gradients were set to zero, as far as known without waiting."""
+        """Return the parameters of `everything` whose gradients were set to zero, as far as known without waiting."""
         if self._dry_run:
             return []
         if self._skipped is True:
@@ -185,7 +185,7 @@ class ClipReport:
         return [p for o in self._outcomes if o.skipped is True for p in o.grads.parameters]
 
     def worst(self, k: int = 5) -> list[tuple[str, float]]:
-        """The k parameters with the largest norm before clipping, non-finite ones first."""
+        """Return the k parameters with the largest norm before clipping, non-finite ones first."""
         size = lambda item: math.inf if math.isnan(item[1]) else item[1]  # noqa: E731
         return sorted(self.norms.items(), key=size, reverse=True)[:k]
 
@@ -193,7 +193,7 @@ class ClipReport:
         if not self._outcomes:
             return "nothing to clip: no gradient"
         if len(self._outcomes) > 1:
-            indented = (f"{pattern}: {report}".replace("\n", "\n  ") for pattern, report in self.groups.items())
+            indented = (f"{pattern}: {report}".replace("\n", "\n  ") for pattern, report in self.by_pattern.items())
             return "\n".join(indented)
         return "\n".join([self._headline(), *self._lines()])
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from .. import clip as _clip
-from ..clip import by_norm, by_overshoot
-from ..clip._decision import Policy
+from .. import policies
 from ..errors import ArgumentError
+from ..policies import ByOvershoot, Policy, by_norm
 
 ClipOption: TypeAlias = float | str | Policy | None
 """The largest norm, "auto", the name of a policy, a policy, or None for no clipping."""
@@ -23,13 +22,14 @@ def policy_of(clip: ClipOption) -> Policy | None:
     if not isinstance(clip, str):
         return by_norm(clip)
     if clip == "auto":  # held every kind of run in benchmarks/steady.py
-        return by_overshoot()
+        return ByOvershoot()
     try:
         return by_norm(float(clip))
     except ValueError as error:
         if isinstance(error, ArgumentError):
             raise
-    maker: Callable[[], Any] | None = getattr(_clip, f"by_{clip}", None)
+    name = f"by{clip}".replace("_", "").lower()  # "tracked_quantile" is ByTrackedQuantile
+    maker: Callable[[], Any] | None = next((getattr(policies, n) for n in policies.__all__ if n.lower() == name), None)
     try:
         found = maker() if maker is not None else None
     except TypeError:  # a policy that needs an argument

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...clip import _measure
+from ... import _measure
 from ...graph import find_names
 from .shards import is_flattened, is_primary_shard, local_shard, shard_index, unmeasurable
 

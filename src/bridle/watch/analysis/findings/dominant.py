@@ -32,6 +32,6 @@ def dominant(run: Run) -> Finding | None:
         evidence={"module": top, "its share of the squared norm": shares[top], "its share of the parameters": size},
         advice="A global threshold then only sees this module, and scales all others with it. Give it its own: "
         f'`bridle.clip_(model, {{"{top}.*": bridle.by_norm(...), "*": bridle.by_norm(...)}})`, or '
-        f"`bridle.by_parameter`.",
+        f"`bridle.by_norm(..., per_parameter=True)`.",
         chart=Chart("median share of the squared norm", {m: [s] for m, s in ranked.items()}),
     )

@@ -1,0 +1,16 @@
+"""What a device can do: be read without waiting, accumulate in float64."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def readable_now(tensors: Sequence[Tensor]) -> bool:
+    """Return whether values can be read without waiting for a device or breaking a compiled graph."""
+    return not torch.compiler.is_compiling() and all(t.is_cpu for t in tensors)
+
+
+def accumulation_dtype(device: torch.device) -> torch.dtype:
+    """Return the widest type to accumulate in: float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64

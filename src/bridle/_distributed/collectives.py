@@ -1,0 +1,45 @@
+"""Collectives whose failure is a `RankError`. They come before anything is written."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import RankError
+
+_T = TypeVar("_T")
+
+
+def collective(run: Callable[[], _T], group: Any, what: str) -> _T:
+    """Run a collective of a process group.
+
+    Args:
+        run: The collective.
+        group: The process group.
+        what: What is exchanged, for the error.
+
+    Raises:
+        RankError: (a RuntimeError) A rank is gone, late, or made another call.
+    """
+    try:
+        return run()
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {dist.get_rank()} could not exchange {what} with ranks {dist.get_process_group_ranks(group)}: "
+            f"{error}\nOne of them has ended, has raised an error of its own, has not made the same call within the "
+            "group's timeout, or was called with other parameters: look at the first error among their logs. No "
+            "gradient was changed on this rank."
+        ) from error
+
+
+def all_gather_rows(sent: Tensor, group: Any, what: str) -> Tensor:
+    """Return the rows of every rank of a process group, in the order of ranks, given those of this rank."""
+    rows = sent.new_empty(group.size() * len(sent), *sent.shape[1:])
+    collective(lambda: dist.all_gather_single(rows, sent, group=group), group, what)
+    return rows
+
+
+def all_reduce_(values: Tensor, group: Any, what: str) -> None:
+    """Replace values by their sum over the ranks of a process group."""
+    collective(lambda: dist.all_reduce(values, group=group), group, what)

@@ -1,0 +1,83 @@
+"""The C kernels, through the DLPack table that `torch.Tensor` carries: no torch headers, one build for every torch."""
+
+import os
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+
+
+class Extension(Protocol):
+    """What `cpu.c` offers. None and False mean: not tensors these kernels take, and nothing was done."""
+
+    def norm(
+        self, tensors: list[Tensor], p: float, threads: int, each: Tensor | None = None
+    ) -> tuple[float, bool] | None:
+        """Return the norm of all, and whether any is float64; that of each goes into `each`, a float64 vector."""
+
+    def scale(self, tensors: list[Tensor], by: float | Tensor, threads: int) -> bool:
+        """Multiply in place by one number, or each tensor by its entry of a float64 vector."""
+
+    def clamp(self, tensors: list[Tensor], limit: float, threads: int) -> bool:
+        """Limit every element to `[-limit, limit]` in place."""
+
+    def is_dense(self, tensor: Tensor) -> bool:
+        """Return whether the kernels take this tensor."""
+
+
+class CpuBackend:
+    """Real tensors of the CPU that fill a block of memory without gaps or overlaps."""
+
+    def __init__(self, extension: Extension) -> None:
+        self.extension = extension
+        self.takes = extension.is_dense
+
+    def takes_factor(self, factor: float | Tensor) -> bool:
+        """Return whether this is a number, or a vector that C can read."""
+        return isinstance(factor, float) or (
+            type(factor) is Tensor
+            and factor.dim() == 1
+            and factor.device.type == "cpu"
+            and factor.dtype == torch.float64
+        )
+
+    def norms(self, tensors: list[Tensor], p: float) -> Tensor | None:
+        """Return the p-norm of each tensor, in float64."""
+        each = torch.empty(len(tensors), dtype=torch.float64)
+        return each if self.extension.norm(tensors, p, torch.get_num_threads(), each) is not None else None
+
+    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool] | None:
+        """Return the p-norm of all, and whether any is float64."""
+        return self.extension.norm(tensors, p, torch.get_num_threads())
+
+    def scale_(self, tensors: list[Tensor], by: float | Tensor) -> bool:
+        """Multiply in place by one number, or each tensor by its entry of a float64 vector."""
+        return self._wrote(tensors, self.extension.scale(tensors, by, torch.get_num_threads()))
+
+    def clamp_(self, tensors: list[Tensor], limit: float | Tensor) -> bool:
+        """Limit every element to `[-limit, limit]` in place."""
+        return self._wrote(tensors, self.extension.clamp(tensors, float(limit), torch.get_num_threads()))
+
+    def _wrote(self, tensors: list[Tensor], done: bool) -> bool:
+        """Bump the version counters, as any in-place operation would."""
+        if done:
+            try:
+                torch.autograd.graph.increment_version(tensors)
+            except RuntimeError:  # inference tensors have no version counter
+                torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+        return done
+
+
+def load() -> CpuBackend | None:
+    """Return the backend, or None where no compiler was, or this torch cannot be read."""
+    if os.environ.get("BRIDLE_NATIVE") == "0":
+        return None
+    # DLPack's exchange table is a public C layout that torch.Tensor carries.
+    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+    try:
+        from . import _cpu  # type: ignore[attr-defined]  # only there when a compiler was
+    except ImportError:
+        return None
+    if table is None or not _cpu.connect(Tensor, torch.nn.Parameter, table):
+        return None
+    return CpuBackend(cast("Extension", _cpu))

@@ -1,0 +1,195 @@
+"""Norms of many gradients, right for every finite value and without waiting for a device."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import _devices, _kernels
+from ._devices import accumulation_dtype
+from ._kernels import foreach as _foreach
+from ._torch.foreach import has_foreach
+from ._torch.storage import undo_negation
+from .errors import UnsupportedDeviceError, UnsupportedGradientError
+
+_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
+TOO_LARGE = "the norm of the gradients is larger than any float64, though every value of them is finite"
+_LARGEST_FLOAT32 = torch.finfo(torch.float32).max
+
+
+def check_foreach(grads: Sequence[Tensor], foreach: bool | None) -> None:
+    """Refuse `foreach=True` on a device that has no such operations, before anything is touched."""
+    if not foreach:
+        return
+    for g in grads:
+        if not has_foreach(g.device):
+            raise UnsupportedDeviceError(
+                f"foreach=True was passed, but can't use the foreach API on {g.device.type} tensors. "
+                "Pass foreach=None: it picks the fastest way each device has."
+            )
+
+
+def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Tensor, float | None]:
+    """Return the norm of all gradients as a 0-dim tensor, and as a number where that needs no waiting."""
+    backend = _kernels.native(grads, foreach)
+    found = backend.total_norm(grads, p) if backend is not None else None
+    if found is not None:
+        value, any_double = found
+        return torch.tensor(value, dtype=_result_dtype(any_double, value)), value
+    with torch.no_grad():
+        norm = total(norms(grads, p, foreach), p)
+        number = norm.item() if _devices.readable_now(grads) else None
+        return norm.to(result_dtype(grads, number)), number
+
+
+def result_dtype(tensors: Sequence[Tensor], value: float | None) -> torch.dtype:
+    """Return the dtype for the norm of these tensors; `value` is the norm, where it is known."""
+    return _result_dtype(any(t.dtype in (torch.float64, torch.complex128) for t in tensors), value)
+
+
+def _result_dtype(any_double: bool, value: float | None) -> torch.dtype:
+    """Return float32 or wider; float64 also where a finite norm is larger than any float32."""
+    too_large = value is not None and _LARGEST_FLOAT32 < value < math.inf
+    return torch.float64 if any_double or too_large else torch.float32
+
+
+def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
+    """Return the p-norm of each gradient: a float64 vector on the first gradient's device."""
+    if not grads:
+        return torch.zeros(0, dtype=torch.float64)
+    backend = _kernels.native(grads, foreach)
+    if backend is not None and (each := backend.norms(grads, p)) is not None:
+        return each
+    taken, rest = _kernels.partition(grads, foreach)
+    with torch.no_grad():
+        if not taken:
+            return _norms_by_torch(grads, p, foreach)
+        parts = [norms([grads[i] for i in taken], p), _norms_by_torch([grads[i] for i in rest], p, foreach)]
+        home = grads[0].device
+        back = torch.tensor(taken + rest).argsort().to(home)
+        return torch.cat([part.to(home) for part in parts])[back]
+
+
+def _norms_by_torch(grads: list[Tensor], p: float, foreach: bool | None) -> Tensor:
+    home = grads[0].device
+    plain = [_values(g, p) for g in grads]
+    found = {
+        i: torch.zeros((), dtype=accumulation_dtype(home), device=home) for i, t in enumerate(plain) if not t.numel()
+    }
+    for together, where in _by_foreach(plain, [i for i in range(len(plain)) if i not in found], foreach):
+        found.update(zip(where, _foreach.norms([plain[i] for i in where], p, foreach=together).to(home), strict=True))
+    return torch.stack([found[i] for i in range(len(plain))])
+
+
+def _by_foreach(tensors: list[Tensor], where: list[int], foreach: bool | None) -> list[tuple[bool, list[int]]]:
+    """Split indices by whether torch's multi-tensor operations are used for them."""
+    if foreach is not None:
+        return [(foreach, where)] if where else []
+    able = [i for i in where if type(tensors[i]) is Tensor and has_foreach(tensors[i].device)]
+    rest = sorted(set(where) - set(able))
+    return [(together, part) for together, part in ((True, able), (False, rest)) if part]
+
+
+def _values(g: Tensor, p: float) -> Tensor:
+    """Return a dense real tensor with the same p-norm."""
+    check_kind(g)
+    values = _dense(g)
+    if values.is_complex():
+        return torch.view_as_real(values.resolve_conj()) if p == 2 else magnitudes(values)
+    return values
+
+
+def check_kind(g: Tensor) -> None:
+    """Refuse what is not a gradient that can be measured and written."""
+    if not g.is_nested and g.dtype in _TYPES:
+        return
+    kind = "nested" if g.is_nested else str(g.dtype).removeprefix("torch.")
+    raise UnsupportedGradientError(
+        f"a gradient of shape {'?' if g.is_nested else tuple(g.shape)} is {kind}; gradients are of type float16, "
+        "bfloat16, float32, float64, complex64 or complex128, strided or sparse. Convert it first."
+    )
+
+
+def check_kinds(grads: Iterable[Tensor]) -> None:
+    """Refuse if any of them is such."""
+    for g in grads:
+        check_kind(g)
+
+
+def _dense(g: Tensor) -> Tensor:
+    """Return the values that a gradient stores, up to their sign and conjugation."""
+    if g.is_sparse:  # entries may be listed twice until they are coalesced
+        return as_stored(g.detach().coalesce().values())
+    return as_stored(g.detach().values() if g.layout is not torch.strided else g)
+
+
+def as_stored(t: Tensor) -> Tensor:
+    """Return the memory of a strided tensor as stored, without a pending conjugation or negation."""
+    if torch.compiler.is_compiling():  # not traceable, and a compiled graph has nothing pending
+        return t
+    if t.is_conj():
+        t = t.conj()
+    return undo_negation(t)
+
+
+def magnitudes(t: Tensor) -> Tensor:
+    """Return the magnitude of every element, in float64 for complex ones: torch's `abs` of complex64 overflows."""
+    if not t.is_complex():
+        return t.abs()
+    parts = torch.view_as_real(t.resolve_conj()).to(accumulation_dtype(t.device))
+    return torch.hypot(parts[..., 0], parts[..., 1])
+
+
+def total(each: Tensor, p: float) -> Tensor:
+    """Return the p-norm of p-norms: of a vector, a 0-dim tensor; of a matrix, by column."""
+    if not len(each):
+        return each.sum(0)
+    by = _safe_divisor(each.amax(0))
+    norm: Tensor = torch.linalg.vector_norm(each / by, p, dim=0)
+    return norm * by
+
+
+def _safe_divisor(top: Tensor) -> Tensor:
+    """Return a divisor with which no power overflows or vanishes: the largest value, or 1 if 0 or infinite."""
+    return torch.where((top > 0) & (top < math.inf), top, 1)
+
+
+def norm_along(t: Tensor, axes: int | Sequence[int] | None) -> Tensor:
+    """Return the 2-norm of slices along `axes`, with those dimensions kept at size 1: right for every finite value."""
+    dims = axes if axes is None or isinstance(axes, int) else tuple(axes)
+    sizes = magnitudes(t).to(accumulation_dtype(t.device))
+    by = _safe_divisor(sizes.amax(dim=() if dims is None else dims, keepdim=True)) if t.numel() else 1.0
+    norm: Tensor = torch.linalg.vector_norm(sizes / by, 2, dim=dims, keepdim=True)
+    return norm * by
+
+
+def count_nonfinite(grads: Sequence[Tensor]) -> Tensor:
+    """Return how many values of each gradient are NaN or infinite: a vector on the first gradient's device."""
+    if not grads:
+        return torch.zeros(0)
+    with torch.no_grad():
+        counts = [torch.isfinite(_dense(g)).logical_not().sum() for g in grads]
+        return torch.stack([n.to(grads[0].device) for n in counts])
+
+
+def offenders(names: Sequence[str], grads: Sequence[Tensor]) -> dict[str, int]:
+    """Return the gradients that hold NaN or infinite values, by name, with how many. Reads from the device."""
+    return {name: n for name, n in zip(names, count_nonfinite(grads).tolist(), strict=True) if n}
+
+
+def list_offenders(found: dict[str, int], at_most: int = 20) -> str:
+    """Describe offenders."""
+    listed = [f"{name} ({n} value{'s' if n > 1 else ''})" for name, n in list(found.items())[:at_most]]
+    more = [f"and {len(found) - at_most} more"] if len(found) > at_most else []
+    return ", ".join(listed + more)
+
+
+def shares_memory(t: Tensor) -> bool:
+    """Return whether elements of a strided tensor may share memory, as in an expanded one."""
+    reach = 0
+    for step, size in sorted((step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False

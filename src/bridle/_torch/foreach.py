@@ -1,0 +1,29 @@
+"""Multi-tensor operations: one call for many tensors of one device and dtype. torch's own optimizers use them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_DEVICES = frozenset({"cpu", "cuda", "xpu", "mtia", torch._C._get_privateuse1_backend_name()})
+
+
+def has_foreach(device: torch.device) -> bool:
+    """Return whether torch has multi-tensor operations on this device."""
+    return device.type in _DEVICES
+
+
+def foreach_norm(tensors: list[Tensor], p: float, dtype: torch.dtype | None = None) -> Sequence[Tensor]:
+    """Return the p-norm of each tensor, accumulated in `dtype`."""
+    return torch._foreach_norm(tensors, p, dtype=dtype)
+
+
+def foreach_mul_(tensors: list[Tensor], by: Tensor | list[Tensor]) -> None:
+    """Multiply each tensor by one 0-dim tensor, or by its own."""
+    torch._foreach_mul_(tensors, by)
+
+
+def foreach_clamp_(tensors: list[Tensor], limit: float) -> None:
+    """Limit every element to `[-limit, limit]`."""
+    torch._foreach_clamp_min_(tensors, -limit)
+    torch._foreach_clamp_max_(tensors, limit)

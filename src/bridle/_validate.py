@@ -1,0 +1,86 @@
+"""Argument checks: refuse what has no meaning before a gradient is touched."""
+
+import math
+
+from torch import Tensor
+
+from . import _devices
+from .errors import ArgumentError, ArgumentTypeError
+
+
+def threshold(value: float | Tensor, name: str) -> float | Tensor:
+    """Return a limit: a number of zero or more, or a 0-dim tensor, which is not read (it may live on a device)."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ArgumentError(f"`{name}` is one number; found a tensor of shape {tuple(value.shape)}.")
+        return value.detach().reshape(())
+    return _size(_float(value, f"`{name}` is a number"), name)
+
+
+def read_threshold(limit: float | Tensor, name: str) -> float:
+    """Return the limit as a number, where it can be read without waiting for a device."""
+    return _size(float(limit), name)
+
+
+def tensor_threshold(limit: float | Tensor, name: str) -> None:
+    """Refuse a negative or NaN limit in a tensor that can be read without waiting for a device."""
+    if isinstance(limit, Tensor) and _devices.readable_now([limit]):
+        read_threshold(limit, name)
+
+
+def number(value: float, name: str, low: float = 0.0, high: float = math.inf) -> float:
+    """Return a number from `low` to `high`, both included."""
+    found = _float(value, f"`{name}` is a number")
+    if not low <= found <= high:
+        raise ArgumentError(f"`{name}` lies between {low:g} and {high:g}; found {found:g}.")
+    return found
+
+
+def decay_below_one(value: float, name: str) -> float:
+    """Return the decay of a moving average that learns."""
+    if number(value, name, 0, 1) == 1:
+        raise ArgumentError("a decay of 1 never learns; pass a number below 1.")
+    return float(value)
+
+
+def floor_and_ceiling(floor: float, ceiling: float) -> tuple[float, float]:
+    """Return the bounds of a limit, in order."""
+    low, high = number(floor, "floor"), number(ceiling, "ceiling")
+    if low > high:
+        raise ArgumentError(f"`floor` is {low:g} and `ceiling` {high:g}; swap them.")
+    return low, high
+
+
+def count(value: int, name: str, least: int = 1) -> int:
+    """Return a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ArgumentError(f"`{name}` is a whole number of at least {least}; found {value!r:.80}.")
+    return value
+
+
+def total_norm(value: float | Tensor) -> float | Tensor:
+    """Return a known norm: any number, or a tensor of one, which is not read."""
+    return value if isinstance(value, Tensor) else _float(value, "`total_norm` is a number")
+
+
+def norm_order(norm_type: float | str) -> float:
+    """Return the p of a p-norm as a float; `"inf"` is one."""
+    p = _float(norm_type, "the order of a norm is a number or 'inf'")
+    if not p > 0:
+        raise ArgumentError(f"the order of a norm is greater than zero; found {p}.")
+    return p
+
+
+def _float(value: object, expected: str) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]  # what it cannot convert it says itself
+    except ValueError as error:
+        raise ArgumentError(f"{expected}; found {value!r:.80}.") from error
+    except TypeError as error:
+        raise ArgumentTypeError(f"{expected}; found {value!r:.80}.") from error
+
+
+def _size(number: float, name: str) -> float:
+    if math.isnan(number) or number < 0:
+        raise ArgumentError(f"`{name}` is a limit on a size, so it is zero or more; found {number}.")
+    return number

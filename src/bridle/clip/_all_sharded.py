@@ -1,0 +1,65 @@
+"""The norm of gradients that are all sharded on one mesh of CPUs, as under FSDP2: one number per rank is enough.
+
+Whether a call takes this path depends on the layout of its parameters only, so all ranks take the same one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _measure
+from .._distributed.agreement import combine_fingerprints, parameter_fingerprints
+from .._distributed.meshes import read_mesh
+from .._torch.dtensor import dtensor_class, spec_of, stored_shard
+from ._norm_exchange import NormExchange
+
+
+def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
+    """Return this rank's shard of each gradient, and the mesh; None where they are laid out in any other way.
+
+    A parameter without a gradient on this rank stands for it with its own layout.
+    """
+    kind = dtensor_class()
+    if kind is None or torch.compiler.is_compiling() or len(set(map(id, parameters))) != len(parameters):
+        return None
+    mesh: Any = None
+    placements: Any = None
+    found: list[Tensor] = []
+    for p, g in zip(parameters, grads, strict=True):
+        t = p if g is None else g
+        if not isinstance(t, kind):
+            return None
+        spec = spec_of(t)
+        if spec.placements != placements:
+            placements = spec.placements
+            if not all(place.is_shard() for place in placements):
+                return None
+        if spec.mesh is not mesh:
+            if mesh is not None or spec.mesh.device_type != "cpu":  # a number would have to be waited for
+                return None
+            mesh = spec.mesh
+        if g is not None:
+            if p is not g and (not isinstance(p, kind) or spec_of(p).mesh is not mesh):
+                return None
+            found.append(stored_shard(t))
+    if mesh is None or len(set(map(id, found))) != len(found):
+        return None
+    return found, mesh
+
+
+def total_norm(
+    parameters: Sequence[Tensor], shards: list[Tensor], mesh: Any, p: float, foreach: bool | None, call: str
+) -> Tensor:
+    """Return the norm over all ranks, given this rank's shards of the gradients of these parameters."""
+    _measure.check_foreach(shards, foreach)
+    value = _measure.total_norm(shards, p, foreach)[1] if shards else 0.0
+    assert value is not None, "a norm on the CPU is known at once"
+    exchange, what = NormExchange(call), combine_fingerprints(parameter_fingerprints(None, parameters))
+    for group in read_mesh(mesh).groups:
+        value = exchange.total_norm(value, len(parameters), p, group, what)
+    exchange.finish()
+    # Where this rank lacks a gradient, the parameter stands for its dtype, so that all ranks return the same.
+    like = shards if len(shards) == len(parameters) else parameters
+    return torch.tensor(value, dtype=_measure.result_dtype(like, value))

@@ -1,0 +1,243 @@
+"""Norms of gradients that are sharded, replicated or partial over ranks.
+
+Deadlock freedom: the collectives a rank issues depend only on its parameters, never on which gradients are present.
+Meshes are visited in an order that is the same on every rank, and the dimensions of each in its own.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import _measure
+from .._distributed.agreement import combine_fingerprints, parameter_fingerprints
+from .._distributed.collectives import collective
+from .._distributed.meshes import Group, MeshGroups, groups_of, order_meshes, read_mesh
+from .._torch.dtensor import dtensor_class, is_dtensor, wait_tensor
+from ..distributed import Disjoint, Placement, Replicated, Sharded
+from ..errors import UnsupportedGradientError
+from ._norm_exchange import WHAT, NormExchange
+
+Part: TypeAlias = tuple[Sequence[int], float]
+"""Gradients that share a policy, by index, and the order of its norm."""
+
+
+def on_several_ranks(tensors: Iterable[Tensor | None]) -> bool:
+    """Return whether any is a DTensor. A program of one process is answered without looking at them."""
+    if not dist.is_available() or not dist.is_initialized() or (kind := dtensor_class()) is None:
+        return False
+    return any(issubclass(t, kind) for t in set(map(type, tensors)))
+
+
+def missing_here(
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    patterns: Sequence[tuple[Placement, ...]],
+    pattern_of: Sequence[int],
+) -> list[int]:
+    """Return parameters without a gradient here that lie on several ranks, each once: the others may have one."""
+    sharded = _sharded_patterns(patterns)
+    first: dict[int, int] = {}
+    for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
+        if g is None and (sharded[pattern_of[i]] or is_dtensor(p)):
+            first.setdefault(id(p), i)
+    return list(first.values())
+
+
+@dataclass(frozen=True)
+class _Layout:
+    mesh: MeshGroups
+    sharded: tuple[bool, ...]  # for each dimension of the mesh: shards on its ranks, or copies
+    partial: bool
+
+
+class ShardedNorms:
+    """Where the shards of the gradients of one call are.
+
+    Attributes:
+        local: This rank's shard of each gradient, to be written to; empty where this rank has none.
+        values: The same, to be measured: partial gradients are reduced.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        grads: Sequence[Tensor | None],
+        patterns: Sequence[tuple[Placement, ...]] = ((),),
+        pattern_of: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
+        call: str = "",
+    ) -> None:
+        self._call = call
+        self.local: list[Tensor] = []
+        self._patterns = patterns
+        self._pattern_of = pattern_of or [0] * len(grads)
+        self._sharded_patterns = _sharded_patterns(patterns)
+        sharded = [self._sharded_patterns[n] for n in self._pattern_of] if any(self._sharded_patterns) else ()
+        self._fingerprints = parameter_fingerprints(names, parameters, sharded)
+        self._writes_partial: dict[int, bool] = {}
+        self._layouts: dict[tuple[int, Any], _Layout] = {}
+        self._layout_of: dict[int, _Layout] = {}
+        with torch.no_grad():
+            self._read(parameters, grads)
+            self.values = [*self.local]
+            partial = any(layout.partial for layout in self._layouts.values())
+            for i, layout in self._layout_of.items() if partial else ():
+                if layout.partial and grads[i] is not None:
+                    self.values[i] = _reduced(grads[i])
+                    self._writes_partial[i] = _writes_partial(grads[i])
+
+    def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:
+        """Note this rank's shard of each gradient, and the layout of each DTensor. Neighbours mostly share theirs."""
+        kind, last = dtensor_class() or (), (None, None)
+        layout: Any = None
+        for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
+            t = p if g is None else g
+            if isinstance(t, kind):
+                mesh, placements = t.device_mesh, t.placements
+                if mesh is not last[0] or placements != last[1]:
+                    layout, last = self._layout(mesh, placements), (mesh, placements)
+                self._layout_of[i] = layout
+                if p is not t and getattr(p, "device_mesh", mesh) is not mesh:
+                    _refuse_other_mesh(p, t)
+                t = t.to_local()
+                if type(t) is not Tensor:
+                    t = wait_tensor(t)
+            self.local.append(t.detach().new_empty(0) if g is None else t)
+
+    def _layout(self, mesh: Any, placements: Any) -> _Layout:
+        found = self._layouts.get((id(mesh), placements))
+        if found is None:
+            found = self._layouts[id(mesh), placements] = _read_layout(mesh, placements)
+        return found
+
+    @property
+    def has_placement(self) -> bool:
+        """Whether `placement=` was given: ranks may then hold different parameters."""
+        return any(self._patterns)
+
+    def is_whole(self, i: int) -> bool:
+        """Return whether this rank holds the whole gradient as a plain tensor."""
+        return i not in self._layout_of and self.numel_known(i)
+
+    def numel_known(self, i: int) -> bool:
+        """Return whether the tensor knows the size of the whole: a shard in a plain tensor does not."""
+        return not self._sharded_patterns[self._pattern_of[i]]
+
+    def write_back_partial(self, where: Sequence[int]) -> None:
+        """Write changed `values` of partial gradients back as partial ones that reduce to them."""
+        with torch.no_grad():
+            for i in self._writes_partial.keys() & set(where):
+                self.local[i].copy_(self.values[i]) if self._writes_partial[i] else self.local[i].zero_()
+
+    def measure(self, parts: Sequence[Part]) -> list[tuple[Tensor, Tensor]]:
+        """Return for each part the norm of each of its gradients, and terms whose norm is that of all ranks."""
+        found = [_measure.norms([self.values[i] for i in where], p) for where, p in parts]
+        lengths = [len(n) for n in found]
+        with torch.no_grad():
+            each = torch.cat([n.to(found[0].device) for n in found])
+            where = [i for indices, _ in parts for i in indices]
+            exchange = NormExchange(self._call)
+            each = self._combine(exchange, each, where, [p for indices, p in parts for _ in indices])
+            norms = [n.to(own.device) for n, own in zip(torch.split(each, lengths), found, strict=True)]
+            terms = self._norm_terms(exchange, norms, parts)
+            exchange.finish()
+            return list(zip(norms, terms, strict=True))
+
+    def combine(self, each: Tensor, where: Sequence[int], orders: list[float]) -> Tensor:
+        """Return what values of some gradients come to over all ranks that hold shards or copies of them."""
+        exchange = NormExchange(self._call)
+        found = self._combine(exchange, each, where, orders)
+        exchange.finish()
+        return found
+
+    def _combine(self, exchange: NormExchange, each: Tensor, where: Sequence[int], orders: list[float]) -> Tensor:
+        at = {i: k for k, i in enumerate(where)}
+        for group, entries in self._groups():
+            here = [(i, sharded) for i, sharded in entries if i in at]
+            parameters = combine_fingerprints(self._fingerprints[i] for i, _ in here)
+            exchange.all_gather_norms(each, [(at[i], sharded) for i, sharded in here], orders, group, parameters)
+        return each
+
+    def _groups(self) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
+        """Yield process groups in order, with the gradients on each and whether they are sharded (else copied)."""
+        for mesh, submeshes in order_meshes(layout.mesh for layout in self._layouts.values()):
+            for group in mesh.groups:
+                on = {
+                    id(layout): layout.sharded[layout.mesh.groups.index(group)]
+                    for layout in self._layouts.values()
+                    if layout.mesh in submeshes and group in layout.mesh.groups
+                }
+                yield group, [(i, on[id(layout)]) for i, layout in self._layout_of.items() if id(layout) in on]
+        for group in _groups_of(self._patterns, (Sharded,)):
+            over = [group in _groups_of([placements], (Sharded,)) for placements in self._patterns]
+            yield group, [(i, True) for i, number in enumerate(self._pattern_of) if over[number]]
+
+    def _norm_terms(self, exchange: NormExchange, norms: list[Tensor], parts: Sequence[Part]) -> list[Tensor]:
+        """Return for each part its norms and those of parameters on other ranks, each counted once."""
+        numbers = [n for n, each in enumerate(self._patterns) if any(not isinstance(m, Sharded) for m in each)]
+        if not numbers:
+            return norms
+        slots = [(k, n) for k in range(len(parts)) for n in numbers]
+        mine = [[j for j, i in enumerate(parts[k][0]) if self._pattern_of[i] == n] for k, n in slots]
+        orders = [parts[k][1] for k, _ in slots]
+        found = [_measure.total(norms[k][m], p) for (k, _), m, p in zip(slots, mine, orders, strict=True)]
+        totals = torch.stack([n.to(norms[0].device) for n in found])
+        for group in _groups_of(self._patterns, (Disjoint, Replicated)):
+            disjoint = {n for n in numbers if group in _groups_of([self._patterns[n]], (Disjoint,))}
+            copied = {n for n in numbers if group in _groups_of([self._patterns[n]], (Replicated,))}
+            entries = [(s, n in disjoint) for s, (_, n) in enumerate(slots) if n in disjoint | copied]
+            copies = [0 if is_disjoint else len(mine[s]) for s, is_disjoint in entries]
+            exchange.all_gather_norms(totals, entries, orders, group, copies=copies)
+        rest = [[j for j, i in enumerate(where) if self._pattern_of[i] not in numbers] for where, _ in parts]
+        split = torch.split(totals, len(numbers))
+        return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
+
+
+def _sharded_patterns(patterns: Sequence[tuple[Placement, ...]]) -> list[bool]:
+    return [any(isinstance(each, Sharded) for each in placements) for placements in patterns]
+
+
+def _read_layout(mesh: Any, placements: Sequence[Any]) -> _Layout:
+    partial = any(kind.is_partial() for kind in placements)
+    return _Layout(read_mesh(mesh), tuple(not (k.is_replicate() or k.is_partial()) for k in placements), partial)
+
+
+def _groups_of(patterns: Iterable[tuple[Placement, ...]], kinds: tuple[type, ...]) -> list[Group]:
+    """Return the process groups that placements of some kinds are about, each once, in order."""
+    found: dict[Group, None] = {}
+    for placement in (each for placements in patterns for each in placements if isinstance(each, kinds)):
+        found.update(dict.fromkeys(groups_of(placement.group)))
+    return list(found)
+
+
+def _reduced(grad: Any) -> Tensor:
+    """Return the local shard of a partial gradient after reducing it: communication of its whole size."""
+    from torch.distributed.tensor import Replicate
+
+    for kind in grad.placements:
+        if kind.is_partial() and kind.reduce_op not in ("sum", "avg", "max", "min"):
+            raise UnsupportedGradientError(
+                f"a gradient of shape {tuple(grad.shape)} is partial by {kind.reduce_op!r}, which scaling its shards "
+                "does not scale. Redistribute it before clipping."
+            )
+    reduced = [Replicate() if kind.is_partial() else kind for kind in grad.placements]
+    group = grad.device_mesh.get_group(next(d for d, kind in enumerate(grad.placements) if kind.is_partial()))
+    return wait_tensor(collective(lambda: grad.detach().redistribute(placements=reduced).to_local(), group, WHAT))
+
+
+def _writes_partial(grad: Any) -> bool:
+    """Return whether this rank writes the value of a partial gradient. Of a sum, one rank does; others write zeros."""
+    coordinates = zip(grad.device_mesh.get_coordinate(), grad.placements, strict=True)
+    return all(at == 0 for at, kind in coordinates if kind.is_partial() and kind.reduce_op == "sum")
+
+
+def _refuse_other_mesh(parameter: Any, t: Any) -> None:
+    if parameter.device_mesh != t.device_mesh:
+        raise UnsupportedGradientError(
+            f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
+            "Redistribute the gradient to the parameter's mesh before clipping."
+        )

@@ -1,0 +1,94 @@
+"""Placement of plain tensors over ranks: `Sharded`, `Replicated`, `Disjoint`. DTensors know theirs.
+
+```
+bridle.clip_(model, policy, placement={"embed.*": Replicated(stages), "*": Disjoint(stages)})
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["Disjoint", "Placement", "PlacementSpec", "Replicated", "Sharded"]
+
+
+@dataclass(frozen=True)
+class Disjoint:
+    """The ranks of the group hold different parameters, under one norm: pipeline stages, experts in plain tensors.
+
+    Attributes:
+        group: A process group, or a device mesh (all of its dimensions).
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> bridle.clip_grad_norm_([weight], 1.0, placement=bridle.distributed.Disjoint(dist.group.WORLD))
+        tensor(5.)
+        >>> dist.destroy_process_group()
+    """
+
+    group: ProcessGroup | DeviceMesh
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Every rank of the group holds a shard of each of these parameters, as a plain tensor.
+
+    All ranks list the same parameters in the same order; a rank may lack the gradient of some.
+
+    Attributes:
+        group: A process group, or a device mesh (all of its dimensions).
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> columns = torch.nn.Parameter(torch.zeros(2))
+        >>> columns.grad = torch.tensor([3.0, 4.0])
+        >>> sharded = bridle.distributed.Sharded(dist.group.WORLD)
+        >>> bridle.clip_({"up": columns}, bridle.by_norm(1.0, per_parameter=True), placement=sharded).norms
+        {'up': 5.0}
+        >>> dist.destroy_process_group()
+    """
+
+    group: ProcessGroup | DeviceMesh
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """The ranks of the group that hold these parameters hold the same ones, and they count once.
+
+    Copies that every rank holds need no placement: a plain tensor is taken to be one. This is for those that only some
+    ranks of a `Disjoint` group hold, such as an embedding shared by the first and the last pipeline stage.
+
+    Attributes:
+        group: A process group, or a device mesh (all of its dimensions).
+
+    Example:
+        >>> import torch.distributed as dist
+        >>> from bridle.distributed import Disjoint, Replicated
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> stages = dist.group.WORLD
+        >>> tied, own = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
+        >>> tied.grad, own.grad = torch.tensor([3.0]), torch.tensor([4.0])
+        >>> placement = {"tied": Replicated(stages), "*": Disjoint(stages)}
+        >>> bridle.clip_({"tied": tied, "own": own}, bridle.by_norm(1.0), placement=placement).norm
+        5.0
+        >>> dist.destroy_process_group()
+    """
+
+    group: ProcessGroup | DeviceMesh
+
+
+Placement: TypeAlias = Disjoint | Sharded | Replicated
+"""Where a plain tensor is."""
+
+PlacementSpec: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement | Sequence[Placement] | None]
+"""One placement or several for all parameters, or a mapping from name patterns to them; None says nothing."""

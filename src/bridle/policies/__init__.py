@@ -1,0 +1,49 @@
+"""Clip policies, one file each, and what is needed to write another.
+
+A function such as `by_norm(1.0)` returns a policy without a memory, which may be built in the call. A class such as
+`ByMedian` learns from the gradients it has seen: build it once, before the loop.
+"""
+
+from .adaptive import AdaptivePolicy, Bounds
+from .base import Clamp, Decision, GradientView, Policy, Scale, Skip, Stateful, clip_factor
+from .element_spike import ByElementSpike
+from .median import ByMedian
+from .norm import by_norm
+from .overshoot import ByOvershoot
+from .quantile import ByQuantile
+from .rms import by_rms
+from .running_norm import ByRunningNorm
+from .skip_spikes import SkipSpikes
+from .stable_norm import ByStableNorm
+from .state import State
+from .tracked_quantile import ByTrackedQuantile
+from .unit import by_unit
+from .value import by_value
+from .zscore import ByZScore
+
+__all__ = [
+    "AdaptivePolicy",
+    "Bounds",
+    "ByElementSpike",
+    "ByMedian",
+    "ByOvershoot",
+    "ByQuantile",
+    "ByRunningNorm",
+    "ByStableNorm",
+    "ByTrackedQuantile",
+    "ByZScore",
+    "Clamp",
+    "Decision",
+    "GradientView",
+    "Policy",
+    "Scale",
+    "Skip",
+    "SkipSpikes",
+    "State",
+    "Stateful",
+    "by_norm",
+    "by_rms",
+    "by_unit",
+    "by_value",
+    "clip_factor",
+]

@@ -1,0 +1,146 @@
+"""What a policy is, what it is shown, and what it can decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiply the gradients.
+
+    Attributes:
+        by: One factor for all (0-dim), one for each (a vector), or for each a tensor that broadcasts over it.
+    """
+
+    by: Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Limit every element to `[-limit, limit]`; of a complex element, its magnitude.
+
+    Attributes:
+        limit: One for all, or for each gradient a tensor of its shape.
+    """
+
+    limit: float | Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Set the gradients to zero where a condition holds, and do something else where it does not.
+
+    Attributes:
+        when: The condition, a 0-dim bool tensor.
+        otherwise: What to do if it is false.
+    """
+
+    when: Tensor
+    otherwise: Scale | Clamp
+
+
+Decision: TypeAlias = Scale | Clamp | Skip
+
+
+class GradientView(Protocol):
+    """What a policy is shown: the gradients of one call that it is for. Norms are measured once per order.
+
+    A parameter that is sharded over ranks is listed on all of them, also where a rank has no gradient of it.
+
+    Attributes:
+        parameters: The parameters that have a gradient, each once.
+        tensors: The gradient of each. Do not write to it.
+        pattern: The name pattern that selected them, `"*"` where there was none.
+    """
+
+    parameters: list[Tensor]
+    tensors: list[Tensor]
+    pattern: str
+
+    def names(self) -> list[str]:
+        """Return the name of each parameter."""
+
+    def keys(self) -> list[str]:
+        """Return what to remember each by from step to step: its name, or its index where names are not unique."""
+
+    def norms(self, p: float = 2.0) -> Tensor:
+        """Return the p-norm of each gradient over all ranks: a vector, float64 where the device has it."""
+
+    def total_norm(self, p: float = 2.0) -> Tensor:
+        """Return the p-norm of all gradients as one vector: a 0-dim tensor."""
+
+    def numels(self) -> list[int]:
+        """Return how many elements each gradient has over all ranks."""
+
+    def refuse_sharded(self, policy: str) -> None:
+        """Raise if a gradient is sharded, for a policy that looks inside gradients."""
+
+    def refuse_disjoint(self, policy: str) -> None:
+        """Raise if other ranks hold other parameters, for a policy that each rank would decide for itself."""
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A rule for clipping: any object with `p` and `decide`. There is nothing to inherit from.
+
+    A policy may also have a method `check(grads)` that raises for gradients it cannot decide about. Every policy of a
+    call is checked before any of them decides, so before anything is learned or written.
+
+    Attributes:
+        p: The order of the norm it looks at; the report shows that norm, and non-finite values are found by it.
+
+    Example:
+        >>> from bridle.policies import GradientView, Scale
+        >>> class Halve:
+        ...     p = 2.0
+        ...
+        ...     def decide(self, grads: GradientView) -> Scale:
+        ...         return Scale(grads.total_norm(self.p).new_tensor(0.5))
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> bridle.clip_([weight], Halve()).norm_after
+        2.5
+    """
+
+    @property
+    def p(self) -> float:
+        """The order of the norm it looks at."""
+
+    def decide(self, grads: GradientView) -> Decision:
+        """Decide, without writing to a gradient and without reading a value from a device. It may remember."""
+
+
+@runtime_checkable
+class Stateful(Policy, Protocol):
+    """A policy whose memory can be saved."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what it has learned."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what was learned."""
+
+
+def check(policy: Policy | None, grads: GradientView) -> None:
+    """Let a policy refuse gradients that it cannot decide about."""
+    refuse = getattr(policy, "check", None)
+    if refuse is not None:
+        refuse(grads)
+
+
+def clip_factor(limit: float | Tensor, norm: Tensor) -> Tensor:
+    """Return the factor that brings a norm down to a limit: exactly 1 below it, and 1 where the norm is not finite."""
+    # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
+    factor = ceiling / norm
+    # A subnormal factor is rounded down, so that the norm after clipping does not exceed the limit.
+    tiny = torch.finfo(norm.dtype).tiny
+    factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+    return torch.where((norm > ceiling) & (norm < math.inf), factor, 1.0)

@@ -1,0 +1,91 @@
+"""Base of policies with a memory: built once, before the loop. One that is built for every call never learns."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from .._warn import warn
+from ..errors import ArgumentError
+from .base import GradientView
+
+_Key = tuple[int, type]  # the first parameter a policy is for, and the class of the policy
+_IN_A_ROW = 3  # two policies of one call each may be an experiment; three are a loop
+
+
+@dataclass
+class _Uses:
+    """How a policy was used; it outlives the policy."""
+
+    calls: dict[_Key, int] = field(default_factory=dict)
+    saved: bool = False  # its state was saved or loaded: the state may live longer than the object
+
+
+@dataclass
+class _Last:
+    """The last policy of a class that was used for a parameter."""
+
+    policy: weakref.ref[Any]
+    parameter: weakref.ref[Any]
+    uses: _Uses
+    in_a_row: int
+
+
+_last: dict[_Key, _Last] = {}
+
+
+class BuiltOnce:
+    """Name the saved state after the class, and warn where the policy is built anew for each call."""
+
+    @cached_property
+    def _uses(self) -> _Uses:
+        return _Uses()
+
+    def check(self, grads: GradientView) -> None:
+        """Warn if this policy is the third in a row that gets one call on the same parameters and is then discarded.
+
+        The warning needs proof: its predecessors were garbage-collected after one call each, and nobody saved or
+        loaded their state.
+        """
+        if torch.compiler.is_compiling() or not grads.parameters:
+            return
+        parameter = grads.parameters[0]
+        key = (id(parameter), type(self))
+        self._uses.calls[key] = self._uses.calls.get(key, 0) + 1
+        if self._uses.calls[key] > 1 or self._uses.saved:
+            _last.pop(key, None)
+            return
+        in_a_row = 1 + _discarded_after_one_call(key)
+        forget = weakref.ref(parameter, lambda _: _last.pop(key, None))
+        _last[key] = _Last(weakref.ref(self), forget, self._uses, in_a_row)
+        if in_a_row >= _IN_A_ROW:
+            name = type(self).__name__
+            warn(
+                f"{name} was built anew for each of the last {in_a_row} calls on the same parameters, so it never "
+                f"learns. Build it once, before the loop, and pass the same object to every call: "
+                f"`policy = {name}(...)`."
+            )
+
+    def _saved(self, **state: Any) -> dict[str, Any]:
+        self._uses.saved = True
+        return {"policy": type(self).__name__, **state}
+
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        """Refuse the state of another class of policy."""
+        found, name = saved.get("policy"), type(self).__name__
+        if found != name:
+            raise ArgumentError(f"this is the state of {found!r}, and it was to be loaded into {name!r}.")
+        self._uses.saved = True
+
+
+def _discarded_after_one_call(key: _Key) -> int:
+    """Return how many policies in a row were used for one call and then garbage-collected."""
+    last = _last.get(key)
+    if last is None or last.policy() is not None or last.uses.saved or last.uses.calls.get(key) != 1:
+        return 0
+    return last.in_a_row

@@ -1,0 +1,80 @@
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._measure import norm_along, shares_memory
+from .._validate import threshold
+from ..errors import ArgumentError, UnsupportedGradientError
+from .base import GradientView, Policy, Scale, clip_factor
+
+
+@dataclass(frozen=True)
+class _ByUnit:
+    ratio: float
+    eps: float
+    unit_dims: tuple[int, ...]
+    p: float = 2.0
+
+    def check(self, grads: GradientView) -> None:
+        grads.refuse_sharded("by_unit")
+        for g in grads.tensors:
+            if g.layout is not torch.strided:
+                raise UnsupportedGradientError(
+                    f"by_unit compares rows of a weight and its gradient, and this gradient is {g.layout}. "
+                    "Give that parameter another policy by a name pattern, or use a dense gradient."
+                )
+            if shares_memory(g):
+                raise UnsupportedGradientError(
+                    f"by_unit scales each unit by itself, and a gradient of shape {tuple(g.shape)} and strides "
+                    f"{g.stride()} stores several of them in the same memory, as an expanded tensor does. Clone it "
+                    "first."
+                )
+
+    def decide(self, grads: GradientView) -> Scale:
+        with torch.no_grad():
+            pairs = zip(grads.parameters, grads.tensors, strict=True)
+            return Scale([self._factor(p.detach(), g.detach()) for p, g in pairs])
+
+    def _factor(self, weight: Tensor, grad: Tensor) -> Tensor:
+        axes = self._axes(grad.dim())
+        limit = norm_along(weight, axes).clamp(min=self.eps) * self.ratio
+        return clip_factor(limit, norm_along(grad, axes))
+
+    def _axes(self, dims: int) -> tuple[int, ...] | None:
+        """Return the dimensions of a unit: all but `unit_dims`; everything for vectors and scalars, as in NFNets."""
+        if dims <= 1:
+            return None
+        units = {d % dims for d in self.unit_dims if -dims <= d < dims}
+        return tuple(d for d in range(dims) if d not in units)
+
+
+def by_unit(ratio: float = 0.01, eps: float = 1e-3, unit_dims: int | tuple[int, ...] = 0) -> Policy:
+    """Limit each unit's gradient relative to the size of that unit's weights (adaptive gradient clipping).
+
+    A unit is one output: a row of a linear layer, a filter of a convolution, the whole of a bias or gain. Where
+    `|G_i| > ratio * max(|W_i|, eps)`, G_i is scaled down to that. Brock et al., High-Performance Large-Scale Image
+    Recognition Without Normalization (arXiv 2102.06171). They leave the last linear layer out; a name pattern does
+    that here: `{"head.*": None, "*": by_unit()}`.
+
+    Args:
+        ratio: The largest size of a gradient relative to its weights.
+        eps: The least size a unit's weights are taken to have, so that zero weights can leave zero.
+        unit_dims: The dimensions that index the units. 0 is right for linear layers and convolutions; 1 for
+            transposed convolutions.
+
+    Returns:
+        A policy for `bridle.clip_`.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2, 4))
+        >>> weight.grad = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.01, 0.0, 0.0, 0.0]])
+        >>> report = bridle.clip_([weight], bridle.by_unit(ratio=0.01))
+        >>> weight.grad
+        tensor([[0.0100, 0.0100, 0.0100, 0.0100],
+                [0.0100, 0.0000, 0.0000, 0.0000]])
+    """
+    for value, name in ((ratio, "ratio"), (eps, "eps")):
+        if isinstance(threshold(value, name), Tensor):
+            raise ArgumentError(f"`{name}` is a number; found a tensor.")
+    return _ByUnit(float(ratio), float(eps), (unit_dims,) if isinstance(unit_dims, int) else tuple(unit_dims))

@@ -1,0 +1,38 @@
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .._validate import tensor_threshold, threshold
+from .base import Clamp, GradientView, Policy
+
+
+@dataclass(frozen=True)
+class _ByValue:
+    max_value: float | Tensor
+    p: float = math.inf
+
+    def check(self, grads: GradientView) -> None:  # noqa: ARG002  # the limit does not depend on them
+        tensor_threshold(self.max_value, "max_value")
+
+    def decide(self, grads: GradientView) -> Clamp:  # noqa: ARG002  # the limit does not depend on them
+        return Clamp(self.max_value)
+
+
+def by_value(max_value: float | Tensor) -> Policy:
+    """Limit every element to `[-max_value, max_value]`; of a complex element, its magnitude. Changes the direction.
+
+    Args:
+        max_value: The largest magnitude allowed, a number or a 0-dim tensor.
+
+    Returns:
+        A policy for `bridle.clip_`. Its report shows the largest magnitude as the norm.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, -0.25])
+        >>> report = bridle.clip_([weight], bridle.by_value(1.0))
+        >>> weight.grad, report.norm
+        (tensor([ 1.0000, -0.2500]), 3.0)
+    """
+    return _ByValue(threshold(max_value, "max_value"))

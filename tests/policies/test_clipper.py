@@ -1,0 +1,369 @@
+"""`Clipper`: the same as calling `clip_` right before `optimizer.step()`, in every way a loop is written."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from cases import gradient, parameter
+
+import bridle
+from bridle.errors import ArgumentError, NonFiniteGradientError
+
+OPTIMIZERS = {
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "sgd fused": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True),
+    "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.1),
+    "adamw fused": lambda ps: torch.optim.AdamW(ps, lr=0.1, fused=True),
+}
+every_optimizer = pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+def model_of(seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+
+def batches(n=8):
+    return [torch.randn(5, 3) * 10 ** (i % 3) for i in range(n)]
+
+
+def loss_of(model, x):
+    return (model(x) ** 2).mean() + 10 * model(x).sum()
+
+
+@every_optimizer
+def test_is_clip_before_the_step(build):
+    data = batches()
+    trained = []
+    for inside in (False, True):
+        model, policy = model_of(), bridle.policies.ByMedian(k=0.5, warmup=2)
+        optimizer = build(model.parameters())
+        if inside:
+            bridle.Clipper(optimizer, policy)
+        for x in data:
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            if not inside:
+                bridle.clip_(model.parameters(), policy)
+            optimizer.step()
+        trained.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(trained[0], trained[1], rtol=0, atol=0)
+
+
+@every_optimizer
+@pytest.mark.parametrize("unscaled_by_hand", [False, True])
+def test_with_a_grad_scaler(build, unscaled_by_hand):
+    """Clipped after unscaling; a step the scaler skips is not clipped and not learned from."""
+    data = batches()
+    trained, states = [], []
+    for scaled in (False, True):
+        model, policy = model_of(), bridle.policies.ByZScore(warmup=2)
+        optimizer = build(model.parameters())
+        clipper = bridle.Clipper(optimizer, policy)
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0, growth_interval=3)
+        for i, x in enumerate(data):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, x)).backward()
+            overflow = i == 4
+            if overflow and not scaled:
+                continue  # what the scaler does by itself
+            if overflow:
+                next(iter(model.parameters())).grad[0, 0] = math.inf
+            if unscaled_by_hand:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        trained.append([p.detach() for p in model.parameters()])
+        states.append(clipper.state_dict()["*"]["rows"])
+    torch.testing.assert_close(trained[0], trained[1], rtol=1e-5, atol=1e-6)
+    assert states[0]["seen"] == states[1]["seen"] == len(data) - 1
+    torch.testing.assert_close(states[0]["mean"], states[1]["mean"], rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_accumulation_clips_the_sum_once():
+    p = parameter()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    for _ in range(4):
+        (p * gradient(0.5)).sum().backward()
+    optimizer.step()
+    assert clipper.report.norm == pytest.approx(2.0)
+    torch.testing.assert_close(p.detach(), -gradient(1.0))
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+def test_a_closure_is_clipped_after_it_ran(by_keyword):
+    p = parameter()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    bridle.Clipper(optimizer, bridle.by_norm(1.0))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (p * gradient(50.0)).sum()
+        loss.backward()
+        return loss
+
+    loss = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+    assert loss.item() == 0
+    torch.testing.assert_close(p.detach(), -gradient(1.0))
+
+
+def test_lbfgs():
+    p = parameter()
+    optimizer = torch.optim.LBFGS([p], lr=1.0, max_iter=3)
+    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = ((p - 100) ** 2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert clipper.report.norm_after == pytest.approx(1.0)
+
+
+def test_removed():
+    p = parameter()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    with bridle.Clipper(optimizer, bridle.by_norm(1.0)):
+        pass
+    p.grad = gradient(5.0)
+    optimizer.step()
+    torch.testing.assert_close(p.detach(), -gradient(5.0))
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@every_optimizer
+@pytest.mark.parametrize("why", ["nonfinite", "spike"])
+def test_a_skipped_step_moves_nothing(build, why):
+    """Not even by momentum or weight decay, and the state of the optimizer stays."""
+    model = model_of()
+    optimizer = build(model.parameters())
+    policy = bridle.policies.SkipSpikes(warmup=3) if why == "spike" else bridle.by_norm(1.0)
+    clipper = bridle.Clipper(optimizer, policy, nonfinite="skip")
+    for i in range(5):
+        before = [p.detach().clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        if i == 4:
+            next(iter(model.parameters())).grad[0, 0] = math.nan if why == "nonfinite" else 1e6
+        optimizer.step()
+        moved = any((a != p).any() for a, p in zip(before, model.parameters(), strict=True))
+        assert moved == (i != 4)
+        assert clipper.report.skipped == (i == 4)
+    assert all((p.grad == 0).all() for p in model.parameters())  # given back after the step
+
+
+def test_a_skipped_group_moves_nothing_and_the_others_do():
+    ps = {"a": parameter(), "b": parameter()}
+    optimizer = torch.optim.SGD(ps.items(), lr=1.0, momentum=0.9)
+    bridle.Clipper(optimizer, {"a": bridle.policies.SkipSpikes(warmup=2), "b": bridle.by_norm(1.0)})
+    for norm in (1.0, 1.0, 100.0):
+        before = {key: p.detach().clone() for key, p in ps.items()}
+        for p in ps.values():
+            p.grad = gradient(norm)
+        optimizer.step()
+    torch.testing.assert_close(ps["a"].detach(), before["a"], rtol=0, atol=0)
+    assert (ps["b"] != before["b"]).all()
+
+
+def test_nothing_is_read_from_a_device(no_reads):
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    policy = bridle.policies.SkipSpikes(bridle.policies.ByZScore(warmup=1))
+    bridle.Clipper(optimizer, policy, nonfinite="skip")
+    for x in batches(4):
+        optimizer.zero_grad()
+        loss = loss_of(model, x)
+        loss.backward()
+        with no_reads():
+            policy.see(loss)
+            optimizer.step()
+
+
+def test_nonfinite_raises_with_names_before_anything_moves():
+    model = model_of()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    loss_of(model, batches(1)[0]).backward()
+    model[2].bias.grad[0] = math.nan
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(NonFiniteGradientError, match=r"2\.bias \(1 value\)"):
+        optimizer.step()
+    torch.testing.assert_close([p.detach() for p in model.parameters()], before, rtol=0, atol=0)
+
+
+def test_dry_run_reports_only():
+    p = parameter()
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    clipper = bridle.Clipper(optimizer, bridle.policies.SkipSpikes(bridle.by_norm(1.0), warmup=1), dry_run=True)
+    for norm in (1.0, 5.0):
+        p.grad = gradient(norm)
+        optimizer.step()
+    assert clipper.report.skipped
+    torch.testing.assert_close(p.detach(), -gradient(6.0))
+
+
+def test_patterns_take_names_from_the_model():
+    model = model_of()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    clipper = bridle.Clipper(optimizer, {"2.*": bridle.by_norm(0.5), "*": None}, model=model)
+    loss_of(model, batches(1)[0]).backward()
+    optimizer.step()
+    assert clipper.report.by_pattern["2.*"].norm_after <= 0.5 + 1e-6
+    with pytest.raises(
+        ArgumentError, match=r"4 of the 4 parameters of SGD are not in `model`, the first of shape \(4, 3\)"
+    ):
+        bridle.Clipper(optimizer, bridle.by_norm(1.0), model=model_of())
+    with pytest.raises(ArgumentError, match="`nonfinite` is one of raise"):
+        bridle.Clipper(optimizer, bridle.by_norm(1.0), nonfinite="ignore")
+
+
+def test_checkpoint():
+    data, trained = batches(10), []
+    for pause in (False, True):
+        model = model_of()
+        policy = lambda: {"0.*": bridle.policies.ByZScore(warmup=2), "*": bridle.policies.ByRunningNorm(warmup=2)}  # noqa: E731
+        optimizer = torch.optim.SGD(model.named_parameters(), lr=0.01)
+        clipper = bridle.Clipper(optimizer, policy())
+        for i, x in enumerate(data):
+            if pause and i == 5:
+                file = io.BytesIO()
+                torch.save(clipper.state_dict(), file)
+                file.seek(0)
+                clipper.remove()
+                clipper = bridle.Clipper(optimizer, policy())
+                clipper.load_state_dict(torch.load(file, weights_only=True))
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            optimizer.step()
+        trained.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(trained[0], trained[1], rtol=0, atol=0)
+    with pytest.raises(ArgumentError, match=r"the patterns \['\*', '0\.\*'\], this clipper has .* \['\*'\]"):
+        bridle.Clipper(optimizer, bridle.policies.ByZScore()).load_state_dict(clipper.state_dict())
+
+
+def test_fixed_policies_have_nothing_to_save():
+    clipper = bridle.Clipper(torch.optim.SGD([parameter()], lr=1.0), bridle.by_norm(1.0))
+    assert clipper.state_dict() == {}
+    clipper.load_state_dict({})
+
+
+def test_what_clip_takes_is_passed_on(monkeypatch):
+    p, seen = parameter(), []
+    clip = bridle.clip_
+    monkeypatch.setattr(
+        "bridle.clip._clipper.clip_", lambda *a, **k: seen.append(k) or clip(*a, **{**k, "placement": None})
+    )
+    optimizer = torch.optim.SGD([p], lr=1.0)
+    bridle.Clipper(optimizer, bridle.by_norm(1.0), nonfinite="zero", dry_run=True, placement={"*": "mark"})
+    p.grad = gradient(1.0)
+    optimizer.step()
+    assert seen == [{"nonfinite": "zero", "dry_run": True, "placement": {"*": "mark"}}]
+
+
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def through_torch_save(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+every_copy = pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
+
+
+def largest_step(optimizer, gradient_norm=50.0):
+    """Return how far a step with a large gradient moves the weights."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.full_like(p, gradient_norm)
+    optimizer.step()
+    return math.sqrt(sum(((p - b) ** 2).sum().item() for p, b in zip(parameters, before, strict=True)))
+
+
+@every_copy
+@every_optimizer
+def test_a_copy_of_an_optimizer_clips(build, copied):
+    model = model_of()
+    optimizer = build(model.parameters())
+    clipper = bridle.Clipper(optimizer, {"0.*": bridle.by_norm(0.5), "*": bridle.by_norm(0.1)}, model=model)
+    largest_step(optimizer)
+    again = copied(optimizer)
+    assert type(again) is type(optimizer)
+    twin = next(iter(again._bridle_clippers))
+    assert twin is not clipper
+    assert twin.report is None
+    assert largest_step(again) == largest_step(optimizer)
+    assert {key: group.norm_after for key, group in twin.report.groups.items()} == {
+        key: group.norm_after for key, group in clipper.report.groups.items()
+    }
+    twin.remove()
+    largest_step(optimizer)
+    assert clipper.report.clipped  # the original is not touched
+    assert not again._optimizer_step_pre_hooks
+
+
+@every_copy
+def test_a_copy_of_a_clipper_is_that_of_the_copied_optimizer(copied):
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    clipper = bridle.Clipper(optimizer, bridle.policies.SkipSpikes(bridle.by_norm(1.0), warmup=2), nonfinite="zero")
+    for _ in range(3):
+        largest_step(optimizer, 1.0)
+    twin = copied(clipper)
+    assert twin.optimizer is not optimizer
+    assert twin.nonfinite == "zero"
+    assert twin.state_dict().keys() == clipper.state_dict().keys()
+    assert largest_step(twin.optimizer, 1e6) == 0  # it has learned what a spike is
+    assert twin.report.skipped
+    assert largest_step(optimizer, 1.0) == pytest.approx(1.0)
+
+
+@every_copy
+def test_without_a_clipper_an_optimizer_is_copied_as_torch_does(copied):
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    plain = set(vars(optimizer))
+    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    clipper.remove()
+    assert set(vars(optimizer)) == plain
+    assert largest_step(copied(optimizer)) > 50
+    twin = copied(clipper)
+    assert largest_step(twin.optimizer) > 50
+    twin.remove()
+
+
+def test_a_shallow_copy_is_refused():
+    optimizer = torch.optim.SGD([parameter()], lr=1.0)
+    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    for shared in (optimizer, clipper):
+        with pytest.raises(ArgumentError, match=r"shallow copy .* copy\.deepcopy"):
+            copy.copy(shared)
+    assert largest_step(optimizer) == pytest.approx(1.0)
+
+
+def test_a_step_that_calls_its_parents_is_clipped_once():
+    class Mine(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    p = parameter()
+    torch.optim.SGD([p], lr=1.0)  # torch hooks the step of a class when it makes the first of it
+    optimizer = Mine([p], lr=1.0)
+    policy = bridle.policies.ByZScore(warmup=100)
+    seen = []
+    decide = policy.decide
+    policy.decide = lambda grads: seen.append(1) or decide(grads)
+    bridle.Clipper(optimizer, policy)
+    for _ in range(3):
+        p.grad = gradient(1.0)
+        optimizer.step()
+    assert len(seen) == 3

@@ -1,0 +1,280 @@
+"""What every policy with a memory promises: no reads, no poison, checkpoints, groups, dry runs."""
+
+import io
+import math
+
+import pytest
+import torch
+from cases import ALL, RULES, gradient, parameter, recorded
+
+import bridle
+from bridle.errors import ArgumentError
+
+every_policy = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
+
+
+def follow(policy, norms, ps=None, **options):
+    """Clip step by step; the gradients after each."""
+    ps = ps or [parameter()]
+    found = []
+    for norm in norms:
+        for p in ps:
+            p.grad = gradient(norm)
+        bridle.clip_(ps, policy, **{"nonfinite": "propagate", **options})
+        found.append([p.grad.clone() for p in ps])
+    return found
+
+
+def tensors_of(saved):
+    for value in saved.values():
+        if isinstance(value, dict):
+            yield from tensors_of(value)
+        elif isinstance(value, torch.Tensor):
+            yield value
+
+
+def reloaded(policy):
+    file = io.BytesIO()
+    torch.save(policy.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@every_policy
+@pytest.mark.parametrize("mode", ["skip", "zero", "propagate"])
+def test_nothing_is_read_from_a_device(make, mode, no_reads):
+    policy, ps = make(), [parameter(), parameter()]
+    norms = [1.0, 2.0, 0.0, 50.0, 1.0]
+    with no_reads():
+        follow(policy, norms, ps, nonfinite=mode)
+        policy.state_dict()
+
+
+def test_a_read_would_be_seen(no_reads):
+    with pytest.raises(AssertionError, match="a value was read"), no_reads():
+        torch.ones(()).item()
+
+
+@every_policy
+def test_works_where_there_is_nothing_to_read(make):
+    policy, p = make(), parameter("meta")
+    for _ in range(3):
+        p.grad = gradient(1.0, "meta")
+        bridle.clip_([p], policy, nonfinite="propagate")
+    assert all(t.device.type == "meta" for t in tensors_of(policy.state_dict()) if t.numel())
+
+
+@every_policy
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e308])
+def test_a_bad_step_never_spoils_the_state(make, bad):
+    """After a bad step everything goes on; for NaN and infinity as if it had never been."""
+    norms = [n for n in recorded() if 0 < n < 1e6]
+    with_bad = [*norms[:60], bad, *norms[60:]]
+    calm, hurt = make(), make()
+    expected, found = follow(calm, norms), follow(hurt, with_bad)
+    assert all(g.isfinite().all() for step in found[61:] for g in step)
+    if not math.isfinite(bad):
+        torch.testing.assert_close(found[61:], expected[60:], rtol=0, atol=0)
+    empty = {id(t) for t in tensors_of(make().state_dict())}
+    saved = [t for t in tensors_of(hurt.state_dict()) if id(t) not in empty]
+    assert all((t.isfinite() | t.isnan()).all() for t in saved)  # NaN only marks an empty place of a window
+    assert follow(hurt, [1.0])[0][0].norm() > 0
+
+
+@every_policy
+def test_every_step_bad_from_the_start(make):
+    policy = make()
+    follow(policy, [math.nan, math.inf, math.nan] * 20)
+    (g,) = follow(policy, [2.0])[0]
+    first = {bridle.policies.ByStableNorm: 1.0, bridle.policies.ByOvershoot: 0.2}.get(make, 2.0)
+    assert g.norm().item() == pytest.approx(first)
+
+
+@every_policy
+def test_checkpoint(make):
+    norms = recorded()
+    whole = follow(make(), norms)
+    policy, ps = make(), [parameter()]
+    follow(policy, norms[:70], ps)
+    resumed = make()
+    resumed.load_state_dict(reloaded(policy))
+    torch.testing.assert_close(follow(resumed, norms[70:], ps), whole[70:], rtol=0, atol=0, equal_nan=True)
+    # what was saved does not change with what is learned later
+    saved = policy.state_dict()
+    before = [t.clone() for t in tensors_of(saved)]
+    follow(policy, [3.0, 4.0], ps)
+    torch.testing.assert_close(list(tensors_of(saved)), before, rtol=0, atol=0, equal_nan=True)
+
+
+@every_policy
+def test_state_of_another_policy_is_refused(make):
+    with pytest.raises(ArgumentError, match="state of 'by_norm'"):
+        make().load_state_dict({"policy": "by_norm"})
+
+
+def test_state_with_other_settings_is_refused():
+    policy = bridle.policies.ByMedian(window=8)
+    follow(policy, [1.0, 2.0])
+    other = bridle.policies.ByMedian(window=9)
+    with pytest.raises(ArgumentError, match=r"'window' has shape \(1, 8\), this policy expects \(1, 9\)"):
+        other.load_state_dict(policy.state_dict())
+    follow(other, [1.0])  # nothing of it was taken
+
+
+def test_state_follows_names_not_places():
+    norms = {"a": 1.0, "b": 100.0}
+    policy = bridle.policies.ByRunningNorm(warmup=2)
+    ps = {name: parameter() for name in norms}
+    for _ in range(3):
+        for name, p in ps.items():
+            p.grad = gradient(norms[name])
+        bridle.clip_(ps, policy)
+    resumed = bridle.policies.ByRunningNorm(warmup=2)
+    resumed.load_state_dict(reloaded(policy))
+    for name, p in ps.items():
+        p.grad = gradient(1000 * norms[name])
+    bridle.clip_(dict(reversed(ps.items())), resumed)
+    assert {name: p.grad.norm().item() for name, p in ps.items()} == pytest.approx({"a": 1.05, "b": 105.0})
+
+
+def test_names_that_do_not_tell_are_not_mixed_up():
+    policy, pairs = bridle.policies.ByRunningNorm(warmup=1), [("w", parameter()), ("w", parameter())]
+    for size in (1.0, 1.0, 1000.0):
+        for i, (_, p) in enumerate(pairs):
+            p.grad = gradient(size * (1 + i))
+        bridle.clip_(pairs, policy)
+    assert [p.grad.norm().item() for _, p in pairs] == pytest.approx([1.05, 2.10])
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_mapping_gives_each_group_its_own_state(name):
+    """Even where one policy object is used for two patterns."""
+    make, twin = RULES[name]
+    shared = make(per_parameter=False)
+    ps = {"a.x": parameter(), "b.x": parameter(), "c.x": parameter()}
+    norms = {key: recorded(seed=i) for i, key in enumerate(ps)}
+    found = {key: [] for key in ps}
+    for step in range(160):
+        for key, p in ps.items():
+            p.grad = gradient(norms[key][step])
+        bridle.clip_(ps, {"a.*": shared, "b.*": shared, "*": bridle.by_norm(1.0)}, nonfinite="propagate")
+        for key, p in ps.items():
+            found[key].append(p.grad.norm().item())
+    for key in ("a.x", "b.x"):
+        good = [i for i, n in enumerate(norms[key]) if math.isfinite(n)]
+        expected = twin(norms[key])
+        assert [found[key][i] for i in good] == pytest.approx([expected[i] for i in good], rel=1e-9)
+
+
+@every_policy
+def test_dry_run_changes_nothing_and_learns(make, without_kernels):
+    """It says what would have been done, and its state is that of one that did it."""
+    norms = recorded()
+    wet, dry, p, q = make(), make(), parameter(), parameter()
+    for norm in norms:
+        p.grad, q.grad = gradient(norm), gradient(norm)
+        done = bridle.clip_([p], wet, nonfinite="propagate")
+        version = q.grad._version
+        would = bridle.clip_([q], dry, nonfinite="propagate", dry_run=True)
+        assert q.grad._version == version
+        assert would.dry_run
+        assert (would.clipped, would.skipped) == (done.clipped, done.skipped)
+        assert would.norm_after == pytest.approx(done.norm_after, nan_ok=True)
+    for a, b in zip(tensors_of(wet.state_dict()), tensors_of(dry.state_dict()), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def test_dry_run_of_fixed_policies_and_bad_gradients():
+    p = parameter()
+    p.grad = gradient(5.0)
+    for policy in (
+        bridle.by_norm(1.0),
+        bridle.by_value(0.1),
+        bridle.by_unit(0.1),
+        bridle.by_norm(1.0, per_parameter=True),
+    ):
+        report = bridle.clip_([p], policy, dry_run=True)
+        assert report.clipped
+        assert report.norm_after < report.norm
+        assert "dry run" in str(report)
+    torch.testing.assert_close(p.grad, gradient(5.0))
+    p.grad[0] = math.nan
+    for mode in ("raise", "zero", "skip"):
+        report = bridle.clip_([p], bridle.by_norm(1.0), nonfinite=mode, dry_run=True)
+        assert sum(report.offenders.values()) == 1
+        assert report.skipped == (mode == "skip")
+    assert p.grad.isnan().sum() == 1
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name not in ("ByRunningNorm", "ByStableNorm")])
+def test_folds_into_a_fused_optimizer(name):
+    make, _ = RULES[name]
+    results = []
+    for fold in (False, True):
+        p, policy = torch.nn.Parameter(torch.ones(3)), make(warmup=2)
+        optimizer = torch.optim.SGD([p], lr=0.1, fused=True)
+        for norm in (1.0, 1.1, 0.9, 500.0):
+            p.grad = gradient(norm).float()
+            bridle.clip_([p], policy, fold_into=optimizer if fold else None)
+            optimizer.step()
+        results.append(p.detach())
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_a_skip_folds_into_a_fused_optimizer():
+    p, policy = torch.nn.Parameter(torch.ones(3)), bridle.policies.SkipSpikes(warmup=2)
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=True)
+    for norm in (1.0, 1.0, 500.0):
+        before = p.detach().clone()
+        p.grad = gradient(norm).float()
+        report = bridle.clip_([p], policy, fold_into=optimizer)
+        optimizer.step()
+    assert report.skipped
+    torch.testing.assert_close(p.detach(), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bridle.policies.ByZScore(z=-1), "`z` lies between 0 and inf; found -1"),
+        (lambda: bridle.policies.ByZScore(decay=1.5), "`decay` lies between 0 and 1; found 1.5"),
+        (lambda: bridle.policies.ByQuantile(1.1), "`q` lies between 0 and 1; found 1.1"),
+        (lambda: bridle.policies.ByQuantile(math.nan), "`q` lies between 0 and 1; found nan"),
+        (lambda: bridle.policies.ByQuantile(window=0), "`window` is a whole number of at least 1; found 0"),
+        (lambda: bridle.policies.ByQuantile("much"), "`q` is a number; found 'much'"),
+        (lambda: bridle.policies.ByTrackedQuantile(rate=-0.1), "`rate` lies between"),
+        (lambda: bridle.policies.ByMedian(warmup=-1), "`warmup` is a whole number of at least 0; found -1"),
+        (lambda: bridle.policies.ByMedian(warmup=2.5), "`warmup` is a whole number"),
+        (lambda: bridle.policies.ByRunningNorm(floor=2, ceiling=1), "`floor` is 2 and `ceiling` 1; swap them"),
+        (lambda: bridle.policies.ByStableNorm(decay=1), "a decay of 1 never learns"),
+        (lambda: bridle.policies.ByElementSpike(decay=1), "a decay of 1 never learns"),
+        (lambda: bridle.policies.ByElementSpike(floor=2, ceiling=1), "swap them"),
+        (lambda: bridle.policies.SkipSpikes(at_most=-1), "`at_most` is a whole number"),
+        (lambda: bridle.policies.SkipSpikes(bridle.policies.SkipSpikes()), "one is enough"),
+        (lambda: bridle.policies.SkipSpikes(1.0), "`policy` is a policy such as"),
+        (lambda: bridle.policies.SkipSpikes().see(torch.ones(2)), "the loss is one number"),
+    ],
+)
+def test_arguments_that_cannot_mean_anything(call, message):
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+def test_element_spike_refuses_what_it_cannot_remember():
+    p = torch.nn.Parameter(torch.zeros(4))
+    p.grad = torch.sparse_coo_tensor([[1]], [1.0], (4,), check_invariants=True)
+    with pytest.raises(bridle.errors.UnsupportedGradientError, match="ByElementSpike remembers every element"):
+        bridle.clip_([p], bridle.policies.ByElementSpike())
+    policy = bridle.policies.ByElementSpike()
+    for shape in (3, 4):
+        q = torch.nn.Parameter(torch.zeros(shape))
+        q.grad = torch.ones(shape)
+        if shape == 3:
+            bridle.clip_({"q": q}, policy)
+    with pytest.raises(ArgumentError, match=r"'q' has shape \(3,\) and its gradient \(4,\)"):
+        bridle.clip_({"q": q}, policy)
+
+
+@every_policy
+def test_repr_tells_the_policy(make):
+    assert "=" in repr(make())

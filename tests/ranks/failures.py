@@ -1,0 +1,188 @@
+"""What the ranks run when something is wrong on one of them."""
+
+import math
+import os
+import signal
+import time
+
+import layouts
+import placements
+import torch
+import torch.distributed as dist
+
+import bridle
+
+SPREAD = {"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((5,), "line", "r", ()), ((4,), "plain", "", ())]}
+
+
+def sick(value, at=1):
+    """Gradients in pieces; the piece of one rank holds two values that are not finite."""
+    parameters, _ = layouts.build(SPREAD)
+    if dist.get_rank() == at:
+        layouts.piece(parameters["p0"].grad).view(-1)[:2] = value
+    return parameters
+
+
+def pieces(parameters):
+    return [layouts.piece(p.grad).clone() for p in parameters.values()]
+
+
+def nonfinite(mode, value):
+    """Every rank decides the same, and knows the name and the count, whoever holds the value."""
+    parameters = sick(value)
+    before = pieces(parameters)
+    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite=mode))
+    after = pieces(parameters)
+    if mode == "raise":
+        assert kind == "NonFiniteGradientError"
+        assert "p0 (2 values)" in text
+        assert all(torch.equal(a, b) or a.isnan().any() or b.isinf().any() for a, b in zip(after, before, strict=True))
+    elif mode == "skip":
+        assert not any(t.any() for t in after)
+    elif mode == "zero":
+        wholes = [t.nan_to_num(0.0, 0.0, 0.0) for t in before]
+        assert all(t.isfinite().all() for t in after)
+        factor = after[2][0] / wholes[2][0]
+        for a, b in zip(after, wholes, strict=True):
+            torch.testing.assert_close(a, b * factor)
+    else:
+        assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(after, before, strict=True))
+    return kind
+
+
+def nonfinite_by_torchs_name(value):
+    parameters = sick(value)
+    before = pieces(parameters)
+    kind, text = placements.error(lambda: bridle.clip_grad_norm_(parameters.values(), 0.1, error_if_nonfinite=True))
+    assert kind == "NonFiniteGradientError"
+    assert "parameter 0 (2 values)" in text
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
+    )
+    norm = bridle.clip_grad_norm_(parameters, 0.1)
+    assert not math.isfinite(norm.item())
+
+
+def nan_in_another_stage(mode):
+    rank = dist.get_rank()
+    mine = placements.grads((f"layer{rank}", [math.nan if rank == 1 else 1.0]))
+    kind, text = placements.error(
+        lambda: bridle.clip_(
+            mine, bridle.by_norm(0.1), nonfinite=mode, placement=bridle.distributed.Disjoint(placements.line())
+        )
+    )
+    if mode == "raise":
+        assert kind == "NonFiniteGradientError"
+        assert ("layer1 (1 value)" if rank == 1 else "on another rank") in text
+    else:
+        assert kind == "nothing"
+        assert not mine[f"layer{rank}"].grad.nan_to_num(5.0).any()
+
+
+def partial_of_a_nan(mode):
+    """A NaN in one rank's summand is a NaN of the gradient; zeroing it zeroes the value, not one summand."""
+    case = {"seed": 3, "tensors": [((4, 3), "line", "p", ())]}
+    parameters, wholes = layouts.build(case)
+    if dist.get_rank() == 1:
+        parameters["p0"].grad.to_local()[0, 0] = math.nan
+    bridle.clip_(parameters, bridle.by_norm(1e6), nonfinite=mode)
+    expected = wholes[0].clone()
+    expected[0, 0] = 0.0
+    torch.testing.assert_close(layouts.piece(parameters["p0"].grad), expected if mode == "zero" else expected * 0)
+
+
+def values():
+    """Clipping by value: every piece, and partial gradients by their sum."""
+    case = {"seed": 3, "tensors": [((4, 3), "line", "p", ()), ((5, 3), "line", "0", ()), ((4,), "line", "a", ())]}
+    parameters, wholes = layouts.build(case)
+    kept = [p.grad for p in parameters.values()]
+    bridle.clip_grad_value_(parameters, 0.5)
+    assert all(p.grad is k for p, k in zip(parameters.values(), kept, strict=True))
+    layouts.assert_clipped(parameters, [t.clamp(-0.5, 0.5) for t in wholes], 1.0, case)
+
+
+def extremes():
+    """Finite gradients whose powers are not: float64 over ranks, any order."""
+    for size in (1e200, 1e-200):
+        for p in (1.0, 2.0, 3.5, 50.0, math.inf):
+            case = {"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((5,), "plain", "", ())], "size": size}
+            parameters, wholes = layouts.build(case | {"dtype": torch.float64})
+            layouts.close(bridle.clip_grad_norm_(parameters, 1.0, p).item(), layouts.norm_of(wholes, p), 12)
+
+
+def adaptive(name, kwargs):
+    """A hundred steps: every rank has learned the same, bit for bit, and what one process learns."""
+    policy, alone = getattr(bridle.policies, name)(**kwargs), getattr(bridle.policies, name)(**kwargs)
+    for step in range(100):
+        size = 50.0 if step % 17 == 16 else 1.0 + step % 5
+        case = {"seed": step, "size": size, "tensors": [((5, 3), "line", "0", ()), ((3,), "plain", "", ())]}
+        parameters, wholes = layouts.build(case)
+        if dist.get_rank() == 1 and step == 40:
+            parameters["p0"].grad.to_local()[:1] = math.nan
+        whole = {key: torch.nn.Parameter(torch.zeros_like(full)) for key, full in zip(parameters, wholes, strict=True)}
+        for p, full in zip(whole.values(), wholes, strict=True):
+            p.grad = full * math.nan if step == 40 and full.dim() == 2 else full
+        bridle.clip_(parameters, policy, nonfinite="skip")
+        bridle.clip_(whole, alone, nonfinite="skip")
+    mine, theirs = tensors_in(policy.state_dict()), tensors_in(alone.state_dict())
+    assert len(mine) == len(theirs) > 0
+    for ours, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
+        for value in ours.double().flatten().tolist():
+            layouts.assert_same_everywhere(value)
+
+
+def tensors_in(state):
+    if isinstance(state, dict):
+        return [t for key in sorted(state) for t in tensors_in(state[key])]
+    return [state] if isinstance(state, torch.Tensor) else []
+
+
+def many():
+    """More parameters than one message holds."""
+    case = {"seed": 3, "tensors": [((2, 2), "line", "0", ())] * 1500}
+    parameters, wholes = layouts.build(case)
+    layouts.close(bridle.clip_grad_norm_(parameters, 1.0).item(), layouts.norm_of(wholes, 2.0), 6)
+
+
+def collectives(case, call):
+    """How many collectives a call makes."""
+    parameters, _ = layouts.build(case)
+    names = ("all_gather_single", "all_reduce", "all_gather", "broadcast", "reduce_scatter_single")
+    count, kept = [0], {name: getattr(dist, name) for name in names}
+
+    def counting(run):
+        def counted(*args, **kwargs):
+            count[0] += 1
+            return run(*args, **kwargs)
+
+        return counted
+
+    for name, run in kept.items():
+        setattr(dist, name, counting(run))
+    try:
+        if call == "clip_grad_norm_":
+            bridle.clip_grad_norm_(parameters, 1.0)
+        else:
+            bridle.clip_(parameters, {"p0": bridle.by_norm(1.0, per_parameter=True), "*": bridle.by_norm(1.0)})
+    finally:
+        for name, run in kept.items():
+            setattr(dist, name, run)
+    return count[0]
+
+
+def clip_or_error(case, at_fault, fault):
+    """Clip; what was raised, how long it took, and whether each gradient is as it was."""
+    parameters, _ = layouts.build(case)
+    before = pieces(parameters)
+    if dist.get_rank() == at_fault:
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "late":
+            time.sleep(6)
+        if fault == "fewer":
+            parameters.popitem()
+    start = time.monotonic()
+    kind, text = placements.error(lambda: bridle.clip_grad_norm_(parameters, 0.01))
+    untouched = [torch.equal(p.grad.to_local(), b) for p, b in zip(parameters.values(), before, strict=False)]
+    return kind, text, time.monotonic() - start, untouched

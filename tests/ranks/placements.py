@@ -1,0 +1,141 @@
+"""What the ranks run where plain tensors lie on several ranks: `placement=`."""
+
+import layouts
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import bridle
+
+_groups = {}
+
+
+def grads(*values):
+    found = {}
+    for name, value in values:
+        p = torch.nn.Parameter(torch.zeros(len(value)))
+        p.grad = torch.tensor(value, dtype=torch.float32)
+        found[name] = p
+    return found
+
+
+def line():
+    return dist.group.WORLD
+
+
+def grid():
+    """Two stages of two ranks each: the groups over stages and inside one."""
+    if "grid" not in _groups:
+        _groups["grid"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "tp"))
+    return _groups["grid"]
+
+
+def stages(p):
+    """Each rank holds a parameter of its own; one holds none."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = grads() if rank == size - 1 else grads((f"layer{rank}", [3.0 + rank, 4.0]))
+    wholes = [torch.tensor([3.0 + r, 4.0]) for r in range(size - 1)]
+    expected = layouts.norm_of(wholes, p)
+    report = bridle.clip_(mine, bridle.by_norm(expected / 2, p), placement=bridle.distributed.Disjoint(line()))
+    layouts.close(report.norm, expected, 12)
+    layouts.close(report.norm_after, expected / 2, 12)
+    layouts.assert_same_everywhere(report.norm)
+    for r, q in enumerate(mine.values(), start=rank):
+        torch.testing.assert_close(q.grad, wholes[r] / 2)
+    again = grads() if rank == size - 1 else grads((f"layer{rank}", [3.0 + rank, 4.0]))
+    norm = bridle.clip_grad_norm_(again.values(), 1.0, p, placement=bridle.distributed.Disjoint(line()))
+    layouts.close(norm.item(), expected, 6)
+
+
+def tied(p):
+    """The first and the last stage share an embedding, which counts once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mine = [(f"layer{rank}", [1.0 + rank])]
+    if rank in (0, size - 1):
+        mine.append(("embed", [2.0, 5.0]))
+    placement = {"embed": bridle.distributed.Replicated(line()), "*": bridle.distributed.Disjoint(line())}
+    wholes = [torch.tensor([1.0 + r]) for r in range(size)] + [torch.tensor([2.0, 5.0])]
+    policy = {"embed": bridle.by_norm(1.0, p), "layer*": bridle.by_norm(1.0, p)}
+    layouts.close(
+        bridle.clip_(grads(*mine), bridle.by_norm(9.0, p), placement=placement).norm, layouts.norm_of(wholes, p), 12
+    )
+    apart = bridle.clip_(grads(*mine), policy, placement=placement).by_pattern
+    layouts.close(apart["embed"].norm, layouts.norm_of(wholes[-1:], p), 12)
+    layouts.close(apart["layer*"].norm, layouts.norm_of(wholes[:-1], p), 12)
+
+
+def sharded(p):
+    """Plain tensors that are columns of one weight, and one that every rank has."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    columns, bias = torch.arange(1.0, size + 1), torch.tensor([0.5, 2.0])
+    mine = grads(("up", [columns[rank].item()]), ("bias", bias.tolist()))
+    placement = {"up": bridle.distributed.Sharded(line()), "*": None}
+    report = bridle.clip_(mine, bridle.by_norm(1.0, p, per_parameter=True), placement=placement)
+    layouts.close(report.norm, layouts.norm_of([columns, bias], p), 12)
+    layouts.close(report.norms["up"], layouts.norm_of([columns], p), 12)
+    torch.testing.assert_close(mine["up"].grad, columns[rank : rank + 1] / layouts.norm_of([columns], p))
+
+
+def sharded_and_staged():
+    """Megatron's layout: columns over one group, layers over the other, and a gain that both ranks of a stage have."""
+    mesh = grid()
+    stage, tp = mesh.get_coordinate()
+    mine = grads((f"up{stage}", [1.0 + 2 * stage + tp]), (f"gain{stage}", [10.0 + stage]))
+    over = bridle.distributed.Disjoint(mesh["stage"])
+    placement = {"up*": (bridle.distributed.Sharded(mesh["tp"].get_group()), over), "gain*": over}
+    norm = bridle.clip_grad_norm_(mine, 1.0, placement=placement)
+    layouts.close(norm.item(), (1 + 4 + 9 + 16 + 100 + 121) ** 0.5, 6)
+    layouts.assert_same_everywhere(norm.item())
+
+
+def dtensors_in_stages():
+    """FSDP inside each stage, which the tensors say; stages, which they do not."""
+    mesh = grid()
+    stage, _ = mesh.get_coordinate()
+    full = torch.arange(6.0) + 10 * stage
+    p = torch.nn.Parameter(torch.distributed.tensor.distribute_tensor(torch.zeros(6), mesh["tp"], src_data_rank=None))
+    p.grad = torch.distributed.tensor.distribute_tensor(
+        full, mesh["tp"], [torch.distributed.tensor.Shard(0)], src_data_rank=None
+    )
+    norm = bridle.clip_grad_norm_([p], 1.0, placement=bridle.distributed.Disjoint(mesh["stage"]))
+    layouts.close(norm.item(), layouts.norm_of([torch.arange(6.0), torch.arange(6.0) + 10], 2.0), 6)
+
+
+def error(function, *args):
+    try:
+        function(*args)
+    except bridle.errors.BridleError as found:
+        return type(found).__name__, str(found)
+    return "nothing", ""
+
+
+def copies_that_differ():
+    rank = dist.get_rank()
+    mine = grads(*((f"w{k}", [1.0]) for k in range(rank + 1)))
+    before = {name: q.grad.clone() for name, q in mine.items()}
+    found = error(lambda: bridle.clip_grad_norm_(mine, 0.1, placement=bridle.distributed.Replicated(line())))
+    assert all(torch.equal(q.grad, before[name]) for name, q in mine.items())
+    return found
+
+
+def rms_of_plain_pieces():
+    return error(
+        lambda: bridle.clip_(grads(("w", [1.0])), bridle.by_rms(1.0), placement=bridle.distributed.Sharded(line()))
+    )
+
+
+def units_of_pieces():
+    case = {"seed": 1, "tensors": [((4, 3), "line", "0", ())]}
+    return error(lambda: bridle.clip_(layouts.build(case)[0], bridle.by_unit()))
+
+
+def not_a_placement():
+    return error(lambda: bridle.clip_grad_norm_([torch.nn.Parameter(torch.zeros(1))], 1.0, placement=line()))
+
+
+def no_names():
+    return error(lambda: bridle.clip_grad_norm_([torch.nn.Parameter(torch.zeros(1))], 1.0, placement={"*": None}))
+
+
+def no_pattern():
+    return error(lambda: bridle.clip_grad_norm_(grads(("w", [1.0])), 1.0, placement={"v": None}))

@@ -1,0 +1,82 @@
+"""One rank with a NaN, too many parameters for a message, a rank that is killed, late, or holds something else."""
+
+import math
+
+import failures
+import pytest
+
+THREE = {"seed": 3, "tensors": [((9, 3), "line", "0", ()), ((7,), "line", "0", ())]}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("mode", ["raise", "skip", "zero", "propagate"])
+def test_all_ranks_decide_the_same_about_one_that_is_not_finite(ranks, mode, value):
+    assert len(set(ranks.run(failures.nonfinite, mode, value))) == 1
+
+
+def test_torchs_name_raises_on_all_ranks(ranks):
+    ranks.run(failures.nonfinite_by_torchs_name, math.nan)
+    ranks.run(failures.nonfinite_by_torchs_name, math.inf)
+
+
+@pytest.mark.parametrize("mode", ["raise", "skip"])
+def test_a_nan_in_another_stage(ranks, mode):
+    ranks.run(failures.nan_in_another_stage, mode)
+
+
+@pytest.mark.parametrize("mode", ["zero", "skip"])
+def test_a_nan_in_a_summand(ranks, mode):
+    ranks.run(failures.partial_of_a_nan, mode)
+
+
+@pytest.mark.parametrize("case", [failures.values, failures.extremes, failures.many], ids=lambda case: case.__name__)
+def test_the_same_as_one_process(ranks, case):
+    ranks.run(case)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs"),
+    [
+        ("ByMedian", {"window": 16}),
+        ("ByQuantile", {"q": 0.5, "window": 16}),
+        ("ByRunningNorm", {"warmup": 10}),
+        ("ByStableNorm", {}),
+        ("ByTrackedQuantile", {}),
+        ("ByZScore", {}),
+        ("SkipSpikes", {"window": 16}),
+    ],
+)
+def test_what_policies_learn_is_the_same_on_every_rank(two, name, kwargs):
+    two.run(failures.adaptive, name, kwargs)
+
+
+@pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_"])
+def test_one_collective_for_each_group(four, call):
+    for n in (3, 300):
+        line = {"seed": 1, "tensors": [((8, 4), "line", "0", ())] * n}
+        assert four.run(failures.collectives, line, call) == [1] * 4
+        both = {"seed": 1, "tensors": [((8, 4), "2d", "01", ()), ((4,), "2d/a", "0", ()), ((4,), "2d/b", "r", ())] * n}
+        assert four.run(failures.collectives, both, call) == [2] * 4
+        assert four.run(failures.collectives, {"seed": 1, "tensors": [((8,), "plain", "", ())] * n}, call) == [0] * 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("killed", "could not exchange gradient norms with ranks [0, 1, 2]"),
+        ("late", "has not made the same call within the group's timeout"),
+        ("fewer", "ranks [0, 1, 2] share gradients and do not agree on them: they hold [2, 1, 2] of them"),
+    ],
+)
+def test_the_others_stop_with_an_error_and_whole_gradients(doomed, fault, says):
+    answers = doomed.outcomes(failures.clip_or_error, THREE, 1, fault)
+    if fault == "killed":
+        assert answers[1] == (False, "gone")
+    for rank in (0, 2):
+        ok, (kind, text, seconds, untouched) = answers[rank]
+        assert ok
+        assert kind == "RankError", text
+        assert says in text
+        assert "No gradient was changed" in text
+        assert seconds < 2 * doomed.timeout
+        assert all(untouched)

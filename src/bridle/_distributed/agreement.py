@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch.dtensor import spec_of
+from .._torch.dtensor import specs_of
 
 _KEPT = 2**52 - 1  # what a float64 holds exactly
 _dtypes: dict[torch.dtype, int] = {}
@@ -64,8 +64,7 @@ def parameter_fingerprints(
     last: Any = None
     layout = 0
     found = []
-    for i, p in enumerate(parameters):
-        spec = spec_of(p)
+    for i, (p, spec) in enumerate(zip(parameters, specs_of(parameters), strict=True)):
         meta = p if spec is None else spec.tensor_meta
         placements = spec and spec.placements
         if placements is not last and placements != last:  # neighbours mostly share theirs

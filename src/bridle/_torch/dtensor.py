@@ -4,7 +4,7 @@ Where that module is not in ``sys.modules``, no DTensor exists.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -40,15 +40,18 @@ def dtensor_class() -> type[Any] | None:
     return None if module is None else module.DTensor
 
 
-def spec_of(tensor: Any) -> Any:
-    """Return mesh, placements and tensor metadata of a DTensor, None for another tensor.
+def specs_of(tensors: Sequence[Any]) -> list[Any]:
+    """Return mesh, placements and tensor metadata of each DTensor, None for another tensor.
 
-    This costs a tenth of the properties that return its parts.
+    This costs a tenth of the properties that return the parts.
     """
-    return getattr(tensor, "_spec", None)
+    try:
+        return [t._spec for t in tensors]
+    except AttributeError:
+        return [getattr(t, "_spec", None) for t in tensors]
 
 
-def stored_shard(dtensor: Any) -> Tensor:
-    """Return this rank's shard of a DTensor, at a tenth of the cost of `to_local`, which autograd records."""
-    local = dtensor._local_tensor
-    return local if type(local) is Tensor else wait_tensor(local)
+def stored_shards(dtensors: Iterable[Any]) -> list[Tensor]:
+    """Return this rank's shard of each DTensor, at a tenth of the cost of `to_local`, which autograd records."""
+    shards = [t._local_tensor for t in dtensors]
+    return [t if type(t) is Tensor else wait_tensor(t) for t in shards]

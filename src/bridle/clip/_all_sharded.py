@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _measure
 from .._distributed.agreement import combine_fingerprints, parameter_fingerprints
 from .._distributed.meshes import read_mesh
-from .._torch.dtensor import dtensor_class, spec_of, stored_shard
+from .._torch.dtensor import dtensor_class, specs_of, stored_shards
 from ._norm_exchange import NormExchange
 
 
@@ -26,12 +26,10 @@ def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple
         return None
     mesh: Any = None
     placements: Any = None
-    found: list[Tensor] = []
-    for p, g in zip(parameters, grads, strict=True):
-        t = p if g is None else g
-        if not isinstance(t, kind):
-            return None
-        spec = spec_of(t)
+    present = [p if g is None else g for p, g in zip(parameters, grads, strict=True)]
+    if not all(issubclass(t, kind) for t in {*map(type, present), *map(type, parameters)}):
+        return None
+    for spec, own in zip(specs_of(present), specs_of(parameters), strict=True):
         if spec.placements != placements:
             placements = spec.placements
             if not all(place.is_shard() for place in placements):
@@ -40,13 +38,12 @@ def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple
             if mesh is not None or spec.mesh.device_type != "cpu":  # a number would have to be waited for
                 return None
             mesh = spec.mesh
-        if g is not None:
-            if p is not g and (not isinstance(p, kind) or spec_of(p).mesh is not mesh):
-                return None
-            found.append(stored_shard(t))
-    if mesh is None or len(set(map(id, found))) != len(found):
+        if own.mesh is not mesh:
+            return None
+    shards = stored_shards(g for g in grads if g is not None)
+    if mesh is None or len(set(map(id, shards))) != len(shards):
         return None
-    return found, mesh
+    return shards, mesh
 
 
 def total_norm(

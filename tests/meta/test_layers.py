@@ -11,15 +11,15 @@ ORDER = [
     "errors",
     "_torch",
     "_events",
+    "_warn",
+    "_devices",
+    "_validate",
     "_kernels",
+    "_measure",
     "_distributed",
     "graph",
-    "autograd",
-    "persample",
-    "policies",
-    "clip",
 ]
-ORDER += ["functional", "distributed", "watch", "integrations"]
+ORDER += ["autograd", "persample", "policies", "distributed", "clip", "functional", "watch", "integrations"]
 # What the root of the package offers and who runs it may import everything.
 TOP = {"__init__", "__main__"}
 

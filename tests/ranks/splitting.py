@@ -519,7 +519,7 @@ def disagreements():
     groups = torch.arange(len(ps)) + (100 * rank if rank != 1 else 1)
     torn = bridle.per_sample(losses, model, sample_groups=groups)
     for ask in (lambda: torn.clip_(1.0), lambda: torn.norms(gathered=True)):
-        assert "group 1 of `groups` has samples on several ranks" in refused(ask, "ArgumentError")
+        assert "group 1 of `sample_groups` has samples on several ranks" in refused(ask, "ArgumentError")
     x, y = parts[rank]
     spoiled = x * float("nan") if rank == 1 else x
     ps = bridle.per_sample(losses_of(model, spoiled, y), model)

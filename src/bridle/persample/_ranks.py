@@ -5,10 +5,8 @@ that disagree find out by what is said, on all ranks, before anything is written
 which sends nothing.
 """
 
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from .._distributed.agreement import fingerprint
+from .._distributed.collectives import all_gather_rows, all_reduce_
 from ..errors import ArgumentError, RankError, UnsupportedGradientError
 
 _MESSAGE = 16
+# What is exchanged, for errors.
+_WHAT = "per-sample gradients"
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class SampleRanks:
         counts: Sequence[int],
         same: Mapping[str, float],
     ) -> Handshake:
-        """Tell the others what is asked here and hear what is asked there.
+        """Compare the call of this rank with those of all others, and exchange what they have to know.
 
         Args:
             call: the question.
@@ -83,9 +85,9 @@ class SampleRanks:
             return Handshake((counts[0],), (counts[1],), tuple(used), slice(0, counts[0]))
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
         grouped = self.ids is not None
-        asked = {"the call": _hash(call), "the parameters": _hash(what), "`sample_groups`": grouped, **same}
-        said = [*counts, zlib.crc32(bytes(used)), *asked.values()]
-        rows = self._everywhere(torch.tensor(said + [0.0] * (_MESSAGE - len(said)), dtype=torch.float64))
+        asked = {"the call": fingerprint(call), "the parameters": fingerprint(what), "`sample_groups`": grouped, **same}
+        sent = [*counts, fingerprint(tuple(used)), *asked.values()]
+        rows = self._everywhere(torch.tensor(sent + [0.0] * (_MESSAGE - len(sent)), dtype=torch.float64))
         for name, column in zip(asked, rows[:, 4:].T, strict=False):
             if not bool((column == column[0]).all()):
                 raise RankError(_disagreement(call, name, column.tolist() if name in same else []))
@@ -109,20 +111,18 @@ class SampleRanks:
     def all_reduce(self, values: Tensor) -> None:
         """Replace values by their sum over the ranks."""
         for group in self.groups:
-            _guarded(partial(dist.all_reduce, values, group=group), group)
+            all_reduce_(values, group, _WHAT)
 
     def alone(self) -> "SampleRanks":
         """Return this rank by itself."""
         return replace(self, groups=())
 
-    def _everywhere(self, said: Tensor) -> Tensor:
-        """Return what every rank said, a row for each."""
-        said = said.to(self.device)[None]
+    def _everywhere(self, sent: Tensor) -> Tensor:
+        """Return what every rank sent, a row for each."""
+        rows = sent.to(self.device)[None]
         for group in reversed(self.groups):
-            heard = said.new_empty(group.size() * len(said), *said.shape[1:])
-            _guarded(partial(dist.all_gather_single, heard, said, group=group), group)
-            said = heard
-        return said
+            rows = all_gather_rows(rows, group, _WHAT)
+        return rows
 
     def _number(self) -> int:
         number = 0
@@ -137,8 +137,8 @@ class SampleRanks:
         numbers, times = torch.unique(self.gather(ids, agreed), return_counts=True)
         if bool((times > 1).any()):
             raise ArgumentError(
-                f"{call}: group {numbers[times > 1][0].item()} of `groups` has samples on several ranks, so none of "
-                "them knows its norm. Bring the samples of a group to one rank or, if these are different groups, "
+                f"{call}: group {numbers[times > 1][0].item()} of `sample_groups` has samples on several ranks, so "
+                "none of them knows its norm. Bring the samples of a group to one rank or, if these are different groups, "
                 "number them differently on each. No gradient was changed."
             )
 
@@ -188,18 +188,6 @@ def _sparse(call: str) -> UnsupportedGradientError:
     )
 
 
-def _guarded(collective: Callable[[], Any], group: Any) -> None:
-    try:
-        collective()
-    except RuntimeError as error:
-        raise RankError(
-            f"rank {dist.get_rank()} could not reach ranks {dist.get_process_group_ranks(group)} about per-sample "
-            f"gradients: {error}\nOne of them has ended, has raised an error of its own, or has not asked the same "
-            "question within the group's timeout: look at the first error among their logs. No gradient was changed "
-            "on this rank."
-        ) from error
-
-
 def _disagreement(call: str, name: str, found: list[float]) -> str:
     says = f": {found}, by rank" if found else ""
     hint = " To clip at a quantile of all norms, take it of `norms(gathered=True)`." if name == "max_norm" else ""
@@ -207,7 +195,3 @@ def _disagreement(call: str, name: str, found: list[float]) -> str:
         f"{call}: the ranks disagree on {name}{says}. Every rank has to ask the same, of the same parameters.{hint} "
         "No gradient was changed."
     )
-
-
-def _hash(value: object) -> int:
-    return zlib.crc32(repr(value).encode())

@@ -138,8 +138,8 @@ class SampleRanks:
         if bool((times > 1).any()):
             raise ArgumentError(
                 f"{call}: group {numbers[times > 1][0].item()} of `sample_groups` has samples on several ranks, so "
-                "none of them knows its norm. Bring the samples of a group to one rank or, if these are different groups, "
-                "number them differently on each. No gradient was changed."
+                "none of them knows its norm. Bring the samples of a group to one rank or, if these are different "
+                "groups, number them differently on each. No gradient was changed."
             )
 
 

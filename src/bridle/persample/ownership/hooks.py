@@ -28,8 +28,10 @@ _moments = _Moments()
 
 
 def note_moment() -> None:
-    """Remember how many hooks there have been until now."""
-    _moments.known.append((graph.current_sequence_nr(), torch_hooks.hooks_registered()))
+    """Remember how many hooks there have been until now, unless there was none since the last moment."""
+    hooks = torch_hooks.hooks_registered()
+    if hooks != _moments.known[-1][1]:
+        _moments.known.append((graph.current_sequence_nr(), hooks))
 
 
 def hooks_since(read: graph.Graph) -> int | None:

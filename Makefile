@@ -3,6 +3,7 @@ PYTHON ?= python3.11
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
+JOBS   ?= 2
 
 .PHONY: setup demo test fuzz check format bench test-torch torch-suite clean
 
@@ -19,7 +20,7 @@ demo: setup
 	$(BIN)/python examples/demo_steady.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Random graphs against a loop over samples: make fuzz N=10000, or START=10000 for others
 N     ?= 10000
@@ -47,7 +48,7 @@ test-torch:
 	test -x .venv-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-$(VERSION)
 	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check torch==$(VERSION)
 	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check '.[test]'
-	.venv-$(VERSION)/bin/python -m pytest
+	.venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist loadfile
 
 # torch's own tests, with bridle in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
 torch-suite: setup

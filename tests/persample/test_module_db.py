@@ -20,7 +20,7 @@ def test_right_or_refused(capsys):
     found = table()
     with capsys.disabled():
         print("\n" + "\n".join(f"{name:32} {kinds}" for name, kinds in found.items()))
-    fine = {"right", "refused: one sequence, no batch"}
+    fine = {"right", "refused: one sample, no batch"}
     refused = {name: set(kinds) - fine for name, kinds in found.items() if set(kinds) - fine}
     assert refused.items() <= {name: {reason} for name, reason in REFUSED.items()}.items()
     assert len(found) > 30

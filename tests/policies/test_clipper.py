@@ -304,8 +304,8 @@ def test_a_copy_of_an_optimizer_clips(build, copied):
     assert twin is not clipper
     assert twin.report is None
     assert largest_step(again) == largest_step(optimizer)
-    assert {key: group.norm_after for key, group in twin.report.groups.items()} == {
-        key: group.norm_after for key, group in clipper.report.groups.items()
+    assert {key: group.norm_after for key, group in twin.report.by_pattern.items()} == {
+        key: group.norm_after for key, group in clipper.report.by_pattern.items()
     }
     twin.remove()
     largest_step(optimizer)

@@ -1,4 +1,4 @@
-"""From losses to pieces: read the graph, find the cuts, ask the engine once, apply the rules."""
+"""From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the rules."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -49,11 +49,11 @@ class Captured:
     """Per-sample gradients in their cheapest forms.
 
     Attributes:
-        pieces: one for each parameter that the losses depend on.
+        forms: the gradients of each parameter that the losses depend on.
         source: how owners were found; None where there is nothing to find.
         eps: rounding of the coarsest dtype that gradients were computed in.
         losses: what was differentiated, with nothing hidden.
-        room: what is left of the memory budget.
+        budget_left: what is left of the memory budget.
     """
 
     forms: dict[str, SampleGrads]
@@ -97,7 +97,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
 def _forms(
     found: Found, leaves: dict[Node, str], losses: Losses, options: Options
 ) -> tuple[dict[str, list[SampleGrads]], int]:
-    """Return for each parameter a piece for each of its uses, and what is left of the memory budget."""
+    """Return the gradients of each use of each parameter, and what is left of the memory budget."""
     cuts, layouts = found.cuts, found.layouts
     _checkpoints.refuse_hidden_weights(cuts, losses)
     if not options.opaque:

@@ -1,4 +1,4 @@
-"""Reentrant checkpoints: what they hide, hung from the losses where it can be seen.
+"""Inline reentrant checkpoints, so that one graph shows everything.
 
 Such a checkpoint records one node for a whole region, and no graph of what is inside. Here each region is
 computed again, as its own backward would, on its inputs with all their history. A new root then stands above
@@ -48,7 +48,7 @@ class _Region:
     Attributes:
         node: what the checkpoint recorded in its place.
         outputs: what came out; None for what needs no gradient.
-        doors: the edge at which the gradient of each argument leaves; None for what needs no gradient.
+        input_edges: the edge at which the gradient of each argument leaves; None for what needs no gradient.
         inside: the regions within this one.
     """
 
@@ -59,7 +59,7 @@ class _Region:
 
 
 def inline_checkpoints(losses: Losses) -> Losses:
-    """Return the losses with the inside of every reentrant checkpoint hung from them."""
+    """Return the losses with the inside of every reentrant checkpoint in their graph."""
     read = losses.read
     regions = _regions(read.nodes, set(read.nodes))
     if not regions:
@@ -160,7 +160,7 @@ def _computed_again(node: Node, known: set[Node]) -> _Region:
 
 
 def _down_to(outputs: Iterable[Tensor | None], input_edges: set[Node]) -> list[Node]:
-    """Return the nodes above the doors, in an order that the form of the graph decides."""
+    """Return the nodes above the input edges, in an order that depends on the structure alone."""
     stack = [graph.edge_of(out).node for out in outputs if out is not None]
     seen: dict[Node, None] = {}
     while stack:

@@ -30,7 +30,7 @@ def saved_number(node: Node, name: str) -> int:
 
 
 def is_packed(node: Node) -> bool:
-    """Tell whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
+    """Return whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
     raws = (getattr(node, name) for name in fields(type(node))[0])
     return any(handle.unpack_hook is not None for handle in raws if hasattr(handle, "unpack_hook"))
 

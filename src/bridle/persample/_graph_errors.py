@@ -14,10 +14,10 @@ def explain_errors(where: str) -> Generator[None, None, None]:
     except BridleError:
         raise
     except RuntimeError as error:
-        told = _explanation(where, str(error))
-        if told is None:
+        explained = _explanation(where, str(error))
+        if explained is None:
             raise
-        raise told from error
+        raise explained from error
 
 
 def _explanation(where: str, torch_says: str) -> BridleError | None:

@@ -9,7 +9,7 @@ from .representations.base import SampleGrads
 
 
 class HeldVersions:
-    """The versions of everything that pieces hold: inputs that the ops saved, and gradients that were handed out.
+    """The versions of everything that answers are made of: inputs that ops saved, gradients that were handed out.
 
     A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by autograd.
     """

@@ -95,7 +95,7 @@ def losses_of(outputs: Sequence[tuple[Value, Tensor]], inputs: Sequence[Value], 
 
 
 def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual: bool) -> bool:
-    """Tell whether each loss depends on its own sample of the inputs and on no other.
+    """Return whether each loss depends on its own sample of the inputs and on no other.
 
     An input that all samples share, such as a mask, says nothing, and nor does one without a gradient; where none says
     anything, the usual dimension is taken, unless all that can be asked is shared.

@@ -61,7 +61,7 @@ def per_sample(
         allow_opaque: run custom Functions and compiled regions once per sample instead of refusing them.
 
     Returns:
-        An object to ask.
+        A `PerSample`; quantities are computed when they are asked for.
 
     Raises:
         ArgumentError: `losses` or `sample_groups` has the wrong shape.
@@ -122,7 +122,7 @@ def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[T
 
 def _no_engine(_: Tensor) -> dict[str, Tensor]:
     raise GraphFreedError(
-        "audit: the recorded graph was let go of, because per_sample was told retain_graph=False. An audit asks "
+        "audit: the recorded graph was freed, because per_sample was called with retain_graph=False. An audit asks "
         "autograd for its own gradients: make it with retain_graph=True.",
         (),
     )

@@ -50,7 +50,7 @@ def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node, *, hooked: boo
 
 
 def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
-    """Go down by one op, if that keeps the form of the piece or is only a matter of shape."""
+    """Go down by one op, if the gradients can stay in their form."""
     name = graph.op(node)
     if len(node.next_functions) != 1 or node.next_functions[0][0] is None:
         return None

@@ -25,7 +25,7 @@ _WHAT = "per-sample gradients"
 
 @dataclass(frozen=True)
 class Handshake:
-    """What the ranks have told each other, in their order.
+    """What the ranks have exchanged, in their order.
 
     Attributes:
         samples: how many samples each has.

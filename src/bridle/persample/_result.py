@@ -368,7 +368,7 @@ class PerSample:
         left = self._budget
         ranked = sorted(self._forms.items(), key=lambda item: -item[1].flops_saved() / max(1, prod(item[1].shape)))
         for name, form in ranked:
-            # To spare a Gram alone is not worth the room, where the graph is kept as well.
+            # Saving only a Gram is not worth the memory while the graph is kept as well.
             if form.strategy != "gram" and form.flops_saved() > 0 and form.nbytes() <= left:
                 left -= form.nbytes()
                 self._forms[name] = Dense(form.dense())

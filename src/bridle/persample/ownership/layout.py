@@ -95,7 +95,7 @@ class SampleLayout:
         return self.owners is not None and not bool((self.owners >= 0).any())
 
     def is_whole_along(self, stride: int, extent: int) -> bool:
-        """Tell whether elements that differ only along one dimension always have one owner."""
+        """Return whether elements that differ only along one dimension always have one owner."""
         if self.samples == 1:
             return True
         if self.block is None:

@@ -36,7 +36,7 @@ Visit: TypeAlias = Callable[[Iterable[Node], Tensor, See], None]
 
 # What stands in the place of an owner: nothing to own, owned by several.
 _ZERO, _SHARED = -1, -2
-# Gradients are compared this many elements at a time, so that comparing takes little room.
+# Gradients are compared this many elements at a time, so that comparing takes little memory.
 _AT_A_TIME = 1 << 16
 
 
@@ -139,7 +139,7 @@ class _Codes:
         return torch.where(marks & 1 == 1, _ZERO, self._owner[(marks >> 1).int()])
 
     def tell_shared(self, found: list[Tensor | None], run: int) -> bool:
-        """Tell whether some element is known to be shared when these runs are over."""
+        """Return whether some element is known to be shared when these runs are over."""
         if run != self._half:  # no run before that could tell, and those after it would tell little more
             return False
         return any(

@@ -1,7 +1,7 @@
 """Per-sample gradients of one value, each held in the form that is cheapest to ask.
 
-A piece must be able to write its gradients down (`dense`). Every other question has a correct answer made
-from that; a form that knows a shorter way overrides it.
+Every form can materialise its gradients (`dense`). All other methods default to that; subclasses override what they can
+compute without it.
 """
 
 from abc import ABC, abstractmethod
@@ -46,7 +46,7 @@ class SampleGrads(ABC):
         """Return the squared norm of each sample's gradient, in float64.
 
         Args:
-            grams: where Gram matrices come from that several pieces need.
+            grams: where Gram matrices come from that several forms need.
         """
         return torch.cat([square(row_norms(self.dense(part))) for part in self.chunks()])
 

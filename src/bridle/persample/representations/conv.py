@@ -76,7 +76,7 @@ class Convolved(SampleGrads):
         return answer
 
     def _many_channels(self) -> bool:
-        """Tell whether one call per sample beats folding: grouped kernels are poor at wide groups."""
+        """Return whether one call per sample beats folding: grouped kernels are poor at wide groups."""
         return self.options["groups"] == 1 and self.shape[0] * self.shape[1] >= 128 * 128
 
     def _gram_is_cheaper(self) -> bool:

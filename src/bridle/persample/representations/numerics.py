@@ -72,6 +72,6 @@ def scale_rows(x: Tensor, weights: Tensor) -> Tensor:
 
 
 def is_moderate(x: Tensor) -> bool:
-    """Tell whether no sample's part is so large or so small that the product of four of its numbers is lost."""
+    """Return whether no sample's part is so large or so small that the product of four of its numbers is lost."""
     info, sizes = torch.finfo(x.dtype), row_max(x)
     return bool(((sizes == 0) | ((sizes > info.tiny**0.2) & (sizes < info.max**0.2))).all())

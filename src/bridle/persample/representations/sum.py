@@ -1,4 +1,4 @@
-"""One piece for a value that is used in several places."""
+"""A value that is used in several places: its gradients are a sum."""
 
 from collections.abc import Sequence
 

@@ -89,12 +89,12 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
 
 
 def has_rule(op: str) -> bool:
-    """Tell whether there is a rule for the op."""
+    """Return whether there is a rule for the op."""
     return op in _RULES
 
 
 def runs_op(op: str) -> bool:
-    """Tell whether the rule may run the op, which inside the engine would leave out what it was not asked for."""
+    """Return whether the rule may run the op, which inside the engine would leave out what it was not asked for."""
     return op not in _RULES or _RULES[op].runs_op
 
 

@@ -296,3 +296,15 @@ def test_under_a_checkpoint(use_reentrant):
 
 def test_it_is_exported():
     assert bridle.call_for_per_sample_grads is call_for_per_sample_grads
+
+
+def test_a_packed_sequence_with_dead_units():
+    """Where a unit is dead the gradient is zero, and says nothing about whose it is."""
+    model = nn.RNN(2, 2, nonlinearity="relu")
+    with torch.no_grad():
+        model.bias_ih_l0.fill_(-9.0)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 2, requires_grad=True), torch.tensor([5, 3]))
+    out, _ = call_for_per_sample_grads(model, batch_size=2, batch_first=False)(packed)
+    out.data.sum().backward()
+    assert model.weight_ih_l0.grad_sample.shape == (2, 2, 2)
+    assert not model.weight_ih_l0.grad_sample.any()

@@ -195,3 +195,40 @@ def test_directions_are_checked():
         ps.dot({"nope": torch.ones(1)})
     with pytest.raises(errors.ArgumentError, match=r"shape \(2,\), its parameter \(1,\)"):
         ps.dot({"bias": torch.ones(2)})
+
+
+def mixed_body():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).double(), nn.Linear(4, 2).double()
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        lambda body, head, x: head(body(x)),
+        lambda body, head, x: head(body[0](x) - body[0](x).mean(0)),
+        lambda body, head, x: head(body[0](x)) + body[0](x)[:, :2].roll(1, 0),
+    ],
+)
+def test_coupling_below_the_parameters_that_are_asked_about(losses):
+    body, head = mixed_body()
+    for _ in range(2):
+        with pytest.raises(errors.BatchCouplingError):
+            bridle.per_sample(losses(body, head, X).square().sum(1), head)
+
+
+@pytest.mark.parametrize("mix", [lambda x: x.flip(0), lambda x: x - x.mean(0), lambda x: x.cumsum(0)])
+def test_inputs_that_mix_before_the_first_layer(mix):
+    model = nn.Linear(3, 4).double()
+    for _ in range(2):
+        x = X.clone().requires_grad_()
+        with pytest.raises(errors.BatchCouplingError, match="an input of shape|is used for one sample"):
+            bridle.per_sample((model(x) + model(mix(x))).square().sum(1), model)
+
+
+def test_a_part_of_the_parameters_and_inputs_that_need_a_gradient():
+    body = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU()).double()
+    head = nn.Linear(4, 2).double()
+    losses = head(body(X.clone().requires_grad_())).square().sum(1)
+    for part in (head, body):
+        found = bridle.per_sample(losses, part).grads()
+        torch.testing.assert_close(found, loop(losses, parameters(part)))

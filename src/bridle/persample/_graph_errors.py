@@ -33,6 +33,11 @@ def _explanation(where: str, torch_says: str) -> BridleError | None:
             f"before the change. torch says: {torch_says}",
             (where,),
         )
+    if "already unpacked once" in torch_says:
+        return UnsupportedOperationError(
+            f"per_sample: {where} is needed twice, and the checkpoint around it hands it out once. Leave that region "
+            "without a checkpoint.",
+        )
     if "donated buffers" in torch_says:
         return UnsupportedOperationError(
             f"per_sample: {where} goes through a compiled region that overwrites what it saved, so it can be asked "

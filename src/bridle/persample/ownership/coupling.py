@@ -183,6 +183,11 @@ def _refusal(cut: UseSite, known: Known) -> BatchCouplingError:
     return _coupling(what, op, names[0] if names else "")
 
 
+def shared_input(tensor: Tensor) -> BatchCouplingError:
+    """Return the error about an input whose rows enter the losses of several samples."""
+    return _coupling(f"rows of an input of shape {tuple(tensor.shape)} enter the losses of several samples", "", "")
+
+
 def _coupling(what: str, op: str, where: str) -> BatchCouplingError:
     return BatchCouplingError(
         f"per_sample: {what}, so one sample has no gradient of its own. Batch normalisation in training does this "

@@ -14,11 +14,11 @@ from ..._torch import hooks as torch_hooks
 from ..._torch.signature import signature
 from ...errors import BatchCouplingError, UnsupportedOperationError
 from .._losses import Losses
-from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data
+from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data, shared_input
 from .cuts import UseSite, find_cuts
 from .hooks import hooks_since
 from .layout import SampleLayout
-from .ops import moves_by_index
+from .ops import Step, moves_by_index
 from .owners import Owners
 from .prove import prove
 
@@ -89,17 +89,51 @@ def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_couplin
         UnsupportedOperationError: a hook stands at an op that uses a parameter.
     """
     hooks = hooks_since(losses.read)
-    found = None
-    if hooks == 0 or (hooks_allowed and hooks is not None):
-        found = _proved(leaves, losses, known, hooks)
-    found = found or _asked(leaves, losses, known, hooks)
+    provable = hooks is not None and (hooks == 0 or hooks_allowed)
+    found = _found(leaves, losses, known, hooks, provable)
     if hooks != 0:
         refuse_node_hooks(found.cuts)
     if not allow_coupling:
-        found.rows.refuse_conflict()
-        if found.source is Source.ASKED:
-            refuse_shared_data(found.cuts, found.owners, found.rows, known)
+        _refuse_coupling(found, known)
+        _refuse_coupling_below(leaves, losses, known, hooks, provable)
     return found
+
+
+def _found(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None, provable: bool) -> Found:
+    proved = _proved(leaves, losses, known, hooks) if provable and hooks is not None else None
+    return proved or _asked(leaves, losses, known, hooks)
+
+
+def _refuse_coupling(found: Found, known: Known) -> None:
+    found.rows.refuse_conflict()
+    if found.source is Source.ASKED:
+        refuse_shared_data(found.cuts, found.owners, found.rows, known)
+
+
+def _refuse_coupling_below(
+    leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None, provable: bool
+) -> None:
+    """Refuse coupling in the part of the graph below which lie only parameters that were not asked about, or inputs."""
+    others = [node for node in losses.read.nodes if graph.is_leaf(node) and node not in leaves]
+    inputs = [node for node in others if known.is_input(node)]
+    parameters = {node: "" for node in others if node not in inputs}
+    if parameters:
+        _refuse_coupling(_found({**leaves, **parameters}, losses, known, hooks, provable), known)
+    batches = [node for node in inputs if known.rows in graph.leaf_tensor(node).shape[:2]]
+    if batches:
+        owners = prove(losses.root, losses.sample_of)
+        known_here = [node for node in batches if node in owners and not owners[node][0].is_proved]
+        doubtful = [node for node in known_here if _has_rows(node, losses, owners)]
+        for node, layouts in losses.owners(doubtful).items():
+            if layouts is None:
+                raise shared_input(graph.leaf_tensor(node))
+
+
+def _has_rows(node: Node, losses: Losses, owners: Mapping[Node, tuple[Owners, ...]]) -> bool:
+    """Return whether some op takes rows of an input for one sample each; a mask that all samples share has none."""
+    shape = tuple(graph.leaf_tensor(node).shape)
+    uses = [use for use in losses.read.consumers[node] if use.node in owners]
+    return any(Step(use.node, owners[use.node], use.position, shape).sends().varies for use in uses)
 
 
 def _proved(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int) -> Found | None:

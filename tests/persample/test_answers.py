@@ -247,3 +247,19 @@ def test_the_plan_names_every_parameter():
         "b.weight  unused: no loss depends on it",
         "b.bias    unused: no loss depends on it",
     ]
+
+
+def test_weights_that_are_no_numbers_and_a_threshold_that_limits_nothing():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    losses = model(x).square().sum(1)
+    ps = bridle.per_sample(losses, model)
+    for weights in ([1.0] * 4, 2.0, lambda norms: 1.0):
+        with pytest.raises(bridle.errors.ArgumentError, match="weighted_: expected a tensor"):
+            ps.weighted_(weights)
+    assert model.weight.grad is None
+    ps.weighted_(torch.tensor([True, False, True, True]))
+    expected = loop(losses, {"weight": model.weight})["weight"]
+    torch.testing.assert_close(model.weight.grad, expected[[0, 2, 3]].sum(0))
+    model.zero_grad()
+    ps.clip_(float("inf"))
+    torch.testing.assert_close(model.weight.grad, expected.mean(0))

@@ -119,7 +119,7 @@ class PerSample:
             else:
                 self._require_one_each(weights, self._samples)
                 agreed = self._handshake("weighted_", sparse=self._sparse())
-            chosen = weights.detach()
+            chosen = weights.detach() if weights.is_floating_point() else weights.double()
             self._write(agreed, lambda name: self._forms[name].weighted(chosen))
 
     def clip_(
@@ -198,7 +198,7 @@ class PerSample:
                 return finite_weighted(self._forms[name], weights[name] / divisor, good)
 
             sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
-            deviation = noise_multiplier * sensitivity * self._scale / divisor
+            deviation = noise_multiplier * sensitivity * self._scale / divisor if noise_multiplier else 0.0
             self._write(agreed, weigh, deviation, generator)
         return total.to(self._dtype())
 
@@ -340,6 +340,10 @@ class PerSample:
         return sum(form.is_sparse for form in self._forms.values())
 
     def _require_one_each(self, weights: Tensor, count: int) -> None:
+        if not isinstance(weights, Tensor):
+            raise ArgumentError(
+                f"weighted_: expected a tensor with one weight per sample, found {type(weights).__name__}."
+            )
         if tuple(weights.shape) != (count,):
             raise ArgumentError(
                 f"weighted_: expected one weight per sample, shape ({count},), found {tuple(weights.shape)}."

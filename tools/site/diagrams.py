@@ -49,7 +49,11 @@ class Diagram:
 
 def graph() -> Diagram:
     d = Diagram(760, 300, "The forward pass records a graph; bridle reads it")
-    for x, name, saved in ((30, "Linear", "saves x, W"), (200, "ReLU", "saves its output"), (370, "Linear", "saves h, V")):
+    for x, name, saved in (
+        (30, "Linear", "saves x, W"),
+        (200, "ReLU", "saves its output"),
+        (370, "Linear", "saves h, V"),
+    ):
         d.box(x, 40, 120, 50, name, small=saved)
     d.box(540, 40, 120, 50, "loss", small="one per sample")
     for x in (150, 320, 490):
@@ -91,7 +95,12 @@ def owners() -> Diagram:
 
 def clipping() -> Diagram:
     d = Diagram(760, 190, "Measure, decide, apply")
-    steps = (("gradients", "of any kind, on any ranks"), ("measure", "norms; one message"), ("decide", "the policy"), ("apply", "scale, clamp, zero"))
+    steps = (
+        ("gradients", "of any kind, on any ranks"),
+        ("measure", "norms; one message"),
+        ("decide", "the policy"),
+        ("apply", "scale, clamp, zero"),
+    )
     for i, (name, small) in enumerate(steps):
         d.box(20 + 185 * i, 50, 160, 54, name, "c" if i == 0 else "", small)
         if i:

@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 JOBS   ?= 2
 
-.PHONY: setup demo test fuzz check format bench test-torch torch-suite clean
+.PHONY: setup demo test fuzz check format bench docs docs-serve test-torch torch-suite clean
 
 setup: $(READY)
 
@@ -41,6 +41,15 @@ bench: setup
 	$(BIN)/python benchmarks/clip.py
 	$(BIN)/python benchmarks/fold.py
 	$(BIN)/python benchmarks/page.py
+
+# The site, from nothing, in site/; docs-serve shows it while pages are written
+docs: setup
+	$(BIN)/python tools/site/diagrams.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/site/notebooks.py
+	$(BIN)/zensical build --strict --clean
+
+docs-serve: setup
+	$(BIN)/zensical serve
 
 # The suite on another torch, in its own environment: make test-torch VERSION=2.15.0
 test-torch:

@@ -1,0 +1,95 @@
+"""The site builds in strict mode, its links lead somewhere, and no public name is missing from the reference."""
+
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import types
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+import bridle
+
+ROOT = Path(__file__).parents[2]
+NAMESPACES = ["autograd", "distributed", "errors", "functional", "graph", "policies", "watch"]
+
+
+class Page(HTMLParser):
+    """The anchors and links of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.anchors, self.links = set(), set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.anchors |= {attributes[key] for key in ("id", "name") if attributes.get(key)}
+        self.links |= {attributes[key] for key in ("href", "src") if attributes.get(key)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build a copy, with stand-ins for the notebooks: they are run by a test of their own."""
+    pytest.importorskip("zensical", reason="the site is built with zensical, which the extra `docs` brings")
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("docs", "src"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, folder)
+    for source in (ROOT / "docs/notebooks/source").glob("*.py"):
+        (folder / "docs/notebooks" / f"{source.stem}.md").write_text(f"# {source.stem}\n")
+    command = [Path(sys.executable).with_name("zensical"), "build", "--strict", "--clean"]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder / "site"
+
+
+def test_internal_links_and_anchors_exist(site):
+    pages = {path: Page(path) for path in site.rglob("*.html")}
+    missing = []
+    for path, page in pages.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            target, _, anchor = link.partition("#")
+            where = (path.parent / unquote(target)).resolve() if target else path
+            where = where / "index.html" if where.is_dir() else where
+            lost = anchor and where in pages and unquote(anchor) not in pages[where].anchors
+            if not target.startswith("/") and (not where.exists() or lost):
+                missing.append(f"{path.relative_to(site)} -> {link}")
+    assert not missing, "\n".join(sorted(missing))
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for path in site.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|iframe)[^>]*\ssrc=\"(https?:[^\"]+)|<link[^>]*stylesheet[^>]*href=\"(https?:[^\"]+)",
+            path.read_text(),
+        )
+        assert not loaded, f"{path.relative_to(site)} loads {loaded}"
+
+
+def public_names():
+    ours = [f"bridle.{name}" for name in bridle.__all__ if not isinstance(getattr(bridle, name), types.ModuleType)]
+    for namespace in NAMESPACES:
+        module = importlib.import_module(f"bridle.{namespace}")
+        for name in module.__all__:
+            theirs = (getattr(getattr(module, name), "__module__", None) or "torch").split(".")[0] == "torch"
+            if f"bridle.{name}" not in ours and not (namespace == "autograd" and theirs):
+                ours.append(f"bridle.{namespace}.{name}")
+    return ours
+
+
+@pytest.mark.parametrize("name", public_names())
+def test_the_reference_has_every_public_name(name):
+    listed = {line for page in (ROOT / "docs/api").glob("*.md") for line in page.read_text().splitlines()}
+    assert f"::: {name}" in listed
+
+
+def test_search_finds_the_drop_in(site):
+    assert "clip_grad_norm_" in (site / "search.json").read_text()

@@ -173,6 +173,16 @@ def count_nonfinite(grads: Sequence[Tensor]) -> Tensor:
         return torch.stack([n.to(grads[0].device) for n in counts])
 
 
+def any_above(grads: Iterable[Tensor], limit: float | Tensor) -> Tensor:
+    """Return whether any value is larger than a limit, as a 0-dim tensor; a NaN is not."""
+    found = []
+    with torch.no_grad():
+        for g in grads:
+            sizes = magnitudes(_dense(g)).to(accumulation_dtype(g.device))
+            found.append((sizes > torch.as_tensor(limit, dtype=sizes.dtype).to(g.device)).any())
+        return torch.stack([each.to(found[0].device) for each in found]).any() if found else torch.tensor(False)
+
+
 def offenders(names: Sequence[str], grads: Sequence[Tensor]) -> dict[str, int]:
     """Return the gradients that hold NaN or infinite values, by name, with how many. Reads from the device."""
     return {name: n for name, n in zip(names, count_nonfinite(grads).tolist(), strict=True) if n}

@@ -11,8 +11,7 @@ from .errors import ArgumentError, ArgumentTypeError
 def threshold(value: float | Tensor, name: str) -> float | Tensor:
     """Return a limit: a number of zero or more, or a 0-dim tensor, which is not read (it may live on a device)."""
     if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ArgumentError(f"`{name}` is one number; found a tensor of shape {tuple(value.shape)}.")
+        _refuse_no_number(value, f"`{name}` is one number")
         return value.detach().reshape(())
     return _size(_float(value, f"`{name}` is a number"), name)
 
@@ -33,6 +32,23 @@ def number(value: float, name: str, low: float = 0.0, high: float = math.inf) ->
     found = _float(value, f"`{name}` is a number")
     if not low <= found <= high:
         raise ArgumentError(f"`{name}` lies between {low:g} and {high:g}; found {found:g}.")
+    return found
+
+
+def real(value: object, expected: str) -> float:
+    """Return one number, also from a tensor of one. `expected` says in the error what is meant."""
+    if isinstance(value, bool):
+        raise ArgumentTypeError(f"{expected}; found {value}.")
+    return _float(value, expected)
+
+
+def finite(value: object, expected: str, *, above_zero: bool = False) -> float:
+    """Return a finite number of zero or more, or above zero."""
+    found = real(value, expected)
+    if not 0 <= found < math.inf or (above_zero and not found):
+        raise ArgumentError(
+            f"{expected}, finite and {'above zero' if above_zero else 'not negative'}; found {found:g}."
+        )
     return found
 
 
@@ -71,7 +87,16 @@ def norm_order(norm_type: float | str) -> float:
     return p
 
 
+def _refuse_no_number(value: Tensor, expected: str) -> None:
+    if value.numel() != 1:
+        raise ArgumentError(f"{expected}; found a tensor of shape {tuple(value.shape)}.")
+    if value.is_complex():
+        raise ArgumentTypeError(f"{expected}; found a complex tensor.")
+
+
 def _float(value: object, expected: str) -> float:
+    if isinstance(value, Tensor):
+        _refuse_no_number(value, expected)
     try:
         return float(value)  # type: ignore[arg-type]  # what it cannot convert it says itself
     except ValueError as error:

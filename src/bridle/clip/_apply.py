@@ -75,13 +75,15 @@ def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
-    """Return pairs of real and imaginary parts, in double, of magnitude at most `limit`; infinite ones as they are."""
+    """Return pairs of real and imaginary parts, in double, at most `limit` long; those with a NaN as they are."""
     exact = parts.to(accumulation_dtype(parts.device))
     top = exact.abs().amax(-1)
     by = torch.where((top > 0) & (top < math.inf), top, 1)
     unit = exact / by.unsqueeze(-1)  # so that the magnitude neither overflows nor vanishes
+    # Beside an infinite part a finite one does not count.
+    unit = torch.where((top == math.inf).unsqueeze(-1), exact.isinf().to(exact).copysign(exact), unit)
     length = torch.hypot(unit[..., 0], unit[..., 1])
-    over = (top > limit.to(exact.dtype) / length) & (top < math.inf)
+    over = top > limit.to(exact.dtype) / length
     shortened = unit / length.unsqueeze(-1) * limit.to(exact.dtype).unsqueeze(-1)
     return torch.where(over.unsqueeze(-1), shortened, exact)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
@@ -48,8 +49,9 @@ def clip_(
             a name wins, each group has its own norm, None leaves a group alone.
         nonfinite: What to do where a gradient holds NaN or infinite values. `"raise"` names them and changes
             nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to zero.
-            `"zero"` sets those values to zero and clips the rest. `"propagate"` leaves them in place, and leaves
-            gradients that share a norm with them as they are, for there is no factor to scale them by.
+            `"zero"` sets those values to zero and clips the rest. `"propagate"` does not look for them: gradients
+            that share a norm with one stay as they are, for there is no factor to scale them by; a limit on each
+            value, as of `by_value`, holds for infinite values too and leaves NaN, as `clip_grad_value_` does.
         fold_into: A fused optimizer that multiplies by the coefficient (and skips) inside its own step, so that
             the gradients are not written here. Only for policies with one coefficient for all, such as `by_norm`.
         dry_run: Change nothing and raise nothing about values: the report says what would have been done. A policy
@@ -107,8 +109,9 @@ def _clip(
     if fold_into is not None and active and not dry_run:
         fold(fold_into, decided[0][0], skipped | decided[0][1])
     writes = fold_into is None and not dry_run
+    looked = nonfinite != "propagate" and not dry_run  # so that no norm is NaN any more
     outcomes = [
-        _clip_group(pattern, rule.p, part, decision, skip, writes and skipped is not True)
+        _clip_group(pattern, rule.p, part, decision, skip, writes and skipped is not True, looked)
         for (pattern, rule, part), (decision, skip) in zip(active, decided, strict=True)
     ]
     if skipped is not False and writes:
@@ -125,14 +128,25 @@ def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor
 
 
 def _clip_group(
-    pattern: str, p: float, part: Gradients, decision: Scale | Clamp, skipped: bool | Tensor, writes: bool
+    pattern: str, p: float, part: Gradients, decision: Scale | Clamp, skipped: bool | Tensor, writes: bool, looked: bool
 ) -> Outcome:
     """Apply the decision of one policy to its gradients."""
     before, terms = part.norms(p), part.norm_terms(p)
+    beside_nan = False if looked else _limits_beside_nan(decision, part, before)
     after = _apply_decision(decision, part, p) if writes else _predict_norms(decision, part, p)
     if writes and skipped is not False:
         _apply.zero_(part.local, skipped if isinstance(skipped, Tensor) else None)
-    return Outcome(pattern, p, part, before, terms, decision, after, skipped)
+    return Outcome(pattern, p, part, before, terms, decision, after, skipped, beside_nan)
+
+
+def _limits_beside_nan(decision: Scale | Clamp, part: Gradients, norms: Tensor) -> bool | Tensor:
+    """Return whether a gradient with a NaN also holds values above the limit: its norm does not tell."""
+    if not isinstance(decision, Clamp) or not isinstance(decision.limit, float | Tensor):
+        return False
+    values = part.values
+    if part.readable_now():
+        values = [v for v, norm in zip(values, norms.tolist(), strict=True) if math.isnan(norm)]
+    return _measure.any_above(values, decision.limit) if values else False
 
 
 def _find_nonfinite(
@@ -212,7 +226,7 @@ def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tenso
             _apply.clamp_each_(part.local, decision.limit)
             return _measure.norms(part.local, p)
         limit = read_threshold(decision.limit, "limit") if now else decision.limit
-        if not now or bool((part.norms(p) > limit).any()):
+        if not now or not bool((part.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
             _apply.clamp_(part.values, limit)
             part.write_back_partial()
         return None

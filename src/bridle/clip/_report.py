@@ -27,6 +27,7 @@ class Outcome:
         decision: what the policy decided.
         measured_after: the norm of each after, where it does not follow from the decision.
         skipped: whether they were set to zero instead.
+        beside_nan: whether values above the limit of a clamp are in a gradient whose norm is NaN.
     """
 
     pattern: str
@@ -37,6 +38,7 @@ class Outcome:
     decision: Scale | Clamp
     measured_after: Tensor | None
     skipped: bool | Tensor = False
+    beside_nan: bool | Tensor = False
 
     def after(self) -> Tensor:
         """Return the norm of each gradient after."""
@@ -45,9 +47,10 @@ class Outcome:
         if self.measured_after is not None:
             return self.measured_after
         if isinstance(self.decision, Clamp):  # p is infinite here: the norm is the largest magnitude
-            limit = self.decision.limit
-            assert isinstance(limit, float | Tensor)
-            return self.before.clamp(max=torch.as_tensor(limit, dtype=self.before.dtype).to(self.before.device))
+            assert isinstance(self.decision.limit, float | Tensor)
+            limit = torch.as_tensor(self.decision.limit, dtype=self.before.dtype).to(self.before.device)
+            most = self.before.new_tensor([torch.finfo(g.dtype).max for g in self.grads.tensors])
+            return self.before.clamp(max=torch.where(limit < math.inf, torch.minimum(limit, most), limit))
         assert isinstance(self.decision.by, Tensor)
         return self.before * self.decision.by
 
@@ -75,7 +78,7 @@ class Outcome:
     def clipped(self) -> bool:
         """Return whether anything was changed."""
         if isinstance(self.decision, Clamp):
-            return bool((self.after() < self.before).any())
+            return bool((self.after() < self.before).any()) or bool(self.beside_nan)
         by = self.decision.by
         return any(bool((f != 1).any()) for f in ([by] if isinstance(by, Tensor) else by))
 

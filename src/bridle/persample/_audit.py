@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import AuditError
+from ..errors import AuditError, NonFiniteGradientError
 from .representations.base import SampleGrads
+from .representations.norms import Norms
 from .representations.numerics import double, row_norms
 
 
@@ -27,7 +28,7 @@ class Audit:
 
 
 def audit(
-    samples: int,
+    norms: Norms,
     names: list[str],
     forms: dict[str, SampleGrads],
     engine: Callable[[Tensor], dict[str, Tensor]],
@@ -40,7 +41,9 @@ def audit(
     or a use of a parameter missed, the two would differ for nearly all weights; they are random here, and
     once more all equal.
     """
-    sizes = {name: float(form.squared_norms().sum().sqrt()) for name, form in forms.items()}
+    _refuse_nonfinite(norms)
+    samples = len(norms.total)
+    sizes = {name: _size(each) for name, each in norms.each.items()}
     # A gradient that is zero but for rounding, such as that of a key's bias, is measured against the largest.
     floor = 1e4 * eps * max(sizes.values(), default=0.0)
     generator = torch.Generator().manual_seed(7)
@@ -55,28 +58,41 @@ def audit(
             expected = expected.to_dense() if expected.is_sparse else expected
             found = forms[name].weighted(weights.double())
             found = found.to_dense() if found.is_sparse else found
-            size = float(torch.linalg.vector_norm(double(expected)))
-            scale = max(size, sizes[name], floor)
-            gap = float(torch.linalg.vector_norm(double(found) - double(expected)))
-            errors[name] = max(errors.get(name, 0.0), gap / scale if scale else gap)
-            if not errors[name] <= tolerance:
+            scale = max(_size(expected), sizes[name], floor)
+            gap = _size(double(found) - double(expected))
+            error = gap / scale if scale else gap
+            errors[name] = max(errors.get(name, 0.0), error)
+            if not error <= tolerance:  # nor if it is NaN
                 raise AuditError(
-                    f"audit: the weighted sum for `{name}` is off by {errors[name]:.1e}, relative to "
+                    f"audit: the weighted sum for `{name}` is off by {error:.1e}, relative to "
                     "autograd's own gradient. Please report the model: this is a bug in bridle, or in a "
                     "registered rule.",
                     name,
                 )
-    return Audit(errors, _norms_error(samples, forms, tolerance, floor), tuple(n for n in names if n not in covered))
+    return Audit(errors, _norms_error(norms, forms, tolerance, floor), tuple(n for n in names if n not in covered))
 
 
-def _norms_error(samples: int, forms: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
+def _refuse_nonfinite(norms: Norms) -> None:
+    bad = (~norms.total.isfinite()).nonzero().squeeze(1).tolist()
+    if bad:
+        raise NonFiniteGradientError(
+            f"audit: the gradients of {len(bad)} of {len(norms.total)} samples are NaN or infinite, the first being "
+            f"sample {bad[0]}, so sums over samples cannot be compared. `norms()` shows which; audit a finite batch."
+        )
+
+
+def _size(values: Tensor) -> float:
+    """Return the norm of a tensor, at every size that float64 has."""
+    return float(row_norms(double(values)[None])[0])
+
+
+def _norms_error(norms: Norms, forms: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
     """Compare the norms of one sample with those of its gradient written down."""
     worst = 0.0
-    if not samples:
+    if not len(norms.total):
         return worst
     for name, form in forms.items():
-        direct = float(row_norms(form.dense(slice(0, 1)))[0])
-        short = float(form.squared_norms()[0].sqrt())
+        direct, short = float(row_norms(form.dense(slice(0, 1)))[0]), float(norms.each[name][0])
         scale = max(direct, floor)
         gap = abs(direct - short) / scale if scale else short
         if not gap <= 10 * tolerance:

@@ -1,16 +1,18 @@
 """What the gradients of a batch say about each other."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from math import inf, nan
 
+import torch
 from torch import Tensor
 
-from .representations.numerics import double
+from .representations.numerics import double, row_norms
 
 
 @dataclass(frozen=True)
 class Stats:
-    """What the gradients of a batch say about each other.
+    """What the gradients of a batch say about each other; all NaN where one of them is NaN or infinite.
 
     Attributes:
         mean_norm: mean of the samples' norms.
@@ -33,18 +35,25 @@ class Stats:
 
 
 def stats_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Stats:
-    """Return the statistics of at least two samples, given their norms, their cosines to the mean, and the mean."""
-    n = len(lengths)
-    norm_of_mean = float(sum(float(double(v).abs().square().sum()) for v in mean)) ** 0.5
-    mean_square = float(lengths.square().mean())
-    noise = n / (n - 1) * max(0.0, mean_square - norm_of_mean**2)
-    signal = (n * norm_of_mean**2 - mean_square) / (n - 1)
+    """Return the statistics of at least two samples, given their norms, their cosines to the mean, and the mean.
+
+    Squares are taken of norms relative to the largest, so that none overflows or vanishes.
+    """
+    n, top = len(lengths), float(lengths.max())
+    if not bool(lengths.isfinite().all()):
+        return Stats(*[nan] * len(fields(Stats)))
+    unit = top or 1.0
+    parts = [row_norms(double(v)[None]) for v in mean]
+    norm_of_mean = float(row_norms(torch.stack(parts, 1))[0]) if parts else 0.0
+    mean_square, square_of_mean = float((lengths / unit).square().mean()), (norm_of_mean / unit) ** 2
+    noise = n / (n - 1) * max(0.0, mean_square - square_of_mean)
+    signal = (n * square_of_mean - mean_square) / (n - 1)
     return Stats(
-        mean_norm=float(lengths.mean()),
+        mean_norm=float((lengths / unit).mean()) * unit,
         norm_of_mean=norm_of_mean,
-        trace_of_covariance=noise,
-        squared_signal=signal,
-        signal_to_noise=signal / noise if noise else float("inf"),
-        noise_scale=noise / signal if signal > 0 else float("inf"),
+        trace_of_covariance=noise * unit * unit,
+        squared_signal=signal * unit * unit,
+        signal_to_noise=signal / noise if noise else inf,
+        noise_scale=noise / signal if signal > 0 else inf,
         alignment=float(cosines.mean()),
     )

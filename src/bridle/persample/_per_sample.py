@@ -1,26 +1,24 @@
 """The way in: losses and a model, or any parameters."""
 
-from collections.abc import Callable, Iterable, Mapping
-from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from .. import graph
-from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphError
+from .._validate import count
+from ..errors import GraphFreedError
 from . import _engine
+from ._arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
 from ._capture import Options, capture
 from ._losses import Losses
 from ._parameters import parameter_forms, refuse_unreadable
 from ._ranks import ranks_of
-from ._result import PerSample, refuse_unreached
+from ._result import PerSample
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
-
-Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
 
 
 def per_sample(
@@ -64,7 +62,7 @@ def per_sample(
         A `PerSample`; quantities are computed when they are asked for.
 
     Raises:
-        ArgumentError: `losses` or `sample_groups` has the wrong shape.
+        ArgumentError: an argument has the wrong type or shape, or no meaning; the message has the right call.
         GradientTypeError: something among the parameters is no leaf tensor.
         NoGraphError: the losses have no recorded graph.
         UnusedInputError: the losses depend on none of the parameters.
@@ -84,8 +82,10 @@ def per_sample(
         >>> model.weight.grad
         tensor([[0.3000, 0.9000]])
     """
-    split, ids = _losses(losses, sample_groups)
-    where = parameter_forms(_named(parameters))
+    count(memory_budget, "memory_budget", 0)
+    scale = read_scale(scaler)
+    split, ids = read_losses(losses, sample_groups)
+    where = parameter_forms(read_parameters(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     ranks = ranks_of(parameters, where.mesh, process_group, device, ids)
@@ -95,14 +95,14 @@ def per_sample(
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
     if not ranks.groups:
-        refuse_unreached(where.held, captured.forms, split.samples)
+        refuse_unreached(where.held, bool(captured.forms), split.samples)
     return PerSample(
         split.samples,
         where,
         captured.forms,
         ranks=ranks,
         memory_budget=captured.budget_left,
-        scale=1.0 if scaler is None else float(scaler.get_scale()),
+        scale=scale,
         source=captured.source,
         eps=captured.eps,
         engine=_weighted_gradients(captured.losses, where.leaves) if retain_graph else _no_engine,
@@ -126,63 +126,3 @@ def _no_engine(_: Tensor) -> dict[str, Tensor]:
         "autograd for its own gradients: make it with retain_graph=True.",
         (),
     )
-
-
-def _losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor | None]:
-    """Return what is differentiated, and the numbers of the groups."""
-    if losses.dim() == 0:
-        raise ArgumentError(
-            "per_sample: `losses` is a single number. Pass one loss per sample; most losses give that with "
-            "reduction='none'."
-        )
-    # A rank without samples need not have run the model.
-    if not losses.requires_grad and losses.shape[0]:
-        raise NoGraphError(
-            "per_sample: `losses` has no recorded graph. Was it computed under no_grad, detached, or from "
-            "parameters that need no gradient?",
-            (),
-        )
-    count = losses.shape[0]
-    with torch.enable_grad():
-        root = losses.reshape(count, prod(losses.shape[1:])).sum(1)
-    if groups is None:
-        return Losses(root, torch.arange(count, device=root.device), count), None
-    if not isinstance(groups, Tensor):
-        raise ArgumentError(
-            f"per_sample: `sample_groups` must be a tensor with one number per sample, found "
-            f"{type(groups).__name__}. (Ranks are named by `process_group`.)"
-        )
-    if tuple(groups.shape) != (count,):
-        raise ArgumentError(
-            f"per_sample: `sample_groups` must have one number per sample, shape ({count},), found "
-            f"{tuple(groups.shape)}."
-        )
-    numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
-    return Losses(root, sample_of, len(numbers)), numbers
-
-
-def _named(parameters: Parameters) -> dict[str, Tensor]:
-    pairs: list[tuple[Any, Any]]
-    if isinstance(parameters, nn.Module):
-        pairs = list(parameters.named_parameters())
-    elif isinstance(parameters, Mapping):
-        pairs = list(parameters.items())
-    elif isinstance(parameters, Tensor):
-        pairs = [("0", parameters)]
-    else:
-        items = list(parameters)
-        pairs = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(items)]
-    named: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in pairs:
-        if not isinstance(tensor, Tensor):
-            raise GradientTypeError(f"per_sample: parameter {name!r} is no tensor but {type(tensor).__name__}.")
-        if tensor.requires_grad and not tensor.is_leaf:
-            raise GradientTypeError(
-                f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such "
-                "as model.named_parameters()."
-            )
-        if tensor.requires_grad and id(tensor) not in seen:
-            seen.add(id(tensor))
-            named[str(name)] = tensor
-    return named

@@ -22,6 +22,8 @@ class _ByValue:
 def by_value(max_value: float | Tensor) -> Policy:
     """Limit every element to `[-max_value, max_value]`; of a complex element, its magnitude. Changes the direction.
 
+    With `nonfinite="propagate"` infinite elements are limited like all others and NaN stays, as in `clip_grad_value_`.
+
     Args:
         max_value: The largest magnitude allowed, a number or a 0-dim tensor.
 

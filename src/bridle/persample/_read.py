@@ -1,0 +1,152 @@
+"""Answers that read: norms, gradients, inner products, statistics."""
+
+from collections.abc import Iterator, Mapping
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from .._validate import count
+from ..errors import ArgumentError
+from ._arguments import read_direction
+from ._gradients import BatchGradients
+from ._noise_stats import Stats, stats_of
+from ._ranks import Handshake, SampleRanks
+from ._reduce import add_up, local_sums
+from .representations.numerics import double, real_dtype, row_norms
+
+
+class ReadAnswers(BatchGradients):
+    """Answers that change nothing."""
+
+    @overload
+    def norms(self, *, per_parameter: Literal[False] = False, gathered: bool = False) -> Tensor: ...
+    @overload
+    def norms(self, *, per_parameter: Literal[True], gathered: bool = False) -> dict[str, Tensor]: ...
+    def norms(self, *, per_parameter: bool = False, gathered: bool = False) -> Tensor | dict[str, Tensor]:
+        """Return the norm of each sample's gradient.
+
+        Args:
+            per_parameter: return one tensor for each parameter instead.
+            gathered: return those of the samples on all ranks, in the order of ranks. Every rank has to ask.
+
+        Returns:
+            A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
+        """
+        if per_parameter:
+            lengths = {name: self._unscaled(length) for name, length in self._norms().each.items()}
+            lengths = self._of_all_ranks(lengths) if gathered else lengths
+            return {name: length.to(real_dtype(self._parameters[name].dtype)) for name, length in lengths.items()}
+        length = self._lengths()
+        if gathered:
+            length = self._ranks.gather(length, self._handshake("norms"))
+        return length.to(self._dtype())
+
+    def grads(self) -> dict[str, Tensor]:
+        """Return every sample's gradient, written down: name -> (samples, *shape)."""
+        return {name: block for name, _, block in self.stream()}
+
+    def stream(self, *, samples: int | None = None) -> Iterator[tuple[str, slice, Tensor]]:
+        """Return an iterator over the gradients, parameter by parameter: never more than one is written down.
+
+        Args:
+            samples: at most this many samples at a time; all by default.
+
+        Returns:
+            For each block the parameter's name, which samples, and their gradients: (samples, *shape).
+        """
+        return self._blocks(max(1, self._samples) if samples is None else count(samples, "samples"))
+
+    def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
+        with self._asked():
+            for name, form in self._forms.items():
+                for start in range(0, max(1, self._samples), step):
+                    self._watch.check()
+                    part = slice(start, min(start + step, self._samples))
+                    yield name, part, self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
+
+    def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the inner product of each sample's gradient with a direction.
+
+        A complex parameter counts as its real and imaginary parts: the product is the real part of ``conj(g) * v``.
+
+        Args:
+            direction: name -> tensor of the parameter's shape; names left out count as zero. Without it, the
+                mean gradient.
+        """
+        chosen = self._local_mean() if direction is None else read_direction(direction, self._parameters)
+        return self._dot(chosen).to(self._dtype())
+
+    def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
+        chosen = self._local_mean() if direction is None else read_direction(direction, self._parameters)
+        lengths = [row_norms(double(v)[None]) for v in chosen.values()]
+        length = row_norms(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
+        unit = {name: (double(v) / length if length else double(v)) for name, v in chosen.items()}
+        own = self._lengths()
+        return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype())
+
+    def gram(self) -> Tensor:
+        """Return the inner products between all samples' gradients: (samples, samples)."""
+        with self._asked():
+            parts = [form.gram() for form in self._forms.values()]
+        total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
+        return self._unscaled(self._unscaled(total)).to(self._dtype())
+
+    def stats(self, *, gathered: bool = False) -> Stats:
+        """Return how large the gradients are, how they agree, and how large a batch would pay.
+
+        All of it is NaN where the gradient of a sample is NaN or infinite.
+
+        Args:
+            gathered: of the samples on all ranks. Every rank has to ask.
+
+        Raises:
+            ArgumentError: there are fewer than two samples.
+        """
+        ranks = self._ranks if gathered else self._ranks.alone()
+        with self._asked():
+            lengths = self._lengths()
+            agreed = self._handshake("stats", ranks=ranks)
+            n = agreed.total
+            if n < 2:
+                raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
+            mean = self._mean(agreed, ranks)
+            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), agreed).T
+        return stats_of(lengths, cosines, mean.values())
+
+    def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
+        parts = []
+        with self._asked():
+            for name, v in direction.items():
+                if name in self._forms:
+                    exact = double(v)
+                    size = float(row_norms(exact[None])[0])
+                    size = size if 0 < size < torch.inf else 1.0
+                    parts.append(self._forms[name].dot(exact / size) * size)
+        total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
+        return self._unscaled(total)
+
+    def _mean(self, agreed: Handshake, ranks: SampleRanks) -> dict[str, Tensor]:
+        weights = torch.full((self._samples,), 1 / max(1, agreed.total), dtype=torch.float64)
+
+        def weigh(name: str) -> Tensor:
+            total = self._forms[name].weighted(weights)
+            return self._unscaled(total.to_dense() if total.is_sparse else total)
+
+        with self._asked():
+            sums = local_sums(self._leaves, self._parameters, agreed.used, self._forms.keys(), weigh)
+            return dict(add_up(sums, ranks))
+
+    def _local_mean(self) -> dict[str, Tensor]:
+        alone = self._ranks.alone()
+        return self._mean(self._handshake("mean", ranks=alone), alone)
+
+    def _of_all_ranks(self, lengths: dict[str, Tensor]) -> dict[str, Tensor]:
+        agreed = self._handshake("norms of each parameter")
+        names = [name for name, used in zip(self._parameters, agreed.used, strict=True) if used]
+        each = torch.zeros(self._samples, len(names), dtype=torch.float64, device=self._ranks.device)
+        for i, name in enumerate(names):
+            each[:, i] = lengths.get(name, 0)
+        return dict(zip(names, self._ranks.gather(each, agreed).T, strict=True)) if names else {}

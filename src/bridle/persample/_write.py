@@ -1,0 +1,152 @@
+"""Answers that write to ``.grad``: weighted sums, clipped sums."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import NonFiniteGradientError
+from ._arguments import check_weights, refuse_unreached
+from ._clip_settings import ClipSettings
+from ._gradients import BatchGradients
+from ._parameters import distribute_like
+from ._ranks import Handshake
+from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
+from .representations.base import Dense
+
+Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
+
+
+class WriteAnswers(BatchGradients):
+    """Answers that are added to each parameter's ``.grad``, as backward would."""
+
+    def weighted_(self, weights: Weights) -> None:
+        """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward would.
+
+        Args:
+            weights: one number per sample, or a function that makes them from the norms. Where samples lie on several
+                ranks, numbers are for this rank's samples, and a function is given the norms of all of them, in the
+                order of ranks; the sum is over all.
+        """
+        with self._asked():
+            if callable(weights):
+                self._keep_what_pays()
+                lengths = self._lengths()
+                agreed = self._handshake("weighted_ with a function", sparse=self._sparse())
+                found = weights(self._ranks.gather(lengths, agreed).to(self._dtype()))
+                check_weights(found, agreed.total)
+                weights = found[agreed.mine]
+            else:
+                check_weights(weights, self._samples)
+                agreed = self._handshake("weighted_", sparse=self._sparse())
+            chosen = weights.detach() if weights.is_floating_point() else weights.double()
+            self._write(agreed, lambda name: self._forms[name].weighted(chosen))
+
+    def clip_(
+        self,
+        max_norm: float | Tensor,
+        *,
+        per_parameter: bool = False,
+        gamma: float | None = None,
+        divide_by: float | None = None,
+        noise_multiplier: float = 0.0,
+        generator: torch.Generator | None = None,
+        nonfinite: Literal["raise", "drop"] = "raise",
+    ) -> Tensor:
+        """Add the mean of the clipped gradients to each parameter's ``.grad``.
+
+        Where samples lie on several ranks the mean is over all of them, and all ranks get the same gradient.
+
+        Each sample's gradient is multiplied by ``min(1, max_norm / norm)``. One sample more or less then
+        changes the sum of the clipped gradients by at most ``max_norm``, or by ``max_norm * sqrt(k)`` with
+        `per_parameter` and k parameters: the sensitivity that private training counts with.
+
+        Args:
+            max_norm: the largest norm a sample may have. A quantile of ``norms(gathered=True)`` will do as well.
+            per_parameter: clip each parameter's gradient by its own norm.
+            gamma: multiply by ``max_norm / (norm + gamma)`` instead, also what is short ("automatic"
+                clipping); 0 normalises. A gradient of zeros stays one.
+            divide_by: divide the sum by this, rather than by the number of samples (on all ranks). Private training
+                divides by the expected number.
+            noise_multiplier: add to the sum normal noise with this times the sensitivity as its standard
+                deviation, to every parameter, used or not.
+            generator: where the noise comes from. Over several ranks the first draws it, once for all.
+            nonfinite: what to do about a sample whose norm is NaN or infinite: "raise" an error and change nothing, or
+                "drop" the sample.
+
+        Returns:
+            The norms before clipping of this rank's samples, shape (samples,).
+
+        Raises:
+            NonFiniteGradientError: a norm is NaN or infinite, on any rank; nothing was changed.
+            ArgumentError: `max_norm` or `divide_by` is not positive, `gamma` or `noise_multiplier` is negative, or one
+                of them is infinite (`max_norm` may be where the others are left out).
+            InplaceModifiedError: something that the gradients are made of was changed in place; nothing was changed.
+            RankError: the ranks were given different arguments or parameters, or one of them did not come.
+        """
+        settings = ClipSettings.checked(
+            max_norm, per_parameter, gamma, divide_by, noise_multiplier, generator, nonfinite
+        )
+        with self._asked():
+            self._keep_what_pays()
+            total = self._lengths()
+            good = torch.isfinite(total)
+            bad = len(total) - int(good.sum())
+            factor_of = self._clip_factors(settings, total, good)
+            agreed = self._handshake("clip_", settings.same(), bad=bad, sparse=self._sparse())
+            if not settings.drop and any(agreed.bad):
+                raise NonFiniteGradientError(nonfinite_message(good, agreed))
+            divisor = settings.divide_by or max(1, agreed.total)
+            weights = {n: factor / divisor for n, factor in factor_of.items()}
+
+            def weigh(name: str) -> Tensor:
+                form, chosen = self._forms[name], weights[name if settings.per_parameter else ""]
+                return finite_weighted(form, chosen, good) if bad else form.weighted(chosen)
+
+            deviation = settings.deviation(len(self._parameters), self._scale / divisor)
+            self._write(agreed, weigh, deviation, generator)
+        return total.to(self._dtype())
+
+    def _clip_factors(self, settings: ClipSettings, total: Tensor, good: Tensor) -> dict[str, Tensor]:
+        """Return what each sample is multiplied by: for each parameter, or by the name "" for all of them."""
+        each = {name: self._unscaled(n) for name, n in self._norms().each.items()} if settings.per_parameter else {}
+        found = {n: factors(norms, settings.max_norm, settings.gamma) for n, norms in (each or {"": total}).items()}
+        # A sample without a finite norm gets no weight, whatever its other norms are.
+        return {n: factor.where(good, 0) for n, factor in found.items()}
+
+    def _write(
+        self,
+        agreed: Handshake,
+        weigh: Callable[[str], Tensor],
+        deviation: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        refuse_unreached(self._parameters, any(agreed.used), agreed.total)
+        noise = deviation if self._ranks.is_first else 0.0
+        wanted = [used or bool(deviation) for used in agreed.used]
+        sums = local_sums(self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator)
+        for name, total in add_up(
+            sums, self._ranks, lambda name, total: distribute_like(self._parameters[name], total)
+        ):
+            accumulate(self._parameters[name], total)
+
+    def _keep_what_pays(self) -> None:
+        """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
+        if self._known is not None:
+            return
+        left = self._budget
+        # Saving only a Gram is not worth the memory while the graph is kept as well.
+        pays = {name: form.flops_saved() for name, form in self._forms.items() if form.strategy != "gram"}
+        per_byte = {name: saved / max(1, prod(self._forms[name].shape)) for name, saved in pays.items() if saved > 0}
+        for name in sorted(per_byte, key=lambda name: -per_byte[name]):
+            form = self._forms[name]
+            if form.nbytes() <= left:
+                left -= form.nbytes()
+                self._forms[name] = Dense(form.dense())
+                self._watch.renew(name, self._forms[name])
+
+    def _sparse(self) -> int:
+        """Return how many gradients would be written as sparse tensors."""
+        return sum(form.is_sparse for form in self._forms.values())

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .representations.numerics import double
@@ -32,19 +33,14 @@ class Stats:
     alignment: float
 
 
-def stats_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Stats:
-    """Return the statistics of at least two samples, given their norms, their cosines to the mean, and the mean."""
+def numbers_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Tensor:
+    """Return the fields of `Stats` of at least two samples, given norms, cosines to the mean, and the mean."""
     n = len(lengths)
-    norm_of_mean = float(sum(float(double(v).abs().square().sum()) for v in mean)) ** 0.5
-    mean_square = float(lengths.square().mean())
-    noise = n / (n - 1) * max(0.0, mean_square - norm_of_mean**2)
-    signal = (n * norm_of_mean**2 - mean_square) / (n - 1)
-    return Stats(
-        mean_norm=float(lengths.mean()),
-        norm_of_mean=norm_of_mean,
-        trace_of_covariance=noise,
-        squared_signal=signal,
-        signal_to_noise=signal / noise if noise else float("inf"),
-        noise_scale=noise / signal if signal > 0 else float("inf"),
-        alignment=float(cosines.mean()),
-    )
+    squares = [double(v).abs().square().sum().to(lengths) for v in mean]
+    squared_mean = torch.stack(squares).sum() if squares else lengths.new_zeros(())
+    mean_square = lengths.square().mean()
+    noise = n / (n - 1) * (mean_square - squared_mean).clamp(min=0)
+    signal = (n * squared_mean - mean_square) / (n - 1)
+    to_noise = torch.where(noise == 0, torch.inf, signal / noise)
+    scale = torch.where(signal > 0, noise / signal, torch.inf)
+    return torch.stack([lengths.mean(), squared_mean.sqrt(), noise, signal, to_noise, scale, cosines.mean()])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import graph
 from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphError
-from . import _engine
+from . import _engine, tracing
 from ._capture import Options, capture
 from ._losses import Losses
 from ._parameters import parameter_forms, refuse_unreadable
@@ -84,14 +84,18 @@ def per_sample(
         >>> model.weight.grad
         tensor([[0.3000, 0.9000]])
     """
+    if torch.compiler.is_dynamo_compiling() and tracing.stand_in is not None:
+        options = (memory_budget, retain_graph, allow_coupling, allow_opaque)
+        made: PerSample = tracing.stand_in(losses, parameters, (sample_groups, process_group, scaler), options)
+        return made
     split, ids = _losses(losses, sample_groups)
     where = parameter_forms(_named(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     ranks = ranks_of(parameters, where.mesh, process_group, device, ids)
-    options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
+    allowed = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
     with where.gathered():
-        captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, options)
+        captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
     if not ranks.groups:
@@ -146,7 +150,8 @@ def _losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor | Non
     with torch.enable_grad():
         root = losses.reshape(count, prod(losses.shape[1:])).sum(1)
     if groups is None:
-        return Losses(root, torch.arange(count, device=root.device), count), None
+        with tracing.structure():
+            return Losses(root, torch.arange(count, device=root.device), count), None
     if not isinstance(groups, Tensor):
         raise ArgumentError(
             f"per_sample: `sample_groups` must be a tensor with one number per sample, found "

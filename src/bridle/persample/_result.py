@@ -12,7 +12,7 @@ from .._torch.dtensor import is_dtensor
 from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
 from ._held_versions import HeldVersions
-from ._noise_stats import Stats, stats_of
+from ._noise_stats import Stats, numbers_of
 from ._parameters import ParameterForms, distribute_like
 from ._ranks import Handshake, SampleRanks
 from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
@@ -20,6 +20,7 @@ from .ownership.find import Source
 from .representations.base import Dense, SampleGrads
 from .representations.norms import Norms
 from .representations.numerics import double, real_dtype, row_norms
+from .tracing import all_hold
 
 Weights = Tensor | Callable[[Tensor], Tensor]
 
@@ -189,7 +190,8 @@ class PerSample:
             each = self._norms().each if per_parameter else dict.fromkeys(self._forms, self._norms().total)
             # A sample without a finite norm gets no weight, whatever its other norms are.
             weights = {name: factors(self._unscaled(n), limit, gamma).where(good, 0) for name, n in each.items()}
-            agreed = self._handshake("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
+            bad = 0 if all_hold(good) else int((~good).sum())
+            agreed = self._handshake("clip_", same, bad=bad, sparse=self._sparse())
             if nonfinite == "raise" and any(agreed.bad):
                 raise NonFiniteGradientError(nonfinite_message(good, agreed))
             divisor = float(divide_by if divide_by is not None else max(1, agreed.total))
@@ -219,7 +221,7 @@ class PerSample:
         chosen = self._local_mean() if direction is None else self._checked(direction)
         lengths = [row_norms(double(v)[None]) for v in chosen.values()]
         length = row_norms(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
-        unit = {name: (double(v) / length if length else double(v)) for name, v in chosen.items()}
+        unit = {name: double(v) / length.where(length > 0, 1) for name, v in chosen.items()}
         own = self._lengths()
         return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype())
 
@@ -239,7 +241,9 @@ class PerSample:
         Raises:
             ArgumentError: there are fewer than two samples.
         """
-        ranks = self._ranks if gathered else self._ranks.alone()
+        return Stats(*self._stats(self._ranks if gathered else self._ranks.alone()).tolist())
+
+    def _stats(self, ranks: SampleRanks) -> Tensor:
         with self._asked():
             lengths = self._lengths()
             agreed = self._handshake("stats", ranks=ranks)
@@ -248,7 +252,7 @@ class PerSample:
                 raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
             mean = self._mean(agreed, ranks)
             lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), agreed).T
-        return stats_of(lengths, cosines, mean.values())
+        return numbers_of(lengths, cosines, mean.values())
 
     def audit(self, *, tolerance: float | None = None) -> Audit:
         """Prove on this very step that nothing was missed and every sample got its own gradient.
@@ -308,8 +312,8 @@ class PerSample:
         with self._asked():
             for name, v in direction.items():
                 if name in self._forms:
-                    size = float(row_norms(v.detach()[None])[0])
-                    size = size if 0 < size < torch.inf else 1.0
+                    size = row_norms(v.detach()[None])[0]
+                    size = size.where((size > 0) & (size < torch.inf), 1)
                     parts.append(self._forms[name].dot(double(v.detach()) / size) * size)
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
         return self._unscaled(total)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ..errors import ArgumentError
+from .storage import is_fake, storage_of
 
 # Ops that only move, copy or cast values: a parameter seen through them is still that parameter. Numbers above zero
 # are in-place variants.
@@ -117,6 +118,8 @@ def memory_of(tensor: Tensor) -> int | None:
 
     Two tensors with the same result share memory: one is a view of the other, or was detached from it.
     """
+    if is_fake(tensor):
+        return storage_of(tensor)
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return None  # a wrapper around other tensors, or around nothing
     with torch._C.DisableTorchFunctionSubclass():

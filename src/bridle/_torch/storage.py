@@ -1,7 +1,21 @@
 """The memory of a tensor as it is stored."""
 
+import sys
+
 import torch
 from torch import Tensor
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return a number that tells storages apart that are alive at one time, also those without memory."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Return whether a tensor has no values, only a shape, a dtype and a device, as while a compiler traces."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(tensor, module.FakeTensor)
 
 
 def undo_negation(tensor: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .._torch.dtensor import is_dtensor
 from ..errors import ArgumentError, ArgumentTypeError, GradientTypeError, NoGraphError, UnusedInputError
+from . import tracing
 from ._losses import Losses
 
 Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
@@ -23,7 +24,8 @@ def read_losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor |
     with torch.enable_grad():
         root = losses.reshape(count, prod(losses.shape[1:])).sum(1)
     if groups is None:
-        return Losses(root, torch.arange(count, device=root.device), count), None
+        with tracing.structure():
+            return Losses(root, torch.arange(count, device=root.device), count), None
     _check_groups(groups, count)
     numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
     return Losses(root, sample_of, len(numbers)), numbers

@@ -23,6 +23,7 @@ from .ownership.hooks import note_moment
 from .representations.base import Dense, SampleGrads
 from .representations.sum import merged
 from .rules.context import RuleContext
+from .tracing import structure
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
     search = partial(find, leaves, losses, known, allow_coupling=options.coupling)
-    found = search(hooks_allowed=options.sharded)
+    with structure():
+        found = search(hooks_allowed=options.sharded)
     before = fsdp.hooks_run()
     forms, budget_left = _forms(found, leaves, losses, options)
     if found.source is not Source.ASKED and found.hooks != fsdp.hooks_run() - before:
@@ -179,11 +181,13 @@ def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:
     for cut in cuts:
         if graph.is_custom(cut.node) and not rules.has_rule(graph.op(cut.node)):
             below = [leaves[leaf] for leaf in leaves_below(cut.value.node) if leaf in leaves]
+            compiled = graph.op(cut.node) == "CompiledFunctionBackward"
+            advice = "Compile the whole step with bridle.compile instead, or give" if compiled else "Give"
             raise UnsupportedOperationError(
                 f"per_sample: `{', '.join(below)}` is used by `{graph.op(cut.node)}`, a custom Function (or "
-                "a compiled region) that cannot be looked into. Give it a rule with bridle.register_rule, or "
-                "pass allow_opaque=True to run its backward once per sample, which is right if that "
-                "backward is linear in the gradient it gets, as every backward should be.",
+                f"a compiled region) that cannot be looked into. {advice} it a rule with "
+                "bridle.register_rule, or pass allow_opaque=True to run its backward once per sample, which is "
+                "right if that backward is linear in the gradient it gets, as every backward should be.",
                 graph.op(cut.node),
                 below[0] if below else "",
             )

@@ -1,8 +1,8 @@
 """What the gradients of a batch say about each other."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from math import inf, nan
+from dataclasses import dataclass
+from math import nan
 
 import torch
 from torch import Tensor
@@ -34,26 +34,25 @@ class Stats:
     alignment: float
 
 
-def stats_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Stats:
-    """Return the statistics of at least two samples, given their norms, their cosines to the mean, and the mean.
+def numbers_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Tensor:
+    """Return the fields of `Stats` of at least two samples, given norms, cosines to the mean, and the mean.
 
     Squares are taken of norms relative to the largest, so that none overflows or vanishes.
     """
-    n, top = len(lengths), float(lengths.max())
-    if not bool(lengths.isfinite().all()):
-        return Stats(*[nan] * len(fields(Stats)))
-    unit = top or 1.0
-    parts = [row_norms(double(v)[None]) for v in mean]
-    norm_of_mean = float(row_norms(torch.stack(parts, 1))[0]) if parts else 0.0
-    mean_square, square_of_mean = float((lengths / unit).square().mean()), (norm_of_mean / unit) ** 2
-    noise = n / (n - 1) * max(0.0, mean_square - square_of_mean)
+    n, top = len(lengths), lengths.max()
+    unit = top.where(top > 0, 1)
+    parts = [row_norms(double(v)[None]).to(lengths) for v in mean]
+    norm_of_mean = row_norms(torch.stack(parts, 1))[0] if parts else lengths.new_zeros(())
+    mean_square, square_of_mean = (lengths / unit).square().mean(), (norm_of_mean / unit).square()
+    noise = n / (n - 1) * (mean_square - square_of_mean).clamp(min=0)
     signal = (n * square_of_mean - mean_square) / (n - 1)
-    return Stats(
-        mean_norm=float((lengths / unit).mean()) * unit,
-        norm_of_mean=norm_of_mean,
-        trace_of_covariance=noise * unit * unit,
-        squared_signal=signal * unit * unit,
-        signal_to_noise=signal / noise if noise else inf,
-        noise_scale=noise / signal if signal > 0 else inf,
-        alignment=float(cosines.mean()),
-    )
+    found = [
+        (lengths / unit).mean() * unit,
+        norm_of_mean,
+        noise * unit * unit,
+        signal * unit * unit,
+        torch.where(noise == 0, torch.inf, signal / noise),
+        torch.where(signal > 0, noise / signal, torch.inf),
+        cosines.mean(),
+    ]
+    return torch.stack(found).where(lengths.isfinite().all(), nan)

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from .. import graph
 from .._validate import count
 from ..errors import GraphFreedError
-from . import _engine
+from . import _engine, tracing
 from ._arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
 from ._capture import Options, capture
 from ._losses import Losses
@@ -82,6 +83,10 @@ def per_sample(
         >>> model.weight.grad
         tensor([[0.3000, 0.9000]])
     """
+    if torch.compiler.is_dynamo_compiling() and tracing.stand_in is not None:
+        options = (memory_budget, retain_graph, allow_coupling, allow_opaque)
+        made: PerSample = tracing.stand_in(losses, parameters, (sample_groups, process_group, scaler), options)
+        return made
     count(memory_budget, "memory_budget", 0)
     scale = read_scale(scaler)
     split, ids = read_losses(losses, sample_groups)
@@ -89,9 +94,9 @@ def per_sample(
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     ranks = ranks_of(parameters, where.mesh, process_group, device, ids)
-    options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
+    allowed = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
     with where.gathered():
-        captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, options)
+        captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
     if not ranks.groups:

@@ -10,7 +10,7 @@ from .._validate import count
 from ..errors import ArgumentError
 from ._arguments import read_direction
 from ._gradients import BatchGradients
-from ._noise_stats import Stats, stats_of
+from ._noise_stats import Stats, numbers_of
 from ._ranks import Handshake, SampleRanks
 from ._reduce import add_up, local_sums
 from .representations.numerics import double, real_dtype, row_norms
@@ -82,7 +82,7 @@ class ReadAnswers(BatchGradients):
         chosen = self._local_mean() if direction is None else read_direction(direction, self._parameters)
         lengths = [row_norms(double(v)[None]) for v in chosen.values()]
         length = row_norms(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
-        unit = {name: (double(v) / length if length else double(v)) for name, v in chosen.items()}
+        unit = {name: double(v) / length.where(length > 0, 1) for name, v in chosen.items()}
         own = self._lengths()
         return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype())
 
@@ -104,7 +104,9 @@ class ReadAnswers(BatchGradients):
         Raises:
             ArgumentError: there are fewer than two samples.
         """
-        ranks = self._ranks if gathered else self._ranks.alone()
+        return Stats(*self._stats(self._ranks if gathered else self._ranks.alone()).tolist())
+
+    def _stats(self, ranks: SampleRanks) -> Tensor:
         with self._asked():
             lengths = self._lengths()
             agreed = self._handshake("stats", ranks=ranks)
@@ -113,7 +115,7 @@ class ReadAnswers(BatchGradients):
                 raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
             mean = self._mean(agreed, ranks)
             lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), agreed).T
-        return stats_of(lengths, cosines, mean.values())
+        return numbers_of(lengths, cosines, mean.values())
 
     def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
@@ -122,8 +124,8 @@ class ReadAnswers(BatchGradients):
             for name, v in direction.items():
                 if name in self._forms:
                     exact = double(v)
-                    size = float(row_norms(exact[None])[0])
-                    size = size if 0 < size < torch.inf else 1.0
+                    size = row_norms(exact[None])[0]
+                    size = size.where((size > 0) & (size < torch.inf), 1)
                     parts.append(self._forms[name].dot(exact / size) * size)
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
         return self._unscaled(total)

@@ -9,6 +9,7 @@ from ..errors import ArgumentError
 from ._ranks import Handshake, SampleRanks
 from .representations.base import SampleGrads
 from .representations.numerics import double
+from .tracing import all_hold
 
 _BUCKET = 1 << 24  # elements in one message of gradients
 
@@ -88,7 +89,7 @@ def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
     """Return what each sample's gradient is multiplied by to clip it."""
     if gamma is not None:
         found = (limit / (norms + gamma)).where(norms > 0, 0)
-        if bool(torch.isinf(found).any()):
+        if not all_hold(~torch.isinf(found)):
             raise ArgumentError(
                 f"clip_: a norm of {float(norms[torch.isinf(found)][0]):.0e} is too small to be brought to {limit}. "
                 "Pass a larger gamma."
@@ -99,7 +100,7 @@ def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
 
 def finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor:
     """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
-    if bool(good.all()):
+    if all_hold(good):
         return form.weighted(weights)
     total = torch.zeros(form.shape, dtype=torch.float64, device=good.device)
     for i in good.nonzero().squeeze(1).tolist():

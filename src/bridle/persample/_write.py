@@ -15,6 +15,7 @@ from ._parameters import distribute_like
 from ._ranks import Handshake
 from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
 from .representations.base import Dense
+from .tracing import all_hold
 
 Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 
@@ -93,7 +94,7 @@ class WriteAnswers(BatchGradients):
             self._keep_what_pays()
             total = self._lengths()
             good = torch.isfinite(total)
-            bad = len(total) - int(good.sum())
+            bad = 0 if all_hold(good) else int((~good).sum())
             factor_of = self._clip_factors(settings, total, good)
             agreed = self._handshake("clip_", settings.same(), bad=bad, sparse=self._sparse())
             if not settings.drop and any(agreed.bad):

@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ...errors import BatchCouplingError
-from .. import _engine
+from .. import _engine, tracing
 from .cuts import UseSite, leaves_below
 from .ops import MOVES, Step, base_name, elementwise
 from .owners import NOBODY, Owners
@@ -61,7 +61,8 @@ class Known:
         """Return whether a tensor is neither a parameter nor a buffer, nor a part or a copy of one."""
         if tensor.numel() == 0 or isinstance(tensor, nn.Parameter) or graph.memory_of(tensor) in self._storages:
             return False
-        buffers = [] if self._model is None else self._model.buffers()
+        value = tracing.constant(tensor)
+        buffers = [] if self._model is None or value is None else self._model.buffers()
         return not any(one.shape == tensor.shape and torch.equal(one.to(tensor), tensor) for one in buffers)
 
     def is_input(self, node: Node) -> bool:
@@ -147,7 +148,8 @@ def _is_batch(one: Constant, cut: UseSite, rows: "DataRows", known: Known) -> bo
     """Return whether a constant may hold one row per sample, alone, folded, or in the second dimension."""
     if one.tensor is not None and rows.has(one.tensor):
         return True
-    if one.tensor is not None and _is_table_of_positions(one.tensor):
+    value = None if one.tensor is None else tracing.constant(one.tensor)
+    if value is not None and _is_table_of_positions(value):
         return False
     if known.rows in one.shape[:2]:
         return True

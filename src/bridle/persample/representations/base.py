@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..tracing import all_hold
 from .gram_cache import GramCache
 from .numerics import as_rows, row_norms, square, upcast_half, widen_for
 
@@ -210,7 +211,7 @@ def redo_where_lost(form: SampleGrads, squares: Tensor, doubt: Tensor) -> Tensor
         doubt: how large the error of each square may be, about. Nothing but zero has no doubt at all.
     """
     spoiled = ~(squares > 3e3 * doubt) & ~(doubt == 0)
-    if not bool(spoiled.any()):
+    if all_hold(~spoiled):
         return squares.clamp(min=0)
     squares = squares.clone()
     for i in spoiled.nonzero().squeeze(1).tolist():

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from ..._torch.storage import storage_of
+
 # Matrices larger than this are made again rather than kept.
 _KEPT_BYTES = 1 << 25
 
@@ -46,4 +48,4 @@ def _strips(x: Tensor) -> Iterator[Tensor]:
 
 def _identity(x: Tensor) -> tuple[object, ...]:
     """Return what tells tensors apart that are alive at one time; two nodes save one value as two tensors."""
-    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
+    return storage_of(x), x.storage_offset(), x.shape, x.stride(), x.dtype, x.device

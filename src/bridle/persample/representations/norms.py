@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ..tracing import all_hold
 from .base import SampleGrads
 from .gram_cache import GramCache
 from .numerics import row_norms
@@ -39,7 +40,7 @@ def _lengths(form: SampleGrads, grams: GramCache, extreme: bool) -> Tensor:
     squares = form.squared_norms(grams)
     lengths = squares.sqrt()
     if extreme:
-        lost = ~((squares > _SMALLEST) & (squares < _LARGEST))
-        for i in lost.nonzero().squeeze(1).tolist():
+        kept = (squares > _SMALLEST) & (squares < _LARGEST)
+        for i in () if all_hold(kept) else (~kept).nonzero().squeeze(1).tolist():
             lengths[i] = row_norms(form.dense(slice(i, i + 1)))[0]
     return lengths

@@ -5,6 +5,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from ..tracing import all_hold, is_traced
+
 
 def upcast_half(x: Tensor) -> Tensor:
     """Return half types as float32, all else as it is."""
@@ -35,7 +37,9 @@ def row_norms(block: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
     # Each square that is too small for the dtype takes up to `tiny` from the sum.
     lossless = (lengths > (1e10 * info.tiny * rows.shape[1]) ** 0.5) & (lengths < torch.inf)
-    if bool(lossless.all()):
+    if is_traced():
+        lossless = lossless | (row_max(rows) == 0)
+    if all_hold(lossless):
         return lengths
     few = rows[~lossless].double()
     size = row_max(few)
@@ -62,7 +66,7 @@ def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     x = upcast_half(x)
     info, sizes = torch.finfo(x.dtype), weights.abs()
     held = (sizes == 0) | ((sizes > info.tiny * 2.0**26) & (sizes < info.max * 2.0**-26))
-    return x if bool(held.all()) else double(x)
+    return x if all_hold(held) else double(x)
 
 
 def scale_rows(x: Tensor, weights: Tensor) -> Tensor:
@@ -74,4 +78,4 @@ def scale_rows(x: Tensor, weights: Tensor) -> Tensor:
 def is_moderate(x: Tensor) -> bool:
     """Return whether no sample's part is so large or so small that the product of four of its numbers is lost."""
     info, sizes = torch.finfo(x.dtype), row_max(x)
-    return bool(((sizes == 0) | ((sizes > info.tiny**0.2) & (sizes < info.max**0.2))).all())
+    return all_hold((sizes == 0) | ((sizes > info.tiny**0.2) & (sizes < info.max**0.2)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..tracing import is_traced
 from .base import ALL, SampleGrads, redo_where_lost
 from .gram_cache import GramCache, strip_of
 from .numerics import double, is_moderate, row_max, row_norms, scale_rows, square, upcast_half
@@ -75,6 +76,9 @@ class Outer(SampleGrads):
         """
         info = torch.finfo(torch.promote_types(self.left.dtype, torch.float32))
         doubt = info.eps * bound + info.tiny * self.rows**2 * (sum(self.shape) * largest + 1)
+        if is_traced():
+            nothing = (row_max(self.left) == 0) | (row_max(self.right) == 0)
+            return doubt.where((squares != 0) | ~nothing, 0)
         zero = (squares == 0).nonzero().squeeze(1)
         nothing = (row_max(self.left[zero]) == 0) | (row_max(self.right[zero]) == 0)
         doubt[zero[nothing]] = 0

@@ -52,13 +52,9 @@ class Rows(SampleGrads):
         return out.scatter_add_(1, ids[..., None].expand(values.shape), values)
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
-        owner = torch.arange(self.samples, device=self.ids.device)[:, None]
-        keys, place = torch.unique(self.ids + owner * self.shape[0], return_inverse=True)
-        rows = self.values.new_zeros(len(keys), self.shape[1])
-        rows.index_add_(0, place.reshape(-1), self.values.flatten(0, 1))
-        squares = square(row_norms(rows))
-        out = squares.new_zeros(self.samples)
-        return out.index_add_(0, keys.div(self.shape[0], rounding_mode="floor"), squares)
+        rows = self.values.new_zeros(self.ids.numel(), self.shape[1])
+        rows.index_add_(0, _first_places(self.ids).reshape(-1), self.values.flatten(0, 1))
+        return square(row_norms(rows.view(self.values.shape)))
 
     def weighted(self, weights: Tensor) -> Tensor:
         rows = scale_rows(self.values, weights).flatten(0, 1)
@@ -81,6 +77,16 @@ class Rows(SampleGrads):
     def as_dense_gram(self) -> Tensor:
         """Return the inner products from written-down gradients of the rows that occur."""
         return super().gram()
+
+
+def _first_places(ids: Tensor) -> Tensor:
+    """Return for each id of each sample the number of a place that it shares with its equals in that sample alone."""
+    samples, count = ids.shape
+    ranked, order = ids.sort(1)
+    start = torch.zeros_like(ids[:, :1])
+    rank = torch.cat([start, (ranked.diff(dim=1) != 0).cumsum(1)], 1)[:, :count]
+    first = torch.arange(samples, device=ids.device)[:, None] * count
+    return torch.empty_like(ids).scatter_(1, order, rank) + first
 
 
 class Cells(SampleGrads):

@@ -1,0 +1,58 @@
+"""Tests on values: read at once, or while a step is traced collected into one flag that is read at its end.
+
+A traced step has no values. It takes the branch that nearly every step takes, and its tracer collects the conditions
+under which that is right. Where one of them does not hold, what was traced must not be used.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class Tracer(Protocol):
+    """What traces a step."""
+
+    def assume(self, condition: Tensor) -> None:
+        """Collect a condition under which what is traced is right."""
+
+    def structure(self) -> AbstractContextManager[None]:
+        """Return a context that is not traced: for tensors that follow from the structure of a graph alone."""
+
+    def constant(self, tensor: Tensor) -> Tensor | None:
+        """Return the value of a traced tensor that depends on no input; None if it does."""
+
+
+class _Local(threading.local):
+    tracer: Tracer | None = None
+
+
+local = _Local()
+
+# Stands in for `PerSample` while Dynamo reads the Python of a step; set while it may.
+stand_in: Callable[..., Any] | None = None
+
+
+def is_traced() -> bool:
+    """Return whether values are not there to be read."""
+    return local.tracer is not None
+
+
+def all_hold(condition: Tensor) -> bool:
+    """Return whether a condition holds for every element, which it nearly always does."""
+    if local.tracer is None:
+        return bool(condition.all())
+    local.tracer.assume(condition.all())
+    return True
+
+
+def structure() -> AbstractContextManager[None]:
+    """Return a context for tensors that follow from the structure of a graph alone, and may be read."""
+    return nullcontext() if local.tracer is None else local.tracer.structure()
+
+
+def constant(tensor: Tensor) -> Tensor | None:
+    """Return a tensor whose values may be read, or None where they differ from step to step and are not there."""
+    return tensor if local.tracer is None else local.tracer.constant(tensor)

@@ -45,6 +45,7 @@ bench: setup
 # The site, from nothing, in site/; docs-serve shows it while pages are written
 docs: setup
 	$(BIN)/python tools/site/diagrams.py
+	$(BIN)/python tools/site/charts.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/site/notebooks.py
 	$(BIN)/zensical build --strict --clean
 

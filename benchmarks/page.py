@@ -18,6 +18,21 @@ Written by `python benchmarks/page.py` from `benchmarks/results/`. Every row is 
 "faster" a value below 1 is a loss for bridle; all other ratios are bridle's time over a plain pass, torch or the memory
 limit, and above 1 is what it costs. Nothing here was measured on a GPU. How the policies that adapt compare on
 tasks that swing is in [adaptive.md](adaptive.md), what watching costs in [watch.md](watch.md).
+
+## In short
+
+**A clipped per-sample step costs 1.2 to 1.8 plain steps**, less than with any peer that can run the model:
+
+![Clipped step over plain step, for each model and method](charts/per-sample-methods.svg)
+
+**It costs relatively less the larger the batch is:**
+
+![Ratio to a plain step against the batch](charts/per-sample-batches.svg)
+
+**Clipping by norm runs at the speed of memory on large models**, and loses a factor of two to Python on thousands of tiny
+tensors, where torch loses ten:
+
+![Time of clipping over the memory limit](charts/clip-limit.svg)
 """
 
 

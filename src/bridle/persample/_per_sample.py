@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from .. import graph
 from ..errors import ArgumentError, GradientTypeError, GraphFreedError, NoGraphError
-from . import _engine
+from . import engine
 from ._capture import Options, capture
-from ._losses import Losses
 from ._parameters import parameter_forms, refuse_unreadable
 from ._ranks import ranks_of
 from ._result import PerSample, refuse_unreached
+from .engine import Losses
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -114,7 +114,7 @@ def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[T
         if not losses.root.requires_grad:
             return {}
         edges = [graph.edge_of(parameter) for parameter in named.values()]
-        found = _engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
+        found = engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
         return {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
     return ask

@@ -11,13 +11,13 @@ from torch import Tensor
 from .._torch.dtensor import is_dtensor
 from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
-from ._held_versions import HeldVersions
 from ._noise_stats import Stats, stats_of
 from ._parameters import ParameterForms, distribute_like
 from ._ranks import Handshake, SampleRanks
-from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
+from ._reduce import accumulate, add_up, factors, local_sums, nonfinite_message, weigher
 from .ownership.find import Source
 from .representations.base import Dense, SampleGrads
+from .representations.held_versions import HeldVersions
 from .representations.norms import Norms
 from .representations.numerics import double, real_dtype, row_norms
 
@@ -46,7 +46,7 @@ class PerSample:
         self._samples, self._parameters, self._forms = samples, parameter_forms.held, forms
         self._leaves, self._gathered, self._ranks = parameter_forms.leaves, parameter_forms.gathered, ranks
         self._budget, self._scale, self._source, self._engine = memory_budget, scale, source, engine
-        self._eps = eps
+        self._eps, self._sharded = eps, parameter_forms.mesh is not None
         self._watch = HeldVersions(forms)
         self._known: Norms | None = None
 
@@ -120,7 +120,7 @@ class PerSample:
                 self._require_one_each(weights, self._samples)
                 agreed = self._handshake("weighted_", sparse=self._sparse())
             chosen = weights.detach() if weights.is_floating_point() else weights.double()
-            self._write(agreed, lambda name: self._forms[name].weighted(chosen))
+            self._write(agreed, weigher(self._forms, dict.fromkeys(self._forms, chosen)))
 
     def clip_(
         self,
@@ -186,19 +186,20 @@ class PerSample:
             self._keep_what_pays()
             total = self._lengths()
             good = torch.isfinite(total)
-            each = self._norms().each if per_parameter else dict.fromkeys(self._forms, self._norms().total)
-            # A sample without a finite norm gets no weight, whatever its other norms are.
-            weights = {name: factors(self._unscaled(n), limit, gamma).where(good, 0) for name, n in each.items()}
-            agreed = self._handshake("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
+            bad = int((~good).sum())
+            agreed = self._handshake("clip_", same, bad=bad, sparse=self._sparse())
             if nonfinite == "raise" and any(agreed.bad):
                 raise NonFiniteGradientError(nonfinite_message(good, agreed))
             divisor = float(divide_by if divide_by is not None else max(1, agreed.total))
-
-            def weigh(name: str) -> Tensor:
-                return finite_weighted(self._forms[name], weights[name] / divisor, good)
-
+            # A sample without a finite norm gets no weight, whatever its other norms are.
+            if per_parameter:
+                each = {name: self._unscaled(n) for name, n in self._norms().each.items()}
+                weights = {name: factors(n, limit, gamma).where(good, 0) / divisor for name, n in each.items()}
+            else:
+                weights = dict.fromkeys(self._forms, factors(total, limit, gamma).where(good, 0) / divisor)
             sensitivity = limit * (len(self._parameters) ** 0.5 if per_parameter else 1)
             deviation = noise_multiplier * sensitivity * self._scale / divisor if noise_multiplier else 0.0
+            weigh = weigher(self._forms, weights, good if bad else None)
             self._write(agreed, weigh, deviation, generator)
         return total.to(self._dtype())
 
@@ -360,9 +361,8 @@ class PerSample:
         noise = deviation if self._ranks.is_first else 0.0
         wanted = [used or bool(deviation) for used in agreed.used]
         sums = local_sums(self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator)
-        for name, total in add_up(
-            sums, self._ranks, lambda name, total: distribute_like(self._parameters[name], total)
-        ):
+        keep = (lambda name, total: distribute_like(self._parameters[name], total)) if self._sharded else None
+        for name, total in add_up(sums, self._ranks, keep):
             accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:
@@ -370,10 +370,10 @@ class PerSample:
         if self._known is not None:
             return
         left = self._budget
-        ranked = sorted(self._forms.items(), key=lambda item: -item[1].flops_saved() / max(1, prod(item[1].shape)))
+        ranked = sorted(self._forms.items(), key=lambda item: -item[1].flops_saved / max(1, prod(item[1].shape)))
         for name, form in ranked:
             # Saving only a Gram is not worth the memory while the graph is kept as well.
-            if form.strategy != "gram" and form.flops_saved() > 0 and form.nbytes() <= left:
+            if form.strategy != "gram" and form.flops_saved > 0 and form.nbytes() <= left:
                 left -= form.nbytes()
                 self._forms[name] = Dense(form.dense())
                 self._watch.renew(name, self._forms[name])

@@ -8,8 +8,9 @@ from torch import nn
 
 import bridle
 from bridle.errors import BatchCouplingError, BridleError
-from bridle.persample._losses import Losses
-from bridle.persample.ownership.find import Source, signature_of
+from bridle.persample.engine import Losses
+from bridle.persample.ownership.find import Source
+from bridle.persample.ownership.proofs import signature_of
 
 from .oracle import flat, loop
 

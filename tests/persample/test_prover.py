@@ -10,7 +10,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bridle.persample._losses import Losses
+from bridle.persample.engine import Losses
 from bridle.persample.ownership.ops import moves_by_index
 
 from .truth import claims, contradictions, flat_losses, same_form

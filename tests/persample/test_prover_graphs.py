@@ -6,9 +6,10 @@ import torch.nn.functional as F
 
 from bridle import graph
 from bridle.persample import _checkpoints
-from bridle.persample._losses import Losses
-from bridle.persample.ownership.find import signature_of
+from bridle.persample.engine import Losses
+from bridle.persample.ownership.ask import ask
 from bridle.persample.ownership.owners import NOBODY, SEVERAL, Owners
+from bridle.persample.ownership.proofs import signature_of
 from bridle.persample.ownership.prove import prove
 
 from . import test_transformers
@@ -35,7 +36,7 @@ def claims(losses, by_indices=False):
 def refuted(claimed, losses):
     """Return the ops at which the engine's own probe finds another owner than was claimed, or several."""
     pairs = [(node, owners) for node, owners in zip(losses.read.nodes, claimed, strict=True) if owners is not None]
-    found = losses.owners([node for node, _ in pairs])
+    found = ask(losses, [node for node, _ in pairs])
     return [graph.op(node) for node, owners in pairs if contradicts(node, owners, found[node])]
 
 

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from bridle import graph
-from bridle.persample._losses import Losses
-from bridle.persample.ownership.find import signature_of
+from bridle.persample.engine import Losses
+from bridle.persample.ownership.proofs import signature_of
 from bridle.persample.ownership.prove import prove
 
 from .truth import claims, contradictions

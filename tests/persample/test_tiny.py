@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import bridle
-from bridle.persample._losses import Losses
+from bridle.persample.engine import Losses
+from bridle.persample.ownership.ask import ask
 
 from .oracle import flat, loop
 
@@ -97,7 +98,7 @@ def test_the_smallest_number_has_an_owner():
 def owners_at(value, losses):
     """Ask the engine who owns the elements of a value; None if samples share some."""
     samples = len(losses)
-    return Losses(losses, torch.arange(samples), samples).owners([value.grad_fn])[value.grad_fn]
+    return ask(Losses(losses, torch.arange(samples), samples), [value.grad_fn])[value.grad_fn]
 
 
 @pytest.mark.parametrize("mix", [lambda h: torch.softmax(h @ h.T, 1) @ h, lambda h: h - h.mean(0)])

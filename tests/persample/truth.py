@@ -4,9 +4,9 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from bridle import graph
-from bridle.persample._losses import Losses
-from bridle.persample.ownership.find import signature_of
+from bridle.persample.engine import Losses
 from bridle.persample.ownership.owners import NOBODY, SEVERAL
+from bridle.persample.ownership.proofs import signature_of
 from bridle.persample.ownership.prove import prove
 
 

@@ -1,7 +1,7 @@
 """Hooks on leaves and nodes, and how many were ever registered."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -10,9 +10,12 @@ from torch.utils.hooks import RemovableHandle
 _own_hooks = 0
 
 
-def leaf_hooks(leaf: Tensor) -> list[Callable[[Tensor], Tensor | None]]:
-    """Return the hooks that were registered on a leaf tensor."""
-    return list((leaf._backward_hooks or {}).values())
+Hook: TypeAlias = Callable[[Tensor], Tensor | None]
+
+
+def leaf_hooks(leaves: Mapping[str, Tensor]) -> dict[str, list[Hook]]:
+    """Return the hooks that were registered on leaf tensors, of those that have any."""
+    return {name: list(leaf._backward_hooks.values()) for name, leaf in leaves.items() if leaf._backward_hooks}
 
 
 def has_node_hooks(node: Node) -> bool:

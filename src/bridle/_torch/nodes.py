@@ -1,7 +1,7 @@
 """Nodes of the recorded graph: kind, number, edges and outputs."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -62,6 +62,29 @@ def output_metadata(node: Node) -> list[Any]:
 def output_count(node: Node) -> int:
     """Return how many gradients the node takes: one per output of its op."""
     return len(node._input_metadata)
+
+
+def output_counts(nodes: Iterable[Node]) -> list[int]:
+    """Return the same for several nodes."""
+    return [len(node._input_metadata) for node in nodes]
+
+
+def output_shapes(nodes: Iterable[Node]) -> dict[Node, list[tuple[int, ...]]]:
+    """Return the shapes of the outputs of each op; that of a leaf is its own."""
+    return {
+        node: [tuple(leaf_tensor(node).shape)] if is_leaf(node) else [tuple(out.shape) for out in node._input_metadata]
+        for node in nodes
+    }
+
+
+def output_dtypes(nodes: Iterable[Node]) -> set[torch.dtype]:
+    """Return the dtypes among the outputs of ops."""
+    return {out.dtype for node in nodes for out in node._input_metadata}
+
+
+def edge_shape(edge: GradientEdge) -> tuple[int, ...]:
+    """Return the shape of the value whose gradient arrives at this edge."""
+    return output_shapes([edge.node])[edge.node][edge.output_nr]
 
 
 def edge_of(tensor: Tensor) -> GradientEdge:

@@ -1,47 +1,129 @@
 """What there is of a recorded graph besides the values of its tensors."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.autograd.graph import Node
 
 
-def signature(nodes: Sequence[Node]) -> tuple[Any, ...]:
-    """Return ops, edges, shapes, dtypes, sizes and flags of a graph, given its nodes in order."""
-    number: dict[Node | None, int] = {node: i for i, node in enumerate(nodes)}
-    number[None] = -1
-    rows = []
-    for node in nodes:
+class Kind(NamedTuple):
+    """What the nodes of one type have in common.
+
+    Attributes:
+        tensors: the names of torch's handles of the tensors that they save.
+        values: the names of everything else that they save.
+        is_leaf: whether they accumulate into a leaf's ``.grad``.
+        is_custom: whether they were made by a Python `torch.autograd.Function`.
+        is_generic: whether ops that torch has no type for share this one, and are told apart by name.
+    """
+
+    tensors: tuple[str, ...]
+    values: tuple[str, ...]
+    is_leaf: bool
+    is_custom: bool
+    is_generic: bool
+
+
+class Scan(NamedTuple):
+    """A recorded graph, read in one pass.
+
+    Attributes:
+        nodes: every node, each once, in an order that depends on the structure alone.
+        leaves: the leaf tensors, by the number of their node.
+        custom: the nodes that were made by Python Functions.
+        signature: ops, edges, shapes, dtypes, sizes and flags. Two graphs with the same differ in the values of
+            their tensors only, and in what Python Functions keep.
+        oldest: torch's number of the first op that was recorded; each thread counts for itself.
+        newest: that of the last one.
+    """
+
+    nodes: list[Node]
+    leaves: dict[int, Tensor]
+    custom: list[Node]
+    signature: tuple[Any, ...]
+    oldest: int
+    newest: int
+
+
+def scan(root: Node | None) -> Scan:
+    """Read the graph behind a node; None has none."""
+    nodes = [] if root is None else [root]
+    number = dict.fromkeys(nodes, 0)
+    leaves: dict[int, Tensor] = {}
+    custom: list[Node] = []
+    facts: list[Any] = []
+    numbers: list[int] = []
+    for here, node in enumerate(nodes):  # it grows on the way
         kind = type(node)
-        edges = tuple([(number[below], nr) for below, nr in node.next_functions])
-        outputs = tuple([(tuple(out.shape), out.dtype) for out in node._input_metadata])
-        values = tuple([_hashable(getattr(node, name)) for name in fields(kind)[1]])
-        rows.append((kind, edges, outputs, values))
-    return tuple(rows)
+        about = _KINDS.get(kind) or kind_of(node)
+        facts.append(kind)
+        if about.is_leaf:
+            leaf: Tensor = node.variable  # type: ignore[attr-defined]
+            leaves[here] = leaf
+            facts += (leaf.shape, leaf.dtype)
+            continue
+        if about.is_custom:
+            custom.append(node)
+        elif about.is_generic:
+            facts.append(node.name())
+        numbers.append(node._sequence_nr())
+        below = node.next_functions
+        facts.append(len(below))
+        for used, output_nr in below:
+            if used is None:
+                facts.append(None)
+                continue
+            found = number.get(used)
+            if found is None:
+                found = number[used] = len(nodes)
+                nodes.append(used)
+            facts += (found, output_nr)
+        outputs = node._input_metadata
+        facts.append(len(outputs))
+        for out in outputs:
+            facts += (tuple(out.shape), out.dtype)
+        for name in about.values:
+            facts.append(getattr(node, name))
+    return Scan(nodes, leaves, custom, _hashable(facts), min(numbers, default=0), max(numbers, default=0))
 
 
-def sequence_range(nodes: Sequence[Node]) -> tuple[int, int]:
-    """Return the numbers of the first and the last op; each thread counts for itself, and leaves do not count."""
-    numbers = [number for node in nodes if (number := node._sequence_nr()) != _LEAF]
-    return min(numbers, default=0), max(numbers, default=0)
+# Types of Python Functions are not kept: a program may make any number of them.
+_KINDS: dict[type, Kind] = {}
 
 
-# The largest number of a 64-bit counter: torch gives it to leaves.
-_LEAF = 2**64 - 1
-
-
-_FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-
-
-def fields(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of what nodes of a kind save: tensors, and everything else."""
-    if kind not in _FIELDS:
+def kind_of(node: Node) -> Kind:
+    """Return what all nodes of this one's type have in common."""
+    kind = type(node)
+    found = _KINDS.get(kind)
+    if found is None:
         names = dir(kind)
         raw = tuple(name for name in names if name.startswith("_raw_saved_"))
         plain = tuple(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
-        _FIELDS[kind] = raw, plain
-    return _FIELDS[kind]
+        is_custom = isinstance(node, torch._C._FunctionBase)
+        name = kind.__name__
+        found = Kind(raw, plain, name == "AccumulateGrad" and not is_custom, is_custom, name == "CppFunction")
+        if not is_custom:
+            _KINDS[kind] = found
+    return found
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+def packed_nodes(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes with saved-tensor hooks, such as those of a checkpoint, before something that they saved."""
+    return {node for node in nodes if any(_is_packed(getattr(node, name)) for name in kind_of(node).tensors)}
+
+
+def _is_packed(handle: Any) -> bool:
+    if isinstance(handle, list | tuple):
+        return any(_is_packed(one) for one in handle)
+    return getattr(handle, "unpack_hook", None) is not None
+
+
+def _hashable(facts: list[Any]) -> tuple[Any, ...]:
+    found = tuple(facts)
+    try:
+        hash(found)
+    except TypeError:  # lists among what nodes saved
+        return tuple(_hashable(list(one)) if isinstance(one, list | tuple) else one for one in found)
+    return found

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .._torch.dtensor import is_dtensor
 from ..errors import ArgumentError, ArgumentTypeError, GradientTypeError, NoGraphError, UnusedInputError
 from . import tracing
-from ._losses import Losses
+from .engine import Losses
 
 Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
 

@@ -1,6 +1,7 @@
 """From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the rules."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from itertools import starmap
@@ -8,18 +9,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 
 from .. import graph
 from .._torch import fsdp
+from .._torch.hooks import leaf_hooks
 from ..errors import UnsupportedOperationError
-from . import _checkpoints, _engine, rules
-from ._losses import Losses
+from . import _checkpoints, engine, rules
 from ._pullback import nothing, pull_back, through_hooks
-from .ownership.coupling import Known
-from .ownership.cuts import UseSite, leaves_below
+from .engine import Losses
+from .engine.losses import Gradients
+from .ownership.cuts import UseSite
 from .ownership.find import Found, Source, find
 from .ownership.hooks import note_moment
+from .ownership.known import Known
 from .representations.base import Dense, SampleGrads
 from .representations.sum import merged
 from .rules.context import RuleContext
@@ -67,13 +70,9 @@ class Captured:
 def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
     losses = _checkpoints.inline_checkpoints(losses)
-    read = losses.read
     names = {id(tensor): name for name, tensor in parameters.items()}
-    leaves = {
-        node: names[id(tensor)]
-        for node in read.nodes
-        if graph.is_leaf(node) and id(tensor := graph.leaf_tensor(node)) in names
-    }
+    nodes, tensors = losses.scan.nodes, losses.scan.leaves
+    leaves = {nodes[i]: names[id(tensor)] for i, tensor in tensors.items() if id(tensor) in names}
     if losses.samples <= 1:
         used = set(leaves.values())
         few = {n: p for n, p in parameters.items() if n in used}
@@ -82,97 +81,105 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     search = partial(find, leaves, losses, known, allow_coupling=options.coupling)
     with structure():
         found = search(hooks_allowed=options.sharded)
-    before = fsdp.hooks_run()
-    forms, budget_left = _forms(found, leaves, losses, options)
-    if found.source is not Source.ASKED and found.hooks != fsdp.hooks_run() - before:
+    before = fsdp.hooks_run() if options.sharded else 0
+    run = _Run(found, leaves, losses, options)
+    if options.sharded and found.source is not Source.ASKED and found.hooks != fsdp.hooks_run() - before:
         # Others than those of fully_shard are among the hooks: nothing is proved.
         found = search(hooks_allowed=False)
-        forms, budget_left = _forms(found, leaves, losses, options)
+        run = _Run(found, leaves, losses, options)
     note_moment()
-    order = [name for name in parameters if name in forms]
-    dtypes = {out.dtype for node in found.layouts for out in graph.describe(node)}
-    eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
-    whole = {name: through_hooks(parameters[name], merged(forms[name])) for name in order}
-    return Captured(whole, found.source, eps, losses, budget_left)
+    whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
+    for name, hooks in leaf_hooks(parameters).items():
+        if name in whole:
+            whole[name] = through_hooks(parameters[name], hooks, whole[name])
+    return Captured(whole, found.source, found.eps, losses, run.budget_left)
 
 
-def _forms(
-    found: Found, leaves: dict[Node, str], losses: Losses, options: Options
-) -> tuple[dict[str, list[SampleGrads]], int]:
-    """Return the gradients of each use of each parameter, and what is left of the memory budget."""
-    cuts, layouts = found.cuts, found.layouts
-    _checkpoints.refuse_hidden_weights(cuts, losses)
-    if not options.opaque:
-        _refuse_opaque(cuts, leaves)
-    at: dict[Node, list[int]] = {}
-    for i, cut in enumerate(cuts):
-        at.setdefault(cut.node, []).append(i)
-    below = [[leaf for leaf in leaves_below(cut.value.node) if leaf in leaves] for cut in cuts]
-    uses = Counter(leaves[leaf] for some in below for leaf in some)
-    forms: dict[str, list[SampleGrads]] = {name: [] for name in uses}
-    budget_left = options.memory_budget
-    late: list[tuple[Node, tuple[Tensor | None, ...]]] = []
-    missed = dict.fromkeys(at)
-    packed = any(_engine.is_packed(node) for node in at)
-    # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
-    waits = {node for node in at if packed or rules.runs_op(graph.op(node))}
-    free = not waits and not options.retain_graph and not _engine.bypassed(losses.root)
-    free = free and (found.source is Source.ASKED or not found.hooks)  # else it may have to be run again
+class _Run:
+    """One run of the engine, in which the rules make per-sample gradients of every use of every parameter.
 
-    hooked = found.source is Source.ASKED and found.hooks != 0
+    Attributes:
+        forms: the gradients of each use, by the name of the parameter.
+        budget_left: what is left of the memory budget.
+    """
 
-    def apply(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
-        cache: dict[str, Any] = {}
-        for i in at[node]:
-            shape, position = _shape(cuts[i].value), cuts[i].position
-            ctx = RuleContext(node, position, shape, gradients, layouts[node], losses.samples, options.coupling, cache)
-            if i == at[node][0] and _engine.is_packed(node):
-                found.rows.add(node, found.owners[node], ctx.saved)
-            with torch.no_grad():
-                form = rules.apply(ctx)
-                if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
-                    form = Dense(_engine.inside_engine(form.dense))
-                for leaf in below[i]:
-                    keep(leaves[leaf], pull_back(form, cuts[i].value, leaf, hooked=hooked))
+    def __init__(self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options) -> None:
+        self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
+        bypassed = engine.bypassed(losses.root)
+        if bypassed:
+            _checkpoints.refuse_hidden_weights(found.cuts)
+        if losses.scan.custom and not options.opaque:
+            _refuse_opaque(found.cuts, leaves)
+        self._cuts: dict[Node, list[UseSite]] = {}
+        for cut in found.cuts:
+            self._cuts.setdefault(cut.node, []).append(cut)
+        self._uses = Counter([leaves[leaf] for cut in found.cuts for leaf in cut.leaves])
+        self.forms: dict[str, list[SampleGrads]] = {name: [] for name in self._uses}
+        self.budget_left = options.memory_budget
+        self._packed = found.rows.packed
+        # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
+        all_wait = not self._packed.isdisjoint(self._cuts)
+        run = rules.running_op({cut.op for cut in found.cuts})
+        waits = {cut.node for cut in found.cuts if all_wait or cut.op in run}
+        self._free = not waits and not options.retain_graph and not bypassed
+        # Else it may have to be run again.
+        self._free = self._free and (found.source is Source.ASKED or not found.hooks)
+        self._hooked = found.source is Source.ASKED and found.hooks != 0
+        self._run(waits, all_wait)
+        if not options.coupling:
+            found.rows.refuse_conflict()
 
-    def keep(name: str, form: SampleGrads) -> None:
-        """Write down what saves time, while what it is made of can be let go of at once."""
-        nonlocal budget_left
-        if free and uses[name] == 1 and form.flops_saved() > 0 and form.nbytes() <= budget_left:
-            budget_left -= form.nbytes()
-            form = Dense(form.dense())
-        forms[name].append(form)
+    def _run(self, waits: Collection[Node], inside: bool) -> None:
+        """Run the engine and apply the rules on its way, or afterwards where they have to wait."""
+        late: list[tuple[Node, Gradients]] = []
+        missed = dict.fromkeys(self._cuts)
 
-    def see(node: Node, gradients: tuple[Tensor | None, ...]) -> None:
-        missed.pop(node)
-        if node in waits:
-            late.append((node, gradients))
+        def see(node: Node, gradients: Gradients) -> None:
+            missed.pop(node)
+            if node in waits:
+                late.append((node, gradients))
+            else:
+                self._apply(node, gradients)
+
+        found, losses = self._found, self._losses
+        engine.visit(losses.root, None, found.passed, found.ends, see, retain_graph=not self._free)
+        late += [(node, (None,) * len(found.layouts[node])) for node in missed]
+        if inside:
+            engine.inside_engine(lambda: list(starmap(self._apply, late)))
         else:
-            apply(node, gradients)
+            list(starmap(self._apply, late))
 
-    losses.visit(at, torch.ones(losses.samples), see, retain_graph=not free)
-    late += [(node, (None,) * len(layouts[node])) for node in missed]
-    if packed:
-        _engine.inside_engine(lambda: list(starmap(apply, late)))
-    else:
-        list(starmap(apply, late))
-    if not options.coupling:
-        found.rows.refuse_conflict()
-    return forms, budget_left
+    def _apply(self, node: Node, gradients: Gradients) -> None:
+        """Apply the rule to each use by one op."""
+        cache: dict[str, Any] = {}
+        layouts, samples, coupling = self._found.layouts[node], self._losses.samples, self._options.coupling
+        with torch.no_grad():
+            for cut in self._cuts[node]:
+                ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, coupling, cache)
+                if node in self._packed:
+                    self._found.rows.add_packed(node, ctx.saved)
+                form = rules.apply(ctx)
+                if self._free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
+                    form = Dense(engine.inside_engine(form.dense))
+                for leaf in cut.leaves:
+                    direct = cut.value.node is leaf
+                    lowered = form if direct else pull_back(form, cut.value, leaf, hooked=self._hooked)
+                    self._keep(self._leaves[leaf], lowered)
 
-
-def _shape(value: GradientEdge) -> tuple[int, ...]:
-    if graph.is_leaf(value.node):
-        return tuple(graph.leaf_tensor(value.node).shape)
-    return graph.describe(value.node)[value.output_nr].shape
+    def _keep(self, name: str, form: SampleGrads) -> None:
+        """Write down what saves time, while what it is made of can be let go of at once."""
+        if self._free and self._uses[name] == 1 and form.flops_saved > 0 and form.nbytes() <= self.budget_left:
+            self.budget_left -= form.nbytes()
+            form = Dense(form.dense())
+        self.forms[name].append(form)
 
 
 def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) -> dict[str, SampleGrads]:
     if losses.samples == 0:
         return {name: nothing(0, leaf) for name, leaf in leaves.items()}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
-    retain = options.retain_graph or bool(_engine.bypassed(losses.root))
-    found = _engine.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
+    retain = options.retain_graph or bool(engine.bypassed(losses.root))
+    found = engine.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
     return {name: Dense(g[None]) for name, g in dense.items()}
 
@@ -180,7 +187,7 @@ def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) ->
 def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:
     for cut in cuts:
         if graph.is_custom(cut.node) and not rules.has_rule(graph.op(cut.node)):
-            below = [leaves[leaf] for leaf in leaves_below(cut.value.node) if leaf in leaves]
+            below = [leaves[leaf] for leaf in cut.leaves]
             compiled = graph.op(cut.node) == "CompiledFunctionBackward"
             advice = "Compile the whole step with bridle.compile instead, or give" if compiled else "Give"
             raise UnsupportedOperationError(

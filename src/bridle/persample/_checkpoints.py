@@ -30,9 +30,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._torch import checkpoint
 from ..errors import UnsupportedOperationError
-from . import _engine
-from ._graph_errors import explain_errors
-from ._losses import Losses
+from .engine import Losses, explain_errors
 from .ownership.cuts import UseSite
 
 _ADVICE = (
@@ -60,8 +58,7 @@ class _Region:
 
 def inline_checkpoints(losses: Losses) -> Losses:
     """Return the losses with the inside of every reentrant checkpoint in their graph."""
-    read = losses.read
-    regions = _regions(read.nodes, set(read.nodes))
+    regions = _regions(losses.scan.custom, set(losses.scan.nodes)) if losses.scan.custom else ()
     if not regions:
         return losses
     everything = tuple(_flat(regions))
@@ -71,9 +68,9 @@ def inline_checkpoints(losses: Losses) -> Losses:
     return replace(losses, root=root)
 
 
-def refuse_hidden_weights(cuts: Iterable[UseSite], losses: Losses) -> None:
+def refuse_hidden_weights(cuts: Iterable[UseSite]) -> None:
     """Refuse a shared value that was partly made inside a region: no gradient can go down through it."""
-    for cut in cuts if _engine.bypassed(losses.root) else ():
+    for cut in cuts:
         for node in graph.reachable([cut.value]):
             if checkpoint.is_reentrant_checkpoint(node):
                 raise _refusal(

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ._held_versions import HeldVersions
 from ._parameters import ParameterForms
 from ._ranks import Handshake, SampleRanks
 from .ownership.find import Source
 from .representations.base import SampleGrads
+from .representations.held_versions import HeldVersions
 from .representations.norms import Norms
 from .representations.numerics import real_dtype
 
@@ -34,7 +34,7 @@ class BatchGradients:
         self._samples, self._parameters, self._forms = samples, parameter_forms.held, forms
         self._leaves, self._gathered, self._ranks = parameter_forms.leaves, parameter_forms.gathered, ranks
         self._budget, self._scale, self._source, self._engine = memory_budget, scale, source, engine
-        self._eps = eps
+        self._eps, self._sharded = eps, parameter_forms.mesh is not None
         self._watch = HeldVersions(forms)
         self._known: Norms | None = None
 

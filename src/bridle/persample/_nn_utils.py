@@ -12,11 +12,11 @@ from torch.nn.utils.rnn import PackedSequence
 from .. import graph
 from .._torch import fsdp, trees
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
-from . import _checkpoints, _engine
-from ._losses import Losses
+from . import _checkpoints, engine
 from ._output_batch import Value, losses_of
 from ._per_sample import per_sample
 from ._result import PerSample
+from .engine import Losses
 
 _Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
 
@@ -142,7 +142,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
             return []
         root = _checkpoints.inline_checkpoints(Losses(losses, torch.arange(count), count)).root
         edges = [graph.edge_of(_tensor(inner[i])) for i in where]
-        return list(_engine.gradients_at(root, torch.ones_like(root), edges))
+        return list(engine.gradients_at(root, torch.ones_like(root), edges))
 
     # Inputs may need no gradient, and yet the node must be in the graph.
     start = torch.zeros((), requires_grad=True)

@@ -11,8 +11,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
 from ..errors import CallArgumentError
-from . import _checkpoints, _engine
-from ._losses import Losses
+from . import _checkpoints, engine
+from .engine import Losses
+from .ownership.ask import ask
 from .ownership.layout import SampleLayout
 from .ownership.prove import prove
 
@@ -122,7 +123,7 @@ def _owners_at(nodes: Iterable[Node], losses: Losses) -> dict[Node, tuple[Sample
     """Return the owners at some nodes: as structure proves them, or else as the engine finds them."""
     proved = {node: owners for node, owners in prove(losses.root, losses.sample_of).items() if owners[0].is_proved}
     found = {node: (proved[node][0].layout(losses.samples),) for node in nodes if node in proved}
-    return {**found, **losses.owners([node for node in nodes if node not in proved])}
+    return {**found, **ask(losses, [node for node in nodes if node not in proved])}
 
 
 def _match(value: Value, dim: int, layout: SampleLayout, count: int) -> bool:
@@ -136,10 +137,10 @@ def _places_of(inputs: Sequence[Value], losses: Losses) -> Iterator[tuple[Node, 
     """Yield where inputs stand in the graph: leaves, and for ids what was looked up with them."""
     ids = {value.tensor.data_ptr(): value for value in inputs if not value.tensor.requires_grad}
     yield from ((graph.edge_of(value.tensor).node, value) for value in inputs if value.tensor.requires_grad)
-    for node in losses.read.nodes:
-        if graph.op(node) != "EmbeddingBackward0" or _engine.is_packed(node):
+    for node in losses.scan.nodes:
+        if graph.op(node) != "EmbeddingBackward0" or engine.is_packed(node):
             continue
-        indices = _engine.saved(node, "indices")
+        indices = engine.saved(node, "indices")
         value = ids.get(indices.data_ptr())
         if value is not None and value.tensor.numel() == indices.numel() and value.tensor.is_contiguous():
             width = graph.describe(node)[0].shape[-1]

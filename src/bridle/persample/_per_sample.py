@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from .. import graph
 from .._validate import count
 from ..errors import GraphFreedError
-from . import _engine, tracing
+from . import engine, tracing
 from ._arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
 from ._capture import Options, capture
-from ._losses import Losses
 from ._parameters import parameter_forms, refuse_unreadable
 from ._ranks import ranks_of
 from ._result import PerSample
+from .engine import Losses
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -119,7 +119,7 @@ def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[T
         if not losses.root.requires_grad:
             return {}
         edges = [graph.edge_of(parameter) for parameter in named.values()]
-        found = _engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
+        found = engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
         return {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
     return ask

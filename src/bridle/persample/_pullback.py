@@ -1,13 +1,16 @@
 """From a shared value down to the parameter it is made from."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from .._torch import hooks as torch_hooks
 from .._torch import ops
-from . import _engine
+from .._torch.hooks import Hook
+from .._torch.nodes import edge_shape
+from . import engine
 from .representations.base import Computed, Dense, SampleGrads
 from .representations.members import Members
 from .representations.rows import Rows
@@ -38,8 +41,8 @@ def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node, *, hooked: boo
     A transposed weight, a cast one and a look-up keep their short forms. Everything else goes through the
     engine, all samples at once, or one by one where that cannot be.
     """
-    while not graph.is_leaf(value.node):
-        below = _step(form, value.node) if not hooked or _engine.passes_unchanged(value) else None
+    while value.node is not leaf:
+        below = _step(form, value.node) if not hooked or engine.passes_unchanged(value) else None
         if below is None:
             return _through_engine(form, value, graph.leaf_tensor(leaf))
         form = below
@@ -51,7 +54,7 @@ def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node, *, hooked: boo
 
 def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
     """Go down by one op, if the gradients can stay in their form."""
-    name = graph.op(node)
+    name = node.name()
     if len(node.next_functions) != 1 or node.next_functions[0][0] is None:
         return None
     if name in _SAME:
@@ -61,11 +64,11 @@ def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
     if name == "TransposeBackward0":
         return form.swapped(_swapped(node))
     factors = form.outer_factors()
-    if name == "SelectBackward0" and factors is not None and _engine.saved_number(node, "dim") % 3 == 0:
-        count = input_shape(node)[0]
-        return Members.of(*factors, _engine.saved_number(node, "index") % count, count)
+    if name == "SelectBackward0" and factors is not None and engine.saved_number(node, "dim") % 3 == 0:
+        count = _input_shape(node)[0]
+        return Members.of(*factors, engine.saved_number(node, "index") % count, count)
     if name in _RESHAPED:
-        return form.reshaped(input_shape(node))
+        return form.reshaped(_input_shape(node))
     if form.stored is not None and name in _ENLARGED:
         return _shrunk(form.stored, node)
     if form.stored is not None and name == "EmbeddingBackward0":
@@ -76,65 +79,60 @@ def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
 def _swapped(node: Node) -> tuple[int, int]:
     """Return the two dimensions that were swapped, counted from the last."""
     rank = len(graph.describe(node)[0].shape)
-    first, second = sorted(_engine.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
+    first, second = sorted(engine.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
     return first, second
 
 
 def _shrunk(stored: Tensor, node: Node) -> SampleGrads:
     """An image that was resized with antialiasing, which torch does not vectorise: samples are more images."""
-    count, *image = input_shape(node)
+    count, *image = _input_shape(node)
     sizes = [len(stored) * count, *image]
     names = ("output_size", "align_corners", "scales_h", "scales_w")
-    size, *options = (_engine.saved(node, name) for name in names)
+    size, *options = (engine.saved(node, name) for name in names)
     values = _ENLARGED[graph.op(node)](stored.flatten(0, 1), size, sizes, *options)
     return Dense(values.view(len(stored), count, *image))
 
 
-def input_shape(node: Node) -> tuple[int, ...]:
+def _input_shape(node: Node) -> tuple[int, ...]:
     """Return the shape of the only input of a node."""
     below, output_nr = node.next_functions[0]
     assert below is not None
-    if graph.is_leaf(below):
-        return tuple(graph.leaf_tensor(below).shape)
-    return graph.describe(below)[output_nr].shape
+    return edge_shape(GradientEdge(below, output_nr))
 
 
 def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     """Ids that all samples share, such as positions: the table's gradient touches only those rows."""
-    if _engine.saved(node, "scale_grad_by_freq"):
+    if engine.saved(node, "scale_grad_by_freq"):
         return None
-    table = input_shape(node)
-    ids = _engine.saved(node, "indices").reshape(1, -1)
+    table = _input_shape(node)
+    ids = engine.saved(node, "indices").reshape(1, -1)
     values = stored.reshape(len(stored), -1, table[1])
-    padding = _engine.saved(node, "padding_idx")
+    padding = engine.saved(node, "padding_idx")
     if 0 <= padding < table[0]:
         values = values * (ids != padding)[..., None]
-    return Rows(ids.expand(len(stored), -1), values, table, sparse=_engine.saved(node, "sparse"))
+    return Rows(ids.expand(len(stored), -1), values, table, sparse=engine.saved(node, "sparse"))
 
 
 def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> SampleGrads:
     dtype = graph.describe(value.node)[value.output_nr].dtype
 
     def dense(part: slice) -> Tensor:
-        return _engine.pull(value, form.dense(part).to(dtype), leaf)
+        return engine.pull(value, form.dense(part).to(dtype), leaf)
 
     def weighted(weights: Tensor) -> Tensor:
         if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
             return Computed(form.samples, leaf.shape, dense).weighted(weights)
         total = form.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
-        return _engine.pull(value, total.to(dtype)[None], leaf)[0]
+        return engine.pull(value, total.to(dtype)[None], leaf)[0]
 
     return Computed(
-        form.samples, leaf.shape, dense, weighted, held_tensors=form.held_tensors(), strategy=f"{form.strategy}, pulled"
+        form.samples, leaf.shape, dense, weighted, held_tensors=form.held_tensors, strategy=f"{form.strategy}, pulled"
     )
 
 
-def through_hooks(leaf: Tensor, form: SampleGrads) -> SampleGrads:
+def through_hooks(leaf: Tensor, hooks: Iterable[Hook], form: SampleGrads) -> SampleGrads:
     """Run the hooks of a parameter on the gradient of each sample, as differentiating each loss alone would."""
-    hooks = torch_hooks.leaf_hooks(leaf)
-    if not hooks:
-        return form
     rows = []
     for row in form.dense().to(leaf.dtype):
         for hook in hooks:

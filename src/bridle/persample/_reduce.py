@@ -50,7 +50,7 @@ def local_sums(
 def add_up(
     sums: Iterable[tuple[str, Tensor]],
     ranks: SampleRanks,
-    keep: Callable[[str, Tensor], Tensor] = lambda _, total: total,
+    keep: Callable[[str, Tensor], Tensor] | None = None,
 ) -> list[tuple[str, Tensor]]:
     """Add up sums over the ranks, many in one message: the same bits on all of them.
 
@@ -60,8 +60,9 @@ def add_up(
     Args:
         sums: this rank's, of the same parameters in the same order as on every other.
         ranks: whose sums to add.
-        keep: what to keep of the sum of a parameter.
+        keep: what to keep of the sum of a parameter; all by default.
     """
+    keep = keep or (lambda _, total: total)
     if not ranks.groups:
         return [(name, keep(name, total)) for name, total in sums]
     done: list[tuple[str, Tensor]] = []
@@ -98,10 +99,26 @@ def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
     return (limit / norms).clamp(max=1).where(norms > 0, 1)
 
 
-def finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor:
-    """Weigh and sum; a sample that is left out must not come back as zero times NaN."""
-    if all_hold(good):
-        return form.weighted(weights)
+def weigher(
+    forms: Mapping[str, SampleGrads], weights: Mapping[str, Tensor], good: Tensor | None = None
+) -> Callable[[str], Tensor]:
+    """Return what makes the weighted sum of a parameter.
+
+    Args:
+        forms: the gradients.
+        weights: the weight of each sample, for each parameter.
+        good: which samples are summed; all by default.
+    """
+
+    def weigh(name: str) -> Tensor:
+        form = forms[name]
+        return form.weighted(weights[name]) if good is None else _finite_weighted(form, weights[name], good)
+
+    return weigh
+
+
+def _finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor:
+    """Weigh and sum some samples; one that is left out must not come back as zero times NaN."""
     total = torch.zeros(form.shape, dtype=torch.float64, device=good.device)
     for i in good.nonzero().squeeze(1).tolist():
         total = total + double(form.dense(slice(i, i + 1))[0]) * weights[i]

@@ -13,7 +13,7 @@ from ._clip_settings import ClipSettings
 from ._gradients import BatchGradients
 from ._parameters import distribute_like
 from ._ranks import Handshake
-from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
+from ._reduce import accumulate, add_up, factors, local_sums, nonfinite_message, weigher
 from .representations.base import Dense
 from .tracing import all_hold
 
@@ -43,7 +43,7 @@ class WriteAnswers(BatchGradients):
                 check_weights(weights, self._samples)
                 agreed = self._handshake("weighted_", sparse=self._sparse())
             chosen = weights.detach() if weights.is_floating_point() else weights.double()
-            self._write(agreed, lambda name: self._forms[name].weighted(chosen))
+            self._write(agreed, weigher(self._forms, dict.fromkeys(self._forms, chosen)))
 
     def clip_(
         self,
@@ -101,11 +101,8 @@ class WriteAnswers(BatchGradients):
                 raise NonFiniteGradientError(nonfinite_message(good, agreed))
             divisor = settings.divide_by or max(1, agreed.total)
             weights = {n: factor / divisor for n, factor in factor_of.items()}
-
-            def weigh(name: str) -> Tensor:
-                form, chosen = self._forms[name], weights[name if settings.per_parameter else ""]
-                return finite_weighted(form, chosen, good) if bad else form.weighted(chosen)
-
+            weights = weights if settings.per_parameter else dict.fromkeys(self._forms, weights[""])
+            weigh = weigher(self._forms, weights, good if bad else None)
             deviation = settings.deviation(len(self._parameters), self._scale / divisor)
             self._write(agreed, weigh, deviation, generator)
         return total.to(self._dtype())
@@ -128,9 +125,8 @@ class WriteAnswers(BatchGradients):
         noise = deviation if self._ranks.is_first else 0.0
         wanted = [used or bool(deviation) for used in agreed.used]
         sums = local_sums(self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator)
-        for name, total in add_up(
-            sums, self._ranks, lambda name, total: distribute_like(self._parameters[name], total)
-        ):
+        keep = (lambda name, total: distribute_like(self._parameters[name], total)) if self._sharded else None
+        for name, total in add_up(sums, self._ranks, keep):
             accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:
@@ -139,7 +135,7 @@ class WriteAnswers(BatchGradients):
             return
         left = self._budget
         # Saving only a Gram is not worth the memory while the graph is kept as well.
-        pays = {name: form.flops_saved() for name, form in self._forms.items() if form.strategy != "gram"}
+        pays = {name: form.flops_saved for name, form in self._forms.items() if form.strategy != "gram"}
         per_byte = {name: saved / max(1, prod(self._forms[name].shape)) for name, saved in pays.items() if saved > 0}
         for name in sorted(per_byte, key=lambda name: -per_byte[name]):
             form = self._forms[name]

@@ -4,36 +4,41 @@ Below a cut everything is made from parameters alone and shared by all samples: 
 weight-normed one, ``1 + scale``, a table of positions. Above it every element has an owner.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
+from ..._torch.nodes import output_shapes
 from .layout import SampleLayout
 
 # Says who owns the outputs of some ops; None for an op with an output that samples share.
 OwnersOf: TypeAlias = Callable[[Sequence[Node]], dict[Node, tuple[SampleLayout, ...] | None]]
 
 
-@dataclass(frozen=True, eq=False)
-class UseSite:
+class UseSite(NamedTuple):
     """A use of a shared value by an op that sees data.
 
     Attributes:
+        op: what torch calls the op.
         node: the op.
         position: which of its inputs the shared value is.
         value: the shared value, as an edge.
+        shape: the shape of the value.
+        leaves: those of the leaves that were asked about which it is made from.
     """
 
+    op: str
     node: Node
     position: int
     value: GradientEdge
+    shape: tuple[int, ...]
+    leaves: tuple[Node, ...]
 
 
 def find_cuts(
-    leaves: Iterable[Node], read: graph.Graph, owners_of: OwnersOf
+    leaves: Collection[Node], read: graph.Graph, owners_of: OwnersOf
 ) -> tuple[list[UseSite], dict[Node, tuple[SampleLayout, ...]]]:
     """Climb from the leaves until everything has an owner.
 
@@ -44,29 +49,37 @@ def find_cuts(
     shared: dict[Node, None] = dict.fromkeys(leaves)
     below: set[Node] = set()
     frontier = list(shared)
+    # A view, copy or cast of something shared is taken as shared unasked: to ask would make the engine
+    # compute whole weight gradients. An expansion is where a token or table meets the batch.
+    relayouts = {node: graph.op(node) != "ExpandBackward0" for node in read.nodes if graph.is_relayout(node)}
     while frontier:
-        asked = [node for node in _above(read, frontier) if node not in owners]
-        # A view, copy or cast of something shared is taken as shared unasked: to ask would make the engine
-        # compute whole weight gradients. An expansion is where a token or table meets the batch.
-        owners |= {node: None for node in asked if _is_relayout(node)}
-        owners |= owners_of([node for node in asked if not _is_relayout(node)])
+        asked = [node for node in _above(read, frontier, relayouts) if node not in owners]
+        owners |= {node: None for node in asked if relayouts.get(node)}
+        owners |= owners_of([node for node in asked if not relayouts.get(node)])
         consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
         for node in consumers:
             if owners[node] is None:
                 _add_below(node, below)
         frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
         shared |= dict.fromkeys(frontier)
-    cuts = [
-        UseSite(consumer.node, consumer.position, GradientEdge(node, consumer.output_nr))
-        for node in shared
-        for consumer in read.consumers[node]
-        if consumer.node not in shared
-    ]
+    cuts = _use_sites(shared, read, leaves)
     layouts = {cut.node: layouts for cut in cuts if (layouts := owners[cut.node]) is not None}
     return cuts, layouts
 
 
-def _above(read: graph.Graph, nodes: Iterable[Node]) -> list[Node]:
+def _use_sites(shared: Collection[Node], read: graph.Graph, leaves: Collection[Node]) -> list[UseSite]:
+    """Return the uses of shared values by ops whose outputs are not shared."""
+    shapes = output_shapes(shared)
+    uses = [(node, use) for node in shared for use in read.consumers[node] if use.node not in shared]
+    ops = [graph.op(use.node) for _, use in uses]
+    beneath = [_leaves_below(node, leaves) for node, _ in uses]
+    return [
+        UseSite(op, use.node, use.position, GradientEdge(node, use.output_nr), shapes[node][use.output_nr], found)
+        for op, (node, use), found in zip(ops, uses, beneath, strict=True)
+    ]
+
+
+def _above(read: graph.Graph, nodes: Iterable[Node], relayouts: Mapping[Node, bool]) -> list[Node]:
     """Return the consumers of these nodes; behind a view or cast also the consumers of that."""
     found: dict[Node, None] = {}
     stack = list(nodes)
@@ -74,13 +87,9 @@ def _above(read: graph.Graph, nodes: Iterable[Node]) -> list[Node]:
         for consumer in read.consumers[stack.pop()]:
             if consumer.node not in found:
                 found[consumer.node] = None
-                if graph.is_relayout(consumer.node):
+                if consumer.node in relayouts:
                     stack.append(consumer.node)
     return list(found)
-
-
-def _is_relayout(node: Node) -> bool:
-    return graph.is_relayout(node) and graph.op(node) != "ExpandBackward0"
 
 
 def _add_below(node: Node, below: set[Node]) -> None:
@@ -92,16 +101,16 @@ def _add_below(node: Node, below: set[Node]) -> None:
                 stack.append(used)
 
 
-def leaves_below(node: Node) -> list[Node]:
-    """Return the leaves that a shared value is made from."""
+def _leaves_below(node: Node, leaves: Collection[Node]) -> tuple[Node, ...]:
+    """Return those of the leaves that a shared value is made from."""
     found: dict[Node, None] = {}
     stack, seen = [node], {node}
     while stack:
         top = stack.pop()
-        if graph.is_leaf(top):
+        if top in leaves:
             found[top] = None
         for below, _ in top.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 stack.append(below)
-    return list(found)
+    return tuple(found)

@@ -1,25 +1,27 @@
 """Find the cuts of a graph and the owners there: by proof, which is kept, or else by asking the engine every time."""
 
-from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
 
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
-from ..._torch.signature import signature
+from ..._torch.signature import packed_nodes
 from ...errors import BatchCouplingError, UnsupportedOperationError
-from .._losses import Losses
-from .coupling import DataRows, Known, may_hold_constants, refuse_shared_data, shared_input
+from ..engine import Losses
+from .ask import ask
+from .coupling import refuse_shared_data, shared_input
 from .cuts import UseSite, find_cuts
+from .data_rows import DataRows, data_uses
 from .hooks import hooks_since
+from .known import Known
 from .layout import SampleLayout
 from .ops import Step, moves_by_index
 from .owners import Owners
+from .proofs import Proof, coarsest_eps, keeps_data, proof_of, try_to_prove
 from .prove import prove
 
 
@@ -39,39 +41,23 @@ class Found:
         cuts: uses of shared values by ops whose outputs have owners.
         layouts: owners of the outputs of those ops.
         owners: the same, and those of ops that keep data.
-        source: how they were found.
+        passed: those of the ops at cuts that a gradient goes through to reach others of them.
+        ends: the rest of them.
+        source: how owners were found.
         rows: which rows of data are used for which sample.
         hooks: how many hooks may have been registered on this graph; None if unknown.
+        eps: rounding of the coarsest dtype at a cut.
     """
 
     cuts: list[UseSite]
     layouts: dict[Node, tuple[SampleLayout, ...]]
     owners: Mapping[Node, tuple[Owners, ...]]
+    passed: list[Node]
+    ends: list[Node]
     source: Source
     rows: DataRows
     hooks: int | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Proof:
-    """What was proved for a signature; nodes are numbers in the order of the graph.
-
-    Attributes:
-        cuts: node, position, node of the value, its output.
-        layouts: owners at the cuts.
-        owners: owners of the outputs of ops at cuts, and of ops that keep data.
-        suspects: cuts whose value may be made from more than parameters.
-    """
-
-    cuts: tuple[tuple[int, int, int, int], ...]
-    layouts: dict[int, tuple[SampleLayout, ...]]
-    owners: dict[int, tuple[Owners, ...]]
-    suspects: tuple[int, ...]
-
-
-# What is proved by signature; None where nothing could be.
-_PROOFS: OrderedDict[Any, _Proof | None] = OrderedDict()
-_AT_MOST = 64
+    eps: float
 
 
 def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool, hooks_allowed: bool) -> Found:
@@ -88,14 +74,15 @@ def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_couplin
         BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
         UnsupportedOperationError: a hook stands at an op that uses a parameter.
     """
-    hooks = hooks_since(losses.read)
+    hooks = hooks_since(losses.scan)
     provable = hooks is not None and (hooks == 0 or hooks_allowed)
     found = _found(leaves, losses, known, hooks, provable)
     if hooks != 0:
         refuse_node_hooks(found.cuts)
     if not allow_coupling:
         _refuse_coupling(found, known)
-        _refuse_coupling_below(leaves, losses, known, hooks, provable)
+        if len(leaves) < len(losses.scan.leaves):
+            _refuse_coupling_below(leaves, losses, known, hooks, provable)
     return found
 
 
@@ -114,7 +101,7 @@ def _refuse_coupling_below(
     leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None, provable: bool
 ) -> None:
     """Refuse coupling in the part of the graph below which lie only parameters that were not asked about, or inputs."""
-    others = [node for node in losses.read.nodes if graph.is_leaf(node) and node not in leaves]
+    others = [node for node in map(losses.scan.nodes.__getitem__, losses.scan.leaves) if node not in leaves]
     inputs = [node for node in others if known.is_input(node)]
     parameters = {node: "" for node in others if node not in inputs}
     if parameters:
@@ -124,7 +111,7 @@ def _refuse_coupling_below(
         owners = prove(losses.root, losses.sample_of)
         known_here = [node for node in batches if node in owners and not owners[node][0].is_proved]
         doubtful = [node for node in known_here if _has_rows(node, losses, owners)]
-        for node, layouts in losses.owners(doubtful).items():
+        for node, layouts in ask(losses, doubtful).items():
             if layouts is None:
                 raise shared_input(graph.leaf_tensor(node))
 
@@ -138,81 +125,47 @@ def _has_rows(node: Node, losses: Losses, owners: Mapping[Node, tuple[Owners, ..
 
 def _proved(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int) -> Found | None:
     """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
-    found = _applied(_proof(leaves, losses), Source.PROVED, losses, known, hooks)
-    if found is None and any(moves_by_index(node) for node in losses.read.nodes):
-        found = _applied(_try_to_prove(leaves, losses, by_indices=True), Source.FOLLOWED, losses, known, hooks)
+    found = _applied(proof_of(leaves, losses), Source.PROVED, losses, known, hooks)
+    if found is None and any(moves_by_index(node) for node in losses.scan.nodes):
+        found = _applied(try_to_prove(leaves, losses, by_indices=True), Source.FOLLOWED, losses, known, hooks)
     return found
 
 
-def _applied(proof: _Proof | None, source: Source, losses: Losses, known: Known, hooks: int) -> Found | None:
+def _applied(proof: Proof | None, source: Source, losses: Losses, known: Known, hooks: int) -> Found | None:
     """Return what a proof says about this very graph."""
     if proof is None:
         return None
-    nodes = losses.read.nodes
-    cuts = [UseSite(nodes[n], p, GradientEdge(nodes[v], nr)) for n, p, v, nr in proof.cuts]
+    nodes = losses.scan.nodes
+    cuts = [
+        UseSite(op, nodes[n], position, GradientEdge(nodes[value], nr), shape, tuple([nodes[leaf] for leaf in below]))
+        for op, n, position, value, nr, shape, below in proof.cuts
+    ]
     owners = {nodes[n]: found for n, found in proof.owners.items()}
-    rows = DataRows(known, cuts)
-    rows.add_all(owners)
-    try:
-        refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known)
-    except BatchCouplingError:
-        return None  # structure alone may see more mixing than there is
-    return Found(cuts, {nodes[n]: found for n, found in proof.layouts.items()}, owners, source, rows, hooks)
-
-
-def _proof(leaves: dict[Node, str], losses: Losses) -> _Proof | None:
-    wanted = tuple(i for i, node in enumerate(losses.read.nodes) if node in leaves)
-    key = (signature_of(losses), wanted)
-    if key not in _PROOFS:
-        _PROOFS[key] = _try_to_prove(leaves, losses)
-        if len(_PROOFS) > _AT_MOST:
-            _PROOFS.popitem(last=False)
-    _PROOFS.move_to_end(key)
-    return _PROOFS[key]
-
-
-def _try_to_prove(leaves: dict[Node, str], losses: Losses, *, by_indices: bool = False) -> _Proof | None:
-    read = losses.read
-    owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
-    if any(node not in owners for node in leaves):
-        return None
-    number = {node: i for i, node in enumerate(read.nodes)}
-
-    def owners_of(nodes: Iterable[Node]) -> dict[Node, tuple[SampleLayout, ...] | None]:
-        return {
-            node: tuple(one.layout(losses.samples) for one in owners[node])
-            if all(one.is_proved for one in owners[node])
-            else None
-            for node in nodes
-        }
-
-    cuts, layouts = find_cuts(leaves, read, owners_of)
-    if any(cut.node not in layouts for cut in cuts):
-        return None
-    kept = [node for node in read.nodes if node in layouts or _keeps_data(node, owners.get(node, ()))]
-    return _Proof(
-        tuple((number[c.node], c.position, number[c.value.node], c.value.output_nr) for c in cuts),
-        {number[node]: found for node, found in layouts.items()},
-        {number[node]: owners[node] for node in kept},
-        tuple(i for i, cut in enumerate(cuts) if may_hold_constants(cut.value, leaves)),
-    )
-
-
-def _keeps_data(node: Node, owners: tuple[Owners, ...]) -> bool:
-    return bool(owners) and owners[0].is_proved and any(below is None for below, _ in node.next_functions)
+    rows = DataRows(known, nodes, packed_nodes(owners))
+    rows.add(proof.data)
+    if proof.suspects:
+        try:
+            refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known)
+        except BatchCouplingError:
+            return None  # structure alone may see more mixing than there is
+    layouts = {nodes[n]: found for n, found in proof.layouts.items()}
+    passed, ends = ([nodes[n] for n in some] for some in (proof.passed, proof.ends))
+    return Found(cuts, layouts, owners, passed, ends, source, rows, hooks, proof.eps)
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None) -> Found:
-    cuts, layouts = find_cuts(leaves, losses.read, partial(losses.owners, hooked=hooks != 0))
+    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, hooked=hooks != 0))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)
         )
         for node, found in layouts.items()
     }
-    rows = DataRows(known, cuts)
-    rows.add_all(owners | _structure(losses, owners))
-    return Found(cuts, layouts, owners, Source.ASKED, rows, hooks)
+    told = owners | _structure(losses, owners)
+    rows = DataRows(known, losses.scan.nodes, packed_nodes(told))
+    rows.add(data_uses(told, cuts, leaves, losses.scan))
+    passed, ends = losses.passed_and_ends(layouts)
+    return Found(cuts, layouts, owners, passed, ends, Source.ASKED, rows, hooks, coarsest_eps(layouts))
 
 
 def _structure(losses: Losses, asked: Container[Node]) -> dict[Node, tuple[Owners, ...]]:
@@ -221,7 +174,7 @@ def _structure(losses: Losses, asked: Container[Node]) -> dict[Node, tuple[Owner
     return {
         node: owners
         for node, owners in proved.items()
-        if all(one.is_proved for one in owners) and (node in asked or _keeps_data(node, owners))
+        if all(one.is_proved for one in owners) and (node in asked or keeps_data(node, owners))
     }
 
 
@@ -238,12 +191,3 @@ def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:
                 "gradient in a way that cannot be split by sample. Remove it, or register it on the tensor instead.",
                 graph.op(node),
             )
-
-
-def signature_of(losses: Losses) -> tuple[Any, ...]:
-    """Return everything about a graph but its values."""
-    nodes = losses.read.nodes
-    inside = getattr(losses.root.grad_fn, "regions_inside", ())
-    number = {node: i for i, node in enumerate(nodes)} if inside else {}
-    regions = tuple((number[node], tuple(out is not None for out in outputs)) for node, outputs in inside)
-    return (signature(nodes), regions, losses.samples, tuple(losses.sample_of.tolist()))

@@ -10,7 +10,7 @@ from collections import deque
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
-from ..._torch.signature import sequence_range
+from ..._torch.signature import Scan
 
 _RECORDS = 16
 
@@ -34,10 +34,9 @@ def note_moment() -> None:
         _moments.known.append((graph.current_sequence_nr(), hooks))
 
 
-def hooks_since(read: graph.Graph) -> int | None:
+def hooks_since(scan: Scan) -> int | None:
     """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
-    oldest, newest = sequence_range(read.nodes)
-    if newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
+    if scan.newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
         return None
-    before = [hooks for number, hooks in _moments.known if number <= oldest]
+    before = [hooks for number, hooks in _moments.known if number <= scan.oldest]
     return torch_hooks.hooks_registered() - before[-1] if before else None

@@ -89,7 +89,7 @@ class SampleLayout:
         assert self.block is not None
         return torch.arange(count, device=device).div(self.block, rounding_mode="floor") % self.samples
 
-    @property
+    @cached_property
     def is_empty(self) -> bool:
         """Whether nobody owns anything: the gradient is zero everywhere."""
         return self.owners is not None and not bool((self.owners >= 0).any())
@@ -128,9 +128,9 @@ class SampleLayout:
             sorted_owner = owner[order]
             first = torch.searchsorted(sorted_owner, sorted_owner)
             rank = torch.arange(len(owner), device=owner.device) - first
-            parameter_forms = torch.full_like(owner, -1)
-            parameter_forms[order] = torch.where(sorted_owner >= 0, sorted_owner * most + rank, -1)
-            self._places[width] = parameter_forms, most
+            places = torch.full_like(owner, -1)
+            places[order] = torch.where(sorted_owner >= 0, sorted_owner * most + rank, -1)
+            self._places[width] = places, most
         return self._places[width]
 
     @cached_property

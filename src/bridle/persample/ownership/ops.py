@@ -13,11 +13,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch import fsdp
-from .. import _engine
+from ..._torch.nodes import edge_shape
+from ..._torch.signature import kind_of
+from .. import engine
 from .owners import NOBODY, SEVERAL, Owners
 
 
@@ -50,19 +52,23 @@ class Step:
 
     def sends(self) -> Owners:
         """Return the owners of the input."""
-        if fsdp.is_passthrough(self.node):
-            return self.outs[self.position] if self.position < len(self.outs) else self.mixed()
-        if graph.is_custom(self.node):
+        if type(self.node) not in _BUILT_IN and graph.is_custom(self.node):
+            if fsdp.is_passthrough(self.node) and self.position < len(self.outs):
+                return self.outs[self.position]
             return Owners.all(SEVERAL, self.shape)
-        entry = MOVES.get(base_name(self.node))
-        if self.by_indices and moves_by_index(self.node) and not _engine.is_packed(self.node):
+        name = base_name(self.node)
+        entry = MOVES.get(name)
+        if self.by_indices and name in _BY_INDEX and not engine.is_packed(self.node):
             entry = asked_of_torch
-        if entry is None or (base_name(self.node) not in _ALL_OUTPUTS and not all(o.is_empty for o in self.outs[1:])):
+        if entry is None or (name not in _ALL_OUTPUTS and not all(o.is_empty for o in self.outs[1:])):
             return self.mixed()
         found = entry(self)
-        sizes = zip(found.ids.shape, self.shape, strict=False)
-        fits = found.ids.dim() == len(self.shape) and all(n in (1, size) for n, size in sizes)
-        return found if fits else self.mixed()  # an op in a form that its entry does not know
+        if found.ids.dim() != len(self.shape):
+            return self.mixed()
+        for n, size in zip(found.ids.shape, self.shape, strict=True):
+            if n not in (1, size):
+                return self.mixed()  # an op in a form that its entry does not know
+        return found
 
     def mixed(self) -> Owners:
         """Return the owners where every output may send its gradient to every element of the input."""
@@ -100,7 +106,7 @@ _BY_INDEX = frozenset(
 
 def moves_by_index(node: Node) -> bool:
     """Return whether an op moves elements by a saved index or mask, or by their places in memory."""
-    return base_name(node) in _BY_INDEX and not graph.is_custom(node)
+    return base_name(node) in _BY_INDEX
 
 
 def moves(*names: str) -> Callable[[Moves], Moves]:
@@ -114,11 +120,21 @@ def moves(*names: str) -> Callable[[Moves], Moves]:
 
 
 def base_name(node: Node) -> str:
-    """Return torch's name for the op, without ``Backward`` and its number."""
-    return _NAME.sub("", graph.op(node))
+    """Return torch's name for the op, without ``Backward`` and its number; that of a Python Function with both."""
+    known = _BUILT_IN.get(type(node))
+    if known is not None:
+        return known
+    name, kind = graph.op(node), kind_of(node)
+    if kind.is_custom:
+        return name
+    if not kind.is_generic:
+        _BUILT_IN[type(node)] = _SUFFIX.sub("", name)
+    return _SUFFIX.sub("", name)
 
 
-_NAME = re.compile(r"Backwards?\d*(_copy)?$")
+_SUFFIX = re.compile(r"Backwards?\d*(_copy)?$")
+# By the type of the node, where torch has one for the op.
+_BUILT_IN: dict[type, str] = {}
 
 
 def _signed(value: Any) -> Any:
@@ -306,7 +322,7 @@ def asked_of_torch(step: Step) -> Owners:
 def _moved(step: Step, here: Tensor) -> Tensor | None:
     """Return what the node makes of ones at some elements of its output; None if it sends no gradient."""
     kind = graph.describe(step.node)[0]
-    found = _engine.call(step.node, [here.to(kind.device, kind.dtype)])[step.position]
+    found = engine.call(step.node, [here.to(kind.device, kind.dtype)])[step.position]
     if found is None:
         return None
     return (found.to_dense() if found.is_sparse else found).real.to("cpu", torch.float64)
@@ -485,6 +501,4 @@ def input_shape(node: Node, position: int) -> tuple[int, ...]:
     """Return the shape of an input that needs a gradient."""
     below, output_nr = node.next_functions[position]
     assert below is not None
-    if graph.is_leaf(below):
-        return tuple(graph.leaf_tensor(below).shape)
-    return graph.describe(below)[output_nr].shape
+    return edge_shape(GradientEdge(below, output_nr))

@@ -7,6 +7,7 @@ number per image.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -57,21 +58,25 @@ class Owners:
         ids = layout.owner_of_each(count, torch.device("cpu")) if layout.seen is None else layout.seen
         return Owners.of(ids.to("cpu", torch.int32).reshape(tuple(shape)), shape)
 
-    @property
+    @cached_property
     def is_empty(self) -> bool:
         """Whether no loss can reach any element."""
         return bool((self.ids == NOBODY).all())
 
-    @property
+    @cached_property
     def is_proved(self) -> bool:
         """Whether at most one loss can reach each element."""
         return bool((self.ids != SEVERAL).all())
 
-    @property
+    @cached_property
     def varies(self) -> bool:
         """Whether each element has at most one owner, and not all have the same."""
         found = self.ids[self.ids != NOBODY]
         return self.is_proved and found.numel() > 0 and bool((found != found[0]).any())
+
+    def folded(self) -> "Owners":
+        """Return the same with dimensions along which owners do not vary folded to size 1."""
+        return Owners.of(self.ids, self.shape)
 
     def merged(self, other: "Owners") -> "Owners":
         """Return the owners of a sum of two gradients."""
@@ -99,15 +104,15 @@ class Owners:
         """Return the owners of the same elements, counted in row-major order, under another shape."""
         if prod(self.shape) == 0:
             return Owners.all(NOBODY, shape)
-        upcast_half: list[int] = []
+        wide: list[int] = []
         narrow: list[int] = []
         for old, new in _groups(self.shape, shape):
             constant = all(self.ids.shape[d] == 1 for d in old)
-            upcast_half += [1 if constant else self.shape[d] for d in old]
+            wide += [1 if constant else self.shape[d] for d in old]
             narrow += [1 if constant else shape[d] for d in new]
-        if prod(upcast_half) > _AT_MOST:
+        if prod(wide) > _AT_MOST:
             return Owners.all(SEVERAL, shape)
-        return Owners.of(self.ids.expand(upcast_half).reshape(narrow), shape)
+        return Owners.of(self.ids.expand(wide).reshape(narrow), shape)
 
     def permuted(self, dims: Sequence[int]) -> "Owners":
         """Return the owners of the tensor whose dimensions were put into the order `dims` to make this one."""

@@ -26,11 +26,9 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from ...errors import UnsupportedOperationError
+from ..engine.losses import Gradients, See
 from .layout import SampleLayout, fitting_blocks
 
-# Is shown an op and the gradients at its outputs.
-Gradients: TypeAlias = tuple[Tensor | None, ...]
-See: TypeAlias = Callable[[Node, Gradients], None]
 # Runs the engine, given one weight per sample, and shows the gradients at some ops.
 Visit: TypeAlias = Callable[[Iterable[Node], Tensor, See], None]
 

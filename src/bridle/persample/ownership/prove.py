@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from .ops import Step, input_shape
+from ..._torch.nodes import edge_shape, output_shapes
+from .ops import Step
 from .owners import NOBODY, Owners
 
 # Where a node sends gradients: the input of its op (None: an output's gradient as it came), that output, and an edge.
@@ -35,27 +36,34 @@ def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[
 
 def reached(edge: GradientEdge) -> list[Node]:
     """Return the ops that a value is made by: those to which its gradient can go, whatever the values are."""
-    shape = graph.describe(edge.node)[edge.output_nr].shape
-    found = _carry(_all_sends(edge.node, {}), edge.node, edge.output_nr, Owners.all(0, shape), False)
+    found = _carry(_all_sends(edge.node, {}), edge.node, edge.output_nr, Owners.all(0, edge_shape(edge)), False)
     return [node for node, owners in found.items() if not all(o.is_empty for o in owners)]
 
 
 def _carry(
     sends: dict[Node, _Sends], root: Node, output_nr: int, start: Owners, by_indices: bool
 ) -> dict[Node, tuple[Owners, ...]]:
-    found = {node: [Owners.all(NOBODY, out.shape) for out in graph.describe(node)] for node in sends}
+    shapes = output_shapes(sends)
+    found: dict[Node, list[Owners | None]] = {node: [None] * len(outs) for node, outs in shapes.items()}
     found[root][output_nr] = start
     for node in _in_order(sends, root):
-        outs = tuple(found[node])
-        if all(out.is_empty for out in outs):
+        if not any(found[node]):
             continue
+        outs = _with_nobody(found[node], shapes[node])
         for position, number, below, nr in sends[node]:
             if position is None:
                 sent = outs[number]
             else:
-                sent = Step(node, outs, position, input_shape(node, position), by_indices).sends()
-            found[below][nr] = found[below][nr].merged(sent)
-    return {node: tuple(owners) for node, owners in found.items()}
+                sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
+            before = found[below][nr]
+            if not sent.is_empty:
+                found[below][nr] = sent.folded() if before is None else before.merged(sent)
+    return {node: _with_nobody(owners, shapes[node]) for node, owners in found.items()}
+
+
+def _with_nobody(owners: list[Owners | None], shapes: list[tuple[int, ...]]) -> tuple[Owners, ...]:
+    """Return owners of all outputs, nobody where no loss was found to reach one."""
+    return tuple(Owners.all(NOBODY, shape) if one is None else one for one, shape in zip(owners, shapes, strict=True))
 
 
 def _all_sends(root: Node, links: dict[Node, _Sends]) -> dict[Node, _Sends]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..tracing import all_hold
 from .gram_cache import GramCache
-from .numerics import as_rows, row_norms, square, upcast_half, widen_for
+from .numerics import HALF_TYPES, as_rows, row_norms, square, upcast_half, widen_for
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,14 +30,22 @@ class SampleGrads(ABC):
     Attributes:
         samples: how many samples there are.
         shape: shape of the value.
-        how: one word for the plan that `PerSample.plan` prints.
-        needs_op: whether it asks the recorded op, which must then still have what it saved.
+        strategy: one word for the plan that `PerSample.plan` prints.
+        runs_op: whether it asks the recorded op, which must then still have what it saved.
+        is_sparse: whether a weighted sum is a sparse tensor.
+        held_tensors: the tensors that answers are made of, which may lie in the user's memory.
+        gram_factors: what the norms will need the Gram matrices of.
+        flops_saved: what writing down would save when a weighted sum follows the norms, in multiply-adds.
     """
 
     samples: int
     shape: tuple[int, ...]
     strategy: str
     runs_op: bool = False
+    is_sparse: bool = False
+    held_tensors: tuple[Tensor, ...] = ()
+    gram_factors: tuple[Tensor, ...] = ()
+    flops_saved: float = 0.0
 
     @abstractmethod
     def dense(self, part: slice = ALL) -> Tensor:
@@ -102,29 +110,12 @@ class SampleGrads(ABC):
         """The gradients, if they are written down already."""
         return None
 
-    @property
-    def is_sparse(self) -> bool:
-        """Whether a weighted sum is a sparse tensor."""
-        return False
-
     def chunks(self) -> Iterator[slice]:
         """Yield the samples in parts small enough to be written down."""
         return in_chunks(self.samples, prod(self.shape))
 
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        """Return the tensors that answers are made of, which may lie in the user's memory."""
-        return ()
-
-    def factors(self) -> tuple[Tensor, ...]:
-        """Return what the norms will need the Gram matrices of."""
-        return ()
-
-    def flops_saved(self) -> float:
-        """Return what writing down would save when a weighted sum follows the norms, in multiply-adds."""
-        return 0.0
-
     def nbytes(self) -> int:
-        """Return how many bytes that would take, about."""
+        """Return how many bytes writing down would take, about."""
         return 4 * self.samples * prod(self.shape)
 
 
@@ -134,11 +125,15 @@ class Dense(SampleGrads):
     strategy = "stored"
 
     def __init__(self, values: Tensor) -> None:
-        self.values = upcast_half(values)
-        self.samples, self.shape = values.shape[0], tuple(values.shape[1:])
+        self.values = values.float() if values.dtype in HALF_TYPES else values
+        self.samples, *shape = values.shape
+        self.shape, self.held_tensors = tuple(shape), (self.values,)
 
     def dense(self, part: slice = ALL) -> Tensor:
         return self.values[part]
+
+    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
+        return square(row_norms(self.values))
 
     def joined(self, others: Sequence["Self"]) -> "Dense":
         total = self.values
@@ -159,9 +154,6 @@ class Dense(SampleGrads):
     def chunks(self) -> Iterator[slice]:
         yield ALL
 
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
-
 
 class Computed(SampleGrads):
     """Gradients that a function writes down when asked, and perhaps a shorter way to their weighted sum."""
@@ -180,19 +172,14 @@ class Computed(SampleGrads):
         runs_op: bool = False,
     ) -> None:
         self.samples, self.shape, self.strategy, self.runs_op = samples, tuple(shape), strategy, runs_op
-        self._dense, self._weighted, self._holds = dense, weighted, tuple(held_tensors)
+        self._dense, self._weighted, self.held_tensors = dense, weighted, tuple(held_tensors)
+        self.flops_saved = float(self.samples * prod(self.shape))
 
     def dense(self, part: slice = ALL) -> Tensor:
         return upcast_half(self._dense(part))
 
     def weighted(self, weights: Tensor) -> Tensor:
         return super().weighted(weights) if self._weighted is None else self._weighted(weights)
-
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return self._holds
-
-    def flops_saved(self) -> float:
-        return float(self.samples * prod(self.shape))
 
 
 def in_chunks(samples: int, numbers: int) -> Iterator[slice]:

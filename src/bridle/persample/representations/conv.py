@@ -26,6 +26,8 @@ class Convolved(SampleGrads):
         self.samples, self.shape = len(g), tuple(shape)
         self.pixels: int = g.shape[1] * prod(g.shape[3:])
         self.strategy = "gram" if self._gram_is_cheaper() else "streamed"
+        self.held_tensors = (self.g, self.x)
+        self.flops_saved = 0.0 if self.strategy == "gram" else float(self.samples * self.pixels * prod(self.shape))
 
     def dense(self, part: slice = ALL) -> Tensor:
         """Fold the samples into groups, so that one ordinary call gives each sample its own weight."""
@@ -50,12 +52,6 @@ class Convolved(SampleGrads):
     def weighted(self, weights: Tensor) -> Tensor:
         g = scale_rows(self.g, weights)
         return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1).to(g), 1)
-
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return self.g, self.x
-
-    def flops_saved(self) -> float:
-        return 0.0 if self.strategy == "gram" else float(self.samples * self.pixels * prod(self.shape))
 
     def _weight_gradient(self, g: Tensor, x: Tensor, folds: int) -> Tensor:
         o = self.options

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor
 
 from ..._torch.storage import storage_of
+from .numerics import HALF_TYPES
 
 # Matrices larger than this are made again rather than kept.
 _KEPT_BYTES = 1 << 25
@@ -39,7 +39,7 @@ class GramCache:
 
 
 def _strips(x: Tensor) -> Iterator[Tensor]:
-    x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    x = x.float() if x.dtype in HALF_TYPES else x
     step = strip_of(x.shape[1])
     for start in range(0, x.shape[1], step):
         end = min(start + step, x.shape[1])

@@ -31,6 +31,7 @@ class Members(SampleGrads):
             left, right, owner, member = left[kept], right[kept], owner[kept], member[kept]
         self.left, self.right, self.owner, self.member = upcast_half(left), upcast_half(right), owner, member
         self.samples, self.shape = samples, (members, left.shape[1], right.shape[1])
+        self.held_tensors = (self.left, self.right)
 
     @staticmethod
     def of(left: Tensor, right: Tensor, member: int, members: int) -> "Members":
@@ -85,12 +86,6 @@ class Members(SampleGrads):
             products = ((left @ matrices[few]) * right).sum(-1, dtype=torch.float64)
             out.index_add_(0, owner.reshape(-1), products.reshape(-1))
         return out
-
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return self.left, self.right
-
-    def flops_saved(self) -> float:
-        return 0.0
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.left, self.right, self.owner, self.member

@@ -30,7 +30,7 @@ class Norms:
             samples: how many samples there are.
             extreme: names of those whose squares may be beyond float64.
         """
-        grams = GramCache(factor for form in forms.values() for factor in form.factors())
+        grams = GramCache(factor for form in forms.values() for factor in form.gram_factors)
         self.each = {name: _lengths(form, grams, name in extreme) for name, form in forms.items()}
         parts = list(self.each.values()) or [torch.zeros(samples, dtype=torch.float64)]
         self.total = row_norms(torch.stack(parts, 1))

@@ -7,10 +7,12 @@ from torch import Tensor
 
 from ..tracing import all_hold, is_traced
 
+HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
+
 
 def upcast_half(x: Tensor) -> Tensor:
     """Return half types as float32, all else as it is."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.float() if x.dtype in HALF_TYPES else x
 
 
 def double(x: Tensor) -> Tensor:
@@ -36,11 +38,13 @@ def row_norms(block: Tensor) -> Tensor:
     info = torch.finfo(rows.dtype)
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
     # Each square that is too small for the dtype takes up to `tiny` from the sum.
-    lossless = (lengths > (1e10 * info.tiny * rows.shape[1]) ** 0.5) & (lengths < torch.inf)
+    smallest = (1e10 * info.tiny * rows.shape[1]) ** 0.5
     if is_traced():
-        lossless = lossless | (row_max(rows) == 0)
-    if all_hold(lossless):
+        all_hold((lengths > smallest) & (lengths < torch.inf) | (row_max(rows) == 0))
         return lengths
+    if _are_within(lengths, smallest, torch.inf):
+        return lengths
+    lossless = (lengths > smallest) & (lengths < torch.inf)
     few = rows[~lossless].double()
     size = row_max(few)
     unit = torch.where((size > 0) & (size < torch.inf), size, 1)
@@ -65,8 +69,19 @@ def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     """Return values in a dtype that can hold the weights they are about to be multiplied by: `x`, or float64."""
     x = upcast_half(x)
     info, sizes = torch.finfo(x.dtype), weights.abs()
-    held = (sizes == 0) | ((sizes > info.tiny * 2.0**26) & (sizes < info.max * 2.0**-26))
+    smallest, largest = info.tiny * 2.0**26, info.max * 2.0**-26
+    if not is_traced() and _are_within(sizes, smallest, largest):
+        return x
+    held = (sizes == 0) | ((sizes > smallest) & (sizes < largest))
     return x if all_hold(held) else double(x)
+
+
+def _are_within(sizes: Tensor, smallest: float, largest: float) -> bool:
+    """Return whether all numbers lie between two bounds; no NaN does."""
+    if not sizes.numel():
+        return True
+    low, high = torch.aminmax(sizes)
+    return smallest < low.item() and high.item() < largest
 
 
 def scale_rows(x: Tensor, weights: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :]
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +31,10 @@ class Outer(SampleGrads):
         self.shape = (m, right.shape[-1])
         gram, streamed = self._costs()
         self.strategy = strategy or ("gram" if gram <= streamed and not left.is_complex() else "streamed")
+        self.held_tensors = (left, right)
+        self.gram_factors = (left, right) if self.strategy == "gram" and self.rows > 1 else ()
+        # Written down, one product serves the norm and the sum, and is then read twice.
+        self.flops_saved = self.samples * (min(gram, streamed) - 3 * TRAFFIC * m * right.shape[-1])
 
     def joined(self, others: Sequence["Self"]) -> "Outer":
         """Concatenate the rows of several uses of one matrix: the same sum."""
@@ -84,12 +87,6 @@ class Outer(SampleGrads):
         doubt[zero[nothing]] = 0
         return doubt
 
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return self.left, self.right
-
-    def factors(self) -> tuple[Tensor, ...]:
-        return (self.left, self.right) if self.strategy == "gram" and self.rows > 1 else ()
-
     def weighted(self, weights: Tensor) -> Tensor:
         left, right = self.left, self.right
         if left.shape[-1] <= right.shape[-1]:
@@ -115,10 +112,6 @@ class Outer(SampleGrads):
             return products.double()
         cut = products.view(self.samples, self.rows, self.samples, self.rows)
         return cut.sum((1, 3), dtype=torch.float64)
-
-    def flops_saved(self) -> float:
-        """Written down, one product serves the norm and the sum, and is then read twice."""
-        return self.samples * (min(self._costs()) - 3 * TRAFFIC * prod(self.shape))
 
     def _costs(self) -> tuple[float, float]:
         m, n, t = *self.shape, self.rows

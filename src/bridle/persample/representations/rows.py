@@ -20,12 +20,8 @@ class Rows(SampleGrads):
     strategy = "rows"
 
     def __init__(self, ids: Tensor, values: Tensor, table: Sequence[int], *, sparse: bool = False) -> None:
-        self.ids, self.values, self.sparse = ids, upcast_half(values), sparse
-        self.samples, self.shape = ids.shape[0], tuple(table)
-
-    @property
-    def is_sparse(self) -> bool:
-        return self.sparse
+        self.ids, self.values, self.is_sparse = ids, upcast_half(values), sparse
+        self.samples, self.shape, self.held_tensors = ids.shape[0], tuple(table), (ids, self.values)
 
     def joined(self, others: Sequence["Self"]) -> "Rows":
         """Concatenate several look-ups in one table."""
@@ -34,7 +30,7 @@ class Rows(SampleGrads):
             torch.cat([use.ids for use in uses], 1),
             torch.cat([use.values for use in uses], 1),
             self.shape,
-            sparse=all(use.sparse for use in uses),
+            sparse=all(use.is_sparse for use in uses),
         )
 
     def cross(self, other: SampleGrads) -> Tensor | None:
@@ -58,7 +54,7 @@ class Rows(SampleGrads):
 
     def weighted(self, weights: Tensor) -> Tensor:
         rows = scale_rows(self.values, weights).flatten(0, 1)
-        if self.sparse:
+        if self.is_sparse:
             return torch.sparse_coo_tensor(self.ids.reshape(1, -1), rows, self.shape, check_invariants=False)
         return rows.new_zeros(self.shape).index_add_(0, self.ids.reshape(-1), rows)
 
@@ -66,9 +62,6 @@ class Rows(SampleGrads):
         if self.values.is_complex():
             return super().dot(direction)
         return (direction.to(self.values)[self.ids] * self.values).sum((1, 2), dtype=torch.float64)
-
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return self.ids, self.values
 
     def gram(self) -> Tensor:
         used, place = torch.unique(self.ids, return_inverse=True)
@@ -96,6 +89,7 @@ class Cells(SampleGrads):
 
     def __init__(self, cells: Rows, table: Sequence[int]) -> None:
         self.cells, self.samples, self.shape = cells, cells.samples, tuple(table)
+        self.held_tensors = cells.held_tensors
 
     def dense(self, part: slice = ALL) -> Tensor:
         return self.cells.dense(part).view(-1, *self.shape)
@@ -111,6 +105,3 @@ class Cells(SampleGrads):
 
     def gram(self) -> Tensor:
         return self.cells.gram()
-
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return self.cells.held_tensors()

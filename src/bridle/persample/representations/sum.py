@@ -16,6 +16,8 @@ class Sum(SampleGrads):
         self.forms = tuple(forms)
         self.samples, self.shape = forms[0].samples, forms[0].shape
         self.strategy = "+".join(dict.fromkeys(form.strategy for form in forms))
+        self.held_tensors = tuple(tensor for form in forms for tensor in form.held_tensors)
+        self.gram_factors = tuple(factor for form in forms for factor in form.gram_factors)
 
     def dense(self, part: slice = ALL) -> Tensor:
         total = self.forms[0].dense(part)
@@ -34,12 +36,6 @@ class Sum(SampleGrads):
             total += 2 * cross
             bound += 2 * cross.abs()
         return redo_where_lost(self, total, bound * torch.finfo(torch.float32).eps)
-
-    def held_tensors(self) -> tuple[Tensor, ...]:
-        return tuple(tensor for form in self.forms for tensor in form.held_tensors())
-
-    def factors(self) -> tuple[Tensor, ...]:
-        return tuple(factor for form in self.forms for factor in form.factors())
 
     def weighted(self, weights: Tensor) -> Tensor:
         parts = [form.weighted(weights) for form in self.forms]

@@ -9,24 +9,28 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
-from .. import _engine
+from .. import engine
 from ..ownership.layout import SampleLayout
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class RuleContext:
     """One use of a parameter, or of a value made from parameters alone, by one op of the recorded graph.
 
     Attributes:
+        op: what torch calls the op, such as ``AddmmBackward0``.
         node: the op, as torch recorded it.
         position: which of its inputs the value is, as an index into ``node.next_functions``.
         shape: shape of the value.
         gradients: gradient of the sum of all losses at each output of the op; None where there is none.
         layouts: for each output, which sample owns which element.
+        gradient: the first of the gradients.
+        layout: the first of the layouts.
         samples: how many samples there are.
         allow_coupling: whether the user accepts losses that depend on other samples.
     """
 
+    op: str
     node: Node
     position: int
     shape: tuple[int, ...]
@@ -35,11 +39,12 @@ class RuleContext:
     samples: int
     allow_coupling: bool = False
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)  # shared by the uses of one op
+    gradient: Tensor = field(init=False)
+    layout: SampleLayout = field(init=False)
 
-    @property
-    def op(self) -> str:
-        """What torch calls the op, such as ``AddmmBackward0``."""
-        return graph.op(self.node)
+    def __post_init__(self) -> None:
+        self.gradient = self.gradients[0]  # type: ignore[assignment]  # a rule is not asked where it is None
+        self.layout = self.layouts[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -48,29 +53,20 @@ class RuleContext:
         assert below is not None
         return graph.leaf_tensor(below).dtype if graph.is_leaf(below) else graph.describe(below)[output_nr].dtype
 
-    @property
-    def gradient(self) -> Tensor:
-        """The gradient at the first output."""
-        found = self.gradients[0]
-        assert found is not None, f"{self.op} was used without a gradient at its first output"
-        return found
-
-    @property
-    def layout(self) -> SampleLayout:
-        """Which sample owns which element of the first output."""
-        return self.layouts[0]
-
     def saved(self, name: str) -> Any:
         """Return what the op saved under torch's name for it, such as ``mat1`` or ``input``."""
         if name not in self._cache:
-            value = _engine.saved(self.node, name)
+            try:
+                value = getattr(self.node, f"_saved_{name}")
+            except RuntimeError as error:
+                engine.raise_explained(f"what `{self.op}` saved as `{name}`", error)
             self._cache[name] = value.detach() if isinstance(value, Tensor) else value
         return self._cache[name]
 
     def run(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Run the op's backward with other gradients at its outputs; return what the value gets."""
         with torch.no_grad():
-            answer = _engine.call(self.node, gradients)[self.position]
+            answer = engine.call(self.node, gradients)[self.position]
         if answer is None:
             return torch.zeros(self.shape)
         if answer.is_sparse:

@@ -8,7 +8,7 @@ run by itself, outside the engine, which leaves out what it was not asked for.
 import torch
 from torch import Tensor
 
-from .. import _engine
+from .. import engine
 from ..ownership.layout import NotSeparableError
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
@@ -37,7 +37,7 @@ _ONE = (
 def broadcast(ctx: RuleContext) -> SampleGrads:
     """Run the node once and sum what each sample owns."""
     with torch.no_grad():
-        answer = _engine.call(ctx.node, ctx.gradients)[ctx.position]
+        answer = engine.call(ctx.node, ctx.gradients)[ctx.position]
     if answer is None or answer.shape != ctx.gradient.shape:
         raise NotSeparableError
     return Dense(ctx.layout.sums(answer, ctx.shape))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _engine
+from .. import engine
 from ..ownership.layout import NotSeparableError, SampleLayout
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
@@ -36,7 +36,7 @@ def index(ctx: RuleContext) -> SampleGrads:
 @rule("IndexSelectBackward0")
 def index_select(ctx: RuleContext) -> SampleGrads:
     """``self.index_select(dim, index)``."""
-    dim, chosen = _engine.saved_number(ctx.node, "dim"), ctx.saved("index")
+    dim, chosen = engine.saved_number(ctx.node, "dim"), ctx.saved("index")
     whole_rows = len(ctx.shape) > 0 and dim % len(ctx.shape) == 0
     return _looked_up(ctx, chosen if whole_rows else None, lambda cells: cells.index_select(dim, chosen))
 
@@ -44,7 +44,7 @@ def index_select(ctx: RuleContext) -> SampleGrads:
 @rule("GatherBackward0")
 def gather(ctx: RuleContext) -> SampleGrads:
     """``self.gather(dim, index)``."""
-    dim, chosen = _engine.saved_number(ctx.node, "dim"), ctx.saved("index")
+    dim, chosen = engine.saved_number(ctx.node, "dim"), ctx.saved("index")
     return _looked_up(ctx, None, lambda cells: cells.gather(dim, chosen))
 
 

@@ -1,12 +1,13 @@
 """The table of rules: what each op does to per-sample gradients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ..ownership.layout import NotSeparableError
 from ..representations.base import Dense, SampleGrads
 from .context import RuleContext
 
@@ -93,23 +94,25 @@ def has_rule(op: str) -> bool:
     return op in _RULES
 
 
-def runs_op(op: str) -> bool:
-    """Return whether the rule may run the op, which inside the engine would leave out what it was not asked for."""
-    return op not in _RULES or _RULES[op].runs_op
+def running_op(ops: Iterable[str]) -> set[str]:
+    """Return the ops whose rule may run them, which inside the engine would leave out what it was not asked for."""
+    return {op for op in ops if op not in _RULES or _RULES[op].runs_op}
 
 
-def rule_of(ctx: RuleContext) -> RuleFunction | None:
-    """Return the rule for a use, if there is one that can be applied to it."""
+def apply_rule(ctx: RuleContext) -> SampleGrads | None:
+    """Return the per-sample gradients of a use by its rule, if there is one that can be applied to it."""
     found = _RULES.get(ctx.op)
     if found is None or (ctx.gradients[0] is None and not found.all_outputs):
         return None
-    return found.function
+    try:
+        answer = found.function(ctx)
+    except NotSeparableError:
+        return None
+    return answer if isinstance(answer, SampleGrads) else _checked(ctx, answer)
 
 
-def checked(ctx: RuleContext, answer: "SampleGrads | Tensor") -> SampleGrads:
-    """Return what a rule answered; a tensor must have the right shape."""
-    if isinstance(answer, SampleGrads):
-        return answer
+def _checked(ctx: RuleContext, answer: Tensor) -> SampleGrads:
+    """Return the tensor that a rule answered, which must have the right shape."""
     expected = (ctx.samples, *ctx.shape)
     if tuple(answer.shape) != expected:
         raise ArgumentError(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ..errors import InplaceModifiedError
-from .representations.base import SampleGrads
+from ...errors import InplaceModifiedError
+from .base import SampleGrads
 
 
 class HeldVersions:
@@ -36,4 +36,4 @@ class HeldVersions:
 
 
 def _versions(form: SampleGrads) -> list[tuple[Tensor, int]]:
-    return [(tensor, tensor._version) for tensor in form.held_tensors() if not tensor.is_inference()]
+    return [(tensor, tensor._version) for tensor in form.held_tensors if not tensor.is_inference()]

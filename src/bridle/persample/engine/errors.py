@@ -2,8 +2,9 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from ..errors import BridleError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
+from ...errors import BridleError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
 
 
 @contextmanager
@@ -11,13 +12,16 @@ def explain_errors(where: str) -> Generator[None, None, None]:
     """While active, tell what torch's error means for `where`; errors that are not known stay as they are."""
     try:
         yield
-    except BridleError:
-        raise
     except RuntimeError as error:
-        explained = _explanation(where, str(error))
-        if explained is None:
-            raise
-        raise explained from error
+        raise_explained(where, error)
+
+
+def raise_explained(where: str, error: RuntimeError) -> NoReturn:
+    """Raise what torch's error means for `where`; one that is not known, or ours, as it is."""
+    explained = None if isinstance(error, BridleError) else _explanation(where, str(error))
+    if explained is None:
+        raise error
+    raise explained from error
 
 
 def _explanation(where: str, torch_says: str) -> BridleError | None:

@@ -1,51 +1,21 @@
-"""Runs of torch's engine over parts of a graph, and what its nodes saved."""
+"""Runs of torch's engine over parts of a graph."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from .. import graph
-from .._torch import checkpoint, hooks
-from .._torch.signature import fields
-from ._graph_errors import explain_errors
+from ... import graph
+from ..._torch import checkpoint, hooks
+from ..._torch.nodes import output_counts
+from .errors import explain_errors, raise_explained
 
 T = TypeVar("T")
-
-
-def saved(node: Node, name: str) -> Any:
-    """Return one value the node saved, or say why it cannot be had."""
-    with explain_errors(f"what `{graph.op(node)}` saved as `{name}`"):
-        return getattr(node, f"_saved_{name}")
-
-
-def saved_number(node: Node, name: str) -> int:
-    """Return an integer the node saved: torch hands out those below zero as unsigned ones."""
-    number: int = saved(node, name)
-    return number - 2**64 if number >= 2**63 else number
-
-
-def is_packed(node: Node) -> bool:
-    """Return whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
-    raws = (getattr(node, name) for name in fields(type(node))[0])
-    return any(handle.unpack_hook is not None for handle in raws if hasattr(handle, "unpack_hook"))
-
-
-def saved_tensors(node: Node) -> list[Tensor]:
-    """Return the tensors the node saved of its inputs and still holds."""
-    read = partial(graph.saved, node, unpack=True)
-    found = inside_engine(read) if is_packed(node) else read()
-    entries = [entry for entry in found if not entry.name.startswith("result")]
-    return [entry.value for entry in entries if isinstance(entry.value, Tensor)]
-
-
-def saves_tensors(node: Node) -> bool:
-    """Return whether the op is of a kind that saves tensors."""
-    return graph.is_custom(node) or bool(fields(type(node))[0])
 
 
 def passes_unchanged(edge: GradientEdge) -> bool:
@@ -72,7 +42,7 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
 
 def visit(
     root: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     passed: Iterable[Node],
     ends: Iterable[Node],
     see: Callable[[Node, tuple[Tensor | None, ...]], None],
@@ -85,14 +55,15 @@ def visit(
 
     Args:
         root: one loss per entry.
-        weights: one weight per loss.
+        weights: one weight per loss; all count alike without them.
         passed: ops that the engine runs on its way to the ends.
         ends: ops below which it does not go; they are not run.
         see: called once for each op that gets a gradient, before the engine runs it.
         retain_graph: whether ops keep what they saved when they have run.
     """
     ends = list(ends)
-    edges = [GradientEdge(node, i) for node in ends for i in range(len(graph.describe(node)))]
+    outputs = output_counts(ends)
+    edges = [GradientEdge(node, i) for node, count in zip(ends, outputs, strict=True) for i in range(count)]
     if not edges:
         return
     handles = hooks.register_prehooks(passed, lambda node: partial(see, node))
@@ -101,24 +72,32 @@ def visit(
     finally:
         for handle in handles:
             handle.remove()
-    for node in ends:
-        see(node, tuple(next(found) for _ in graph.describe(node)))
+    for node, count in zip(ends, outputs, strict=True):
+        see(node, tuple(islice(found, count)))
 
 
 def gradients_at(
-    root: Tensor, weights: Tensor, edges: Sequence[GradientEdge], *, retain_graph: bool = True
+    root: Tensor, weights: Tensor | None, edges: Sequence[GradientEdge], *, retain_graph: bool = True
 ) -> tuple[Tensor | None, ...]:
     """Return the gradient of ``(root * weights).sum()`` at the edges; the engine runs nothing else."""
     if not edges:
         return ()
+    with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
+        total = root.sum() if weights is None else (root * weights.to(root.dtype)).sum()
+    with _without(bypassed(root)):
+        try:
+            return torch.autograd.grad(total, list(edges), retain_graph=retain_graph, allow_unused=True)
+        except RuntimeError as error:
+            raise_explained("the graph of the losses", error)
+
+
+def _without(nodes: Iterable[Node]) -> ExitStack:
+    """Let these nodes hand on nothing while active."""
     with ExitStack() as stack:
-        for node in bypassed(root):
+        for node in nodes:
             count = len(node.needs_input_grad)  # type: ignore[attr-defined]
             stack.enter_context(checkpoint.override_backward(node, lambda *_, count=count: (None,) * count))
-        stack.enter_context(explain_errors("the graph of the losses"))
-        with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
-            total = (root * weights.to(root.dtype)).sum()
-        return torch.autograd.grad(total, list(edges), retain_graph=retain_graph, allow_unused=True)
+        return stack.pop_all()
 
 
 def bypassed(root: Tensor) -> tuple[Node, ...]:
@@ -166,6 +145,3 @@ class _Ask(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Any:
         ctx.answers.append(ctx.question())
         return g, None, None
-
-
-_FIELDS: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {}

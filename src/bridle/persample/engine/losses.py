@@ -1,0 +1,70 @@
+"""What is differentiated: one loss per sample, and runs of the engine over their graph."""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeAlias
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ... import graph
+from ..._torch.signature import Scan, scan
+from . import runs
+
+# Is shown an op and the gradients at its outputs.
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+See: TypeAlias = Callable[[Node, Gradients], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """What is differentiated.
+
+    Attributes:
+        root: one loss per entry.
+        sample_of: which sample each entry counts for.
+        samples: how many samples there are.
+    """
+
+    root: Tensor
+    sample_of: Tensor
+    samples: int
+
+    @cached_property
+    def scan(self) -> Scan:
+        """The graph recorded behind the losses, in one pass: enough to recognise it."""
+        root = self.root
+        return scan(graph.edge_of(root).node if root.requires_grad and root.is_leaf else root.grad_fn)
+
+    @cached_property
+    def read(self) -> graph.Graph:
+        """The same with the uses of each output, without what hands on nothing."""
+        read = graph.read(self.root)
+        silent = set(runs.bypassed(self.root))
+        if not silent:
+            return read
+        uses = {node: tuple(use for use in found if use.node not in silent) for node, found in read.consumers.items()}
+        return replace(read, consumers=uses)
+
+    def visit(self, nodes: Iterable[Node], weights: Tensor, see: See) -> None:
+        """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
+        passed, ends = self.passed_and_ends(nodes)
+        each = weights.to(self.root)[self.sample_of]
+        runs.visit(self.root, each, passed, ends, see, retain_graph=True)
+
+    def passed_and_ends(self, nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+        """Return those ops through which the gradient goes to reach others of them, and the rest."""
+        wanted = dict.fromkeys(nodes)
+        # Where checkpoints were opened the engine comes by twice, once to find the gradients inside them.
+        above = set() if runs.bypassed(self.root) else nodes_above(self.read, wanted)
+        return [n for n in wanted if n in above], [n for n in wanted if n not in above]
+
+
+def nodes_above(read: graph.Graph, targets: Collection[Node]) -> set[Node]:
+    """Return the ops through which the gradient goes before it reaches the last of the targets."""
+    above: set[Node] = set()
+    for node in reversed(read.nodes):
+        if any(below in targets or below in above for below, _ in node.next_functions if below is not None):
+            above.add(node)
+    return above

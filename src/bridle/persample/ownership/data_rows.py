@@ -1,0 +1,216 @@
+"""Which rows of data are used for which sample.
+
+A row that is used for one sample here and for another one there couples them.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ... import graph
+from ..._torch.signature import Scan
+from ...errors import BatchCouplingError
+from .. import engine
+from .cuts import UseSite
+from .known import Known
+from .ops import MOVES, Step, base_name, elementwise
+from .owners import NOBODY, Owners
+
+# The inputs that an op keeps, by position and by torch's name for them.
+_SAVED_INPUTS: dict[str, dict[int, str]] = {
+    "Addmm": {1: "mat1", 2: "mat2"},
+    "Mm": {0: "self", 1: "mat2"},
+    "Bmm": {0: "self", 1: "mat2"},
+    "Baddbmm": {1: "batch1", 2: "batch2"},
+    "Convolution": {0: "input"},
+    "NativeLayerNorm": {0: "input"},
+    "NativeGroupNorm": {0: "input"},
+    "NativeBatchNorm": {0: "input"},
+    "MkldnnRnnLayer": {0: "input"},
+    "Mul": {0: "self", 1: "other"},
+    "Div": {0: "self", 1: "other"},
+}
+# The ids of a look-up are no input that could have a gradient.
+_IDS = -1
+
+
+@dataclass(frozen=True, eq=False)
+class DataUse:
+    """A tensor that an op keeps and that may be data: what the form of the graph tells of it.
+
+    Attributes:
+        op: the number of the op in the graph.
+        position: which of its inputs the tensor is.
+        name: torch's name for it.
+        leaf: the number of the leaf that stands there; None if nothing there needs a gradient.
+        outs: owners of the outputs of the op.
+        is_elementwise: whether the op treats every element alone; it may also broadcast a constant.
+        tells_apart: whether only this data can make the outputs belong to different samples, since all else is shared.
+    """
+
+    op: int
+    position: int
+    name: str
+    leaf: int | None
+    outs: tuple[Owners, ...]
+    is_elementwise: bool
+    tells_apart: bool
+    _owners: dict[tuple[int, ...], Owners] = field(default_factory=dict)
+
+    def owners(self, node: Node, shape: tuple[int, ...]) -> Owners:
+        """Return whose rows of data the op takes, which depends on the shape of the data and on the form alone."""
+        if shape not in self._owners:
+            if self.position == _IDS:
+                found = self.outs[0].mixed([-1]).ids
+                self._owners[shape] = Owners(found.reshape(found.shape[:-1]), shape)
+            else:
+                self._owners[shape] = Step(node, self.outs, self.position, shape).sends()
+        return self._owners[shape]
+
+
+def data_uses(
+    owners: Mapping[Node, tuple[Owners, ...]], cuts: Iterable[UseSite], leaves: Collection[Node], scan: Scan
+) -> list[DataUse]:
+    """Return what some ops keep that may be data.
+
+    Args:
+        owners: owners of the outputs of the ops.
+        cuts: the uses of shared values.
+        leaves: the parameters that were asked about, which are no data.
+        scan: the graph.
+    """
+    number = {node: i for i, node in enumerate(scan.nodes)}
+    shared: dict[Node, set[int]] = {}
+    for cut in cuts:
+        shared.setdefault(cut.node, set()).add(cut.position)
+    found = []
+    for node, outs in owners.items():
+        op = base_name(node)
+        is_elementwise = MOVES.get(op) is elementwise
+        here = shared.get(node, set())
+        others = [i for i, (below, _) in enumerate(node.next_functions) if below is not None]
+        tells_apart = not is_elementwise and bool(here) and here.issuperset(others)
+        for position, name, below in _kept_inputs(op, node):
+            if below is None or (number[below] in scan.leaves and below not in leaves):
+                leaf = None if below is None else number[below]
+                found.append(DataUse(number[node], position, name, leaf, outs, is_elementwise, tells_apart))
+    return found
+
+
+def _kept_inputs(name: str, node: Node) -> list[tuple[int, str, Node | None]]:
+    """Return the inputs that an op of this name keeps: position, torch's name, and the node that made each."""
+    edges = node.next_functions
+    if name == "Embedding":
+        return [(_IDS, "indices", None)]
+    return [(i, saved, edges[i][0]) for i, saved in _SAVED_INPUTS.get(name, {}).items() if i < len(edges)]
+
+
+@dataclass(eq=False)
+class DataRows:
+    """For each tensor of data, which sample its elements are used for.
+
+    Attributes:
+        known: what is no data.
+        nodes: all ops of the graph, by number.
+        packed: the ops with saved-tensor hooks before what they keep; these are to be added when it is unpacked.
+    """
+
+    known: Known
+    nodes: Sequence[Node]
+    packed: set[Node]
+    _waiting: dict[Node, list[DataUse]] = field(default_factory=dict)
+    _seen: dict[int, list[tuple[Tensor, Owners, Node]]] = field(default_factory=dict)
+    _conflict: tuple[Tensor, Node, Node] | None = None
+
+    def add(self, uses: Iterable[DataUse]) -> None:
+        """Note which elements of data ops use for which samples."""
+        for use in uses:
+            node = self.nodes[use.op]
+            if use.leaf is not None and not self.known.is_input(self.nodes[use.leaf]):
+                continue
+            if node in self.packed:
+                self._waiting.setdefault(node, []).append(use)
+            else:
+                self._note(use, node, engine.saved(node, use.name))
+
+    def add_packed(self, node: Node, saved: Callable[[str], Any]) -> None:
+        """Note the same of an op whose data was packed, given how to get it."""
+        for use in self._waiting.pop(node, ()):
+            self._note(use, node, saved(use.name))
+
+    def _note(self, use: DataUse, node: Node, tensor: Any) -> None:
+        if not isinstance(tensor, Tensor):
+            return
+        memory, owners = graph.memory_of(tensor), use.owners(node, tuple(tensor.shape))
+        if not owners.is_proved and use.tells_apart and self.known.is_data(tensor):
+            self._conflict = self._conflict or (tensor, node, node)
+        exact = owners.is_proved or use.is_elementwise
+        if memory is None or not exact or owners.is_empty or _overlaps(tensor):
+            return
+        before = self._seen.setdefault(memory, [])
+        for other, others, first in before:
+            if _differ(tensor, owners, other, others) and self.known.is_data(tensor):
+                self._conflict = self._conflict or (tensor, first, node)
+        before.append((tensor, owners, node))
+
+    def has(self, tensor: Tensor) -> bool:
+        """Return whether rows of this tensor are used for one sample each."""
+        return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(tensor) or 0, ()))
+
+    def refuse_conflict(self) -> None:
+        """Refuse data whose rows are used for one sample here and for another one there.
+
+        Raises:
+            BatchCouplingError: there are such rows.
+        """
+        if self._conflict is not None:
+            tensor, first, second = self._conflict
+            data = f"a row of data, in a tensor of shape {tuple(tensor.shape)},"
+            once = f"`{graph.op(first)}` uses {data} for several samples"
+            twice = f"{data} is used for one sample by `{graph.op(first)}` and for another by `{graph.op(second)}`"
+            raise coupling_error(once if first is second else twice, graph.op(second), "")
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Return whether one place in memory stands for several elements: then it is no sample's own."""
+    return 0 in tensor.stride() and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
+    geometry = [(x.shape, x.stride(), x.storage_offset(), x.dtype) for x in (a, b)]
+    if geometry[0] == geometry[1]:
+        if of_a is of_b:
+            return False
+        x, y = of_a.ids, of_b.ids
+    else:
+        first, second = _by_place(a, of_a), _by_place(b, of_b)
+        size = min(len(first), len(second))
+        x, y = first[:size], second[:size]
+    return bool(((x != y) & (x != NOBODY) & (y != NOBODY)).any())
+
+
+def _by_place(tensor: Tensor, owners: Owners) -> Tensor:
+    """Return the owner of each place of the tensor's memory, in units of its elements."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    places = torch.full((tensor.storage_offset() + last + 1,), NOBODY, dtype=torch.int32)
+    part = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    part.copy_(owners.ids.expand(tensor.shape))
+    return places
+
+
+def coupling_error(what: str, op: str, where: str) -> BatchCouplingError:
+    """Return the error about losses that depend on other samples."""
+    return BatchCouplingError(
+        f"per_sample: {what}, so one sample has no gradient of its own. Batch normalisation in training does this "
+        "(call model.eval(), or use GroupNorm), and so do losses over the whole batch. Pass allow_coupling=True to "
+        "get the gradient of each loss as it is. (A constant, such as a table of positions, is not taken for data if "
+        "it is a registered buffer.)",
+        op,
+        where,
+    )

@@ -15,7 +15,8 @@ from ._held_versions import HeldVersions
 from ._noise_stats import Stats, numbers_of
 from ._parameters import ParameterForms, distribute_like
 from ._ranks import Handshake, SampleRanks
-from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
+from ._reduce import add_up, factors, finite_weighted, local_sums, nonfinite_message
+from .accumulate import accumulate
 from .ownership.find import Source
 from .representations.base import Dense, SampleGrads
 from .representations.norms import Norms

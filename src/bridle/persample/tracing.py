@@ -29,10 +29,17 @@ class _Local(threading.local):
     tracer: Tracer | None = None
 
 
-local = _Local()
+class _Flags:
+    """What the Python of a step sees while Dynamo reads it.
 
-# Stands in for `PerSample` while Dynamo reads the Python of a step; set while it may.
-stand_in: Callable[..., Any] | None = None
+    Attributes:
+        stand_in: makes what stands in for a `PerSample`.
+    """
+
+    stand_in: Callable[..., Any] | None = None
+
+
+local, flags = _Local(), _Flags()
 
 
 def is_traced() -> bool:

@@ -4,9 +4,9 @@ from ..ownership.layout import NotSeparableError
 from ..representations.base import SampleGrads
 from . import bilinear, conv, distance, elementwise, embedding, fallback, indexing, linear, members, norm, rnn
 from .context import RuleContext
-from .registry import checked, has_rule, register_rule, rule, rule_of, rules, runs_op
+from .registry import checked, has_rule, register_rule, registered, rule, rule_of, rules, runs_op
 
-__all__ = ["apply", "has_rule", "register_rule", "rule", "rules", "runs_op"]
+__all__ = ["apply", "has_rule", "register_rule", "registered", "rule", "rules", "runs_op"]
 # Importing these files fills the table.
 _FILES = (bilinear, conv, distance, elementwise, embedding, fallback, indexing, linear, members, norm, rnn)
 

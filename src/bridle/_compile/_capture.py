@@ -36,7 +36,7 @@ class Captured:
         with_history: which outputs of the step have a graph of their own in the eager step.
         outputs: how many outputs the step has.
         changed: inputs that the step changes in place.
-        written: inputs to whose ``.grad`` it adds.
+        written: inputs to whose ``.grad`` it adds, once for each time.
         is_random: whether it draws random numbers.
     """
 
@@ -70,7 +70,7 @@ def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) ->
 def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
     changed = _changed(step, inputs)
     mode = torch_fx.fake_mode()
-    fakes = [_fake(mode, x) for x in inputs]
+    fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
     seen: dict[str, Any] = {}
 
     def run(*given: Tensor) -> list[Tensor]:
@@ -78,11 +78,12 @@ def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -
         own = [x.clone() if i in changed else x for i, x in enumerate(given)]
         with tracer.active():
             outputs = list(step(*own))
-        grads = {i: x.grad for i, x in enumerate(given) if x.grad is not None}
         seen["history"] = tuple(isinstance(out, Tensor) and out.requires_grad for out in outputs)
-        seen["written"], seen["outputs"] = tuple(grads), len(outputs)
+        number = {id(x): i for i, x in enumerate(own)}
+        seen["written"] = tuple(number[id(parameter)] for parameter, _ in tracer.written)
+        seen["outputs"] = len(outputs)
         _refuse_aliases(outputs, [own[i] for i in changed])
-        return [tracer.flag(), *outputs, *(own[i] for i in changed), *grads.values()]
+        return [tracer.flag(), *outputs, *(own[i] for i in changed), *(g for _, g in tracer.written)]
 
     with mode, torch.enable_grad():
         traced = torch_fx.trace(run, fakes)
@@ -92,15 +93,19 @@ def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -
 
 
 class _Tracer:
-    """Collects conditions, and answers the questions of a step."""
+    """Collects conditions and what is to be written, and answers the questions of a step."""
 
     def __init__(self, given: Sequence[Tensor], held: "_Held") -> None:
         self._recorder = torch_fx.tracer_in_use()
         self._held, self._conditions = held, [torch.ones((), dtype=torch.bool, device=given[0].device)]
+        self.written: list[tuple[Tensor, Tensor]] = []
         self._made: dict[tuple[Any, ...], tuple[Tensor, PerSample]] = {}
 
     def assume(self, condition: Tensor) -> None:
         self._conditions.append(condition)
+
+    def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
+        self.written.append((parameter, gradient))
 
     def structure(self) -> AbstractContextManager[None]:
         return torch_fx.without_tracing()
@@ -196,7 +201,7 @@ class _Held(nn.Module):
 def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
     """Return the inputs that a step changes in place, found by running it without values."""
     with torch_fx.fake_mode() as mode:
-        fakes = [_fake(mode, x) for x in inputs]
+        fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
         before = [(x._version, *_form(x)) for x in fakes]
         step(*fakes)
     changed = []
@@ -212,13 +217,6 @@ def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
         if memory.count(memory[i]) > 1:
             raise NotCapturedError("it changes a tensor in place that shares its memory with another")
     return tuple(changed)
-
-
-def _fake(mode: Any, x: Tensor) -> Tensor:
-    fake: Tensor = mode.from_tensor(x, static_shapes=True)
-    if fake.requires_grad:
-        fake.grad = None  # what the step adds is what is there afterwards
-    return fake
 
 
 def _form(x: Tensor) -> tuple[Any, ...]:

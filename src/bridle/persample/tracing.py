@@ -18,6 +18,9 @@ class Tracer(Protocol):
     def assume(self, condition: Tensor) -> None:
         """Collect a condition under which what is traced is right."""
 
+    def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Collect what is to be added to the ``.grad`` of a parameter."""
+
     def structure(self) -> AbstractContextManager[None]:
         """Return a context that is not traced: for tensors that follow from the structure of a graph alone."""
 

@@ -1,6 +1,7 @@
 """See, split and hold every gradient in a PyTorch program."""
 
 from . import autograd, distributed, errors, functional, graph, policies
+from ._compile import compile  # noqa: A004
 from .autograd import backward, detect_nonfinite, grad, trace
 from .clip import (
     Clipper,
@@ -36,6 +37,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
+    "compile",
     "detect_nonfinite",
     "distributed",
     "errors",

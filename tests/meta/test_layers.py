@@ -19,7 +19,7 @@ ORDER = [
     "_distributed",
     "graph",
 ]
-ORDER += ["autograd", "persample", "policies", "distributed", "clip", "functional", "watch", "integrations"]
+ORDER += ["autograd", "persample", "_compile", "policies", "distributed", "clip", "functional", "watch", "integrations"]
 # What the root of the package offers and who runs it may import everything.
 TOP = {"__init__", "__main__"}
 

@@ -83,9 +83,9 @@ def per_sample(
         >>> model.weight.grad
         tensor([[0.3000, 0.9000]])
     """
-    if torch.compiler.is_dynamo_compiling() and tracing.stand_in is not None:
+    if torch.compiler.is_dynamo_compiling() and tracing.flags.stand_in is not None:
         options = (memory_budget, retain_graph, allow_coupling, allow_opaque)
-        made: PerSample = tracing.stand_in(losses, parameters, (sample_groups, process_group, scaler), options)
+        made: PerSample = tracing.flags.stand_in(losses, parameters, (sample_groups, process_group, scaler), options)
         return made
     count(memory_budget, "memory_budget", 0)
     scale = read_scale(scaler)

@@ -134,13 +134,3 @@ def nonfinite_message(good: Tensor, agreed: Handshake) -> str:
         f"clip_: the gradients of {sum(agreed.bad)} of {agreed.total} samples{where} are NaN or infinite{here}. "
         "Pass nonfinite='drop' to leave them out."
     )
-
-
-def accumulate(parameter: Tensor, gradient: Tensor) -> None:
-    """Add to ``.grad``, as backward would."""
-    with torch.no_grad():
-        gradient = gradient.to(parameter.dtype)
-        if parameter.grad is None:
-            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
-        else:
-            parameter.grad = parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)

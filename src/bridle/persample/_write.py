@@ -13,7 +13,8 @@ from ._clip_settings import ClipSettings
 from ._gradients import BatchGradients
 from ._parameters import distribute_like
 from ._ranks import Handshake
-from ._reduce import accumulate, add_up, factors, local_sums, nonfinite_message, weigher
+from ._reduce import add_up, factors, local_sums, nonfinite_message, weigher
+from .accumulate import accumulate
 from .representations.base import Dense
 from .tracing import all_hold
 

@@ -18,6 +18,9 @@ class Tracer(Protocol):
     def assume(self, condition: Tensor) -> None:
         """Collect a condition under which what is traced is right."""
 
+    def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Collect what is to be added to the ``.grad`` of a parameter."""
+
     def structure(self) -> AbstractContextManager[None]:
         """Return a context that is not traced: for tensors that follow from the structure of a graph alone."""
 
@@ -29,10 +32,17 @@ class _Local(threading.local):
     tracer: Tracer | None = None
 
 
-local = _Local()
+class _Flags:
+    """What the Python of a step sees while Dynamo reads it.
 
-# Stands in for `PerSample` while Dynamo reads the Python of a step; set while it may.
-stand_in: Callable[..., Any] | None = None
+    Attributes:
+        stand_in: makes what stands in for a `PerSample`.
+    """
+
+    stand_in: Callable[..., Any] | None = None
+
+
+local, flags = _Local(), _Flags()
 
 
 def is_traced() -> bool:

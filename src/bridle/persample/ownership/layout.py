@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..tracing import structure
+
 
 class NotSeparableError(Exception):
     """A way of cutting a tensor was asked for that would cut through a sample's elements."""
@@ -57,11 +59,11 @@ class SampleLayout:
             if outer == 1:
                 return rows[0]
             return rows.transpose(0, 1).reshape(self.samples, outer * inner, x.shape[-1])
-        where, most = self._row_places(width)
+        with structure():
+            kept, places, most = self._row_places(width)
         flat = x.reshape(_count(x.shape[:-1]), x.shape[-1])
-        kept = where >= 0
         out = flat.new_zeros(self.samples * most, x.shape[-1])
-        return out.index_copy_(0, where[kept], flat[kept]).view(self.samples, most, x.shape[-1])
+        return out.index_copy_(0, places, flat[kept]).view(self.samples, most, x.shape[-1])
 
     def sums(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Sum the elements of `x` that belong together into (samples, *shape).
@@ -75,11 +77,13 @@ class SampleLayout:
             if full[dim] == 1:
                 over = [i + 1 for i, n in enumerate(full) if n == 1 and moved.shape[i + 1] != 1]
                 return (moved.sum(over, keepdim=True) if over else moved).reshape(self.samples, *shape)
-        cells = torch.arange(_count(shape), device=x.device).view(tuple(shape)).expand(x.shape).reshape(-1)
-        owner = self.owner_of_each(x.numel(), x.device)
-        kept = owner >= 0
+        with structure():
+            cells = torch.arange(_count(shape), device=x.device).view(tuple(shape)).expand(x.shape).reshape(-1)
+            owner = self.owner_of_each(x.numel(), x.device)
+            kept = (owner >= 0).nonzero().squeeze(1)
+            places = owner[kept] * _count(shape) + cells[kept]
         out = x.new_zeros(self.samples * _count(shape))
-        out.index_add_(0, owner[kept] * _count(shape) + cells[kept], x.reshape(-1)[kept])
+        out.index_add_(0, places, x.reshape(-1)[kept])
         return out.view(self.samples, *shape)
 
     def owner_of_each(self, count: int, device: torch.device) -> Tensor:
@@ -92,7 +96,8 @@ class SampleLayout:
     @cached_property
     def is_empty(self) -> bool:
         """Whether nobody owns anything: the gradient is zero everywhere."""
-        return self.owners is not None and not bool((self.owners >= 0).any())
+        with structure():
+            return self.owners is not None and not bool((self.owners >= 0).any())
 
     def is_whole_along(self, stride: int, extent: int) -> bool:
         """Return whether elements that differ only along one dimension always have one owner."""
@@ -115,7 +120,8 @@ class SampleLayout:
                 return dim, moved.reshape(self.samples, *x.shape[:dim], -1, *x.shape[dim + 1 :])
         return None
 
-    def _row_places(self, width: int) -> tuple[Tensor, int]:
+    def _row_places(self, width: int) -> tuple[Tensor, Tensor, int]:
+        """Return the rows that have an owner, their places among all rows by sample, and how many of these each has."""
         if width not in self._places:
             assert self.owners is not None
             rows = self.owners.view(-1, width)
@@ -130,11 +136,12 @@ class SampleLayout:
             rank = torch.arange(len(owner), device=owner.device) - first
             places = torch.full_like(owner, -1)
             places[order] = torch.where(sorted_owner >= 0, sorted_owner * most + rank, -1)
-            self._places[width] = places, most
+            kept = (places >= 0).nonzero().squeeze(1)
+            self._places[width] = kept, places[kept], most
         return self._places[width]
 
     @cached_property
-    def _places(self) -> dict[int, tuple[Tensor, int]]:
+    def _places(self) -> dict[int, tuple[Tensor, Tensor, int]]:
         return {}
 
 

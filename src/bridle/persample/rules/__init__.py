@@ -3,9 +3,9 @@
 from ..representations.base import SampleGrads
 from . import bilinear, conv, distance, elementwise, embedding, fallback, indexing, linear, members, norm, rnn
 from .context import RuleContext
-from .registry import apply_rule, has_rule, register_rule, rule, rules, running_op
+from .registry import apply_rule, has_rule, register_rule, registered, rule, rules, running_op
 
-__all__ = ["apply", "has_rule", "register_rule", "rule", "rules", "running_op"]
+__all__ = ["apply", "has_rule", "register_rule", "registered", "rule", "rules", "running_op"]
 # Importing these files fills the table.
 _FILES = (bilinear, conv, distance, elementwise, embedding, fallback, indexing, linear, members, norm, rnn)
 

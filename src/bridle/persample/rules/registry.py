@@ -33,6 +33,8 @@ class Rule:
 
 
 _RULES: dict[str, Rule] = {}
+# The ops whose rules came from outside, in the order in which they came.
+_REGISTERED: list[str] = []
 
 
 def rule(*ops: str, runs_op: bool = False, all_outputs: bool = False) -> Callable[[_Function], _Function]:
@@ -87,6 +89,12 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
     if op in _RULES and not replace:
         raise ArgumentError(f"register_rule: there is a rule for `{op}` already. Pass replace=True to replace it.")
     _RULES[op] = Rule(rule, runs_op=True)
+    _REGISTERED.append(op)
+
+
+def registered() -> tuple[str, ...]:
+    """Return the ops whose rules were registered by `register_rule`, one for each call."""
+    return tuple(_REGISTERED)
 
 
 def has_rule(op: str) -> bool:

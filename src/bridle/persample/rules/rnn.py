@@ -11,6 +11,7 @@ from ..ownership.layout import NotSeparableError, SampleLayout
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from ..representations.outer import Outer
+from ..tracing import structure
 from .context import RuleContext
 from .registry import rule
 
@@ -24,7 +25,8 @@ def lstm(ctx: RuleContext) -> SampleGrads:
         raise NotSeparableError
     key = "gate gradients"
     if key not in ctx._cache:  # the weights and biases of a layer are four uses of one node
-        columns = _owner_of_columns(ctx)
+        with structure():
+            columns = _owner_of_columns(ctx)
         deltas, before = (_by_sample(columns, x) for x in _gate_gradients(ctx))
         ctx._cache[key] = columns, deltas, before, deltas.sum(1)
     columns, deltas, before, bias = ctx._cache[key]

@@ -1,0 +1,99 @@
+"""Dynamo: reads the Python of a function into a graph, with guards on everything that the function read.
+
+It is slow to import, so that this is left to the first call.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.node import has_side_effect
+
+Backend: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def as_one_node(function: Callable[..., Any]) -> None:
+    """Let Dynamo record calls of a function as they are, and keep them all."""
+    torch.compiler.allow_in_graph(function)  # type: ignore[no-untyped-call]
+    has_side_effect(function)
+
+
+def read(function: Callable[..., Any], backend: Backend) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return a function that reads this one where no graph of it fits, and one that then calls it as it is."""
+    import torch._dynamo
+
+    whole = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+    return whole, torch._dynamo.run(function)
+
+
+@contextmanager
+def reading() -> Generator[None, None, None]:
+    """While open, recurrent layers are read too, and hooks on modules that come or go mean another graph."""
+    from torch._dynamo import config
+
+    with config.patch(allow_rnn=True, skip_nnmodule_hook_guards=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about what it cannot read: that comes as an error as well
+        yield
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Return the errors with which it gives up."""
+    from torch._dynamo import exc
+
+    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+
+
+def stop(why: str) -> None:
+    """Give up, when called from what is being read."""
+    torch._dynamo.graph_break(msg=why)
+
+
+def reason(error: Exception) -> str:
+    """Return in one line why it gave up."""
+    text = str(error)
+    said = re.search(r"(?s)Explanation: (.*?)\n\s*(Hint|Developer)", text)
+    ours = re.search(r"message `(.*?)`", text)
+    if "graph_break" in text and ours is not None:
+        return ours[1]
+    first = text.strip().split("\n")[0] if text.strip() else type(error).__name__
+    more = f" ({' '.join(said[1].split())})" if said is not None else ""
+    where = re.findall(r'File "([^"]*)", line (\d+), in', text)
+    place = f", at {where[-1][0].rsplit('/', 1)[-1]}:{where[-1][1]}" if where else ""
+    return f"{first}{more}{place}"
+
+
+def touches_grad() -> bool:
+    """Return whether what was just read looks at the ``.grad`` of a tensor, or sets it. To be called by a backend."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    output = InstructionTranslator.current_tx().output
+    if any(re.search(r"\._?grad\b", guard.name) for guard in output.guards):
+        return True
+    stored = output.side_effects.store_attr_mutations
+    return any("grad" in names and variable.is_tensor() for variable, names in stored.items())
+
+
+def sources(graph: GraphModule) -> list[str]:
+    """Return where each input of a graph comes from. To be called by a backend."""
+    found = (node.meta.get("grapharg") for node in graph.graph.nodes if node.op == "placeholder")
+    return ["" if one is None or one.source is None else type(one.source).__name__ for one in found]
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module was compiled by torch.compile, as a whole or in place."""
+    return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
+
+
+def uncompiled() -> Any:
+    """Return a context in which compiled functions run as they were written."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def backward_hooks(tensor: Tensor) -> bool:
+    """Return whether hooks were registered on a tensor."""
+    return bool(tensor._backward_hooks)

@@ -1,0 +1,105 @@
+"""Graphs of ATen ops: traced from Python without values, and compiled."""
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+@contextmanager
+def without_tracing() -> Generator[None, None, None]:
+    """While open, tensors are made for real, and no op is recorded."""
+    with _disable_current_modes():
+        yield
+
+
+def fake_mode() -> Any:
+    """Return a mode in which tensors have no values."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def trace(function: Callable[..., Any], fakes: Sequence[Tensor]) -> fx.GraphModule:
+    """Record what a function does to tensors without values, autograd and all."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    traced: fx.GraphModule = make_fx(function)(*fakes)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
+
+
+def tracer_in_use() -> Any:
+    """Return what records ops at the moment."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    assert mode is not None
+    return mode.tracer
+
+
+def computed(tensor: Tensor, tracer: Any) -> Tensor | None:
+    """Return the value of a traced tensor; None if it depends on an input or on chance."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    slot: Any = get_proxy_slot(tensor, tracer, None)
+    return None if slot is None else _computed(slot.proxy.node, tracer.root)
+
+
+def _computed(end: fx.Node, root: Any) -> Tensor | None:
+    above = {end}
+    stack = [end]
+    while stack:
+        for node in stack.pop().all_input_nodes:
+            if node not in above:
+                above.add(node)
+                stack.append(node)
+    if any(node.op == "placeholder" or is_random(node) for node in above):
+        return None
+    values: dict[fx.Node, Any] = {}
+    with without_tracing():
+        for node in end.graph.nodes:
+            if node in above and node.op == "get_attr":
+                values[node] = getattr(root, str(node.target))
+            elif node in above:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+    found: Tensor = values[end]
+    return found
+
+
+def is_random(node: fx.Node) -> bool:
+    """Return whether an op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+@contextmanager
+def as_recorded() -> Generator[None, None, None]:
+    """While open, ops run as they were recorded: every cast is in the graph, and none has a gradient."""
+    with torch.no_grad(), torch._C._DisableAutocast():
+        yield
+
+
+def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """Compile a graph with inductor. Random numbers come from torch's generator, as without it."""
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    with as_recorded(), config.patch(fallback_random=True):
+        found: Any = compile_fx(graph, list(inputs))
+    return found  # type: ignore[no-any-return]
+
+
+def lacks_compiler(error: BaseException | None) -> bool:
+    """Return whether an error says that there is no C++ compiler."""
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    while error is not None:
+        if isinstance(error, InvalidCxxCompiler):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,299 @@
+"""Never stale: whatever the step reads may change between calls."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+import bridle
+
+from .helpers import B, C, D, Twins, batch, clipped, losses_of, mlp
+
+
+def warm(twins, *args):
+    """Call until the captured graph runs."""
+    twins.run(*args)
+    twins.captured(*args)
+
+
+def test_other_values_other_shapes_other_dtypes():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    twins.captured(*batch())
+    warm(twins, *batch(B + 2, D))
+    twins.captured(*batch())
+    for model in (twins.model, twins.other):
+        model.double()
+        model.zero_grad()
+    x, y = batch()
+    warm(twins, x.double(), y)
+
+
+def test_weights_that_were_stepped_or_replaced():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    for model in (twins.model, twins.other):
+        torch.optim.SGD(model.parameters(), 0.5).step()
+    twins.captured(*batch())
+    weight = torch.randn(C, 6)
+    for model in (twins.model, twins.other):
+        model[2].weight = nn.Parameter(weight.clone())
+    warm(twins, *batch())
+    for model in (twins.model, twins.other):
+        model[2].weight.data = weight * 2
+    twins.run(*batch())
+
+
+def test_gradients_that_are_there_or_not():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    twins.captured(*batch())
+    for model in (twins.model, twins.other):
+        model.zero_grad(set_to_none=False)
+    twins.captured(*batch())
+    held = twins.model[0].weight.grad
+    for model in (twins.model, twins.other):
+        model.zero_grad(set_to_none=True)
+    twins.captured(*batch())
+    assert twins.model[0].weight.grad is not held
+    held = twins.model[0].weight.grad
+    twins.captured(*batch())
+    assert twins.model[0].weight.grad is held  # added to in place, as backward does
+
+
+def test_training_mode_and_dropout():
+    twins = Twins(nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, C)))
+    x, y = batch()
+    warm(twins, x, y)
+    first = twins.captured(x, y)
+    assert not torch.equal(first, twins.captured(x, y))
+    for model in (twins.model, twins.other):
+        model.eval()
+    warm(twins, x, y)
+    assert torch.equal(twins.captured(x, y), twins.captured(x, y))
+    for model in (twins.model, twins.other):
+        model.train()
+    assert not torch.equal(twins.captured(x, y), twins.captured(x, y))
+
+
+def test_frozen_and_thawed_parameters():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    for frozen in (True, False):
+        for model in (twins.model, twins.other):
+            model.zero_grad()
+            model[0].requires_grad_(not frozen)
+        warm(twins, *batch())
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = mlp(), 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen += x.shape[0]
+        return self.inner(x) * (2.0 if self.calls % 2 else 1.0)
+
+
+def test_a_model_that_counts_its_calls():
+    twins = Twins(Counting())
+    for call in range(8):
+        twins.run(*batch())
+        assert twins.model.calls == twins.other.calls == call + 1
+        assert twins.model.seen == (call + 1) * B
+
+
+class Running(nn.Module):
+    """Keeps a mean of what it saw, and uses that of the calls before."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+        self.register_buffer("mean", torch.zeros(D))
+
+    def forward(self, x):
+        before = self.mean.clone()
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+        return self.inner(x - before)
+
+
+def test_buffers_are_updated():
+    twins = Twins(Running())
+    warm(twins, *batch())
+    for _ in range(3):
+        twins.captured(*batch())
+
+
+class Chance(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.inner, self.draw = mlp(), draw
+
+    def forward(self, x):
+        return self.inner(x) * self.draw()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [random.random, lambda: random.randint(1, 3), lambda: random.uniform(1, 2), lambda: random.choice([1.0, 2.0])],
+    ids=["random", "randint", "uniform", "choice"],
+)
+def test_a_model_that_draws_from_pythons_generator(draw):
+    twins = Twins(Chance(draw))
+    twins.other.draw = draw
+    for _ in range(5):
+        twins.run(*batch())
+
+
+def test_torchs_generator_seeded_or_not():
+    twins = Twins(Chance(lambda: torch.rand(())))
+    warm(twins, *batch())
+    for _ in range(3):
+        twins.captured(*batch())
+
+
+SCALE = [1.0]
+
+
+def test_globals_closures_and_attributes():
+    factor = {"one": 1.0}
+
+    def make(model):
+        model.gain = 1.0
+
+        def step(x, y):
+            losses = losses_of(model, x, y) * SCALE[0] * factor["one"] * model.gain
+            return bridle.per_sample(losses, model).norms()
+
+        return step
+
+    twins = Twins(mlp(), make)
+    warm(twins, *batch())
+    try:
+        SCALE[0] = 2.0
+        warm(twins, *batch())
+        factor["one"] = 3.0
+        warm(twins, *batch())
+        twins.model.gain = twins.other.gain = 4.0
+        warm(twins, *batch())
+        SCALE[0], factor["one"] = 1.0, 1.0
+        twins.model.gain = twins.other.gain = 1.0
+        twins.captured(*batch())
+    finally:
+        SCALE[0] = 1.0
+
+
+def test_modules_that_are_exchanged():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    for model in (twins.model, twins.other):
+        model[1] = nn.ReLU()
+    warm(twins, *batch())
+    for model in (twins.model, twins.other):
+        model.append(nn.Softmax(1))
+    warm(twins, *batch())
+
+
+def test_hooks_on_modules_that_come_and_go():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    handles = [m[0].register_forward_hook(lambda _m, _i, out: out * 2) for m in (twins.model, twins.other)]
+    twins.run(*batch())
+    twins.run(*batch())
+    for handle in handles:
+        handle.remove()
+    twins.run(*batch())
+
+
+def test_hooks_on_parameters_that_come_and_go():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    handles = [m[0].weight.register_hook(lambda g: g * 2) for m in (twins.model, twins.other)]
+    twins.eager(*batch())
+    for handle in handles:
+        handle.remove()
+    twins.captured(*batch())
+
+
+def test_autocast_on_and_off():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        warm(twins, *batch())
+        twins.captured(*batch())
+    twins.captured(*batch())
+
+
+def test_inputs_that_share_memory_with_each_other():
+    model = nn.Linear(D, 1)
+
+    def make(model):
+        def step(x, y):
+            return bridle.per_sample((model(x) + model(y).flip(0)).square(), model).norms()
+
+        return step
+
+    twins = Twins(model, make)
+    x, y = torch.randn(B, D), torch.randn(B, D)
+    warm(twins, x, y)
+    for one, other in ((x, x), (x, x.view(B, D)), (x, x.detach())):
+        with pytest.raises(bridle.errors.BatchCouplingError):
+            twins.step(one, other)
+    twins.captured(x, y)
+
+
+def test_windows_of_one_tensor_are_no_obstacle():
+    model = nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 7))
+    ids = torch.randint(7, (B, 9))
+    twins = Twins(model)
+    warm(twins, ids[:, :-1], ids[:, 1:])
+    twins.captured(ids[:, :-1], ids[:, 1:])
+    twins.eager(ids[:, :-1], ids[:, 1:].clone())
+
+
+def test_a_graph_from_before_the_step():
+    body, head = nn.Linear(D, D), nn.Linear(D, C)
+    model = nn.Sequential(body, head)
+
+    def make(model):
+        def step(h, y):
+            return bridle.per_sample(losses_of(model[1], h, y), model).norms()
+
+        return step
+
+    twins = Twins(model, make)
+    x, y = batch()
+    for _ in range(3):
+        expected = twins.plain(twins.other[0](x), y)
+        assert torch.equal(twins.step(twins.model[0](x), y), expected)
+    assert twins.ran == "eager"
+
+
+def test_a_rule_that_is_registered_later(monkeypatch):
+    from bridle.persample.rules import registry
+
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setattr(registry, "_REGISTERED", list(registry._REGISTERED))
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    bridle.register_rule("AddmmBackward0", lambda ctx: torch.zeros(ctx.samples, *ctx.shape), replace=True)
+    twins.eager(*batch())
+
+
+def test_grad_mode():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    with torch.no_grad(), pytest.raises(bridle.errors.NoGraphError):
+        twins.step(*batch())
+    twins.captured(*batch())
+
+
+def test_steps_of_one_function_do_not_count_together():
+    for _ in range(10):
+        twins = Twins(nn.Linear(D, C), clipped)
+        warm(twins, *batch())

@@ -29,8 +29,8 @@ tasks that swing is in [adaptive.md](adaptive.md), what watching costs in [watch
 
 ![Ratio to a plain step against the batch](charts/per-sample-batches.svg)
 
-**Clipping by norm runs at the speed of memory on large models**, and loses a factor of two to Python on thousands of tiny
-tensors, where torch loses ten:
+**Clipping by norm runs at the speed of memory on large models**, and loses a factor of two to Python on thousands of
+tiny tensors, where torch loses ten:
 
 ![Time of clipping over the memory limit](charts/clip-limit.svg)
 """

@@ -11,9 +11,9 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Model families
 
-`tools/model_sweep` builds every model type that the installed `transformers` knows from its own configuration with sizes
-cut down, splits two batches of three samples, and compares each parameter's gradient of each sample with one backward pass
-per sample. Evaluation mode, untrained weights, float64 (float32 where kernels have no float64).
+`tools/model_sweep` builds every model type that the installed `transformers` knows from its own configuration with
+sizes cut down, splits two batches of three samples, and compares each parameter's gradient of each sample with one
+backward pass per sample. Evaluation mode, untrained weights, float64 (float32 where kernels have no float64).
 
 """
 

@@ -68,6 +68,13 @@ def one_sample_outweighs():
     return healthy(sample_ratio=[80.0] * N)
 
 
+def cubed():
+    run = only_the_test_loss_swings()
+    graph = {"power": 3.0, "of": "Abs", "weighted": True}
+    run.notes.append({"site": "backward", "file": "train.py", "line": 41, "text": "", "indent": 4, "loss_graph": graph})
+    return run
+
+
 def only_noise():
     r = random.Random(4)
     run = only_the_test_loss_swings()
@@ -161,6 +168,7 @@ TRIGGERS = {
     "overfitting": [overfits],
     "cluster": [two_kinds],
     "sample_share": [one_sample_outweighs],
+    "loss_power": [cubed],
     "small_batch": [only_noise],
     "clip_decay": [decayed],
     "precision": [overflowing, rounded_away],

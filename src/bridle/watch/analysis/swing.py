@@ -6,7 +6,8 @@ and what noise alone would do at that `w`. Everything is causal: whether a rise 
 and on nothing later, so what is found in the first half of a run is found in the whole. Blocks play no part.
 
 - Noise is the smallest spread of differences at lags 1, 2 and 3 over the last values: slow swings are smooth at lag 1,
-  quick ones repeat themselves at lag 2 or 3, and noise does neither. A median of `w` has 1.25 / sqrt(w) of it. The threshold grows with sqrt(log(number of windows)), as the range of noise does.
+  quick ones repeat themselves at lag 2 or 3, and noise does neither. A median of `w` has 1.25 / sqrt(w) of it. The
+  threshold grows with sqrt(log(number of windows)), as the range of noise does.
 - Positive losses are compared as logarithms. From the first value that is not positive on, the loss is compared as it
   is, and a rise has to be a quarter of all that was seen.
 - A loss on other data is an average already. It is judged value by value, and what would be put down to noise is
@@ -134,7 +135,7 @@ def _least_spread(past: Sequence[float], rule: _Rule) -> float:
 
 
 def _spread(past: Sequence[float], lag: int) -> float:
-    """Return the standard deviation of the values from differences: from their middle half, or their tails if larger."""
+    """Return the standard deviation of the values from their differences: of the middle half, or of the tails."""
     differences = [b - a for a, b in zip(past, past[lag:], strict=False)]
     middle = median(differences)
     sizes = sorted(abs(d - middle) for d in differences)

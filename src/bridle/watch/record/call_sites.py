@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..run.schema import Line
+from .loss_graph import describe_loss
 
 _OURS = str(Path(__file__).parents[2])
 _TORCH = str(Path(torch.__file__).parent)
@@ -28,21 +29,27 @@ class CallSites:
         self._write = write
         self._frame_seen = False
 
-    def on_backward(self) -> None:
-        """Note the first backward pass."""
+    def on_backward(self, tensors: Any) -> None:
+        """Note the first backward pass, and how its loss is put together."""
         if not self._frame_seen:
             self._frame_seen = True
-            self._note("backward", None)
+            self._note("backward", None, more=lambda: {"loss_graph": describe_loss(tensors)})
 
     def on_step(self, optimizer: torch.optim.Optimizer, opt: int) -> None:
         """Note the first step of an optimizer."""
         self._note("step", optimizer, opt)
 
-    def _note(self, site: str, optimizer: torch.optim.Optimizer | None, opt: int | None = None) -> None:
+    def _note(
+        self,
+        site: str,
+        optimizer: torch.optim.Optimizer | None,
+        opt: int | None = None,
+        more: Callable[[], Line] = dict,
+    ) -> None:
         try:
             frame = _caller(sys._getframe(2))
             if frame is not None:
-                self._write(_line(site, frame, optimizer, opt))
+                self._write({**_line(site, frame, optimizer, opt), **more()})
         except Exception:  # what a script's objects do when they are looked at is not ours to suffer from
             return
 

@@ -90,7 +90,7 @@ class Recorder:
     def on_backward(self, tensors: Any) -> None:
         """Add to the loss of the coming step."""
         self._timer.enter_backward()
-        self._sites.on_backward()
+        self._sites.on_backward(tensors)
         with self._failing():
             if (loss := hooks.loss_of(tensors)) is not None:
                 self._loss.add(loss)

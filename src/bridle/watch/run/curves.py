@@ -9,7 +9,7 @@ from typing import Any
 # Where a curve is known from several places, the first of these is kept.
 ORIGINS = ("noted", "trainer", "TensorBoard", "wandb", "printed", "no_grad")
 _LEAST = 3  # points of a curve that was read, not given: two could be anything
-_OTHER_DATA = frozenset("test val valid validation eval evaluation dev".split())
+_OTHER_DATA = frozenset(["test", "val", "valid", "validation", "eval", "evaluation", "dev"])
 _FACTOR = 4.0  # how far a number that no one has named a loss may be from the training loss
 
 
@@ -78,7 +78,7 @@ def _resembles(curve: Curve, steps: Sequence[int], loss: Sequence[float]) -> boo
             pairs.append((value, median(near), fmean(near)))
         before = step
     first = pairs[: max(3, len(pairs) // 4)]
-    close = [any(0 < t and t / _FACTOR <= v <= t * _FACTOR for t in trained) for v, *trained in first]
+    close = [any(t > 0 and t / _FACTOR <= v <= t * _FACTOR for t in trained) for v, *trained in first]
     apart = [(v - pairs[0][0]) * (t - pairs[0][1]) for v, t, _ in pairs[1:]]
     opposite = sum(1 for product in apart if product < 0)
     return sum(close) * 2 > len(first) > 2 and opposite * 4 < 3 * len(apart)

@@ -148,6 +148,7 @@ class SiteLine(TypedDict, total=False):
         file: The file; `line` the number of the line, `text` what it says, `indent` by how many characters.
         names: What the script calls the optimizer and the model, None where that was not found.
         library: The package, where the call is not in the script but in one.
+        loss_graph: Of a loss: the `power` that its terms are raised to, `of` what, and whether they are `weighted`.
     """
 
     site: str
@@ -158,6 +159,7 @@ class SiteLine(TypedDict, total=False):
     indent: int
     names: dict[str, str | None]
     library: str
+    loss_graph: dict[str, Any]
     after: int
 
 

@@ -18,6 +18,7 @@ from .depth import depth
 from .dominant import dominant
 from .edge_of_stability import edge_of_stability
 from .heavy_tail import heavy_tail
+from .loss_power import loss_power
 from .noise_scale import noise_scale
 from .nonfinite import nonfinite
 from .oscillation import oscillation
@@ -46,6 +47,7 @@ TABLE: tuple[Check, ...] = (
     cluster,
     spikes,
     sample_share,
+    loss_power,
     small_batch,
     clip_decay,
     precision,

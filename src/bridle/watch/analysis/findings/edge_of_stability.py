@@ -21,7 +21,10 @@ def edge_of_stability(run: Run) -> Finding | None:
         return None
     at, cosine, share = worst
     lr = median(finite(run.lr)) if finite(run.lr) else float("nan")
-    sharpness = _sharpness(run)
+    curvature = _sharpness(run)
+    sharpness = (
+        {} if curvature is None else {"learning rate times curvature along the steps (2 is the edge)": curvature}
+    )
     return Finding(
         name="edge_of_stability",
         clipping_helps=True,
@@ -29,13 +32,13 @@ def edge_of_stability(run: Run) -> Finding | None:
         f"{run.steps[known[at][0]]}",
         weight=min(0.89, 0.6 + 0.4 * cosine),
         test=f"cosine between a step and the gradient after it, over some {_WINDOW} steps in a row: mean above "
-        f"{_COSINE}, and positive for more than {_SHARE:.0%}. Positive means that the step went beyond the lowest point "
-        "in its direction",
+        f"{_COSINE}, and positive for more than {_SHARE:.0%}. Positive: the step went beyond the lowest point in its "
+        "direction",
         evidence={
             "mean cosine": cosine,
             "share of steps that overshoot": share,
             "learning rate (median)": lr,
-            **({} if sharpness is None else {"learning rate times curvature along the steps (2 is the edge)": sharpness}),
+            **sharpness,
         },
         advice=f"Lower the learning rate: {lr / 2:.3g} first (half), {lr / 4:.3g} if it still overshoots; or "
         "warm it up. Clipping by norm shortens the longest of these steps; a smaller learning rate shortens all.",

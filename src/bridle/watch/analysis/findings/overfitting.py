@@ -20,7 +20,11 @@ def _overfits(loss: Loss, trained: Loss) -> Finding | None:
     best = min(range(len(loss.values)), key=lambda i: loss.values[i])
     tail = loss.values[-max(2, len(loss.values) // 10) :]
     last = sorted(tail)[len(tail) // 2]
-    if min(loss.values) <= 0 or last < _FACTOR * loss.values[best] or len(loss.values) - 1 - best < _SINCE * len(loss.values):
+    if (
+        min(loss.values) <= 0
+        or last < _FACTOR * loss.values[best]
+        or len(loss.values) - 1 - best < _SINCE * len(loss.values)
+    ):
         return None
     then = [v for s, v in zip(trained.steps, trained.values, strict=True) if s <= loss.steps[best]]
     if not then or trained.level(-1) > trained.level(len(then) - 1):

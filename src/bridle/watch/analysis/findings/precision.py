@@ -26,7 +26,7 @@ def precision(run: Run) -> Finding | None:
         return None
     return Finding(
         name="precision",
-        title=f"updates are lost to rounding: weights in {kind} change by {median(updates):.2g} of their size in a step",
+        title=f"updates are lost to rounding: {kind} weights change by {median(updates):.2g} of their size in a step",
         weight=0.7,
         test="the median update is below a quarter of half the distance between two neighbouring numbers of the type",
         evidence={"type": kind, "median relative update": median(updates), "half a rounding step": half_step},

@@ -9,7 +9,7 @@ _RATIO = 20.0
 
 
 def sample_share(run: Run) -> Finding | None:
-    """Find batches in which one sample outweighs the others: a power or a weight in the loss; needs per-sample norms."""
+    """Find batches in which one sample outweighs the others, as by a power in the loss; needs per-sample norms."""
     ratios = finite(run.sample_ratio)
     if len(ratios) < _LEAST or median(ratios) < _RATIO:
         return None

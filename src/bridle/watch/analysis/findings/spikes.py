@@ -41,8 +41,8 @@ def spikes(run: Run) -> Finding | None:
         title=f"{len(starts)} gradient spike{'s' if len(starts) > 1 else ''}, the largest {math.exp(over[worst]):.3g} "
         f"times its surroundings (step {run.steps[worst]})" + (f"; {likely[0]}" if likely else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
-        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_SPREADS:g} spreads of the upper "
-        f"half of the usual norms; {_LARGE:g} times, or a loss that is {_HARM:g} times higher after most of them",
+        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_SPREADS:g} spreads of the "
+        f"upper half of the usual norms; {_LARGE:g} times, or a loss that is {_HARM:g} times higher after most of them",
         evidence={
             "steps": [run.steps[i] for i in starts[:20]],
             "largest, over its surroundings": math.exp(over[worst]),

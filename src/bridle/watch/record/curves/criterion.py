@@ -73,7 +73,7 @@ class CriterionLosses:
     def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def criterion(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or torch.jit.is_tracing() or self._inside:
+            if torch.compiler.is_compiling() or self._inside:
                 return original(*args, **kwargs)
             if has_torch_function((*args, *kwargs.values())):
                 return self._as_torch_does(name, original, criterion, args, kwargs)

@@ -2,19 +2,24 @@
 
 import re
 
-OTHER_DATA = frozenset("test val valid validation eval evaluation dev holdout heldout".split())
-TRAINING = frozenset(("train", "training", "trn", "tr"))
-LOSSES = frozenset("loss losses nll ce bce mse xent xe cost crossentropy logloss objective".split())
-INDICES = frozenset("epoch epochs ep step steps iter iters iteration it batch batches round global".split())
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OTHER_DATA = _set("test val valid validation eval evaluation dev holdout heldout")
+TRAINING = _set("train training trn tr")
+LOSSES = _set("loss losses nll ce bce mse xent xe cost crossentropy logloss objective")
+INDICES = _set("epoch epochs ep step steps iter iters iteration it batch batches round global")
 # Words that say nothing about which number it is.
-PLAIN = frozenset(
+PLAIN = _set(
     "avg average mean total overall set data split is the at of after on for in this value current cur results result "
-    "metrics metric summary running epoch_end end final log info".split()
+    "metrics metric summary running end final log info"
 )
 # A number after one of these is derived from others, or from earlier ones.
-DERIVED = frozenset(
+DERIVED = _set(
     "best min minimum max maximum lowest highest prev previous old target std var variance delta diff gap ratio "
-    "improved improvement decreased increased better from to than change ema smoothed patience".split()
+    "improved improvement decreased increased better from to than change ema smoothed patience"
 )
 
 _PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")

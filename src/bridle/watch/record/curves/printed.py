@@ -30,7 +30,7 @@ class PrintedLines:
         for stream in dict.fromkeys(filter(None, (sys.stdout, sys.stderr))):
             with contextlib.suppress(Exception):  # a stream that cannot be shadowed is not read
                 before, tee = vars(stream).get("write"), self._tee(stream.write)
-                stream.write = tee  # type: ignore[method-assign]
+                stream.write = tee
                 self._streams.append((stream, before, tee))
 
     def remove(self) -> None:

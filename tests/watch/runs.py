@@ -32,6 +32,7 @@ def healthy(n=400, seed=0, **columns):
     run.backward_s.extend([math.nan] * n)
     run.data_s.extend([math.nan] * n)
     run.partial_sums.extend([] for _ in range(n))
+    run.sample_ratio.extend([math.nan] * n)
     run.shards.extend([None] * len(NAMES))
     for name, values in columns.items():
         getattr(run, name)[:] = values

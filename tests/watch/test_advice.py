@@ -14,7 +14,7 @@ def test_a_healthy_run_needs_no_clipping():
     assert advice.threshold is None
     assert advice.policy is None
     text = str(report_on(healthy()))
-    assert "No findings: none of the 13 checks fired." in text
+    assert "No findings: none of the 21 checks fired." in text
     assert "no change advised" in text
 
 

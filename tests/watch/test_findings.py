@@ -32,6 +32,74 @@ def growing():
     return healthy(loss=[1.0 + 0.02 * math.exp(3.5 * t / N) * (-1) ** t for t in range(N)])
 
 
+def crossing_zero():
+    r = random.Random(3)
+    loss = [math.exp(-5 * t / N) - 0.5 + 0.6 * math.sin(t / 8) + 0.05 * r.gauss(0, 1) for t in range(N)]
+    return healthy(loss=loss)
+
+
+def with_test(values, every=20, origin="printed", **columns):
+    run = healthy(**columns)
+    run.notes.extend(
+        {"curve": "val loss", "origin": origin, "value": v, "after": every * (i + 1)} for i, v in enumerate(values)
+    )
+    return run
+
+
+def only_the_test_loss_swings():
+    return with_test([2.0, 1.2, 0.6, 1.1, 0.5, 0.45, 0.9, 0.4, 0.38, 0.8, 0.35, 0.6])
+
+
+def rises_for_good():
+    run = healthy()
+    return healthy(loss=[v * math.exp(max(0, t - 200) / 80) for t, v in enumerate(run.loss)])
+
+
+def overfits():
+    return with_test([2.0, 1.2, 0.8, 0.6, 0.55, 0.5, 0.53, 0.6, 0.68, 0.75, 0.85, 0.95])
+
+
+def two_kinds():
+    r = random.Random(5)
+    return healthy(norm=[v * (7 if r.random() < 0.15 else 1) for v in healthy().norm])
+
+
+def one_sample_outweighs():
+    return healthy(sample_ratio=[80.0] * N)
+
+
+def cubed():
+    run = only_the_test_loss_swings()
+    graph = {"power": 3.0, "of": "Abs", "weighted": True}
+    run.notes.append({"site": "backward", "file": "train.py", "line": 41, "text": "", "indent": 4, "loss_graph": graph})
+    return run
+
+
+def only_noise():
+    r = random.Random(4)
+    run = only_the_test_loss_swings()
+    run.step_grad_cosine[:] = [r.uniform(-0.2, 0.2) for _ in range(N)]
+    return run
+
+
+def decayed():
+    run = healthy(clip=[0.1] * N, update=[0.001] * N)
+    run.settings.update(weight_decay=0.01, momentum=0.0)
+    return run
+
+
+def overflowing():
+    run = healthy()
+    run.notes.extend({"note": "scaler skipped", "after": 40 + 5 * i} for i in range(60))
+    return run
+
+
+def rounded_away():
+    run = healthy(update=[1e-5] * N)
+    run.dtypes.append("bfloat16")
+    return run
+
+
 def overshooting():
     return healthy(step_grad_cosine=[0.5 + 0.2 * math.sin(t) for t in range(N)])
 
@@ -95,7 +163,15 @@ def noisy():
 
 
 TRIGGERS = {
-    "oscillation": [swinging, irregular, growing],
+    "oscillation": [swinging, irregular, growing, crossing_zero, only_the_test_loss_swings],
+    "rising": [rises_for_good],
+    "overfitting": [overfits],
+    "cluster": [two_kinds],
+    "sample_share": [one_sample_outweighs],
+    "loss_power": [cubed],
+    "small_batch": [only_noise],
+    "clip_decay": [decayed],
+    "precision": [overflowing, rounded_away],
     "edge_of_stability": [overshooting],
     "heavy_tail": [heavy_tailed],
     "spikes": [spiking],
@@ -141,12 +217,35 @@ def test_every_finding_has_a_trigger():
     assert len(set(TABLE)) == len(TABLE)
 
 
-def test_the_period_and_growth_are_those_of_the_run():
+def test_the_period_is_that_of_the_run():
     found = next(f for f in find(swinging()) if f.name == "oscillation")
     assert found.evidence["period in steps"] == 25
     grown = next(f for f in find(growing()) if f.name == "oscillation")
     assert grown.evidence["period in steps"] == 2
-    assert grown.evidence["growth of the amplitude, last third over first"] > 3
+
+
+@pytest.mark.parametrize("make", [only_the_test_loss_swings, overfits])
+def test_a_test_loss_is_a_swing_or_overfitting_and_not_both(make):
+    names = {f.name for f in find(make())}
+    assert len(names & {"oscillation", "overfitting"}) == 1
+
+
+def test_restarts_of_the_learning_rate_are_no_swing():
+    r = random.Random(0)
+    phase = [t % 100 / 100 for t in range(N)]
+    wave = [1 + math.cos(2 * math.pi * p) for p in phase]
+    loss = [(2 * math.exp(-t / 200) + w) * math.exp(0.05 * r.gauss(0, 1)) for t, w in enumerate(wave)]
+    lr = [0.05 * (0.02 + w) for w in wave]
+    assert "oscillation" in {f.name for f in find(healthy(loss=loss))}
+    assert "oscillation" not in {f.name for f in find(healthy(loss=loss, lr=lr))}
+
+
+def test_harder_data_is_no_swing():
+    r = random.Random(0)
+    loss = [(0.2 + 1.5 * math.exp(-(t % 130) / 30)) * math.exp(0.05 * r.gauss(0, 1)) for t in range(N)]
+    assert "oscillation" not in {f.name for f in find(healthy(loss=loss))}
+    thrown = [0.2 if t % 130 == 129 else u for t, u in enumerate(healthy().update)]
+    assert "oscillation" in {f.name for f in find(healthy(loss=loss, update=thrown))}
 
 
 def test_spikes_say_what_came_before():

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import torch
 
-from ..errors import BridleError
+from ..errors import ArgumentError, BridleError
 from ._live_line import LiveLine, is_available
+from ._lr_scale import LearningRateScale
 from ._monitor import Monitor
-from ._run_script import check_script, run_module, run_script
+from ._run_script import check_script, end_after, run_module, run_script, seed_all
+from ._try import Limits, try_script
 from .record.writer import reason
 from .report.background import await_reporter, start_reporter
 from .report.html import write_page
@@ -27,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "report":
             return _report(options)
+        if options.trial:
+            return _try(options)
         _watch(options)
     except BridleError as error:
         print(f"bridle: {error}", file=sys.stderr)
@@ -45,6 +49,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     watch.add_argument(
         "--anomaly", action="store_true", help="stop at the operation that makes the first NaN, and name it"
+    )
+    watch.add_argument("--lr-scale", type=float, metavar="F", help="multiply every learning rate, such as by 0.33")
+    watch.add_argument("--steps", type=int, metavar="N", help="end the script after so many optimizer steps")
+    watch.add_argument("--seed", type=int, metavar="S", help="seed random, numpy and torch before the script begins")
+    watch.add_argument(
+        "--try",
+        dest="trial",
+        action="store_true",
+        help="run the script as it is, then with the best two or three changes, and compare them",
+    )
+    watch.add_argument(
+        "--time", type=float, default=1800.0, metavar="S", help="of --try: seconds for all runs together (default 1800)"
     )
     watch.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     watch.add_argument("script", help="the script, or the module's name after -m")
@@ -76,9 +92,23 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
+def _try(options: argparse.Namespace) -> int:
+    if not options.module:
+        check_script(options.script)
+    if rank_info() is not None:
+        raise ArgumentError("--try starts the runs itself, in one process each: call it without torchrun.")
+    if options.time <= 0:
+        raise ArgumentError(f"--time is a number of seconds above 0; found {options.time:g}.")
+    folder = Path(options.record) if options.record else free_name(options.script, None).with_suffix(".try")
+    passed = ["--every", str(options.every), *(["-m"] if options.module else []), options.script, *options.args]
+    return try_script(passed, folder, Limits(options.steps, options.time))
+
+
 def _watch(options: argparse.Namespace) -> None:
     if not options.module:
         check_script(options.script)
+    if options.steps is not None and options.steps < 1:
+        raise ArgumentError(f"--steps is a whole number, 1 or more; found {options.steps}.")
     rank = rank_info()
     record = Path(options.record) if options.record else free_name(options.script, rank)
     # Only rank 0 reports. Fork before threads or an accelerator are initialised.
@@ -91,7 +121,13 @@ def _watch(options: argparse.Namespace) -> None:
         torch.autograd.set_detect_anomaly(True)
     # Registered before the script runs, so it is called after all that the script registers.
     atexit.register(_conclude, monitor, line, os.getpid(), rank, reporter)
+    if options.lr_scale is not None:
+        LearningRateScale(options.lr_scale)
+    if options.seed is not None:
+        seed_all(options.seed)
     monitor.start()
+    if options.steps is not None:
+        end_after(options.steps)
     run = run_module if options.module else run_script
     try:
         run(options.script, options.args)

@@ -126,6 +126,7 @@ class Monitor:
         self._writer.open()
         self._writer.write(self._header)
         hooks.subscribe(self._recorder)
+        self._recorder.curves.install()
         return self
 
     def stop(self, because: str | None = None) -> None:

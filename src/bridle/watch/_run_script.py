@@ -2,13 +2,19 @@
 
 import builtins
 import contextlib
+import importlib
 import importlib.machinery
 import os
+import random
 import runpy
 import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import _events
 from .._torch import step_hooks
@@ -50,6 +56,26 @@ def run_module(name: str, args: list[str]) -> None:
     _replace_first_path(os.getcwd())
     with _hide_own_frames():
         runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def end_after(steps: int) -> None:
+    """End the script, as `sys.exit()` would, once an optimizer has taken so many steps."""
+    counts: dict[int, int] = {}
+
+    def after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        counts[id(optimizer)] = counts.get(id(optimizer), 0) + 1
+        if counts[id(optimizer)] == steps:
+            raise SystemExit(0)
+
+    register_optimizer_step_post_hook(after_step)
+
+
+def seed_all(seed: int) -> None:
+    """Seed what scripts draw from; one that seeds by itself still does."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy").random.seed(seed)
 
 
 def _replace_first_path(folder: str) -> None:

@@ -1,16 +1,26 @@
-"""Recommend clipping from a record, and say what it would have changed."""
+"""Recommend what to change from a record: a threshold, a learning rate, and what each would have done."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from statistics import median
 
 from ..run.run import Run
 from .finding import Finding
+from .paste import Paste, paste_auto, paste_clip, paste_rate
 from .statistics import finite, quantile
 
 _LEAST = 30
-# Steps below the threshold make this share of the sum of all norms.
-_CALM_SHARE = 0.25
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
+_LOW = 0.1  # the quantile of healthy norms that a threshold is
+_OF_MEDIAN = 0.1  # and what part of their median it is at least
+_LOST = 3.0  # a loss above so many times that at the start belongs to a run that has diverged
+_SLOWER = 3.0  # what the learning rate is divided by
+# Optimizers that divide by the size of past gradients, or take only their sign: scaling all of them changes little.
+_NAMES = "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor Lion SparseAdam Muon LAMB"
+ADAPTIVE = frozenset(_NAMES.split(" "))
+SYMPTOMS = ("nonfinite", "oscillation", "rising")
+_OUTLIERS = ("spikes", "heavy_tail", "cluster", "nonfinite")
+_TIGHT = ("clip_tight", "clip_decay")
 
 
 @dataclass(frozen=True)
@@ -31,8 +41,25 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class Action:
+    """One change.
+
+    Attributes:
+        do: What, in a clause: "lower the learning rate to 0.01".
+        why: Why, in a sentence.
+        paste: The lines, and where they go.
+        try_with: The options of `bridle watch` that try it without editing.
+    """
+
+    do: str
+    why: str
+    paste: Paste | None = None
+    try_with: str = ""
+
+
+@dataclass(frozen=True)
 class Advice:
-    """Recommended clipping.
+    """Recommended changes.
 
     Attributes:
         threshold: The norm to clip at, where a fixed one is wanted; None where no clipping is advised.
@@ -40,6 +67,8 @@ class Advice:
         effect: What it would have changed on this run.
         quantiles: The distribution of the norms before any clipping.
         candidates: What other thresholds would have done.
+        actions: What to change, the best first.
+        learning_rate: The learning rate to try; None where it is not the matter.
     """
 
     threshold: float | None
@@ -47,6 +76,8 @@ class Advice:
     effect: Candidate | None
     quantiles: dict[str, float]
     candidates: list[Candidate]
+    actions: list[Action] = field(default_factory=list)
+    learning_rate: float | None = None
 
     @property
     def policy(self) -> str | None:
@@ -55,41 +86,136 @@ class Advice:
 
 
 def advise(run: Run, findings: list[Finding]) -> Advice:
-    """Recommend clipping for a run with these findings."""
-    norms = finite(run.norm)
+    """Recommend changes for a run with these findings."""
+    norms, names = finite(run.norm), {finding.name for finding in findings}
     levels = {f"{q:.0%}": quantile(norms, q) for q in _QUANTILES} if norms else {}
     if len(norms) < _LEAST:
         return Advice(None, f"{len(norms)} steps are too few to judge by; {_LEAST} are needed.", None, levels, [])
     levels["largest"] = max(norms)
-    thresholds = {_round(v) for v in levels.values() if v > 0} | {_round(_calm(norms))} - {0.0}
-    candidates = [_candidate(norms, t) for t in sorted(thresholds)]
     reasons = [finding.name for finding in findings if finding.clipping_helps]
-    if not reasons:
-        return Advice(None, "Nothing in this run calls for clipping.", None, levels, candidates)
-    held = finite(run.clip)
-    if "oscillation" not in reasons and any(f < 1 for f in held):
-        rate = sum(1 for f in held if f < 1) / len(held)
-        because = f"This run was clipped already ({rate:.0%} of the steps) and does not swing. Keep it as it is."
-        return Advice(None, because, None, levels, candidates)
-    threshold = _round(_calm(norms))
-    if threshold <= 0:
-        return Advice(None, "The gradients are zero: there is nothing to clip.", None, levels, candidates)
-    because = (
-        f"Found: {', '.join(reasons)}. The norms of a run that swings are swollen by the swinging, so the threshold "
-        f"comes from their calm part: steps below it make {_CALM_SHARE:.0%} of the sum of all norms. `auto` needs no "
-        "threshold: its limit shrinks when steps go too far and grows while they do not."
+    threshold = _round(_threshold(run)) if reasons and not names & set(_TIGHT) else 0.0
+    thresholds = {_round(v) for v in levels.values() if v > 0} | {threshold} - {0.0}
+    candidates = [_candidate(norms, t) for t in sorted(thresholds)]
+    plain = Advice(None, _why_nothing(run, names), None, levels, candidates)
+    if names & set(_TIGHT) or (names.isdisjoint(SYMPTOMS) and _is_clipped(run)):
+        return _loosen(run, names, plain)
+    if not reasons or threshold <= 0:
+        return plain
+    rate = _slower(run)
+    slower = _slow_down(run, rate) if not names.isdisjoint((*SYMPTOMS, "edge_of_stability")) else []
+    clip = _clip(run, threshold)
+    leads = run.optimizer in ADAPTIVE or ("edge_of_stability" in names and names.isdisjoint(_OUTLIERS))
+    if run.optimizer in ADAPTIVE and names.isdisjoint(_OUTLIERS):  # clipping would change next to nothing
+        return Advice(None, _why_adaptive(run), None, levels, candidates, slower, rate)
+    actions = [*slower, *clip] if leads else [*clip, *slower]
+    because = _why(run, reasons)
+    effect = _candidate(norms, threshold)
+    return Advice(threshold, because, effect, levels, candidates, actions, rate if slower else None)
+
+
+def _loosen(run: Run, names: set[str], plain: Advice) -> Advice:
+    """Advise on a run whose clipping is the trouble, or is not."""
+    if names.isdisjoint(_TIGHT):
+        return plain
+    higher = _round(quantile(finite(run.norm), 0.9))
+    raised = Action(
+        f"raise the threshold to {higher:g}",
+        "Most steps are cut down to one length; at this threshold 90% of the gradients of this run would be left as "
+        "they are.",
+        paste_clip(run, higher),
+        f"--clip {higher:g}",
     )
-    return Advice(threshold, because, _candidate(norms, threshold), levels, candidates)
+    rate = _slower(run)
+    actions = [raised, *(_slow_down(run, rate) if not names.isdisjoint(SYMPTOMS) else [])]
+    because = "This run is clipped so tightly that the threshold has become its learning rate."
+    return Advice(None, because, None, plain.quantiles, plain.candidates, actions, rate if len(actions) > 1 else None)
 
 
-def _calm(norms: list[float]) -> float:
-    """Return the norm below which steps make `_CALM_SHARE` of the sum: norms near zero weigh nothing."""
-    ordered, so_far, total = sorted(norms), 0.0, sum(norms)
-    for norm in ordered:
-        so_far += norm
-        if so_far >= _CALM_SHARE * total:
-            return norm
-    return ordered[-1]
+def _is_clipped(run: Run) -> bool:
+    return any(f < 1 for f in finite(run.clip))
+
+
+def _why_nothing(run: Run, names: set[str]) -> str:
+    held = finite(run.clip)
+    rate = sum(1 for f in held if f < 1) / len(held) if held else 0.0
+    if rate and names.isdisjoint(SYMPTOMS):
+        return f"This run was clipped already ({rate:.0%} of the steps) and does not swing. Keep it as it is."
+    if not any(n > 0 for n in finite(run.norm)):
+        return "The gradients are zero: there is nothing to clip."
+    return "Nothing in this run calls for clipping."
+
+
+def _why(run: Run, reasons: list[str]) -> str:
+    first = f"Found: {', '.join(reasons)}. "
+    if run.optimizer in ADAPTIVE:
+        return first + _why_adaptive(run)
+    again = " It is clipped already, and not enough." if _is_clipped(run) else ""
+    return (
+        f"{first}The threshold is what the smallest tenth of the gradients stay below, from the part of the run before "
+        "anything diverged: large gradients, which it is to limit, do not move it. `auto` needs none: its limit "
+        f"shrinks when steps go too far and grows while they do not.{again}"
+    )
+
+
+def _why_adaptive(run: Run) -> str:
+    return (
+        f"{run.optimizer} divides by the size of past gradients, so a smaller gradient makes no smaller step: the "
+        "learning rate, a warm-up and betas come first. Clipping acts only on the few steps that stand out."
+    )
+
+
+def _threshold(run: Run) -> float:
+    """Return a norm that healthy steps of this run stay near: of the steps before it diverged, a low quantile."""
+    norms = _healthy_norms(run)
+    middle = quantile(norms, 0.5)
+    if run.optimizer in ADAPTIVE:  # what is usual is free, and the rest stands out
+        return middle
+    return max(quantile(norms, _LOW), _OF_MEDIAN * middle)
+
+
+def _healthy_norms(run: Run) -> list[float]:
+    """Return the norms before the run diverged, where it did; the first ones where it did at once."""
+    known = finite(run.loss[:20])
+    start = median(known) if known else math.nan
+    bad = {event.step for event in run.nonfinite}
+    end = next((i for i, step in enumerate(run.steps) if step in bad), len(run.steps))
+    rows = zip(run.norm[:end], run.loss[:end], strict=True)
+    kept = [n for n, v in rows if math.isfinite(n) and n > 0 and not (start > 0 and v > _LOST * start)]
+    return kept if len(kept) >= _LEAST else [n for n in finite(run.norm) if n > 0][:_LEAST] or [0.0]
+
+
+def _slower(run: Run) -> float | None:
+    rates = finite(run.lr)
+    return _round(max(rates) / _SLOWER) if rates and max(rates) > 0 else None
+
+
+def _slow_down(run: Run, rate: float | None) -> list[Action]:
+    if rate is None:
+        return []
+    why = "Every step becomes shorter by that, whatever the gradients are."
+    found = [
+        Action(f"lower the learning rate to {rate:g}", why, paste_rate(run, rate), f"--lr-scale {1 / _SLOWER:.2g}")
+    ]
+    betas = run.settings.get("betas")
+    if run.optimizer in ADAPTIVE and isinstance(betas, list) and len(betas) == 2 and betas[1] > 0.95:
+        why = (
+            f"With {betas[1]:g} the optimizer needs {1 / (1 - betas[1]):.0f} steps to notice that gradients have grown."
+        )
+        found.append(Action(f"set betas=({betas[0]:g}, 0.95)", why))
+    return found
+
+
+def _clip(run: Run, threshold: float) -> list[Action]:
+    fixed = Action(
+        f"clip gradients at a norm of {threshold:g}",
+        "One step can then not throw the weights far.",
+        paste_clip(run, threshold),
+        f"--clip {threshold:g}",
+    )
+    if run.optimizer in ADAPTIVE:
+        return [fixed]
+    why = "It finds the limit while it trains, and needs no number from you."
+    return [Action("clip gradients with `auto`", why, paste_auto(run), "--clip auto"), fixed]
 
 
 def _candidate(norms: list[float], threshold: float) -> Candidate:

@@ -1,38 +1,105 @@
-"""Compare two runs in a few numbers."""
+"""Compare runs in a few numbers."""
 
 import math
-from itertools import pairwise
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from ..run.run import Run
+from .finding import Finding
+from .losses import Loss, losses_of
 from .statistics import finite
 
+_BARS = "▁▂▃▄▅▆▇█"
+_COLUMNS = 30
 
-def swing(values: list[float]) -> float:
-    """Return the mean change from one value to the next, as a factor; NaN where there is none.
 
-    A loss that falls evenly by 1% has 1.01; one that doubles and halves in turn has 2.
+def above_lowest(values: list[float]) -> float:
+    """Return the mean of log10(value over the lowest so far); NaN where a value is not above 0.
+
+    0 for a curve that only falls, 1 for one that stands ten times above its lowest on average.
     """
-    if len(values) < 3 or not all(0 < v < math.inf for v in values):
+    if not values or not all(0 < v < math.inf for v in values):
         return math.nan
-    return math.exp(fmean(abs(math.log(b / a)) for a, b in pairwise(values)))
+    lowest, found = math.inf, []
+    for v in values:
+        lowest = min(lowest, v)
+        found.append(math.log10(v / lowest))
+    return fmean(found)
+
+
+def levels_of(loss: Loss) -> list[float]:
+    """Return a loss as some forty levels: means of stretches of batches; the values themselves on other data."""
+    if not loss.batches:
+        return loss.values
+    block = max(1, len(loss.values) // 40)
+    return [fmean(loss.values[i : i + block]) for i in range(0, len(loss.values) - block + 1, block)]
 
 
 def summary(run: Run) -> dict[str, float]:
     """Return the numbers to compare between runs, by name."""
-    loss = finite(run.loss)
-    block = max(1, len(loss) // 40)
-    levels = [fmean(loss[i : i + block]) for i in range(0, len(loss) - block + 1, block)]
-    test = [v for _, v in run.noted_losses("test")]
+    *others, trained = losses_of(run)
+    test = others[0].values if others else []
+    levels = levels_of(trained)
     late = levels[-max(1, len(levels) // 10) :]
     nothing = math.nan
     return {
-        "swing of the training loss (factor from one stretch to the next)": swing(levels[len(levels) // 10 :]),
-        "training loss, last tenth": fmean(late) if late else nothing,
-        "swing of the test loss (factor from one report to the next)": swing(test[len(test) // 10 :]),
-        "best test loss": min(finite(test), default=nothing),
         "final test loss": test[-1] if test else nothing,
+        "lowest test loss": min(test, default=nothing),
+        "test loss above its lowest so far (mean of log10)": above_lowest(test),
+        "training loss, last tenth": fmean(late) if late else nothing,
+        "lowest training loss (of 40 stretches)": min(levels, default=nothing),
+        "training loss above its lowest so far (mean of log10)": above_lowest(levels),
         "median gradient norm": median(finite(run.norm)) if finite(run.norm) else nothing,
         "largest gradient norm": max(finite(run.norm), default=nothing),
         "non-finite steps": float(len(run.nonfinite)),
     }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run, up to a step that all runs reached.
+
+    Attributes:
+        name: Which loss this is about.
+        final: Its last level; infinite where the run was lost.
+        lowest: Its lowest level.
+        above: The mean of log10(level over the lowest so far).
+        swings: Whether a finding says that it swings, rises, or is not finite.
+        sparkline: The curve in a line of text.
+    """
+
+    name: str
+    final: float
+    lowest: float
+    above: float
+    swings: bool
+    sparkline: str
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """What runs are ordered by, the best first."""
+        return self.swings, self.final if math.isfinite(self.final) else math.inf
+
+
+def outcome(run: Run, findings: list[Finding], steps: int) -> Outcome:
+    """Return what came of a run with these findings in its first `steps` steps."""
+    *others, trained = losses_of(run)
+    loss = next((one for one in others if len(one.values) >= 2), trained)
+    kept = [v for s, v in zip(loss.steps, loss.values, strict=True) if s <= steps]
+    levels = levels_of(Loss(loss.name, loss.batches, list(range(len(kept))), kept, loss.origin))
+    bad = {"oscillation", "rising", "nonfinite"} & {finding.name for finding in findings}
+    lost = not finite(run.loss[-5:]) and bool(run.loss)
+    final = math.inf if lost or not levels else levels[-1]
+    return Outcome(loss.name, final, min(levels, default=math.nan), above_lowest(levels), bool(bad), _sparkline(levels))
+
+
+def _sparkline(levels: list[float]) -> str:
+    """Draw a curve as bars, on a logarithmic scale where it can be."""
+    if not levels:
+        return ""
+    log = min(levels) > 0
+    ys = [math.log(v) if log else v for v in levels]
+    size = max(1, len(ys) / _COLUMNS)
+    columns = [max(ys[int(i * size) : max(int(i * size) + 1, int((i + 1) * size))]) for i in range(int(len(ys) / size))]
+    low, high = min(columns), max(columns)
+    return "".join(_BARS[int((y - low) / (high - low) * 7.999) if high > low else 0] for y in columns)

@@ -39,6 +39,7 @@ class Finding:
         chart: What to draw.
         clipping_helps: Whether clipping by norm acts on it; the advice then recommends a threshold.
         optimizer: Which optimizer, where the run has several. Set by the report.
+        plain: The same for a newcomer, in a clause without terms: "a few batches have far larger gradients".
     """
 
     name: str
@@ -50,6 +51,7 @@ class Finding:
     chart: Chart | None = None
     clipping_helps: bool = False
     optimizer: str | None = None
+    plain: str = ""
 
     def __str__(self) -> str:
         """Return the name and the title."""

@@ -1,6 +1,7 @@
 """The observer behind `Monitor`: measures each step, attaches clipping where asked to, writes lines."""
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,9 @@ from .._clip_policy import ClipOption, policy_of
 from ..run.rank_files import RankInfo
 from ..run.schema import Line
 from . import hooks
+from .call_sites import CallSites
 from .clipping import ClipTracker, Fold, refuse_flattened, remaining_scale, undo_clipping
+from .curves import CurveObserver
 from .loss import LossTracker
 from .measure import Measurement, Meter
 from .step_timer import StepTimer
@@ -64,10 +67,12 @@ class Recorder:
         self._watched: dict[int, _Watched] = {}
         self._process = os.getpid()
         self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
-        self._samples: dict[str, float] = {}
+        self._samples: dict[str, Any] = {}
         self._began = time.perf_counter()
         self.failure: str | None = None
         self.latest: Line = {}
+        self.curves = CurveObserver(writer.write, lambda: max((w.steps for w in self._watched.values()), default=0))
+        self._sites = CallSites(writer.write)
 
     @property
     def steps(self) -> int:
@@ -76,6 +81,7 @@ class Recorder:
 
     def detach(self) -> None:
         """Remove everything from the optimizers that were observed."""
+        self.curves.remove()
         for watched in self._watched.values():
             watched.hook.remove()
             if watched.clipper is not None:
@@ -84,6 +90,7 @@ class Recorder:
     def on_backward(self, tensors: Any) -> None:
         """Add to the loss of the coming step."""
         self._timer.enter_backward()
+        self._sites.on_backward(tensors)
         with self._failing():
             if (loss := hooks.loss_of(tensors)) is not None:
                 self._loss.add(loss)
@@ -114,6 +121,10 @@ class Recorder:
         """Take the gradient norm of each sample of the coming step."""
         squares = norms.detach().double().square()
         self._samples = {"samples": squares.numel(), "sample_square": float(squares.mean())}
+        if squares.numel():
+            largest, middle = float(squares.max()), float(squares.median())
+            share = math.sqrt(largest / middle) if middle > 0 else math.inf
+            self._samples["sample_ratio"] = rounded([share])[0]
 
     def on_scaler_update(self) -> None:
         """Drop the loss of a step that a GradScaler has left out because of a non-finite gradient."""
@@ -130,6 +141,10 @@ class Recorder:
             if inner:
                 return
             watched = self._watched[id(optimizer)] = self._attach(optimizer)
+            if os.getpid() == self._process:
+                self._sites.on_step(optimizer, watched.opt)
+        if os.getpid() == self._process:
+            self.curves.on_step()
         watched.ignored = inner
         watched.fold = Fold.of(optimizer)
         watched.hook.move_last()
@@ -258,7 +273,19 @@ def _optimizer_line(watched: _Watched, meter: Meter) -> Line:
         "groups": [len(group["params"]) for group in watched.optimizer.param_groups],
         "trained": [p.requires_grad for p in meter.parameters],
         "update_stride": meter.stride,
+        "settings": _settings(watched.optimizer),
+        "dtypes": sorted({str(p.dtype).removeprefix("torch.") for p in meter.parameters}),
         **({"shards": meter.shards} if any(meter.shards) else {}),
+    }
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the numbers that the first parameter group is set to, beside its learning rate."""
+    group = {k: v for k, v in optimizer.param_groups[0].items() if k not in ("params", "lr", "initial_lr")}
+    plain = {k: list(v) if isinstance(v, tuple) else v for k, v in group.items()}
+    numbers = {k: v if isinstance(v, list) else [v] for k, v in plain.items()}
+    return {
+        k: plain[k] for k, vs in numbers.items() if all(isinstance(v, (int, float)) and math.isfinite(v) for v in vs)
     }
 
 

@@ -2,9 +2,9 @@
 
 CSS = """
 :root { color-scheme: light dark; --ground:#fbfaf8; --card:#fff; --ink:#1c1b19; --soft:#6b675f; --line:#e6e2da;
-  --a:#2563c9; --b:#d2691e; --c:#3b8f5b; --hot:#b3261e; --level:#8a5cc2; }
+  --a:#2563c9; --b:#d2691e; --c:#3b8f5b; --d:#8a5cc2; --hot:#b3261e; --level:#8a5cc2; }
 @media (prefers-color-scheme: dark) { :root { --ground:#16171a; --card:#1e2024; --ink:#eceae6; --soft:#a09c94;
-  --line:#34363c; --a:#7aa8ff; --b:#ffab6b; --c:#7fd0a0; --hot:#ff8a80; --level:#c8a4f5; } }
+  --line:#34363c; --a:#7aa8ff; --b:#ffab6b; --c:#7fd0a0; --d:#c8a4f5; --hot:#ff8a80; --level:#c8a4f5; } }
 * { box-sizing:border-box; }
 body { margin:0; background:var(--ground); color:var(--ink); font:16px/1.5 system-ui,-apple-system,"Segoe UI",sans-serif; }
 main { max-width:68rem; margin:0 auto; padding:2rem 1.25rem 4rem; }
@@ -32,12 +32,12 @@ svg path,svg line { vector-effect:non-scaling-stroke; fill:none; }
 .grid { stroke:var(--line); stroke-width:1; } .mark { stroke:var(--hot); stroke-width:1; opacity:.45; }
 line.level { stroke:var(--level); stroke-width:1.5; stroke-dasharray:5 4; } .tick { stroke:var(--level); stroke-width:1; }
 .line { stroke-width:1.4; stroke-linejoin:round; } .dots { stroke-width:5; stroke-linecap:round; }
-path.a { stroke:var(--a); } path.b { stroke:var(--b); } path.c { stroke:var(--c); } path.pale { opacity:.45; }
+path.a { stroke:var(--a); } path.b { stroke:var(--b); } path.c { stroke:var(--c); } path.d { stroke:var(--d); } path.pale { opacity:.45; }
 rect.bar { opacity:.75; } rect.a { fill:var(--a); } rect.b { fill:var(--b); }
 .legend { display:flex; flex-wrap:wrap; gap:.2rem 1.1rem; font-size:.85rem; margin:.3rem 0 0; }
 .legend span::before { content:""; display:inline-block; width:1rem; height:.22rem; border-radius:1px; margin-right:.45rem;
   vertical-align:.25em; background:var(--a); }
-.legend .b::before { background:var(--b); } .legend .c::before { background:var(--c); }
+.legend .b::before { background:var(--b); } .legend .c::before { background:var(--c); } .legend .d::before { background:var(--d); }
 .legend .pale::before { opacity:.45; }
 .bars { display:grid; grid-template-columns:minmax(6rem,16rem) 1fr auto; gap:.25rem .7rem; font-size:.85rem; align-items:center; }
 .track { background:var(--line); border-radius:.3rem; height:.6rem; overflow:hidden; }
@@ -57,6 +57,9 @@ article { border-top:1px solid var(--line); padding:1rem 0 .3rem; } article:firs
 .do { border-left:3px solid var(--c); padding-left:.75rem; }
 code { font:.9em ui-monospace,monospace; background:color-mix(in srgb,var(--line) 55%,transparent); padding:.08em .35em;
   border-radius:.25rem; overflow-wrap:anywhere; }
+.verdict { font-size:1.08rem; margin:.2rem 0; } ol.actions { padding-left:1.3rem; } ol.actions li { margin:.2rem 0 .9rem; }
+pre { background:color-mix(in srgb,var(--line) 45%,transparent); border-radius:.4rem; padding:.6rem .8rem; overflow-x:auto;
+  font:.85rem/1.45 ui-monospace,monospace; margin:.3rem 0; }
 .good { color:var(--c); } .slug { color:var(--soft); font:.78rem ui-monospace,monospace; }
 @media (max-width:40rem) { main { padding:1.1rem .7rem 3rem; } section { padding:.9rem .8rem; }
   .plot { grid-template-columns:2.7rem 1fr; grid-template-rows:12rem 1.2rem auto; } h1 { font-size:1.35rem; }

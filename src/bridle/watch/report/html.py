@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from html import escape
 from itertools import cycle
@@ -16,24 +17,34 @@ from ..run.run import Run
 from . import charts
 from .charts import Line
 from .css import CSS
+from .html_advice import advice_section
 from .html_ranks import ranks_section
+from .html_try import side_by_side
 from .report import Report
 from .text import number, value
 
 
-def write_page(path: str | os.PathLike[str], reports: Sequence[Report]) -> None:
-    """Write the page of one run, or of two: before and after."""
-    Path(path).write_text(to_html(reports), encoding="utf-8")
+def write_page(
+    path: str | os.PathLike[str], reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ()
+) -> None:
+    """Write the page of one run, or of two: before and after; with the curves of several labelled runs if given."""
+    Path(path).write_text(to_html(reports, all_runs), encoding="utf-8")
 
 
-def to_html(reports: Sequence[Report]) -> str:
+def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ()) -> str:
     """Render the page. Names that come from the user's program are escaped."""
     runs = [report.run for report in reports]
     first, advice = runs[0], reports[0].advice
     parts = [_head(reports), _tiles(runs)]
     if len(runs) == 2:
         parts.append(_comparison(runs))
-    parts += [_losses(runs), _norms(runs, advice), _advice_section(runs, advice)]
+    if len(all_runs) > 1:
+        parts.append(side_by_side(all_runs))
+    parts += [
+        _losses(runs),
+        _norms(runs, advice),
+        advice_section(advice, [(name or "steps", style, run.norm) for run, style, name in _styles(runs)]),
+    ]
     parts += [_findings(report, _label(runs, i)) for i, report in enumerate(reports)]
     parts += [ranks_section(report, _label(runs, i)) for i, report in enumerate(reports)]
     parts += [_heat(run, _label(runs, i)) for i, run in enumerate(runs)]
@@ -53,22 +64,19 @@ def _head(reports: Sequence[Report]) -> str:
     runs = [report.run for report in reports]
     argv = runs[0].header.get("argv") or [runs[0].path.name]
     names = " and ".join(escape(run.path.name) for run in runs)
+    verdict = reports[0].verdict
+    more = "".join(f"<p class=verdict>{_marked(part)}</p>" for part in (verdict.why, verdict.do) if part)
+    after = f"<p class=verdict>After the change: {_marked(reports[1].verdict.what)}</p>" if len(reports) > 1 else ""
     return (
-        f"<h1>{escape(_headline(reports))}</h1><p class=lead>{escape(os.path.basename(str(argv[0])))}: "
+        f"<h1>{escape(verdict.what)}</h1>{more}{after}<p class=lead>{escape(os.path.basename(str(argv[0])))}: "
         f"{escape(runs[0].optimizer)}, {sum(runs[0].n_steps)} steps, {len(runs[0].names)} parameters; "
         f"record {names}</p>"
     )
 
 
-def _headline(reports: Sequence[Report]) -> str:
-    found = reports[0].findings
-    first = f"{_capital(found[0].headline)}." if found else "No findings on this run."
-    if len(reports) == 1:
-        return first
-    before, after = (summary(report.run) for report in reports)
-    test = next((k for k in before if "swing" in k and "test" in k and not math.isnan(before[k] + after[k])), None)
-    key = test or next(iter(before))
-    return f"{first} After: {'test' if test else 'training'} swing {before[key]:.3g}x → {after[key]:.3g}x."
+def _marked(text: str) -> str:
+    """Escape a text, with its `names` as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _tiles(runs: Sequence[Run]) -> str:
@@ -116,8 +124,10 @@ def _losses(runs: Sequence[Run]) -> str:
         series.append(
             Line(f"{name} running median".strip(), list(zip(map(float, run.steps), smooth, strict=True)), style)
         )
-        if noted := run.noted_losses("test"):
-            tests.append(Line(f"{name} test".strip(), [(float(a), b) for a, b in noted], style, dots=True))
+        shown = run.curves[:1] if name else run.curves[:3]
+        for curve, colour in zip(shown, (style, "c", "d"), strict=False):
+            points = [(float(a), b) for a, b in zip(curve.steps, curve.values, strict=True)]
+            tests.append(Line(f"{name} {curve.name} ({curve.origin})".strip(), points, colour, dots=True))
     if not any(finite(run.loss) for run in runs):
         return "<section><h2>Loss</h2><p>No loss was recorded: backward was not called on a number.</p></section>"
     log = all(v > 0 for run in runs for v in finite(run.loss))
@@ -126,7 +136,8 @@ def _losses(runs: Sequence[Run]) -> str:
     if tests:
         positive = all(y > 0 for one in tests for _, y in one.points)
         found += (
-            "<section><h2>Test loss</h2><p class=hint>As the script reported it.</p>"
+            "<section><h2>Loss on other data</h2><p class=hint>Read where the script puts it, which is said in "
+            f"brackets: {escape(', '.join(one.name for one in tests))}.</p>"
             f"{charts.lines(tests, log=positive)}</section>"
         )
     return found
@@ -143,39 +154,6 @@ def _norms(runs: Sequence[Run], advice: Advice) -> str:
     return (
         f"<section><h2>Gradient norm</h2><p class=hint>Before any clipping, on a logarithmic scale. {ticks}</p>"
         f"{charts.lines(series, log=True, levels=levels, ticks_at=clipped)}</section>"
-    )
-
-
-def _advice_section(runs: Sequence[Run], advice: Advice) -> str:
-    if advice.threshold is None or advice.effect is None:
-        words = f"<p><b>No change is advised.</b> {escape(advice.because)}</p>"
-        levels = []
-    else:
-        words = (
-            f"<p class=do><b>Clip:</b> <code>bridle watch --clip {advice.policy} ...</code>, or at a fixed norm: "
-            f"<code>bridle.clip_(model, "
-            f"bridle.by_norm({advice.threshold:g}))</code></p><p>{escape(advice.because)} On this "
-            f"run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps, by "
-            f"{number(advice.effect.factor)} in the "
-            f"median, and removed {advice.effect.removed:.0%} of the sum of all norms.</p>"
-        )
-        levels = [(f"advised {advice.threshold:g}", advice.threshold)]
-    groups = [(name or "steps", style, run.norm) for run, style, name in _styles(runs)]
-    rows = "".join(
-        f"<tr{' class=pick' if c.threshold == advice.threshold else ''}><td class=n>{c.threshold:g}</td>"
-        f"<td class=n>{c.clipped:.0%}</td><td class=n>{c.removed:.0%}</td><td class=n>{number(c.factor)}</td></tr>"
-        for c in advice.candidates
-    )
-    table = (
-        "<div class=scroll><table><tr><th class=n>threshold</th><th class=n>steps clipped</th>"
-        f"<th class=n>norm removed</th><th class=n>median factor</th></tr>{rows}</table></div>"
-        if rows
-        else ""
-    )
-    return (
-        f"<section><h2>How large the gradients are, and where to clip</h2>{words}"
-        f"{charts.histogram(groups, levels)}<p class=hint>What each threshold would have done on this "
-        f"run:</p>{table}</section>"
     )
 
 

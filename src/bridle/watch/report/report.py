@@ -11,6 +11,7 @@ from ..analysis.compare import summary
 from ..analysis.finding import Finding
 from ..analysis.findings import find
 from ..analysis.rank_table import rank_table, warnings
+from ..analysis.verdict import Verdict, verdict_on
 from ..run.read import read_runs
 from ..run.run import Run
 
@@ -22,7 +23,7 @@ class Report:
     Attributes:
         run: The steps of the optimizer that took most of them.
         findings: Of every optimizer of the run, what explains most first.
-        advice: The clipping that is recommended for `run`.
+        advice: What is recommended: for `run`, or for the optimizer that needs it where that one does not.
         warnings: Sentences about what is missing from the record.
         others: The runs of the other optimizers.
     """
@@ -32,6 +33,11 @@ class Report:
     advice: Advice
     warnings: list[str]
     others: tuple[Run, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What happened, why, and what to do, in a sentence each."""
+        return verdict_on(self.run, self.findings, self.advice)
 
     @property
     def rank_table(self) -> list[dict[str, float | str]]:
@@ -62,6 +68,8 @@ class Report:
             "optimizer": run.optimizer,
             "steps": sum(run.n_steps),
             "parameters": len(run.names),
+            "verdict": vars(self.verdict),
+            "curves": [vars(curve) for curve in run.curves],
             "warnings": self.warnings,
             **({"ranks": self.rank_table} if run.ranks else {}),
             "findings": [{k: v for k, v in vars(one).items() if k != "chart"} for one in self.findings],
@@ -70,6 +78,7 @@ class Report:
                 "policy": advice.policy,
                 "effect": vars(advice.effect) if advice.effect else None,
                 "candidates": [vars(c) for c in advice.candidates],
+                "actions": [{**vars(a), "paste": vars(a.paste) if a.paste else None} for a in advice.actions],
             },
         }
         return {k: _plain(v) for k, v in plain.items()}
@@ -102,12 +111,21 @@ def report_on(run: Run, *others: Run) -> Report:
     findings = find(run)
     found = [_labelled(one, run) for one in findings] if others else findings
     known = {(one.name, one.title) for one in findings}  # where optimizers share a loss, say it once
+    judged = []
     for other in others:
-        new = [one for one in find(other) if (one.name, one.title) not in known]
+        of_other = find(other)
+        judged.append((other, of_other))
+        new = [one for one in of_other if (one.name, one.title) not in known]
         found += [_labelled(one, other) for one in new]
         known |= {(one.name, one.title) for one in new}
     found.sort(key=lambda one: -one.weight)
-    return Report(run, found, advise(run, findings), warnings(run), others)
+    return Report(run, found, _advise((run, findings), *judged), warnings(run), others)
+
+
+def _advise(*judged: tuple[Run, list[Finding]]) -> Advice:
+    """Advise on the first optimizer whose findings call for something; on the first of all where none do."""
+    each = [advise(run, findings) for run, findings in judged]
+    return next((advice for advice in each if advice.actions), each[0])
 
 
 def _labelled(finding: Finding, run: Run) -> Finding:

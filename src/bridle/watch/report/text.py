@@ -31,7 +31,11 @@ def value(v: Any) -> str:
 
 def to_text(report: Report) -> str:
     """Render findings and advice."""
-    parts = [_headline(report), *(_wrap(warning, "", "   ") for warning in report.warnings)]
+    parts = [
+        _wrap(str(report.verdict), "", ""),
+        _headline(report),
+        *(_wrap(warning, "", "   ") for warning in report.warnings),
+    ]
     if not report.findings:
         parts.append(f"No findings: none of the {count_checks()} checks fired.")
     parts += [_finding(i + 1, finding) for i, finding in enumerate(report.findings)]
@@ -44,11 +48,12 @@ def _headline(report: Report) -> str:
     loss = finite(run.loss)
     ends = f"loss {number(loss[0])} -> {number(loss[-1])}" if loss else "no loss seen"
     ranks = f" on each of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
+    seen = [f"{c.name} {number(c.values[0])} -> {number(c.values[-1])}, {len(c)} values ({c.origin})" for c in run.curves[:2]]
     more = run.n_optimizers - 1
     others = f"; {more} more optimizer{'s' if more > 1 else ''} in the record" if more else ""
     return (
         f"{run.path.name}: {run.optimizer}, {sum(run.n_steps)} steps recorded{ranks}, {len(run.names)} parameters, "
-        f"{ends}{others}"
+        f"{ends}{others}" + "".join(f"\n   {one}" for one in seen)
     )
 
 
@@ -61,24 +66,30 @@ def _finding(number: int, finding: Finding) -> str:
 
 
 def _advice(advice: Advice) -> str:
-    if advice.threshold is None or advice.effect is None:
-        lines = [_wrap(f"Clipping: no change advised. {advice.because}", "", "   ")]
-    else:
-        lines = [
-            f"Clipping: --clip {advice.policy}, or at a fixed norm: --clip {advice.threshold:g}",
-            _wrap(advice.because),
+    head = "What to change" if advice.actions else "Clipping: no change advised"
+    lines = [_wrap(f"{head}. {advice.because}", "", "   ")]
+    for i, action in enumerate(advice.actions, start=1):
+        lines.append(_wrap(f"{i}) {action.do[:1].upper()}{action.do[1:]}. {action.why}", "   ", "      "))
+        if action.try_with:
+            lines.append(f"      without editing: bridle watch {action.try_with} ...")
+        if action.paste is not None:
+            lines.append(f"      in {action.paste.where}")
+            lines += [f"        | {line}" for line in action.paste.lines]
+    if advice.threshold is not None and advice.effect is not None:
+        lines.append(
             _wrap(
                 f"On this run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps "
                 f"(median factor {number(advice.effect.factor)}) and removed {advice.effect.removed:.0%} of "
                 "the sum of all norms."
-            ),
-        ]
+            )
+        )
     if advice.quantiles:
         lines.append("   norms: " + ", ".join(f"{k} {number(v)}" for k, v in advice.quantiles.items()))
-    lines += [
-        f"   at {c.threshold:<8g} {c.clipped:>4.0%} of steps clipped, {c.removed:>4.0%} of the norm removed"
-        for c in advice.candidates
-    ]
+    if advice.actions:
+        lines += [
+            f"   at {c.threshold:<8g} {c.clipped:>4.0%} of steps clipped, {c.removed:>4.0%} of the norm removed"
+            for c in advice.candidates
+        ]
     return "\n".join(lines)
 
 

@@ -24,6 +24,7 @@ _NUMBERS = (
     "host_s",
     "backward_s",
     "data_s",
+    "sample_ratio",
 )
 
 
@@ -94,6 +95,8 @@ class _File:
         shards = head.get("shards", [None] * len(head["names"]))
         optimizer = (head["optimizer"], head["names"], head["sizes"], head["trained"])
         run = Run(self.path, self.header, *optimizer, opt, len(self.optimizers), shards=shards, notes=self._notes)
+        run.settings.update(head.get("settings", {}))
+        run.dtypes.extend(head.get("dtypes", ()))
         for line in self._steps.get(opt, ()):
             if len(line["norms"]) == len(run.names):
                 _append(run, line)

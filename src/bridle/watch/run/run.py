@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from .curves import Curve, curves_of
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,9 @@ class Run:
             parameters are sharded.
         nonfinite: Steps with NaN or infinite gradients.
         notes: Lines of other kinds.
+        settings: Numbers of the optimizer's first parameter group, such as momentum and weight decay.
+        dtypes: The types of its parameters.
+        sample_ratio: The largest per-sample gradient norm over the median one, where given.
         ranks: Of several processes the run of each that left a record, in order. All other numbers are then those of
             the lowest, and norms are of whole gradients.
     """
@@ -79,6 +85,9 @@ class Run:
     partial_sums: list[list[float]] = field(default_factory=list)
     nonfinite: list[NonfiniteStep] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    dtypes: list[str] = field(default_factory=list)
+    sample_ratio: list[float] = field(default_factory=list)
     ranks: tuple[Run, ...] = ()
 
     @property
@@ -112,6 +121,16 @@ class Run:
         """The fixed threshold that gradients were last clipped at; None if there was none or an adaptive one."""
         known = [limit for limit, clip in zip(self.max_norm, self.clip, strict=True) if not math.isnan(clip)]
         return known[-1] if known and math.isfinite(known[-1]) else None
+
+    @cached_property
+    def curves(self) -> list[Curve]:
+        """Losses on other data, as the script noted, logged, printed or computed them."""
+        return curves_of(self.notes, self.steps, self.loss)
+
+    @property
+    def test(self) -> Curve | None:
+        """The loss on other data that is known most directly, or None."""
+        return self.curves[0] if self.curves else None
 
     def norm_by_module(self) -> dict[str, list[float]]:
         """Return the gradient norm of each module's own parameters, step by step."""

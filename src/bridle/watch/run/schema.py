@@ -33,6 +33,8 @@ class OptimizerLine(TypedDict, total=False):
         groups: The number of parameters in each parameter group.
         update_stride: Weights are compared on every so many elements.
         shards: Of DTensors: which shard of how many this rank holds. None of a plain tensor.
+        settings: Numbers of the first parameter group, such as momentum, betas and weight decay.
+        dtypes: The types of the parameters.
     """
 
     optimizer: str
@@ -43,6 +45,8 @@ class OptimizerLine(TypedDict, total=False):
     groups: list[int]
     update_stride: int
     shards: list[list[int] | None]
+    settings: dict[str, Any]
+    dtypes: list[str]
 
 
 class StepLine(TypedDict, total=False):
@@ -61,7 +65,8 @@ class StepLine(TypedDict, total=False):
         clip: The factor the norm was reduced by, 0 where the step was skipped; absent where nothing clips.
         max_norm: The threshold of clipping, where it is fixed and known.
         nonfinite: Parameters with NaN or infinite values, and how many.
-        samples: The number of per-sample norms given; `sample_square` is their mean square.
+        samples: The number of per-sample norms given; `sample_square` is their mean square, `sample_ratio` the largest
+            over the median.
         host_s: Of a rank: seconds since the last step outside backward passes; `backward_s` inside them; `data_s`
             those of `host_s` spent waiting for a DataLoader.
         partial_sums: Of a rank with shards: its terms of the squares of the move and of the weights after it, of the
@@ -87,6 +92,7 @@ class StepLine(TypedDict, total=False):
     nonfinite: dict[str, int]
     samples: int
     sample_square: float
+    sample_ratio: Number
     host_s: Number
     backward_s: Number
     data_s: Number
@@ -113,6 +119,48 @@ class NoteLine(TypedDict, total=False):
     after: int
     rank: int
     loss: float
+
+
+class CurveLine(TypedDict, total=False):
+    """A value of a loss on other data, with the number of steps `after` which it came.
+
+    Attributes:
+        curve: Its name, such as "val loss".
+        origin: Where it was read: "printed", "no_grad", "TensorBoard", "wandb", "trainer".
+        value: The value.
+        epoch: The epoch or step that was printed with it.
+        unnamed: True where a line names the data and not what the number is.
+    """
+
+    curve: str
+    origin: str
+    value: Number
+    after: int
+    epoch: float
+    unnamed: bool
+
+
+class SiteLine(TypedDict, total=False):
+    """Where the script calls something for the first time.
+
+    Attributes:
+        site: "backward", or "step" of optimizer `opt`.
+        file: The file; `line` the number of the line, `text` what it says, `indent` by how many characters.
+        names: What the script calls the optimizer and the model, None where that was not found.
+        library: The package, where the call is not in the script but in one.
+        loss_graph: Of a loss: the `power` that its terms are raised to, `of` what, and whether they are `weighted`.
+    """
+
+    site: str
+    opt: int
+    file: str
+    line: int
+    text: str
+    indent: int
+    names: dict[str, str | None]
+    library: str
+    loss_graph: dict[str, Any]
+    after: int
 
 
 Line: TypeAlias = dict[str, Any]

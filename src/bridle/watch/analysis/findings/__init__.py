@@ -9,17 +9,25 @@ from typing import TypeAlias, TypeVar
 from ....errors import ArgumentError
 from ...run.run import Run
 from ..finding import Finding
+from .clip_decay import clip_decay
 from .clip_idle import clip_idle
 from .clip_tight import clip_tight
+from .cluster import cluster
 from .dead import dead
 from .depth import depth
 from .dominant import dominant
 from .edge_of_stability import edge_of_stability
 from .heavy_tail import heavy_tail
+from .loss_power import loss_power
 from .noise_scale import noise_scale
 from .nonfinite import nonfinite
 from .oscillation import oscillation
+from .overfitting import overfitting
+from .precision import precision
 from .rank_norms import rank_norms
+from .rising import rising
+from .sample_share import sample_share
+from .small_batch import small_batch
 from .spikes import spikes
 from .straggler import straggler
 
@@ -32,9 +40,17 @@ TABLE: tuple[Check, ...] = (
     nonfinite,
     rank_norms,
     oscillation,
+    rising,
+    overfitting,
     edge_of_stability,
     heavy_tail,
+    cluster,
     spikes,
+    sample_share,
+    loss_power,
+    small_batch,
+    clip_decay,
+    precision,
     dominant,
     depth,
     dead,

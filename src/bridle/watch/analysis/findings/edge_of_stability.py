@@ -1,10 +1,11 @@
-from statistics import fmean, median
+import math
+from statistics import median
 
 from ...run.run import Run
 from ..finding import Chart, Finding
 from ..statistics import finite, running_median
 
-_LEAST = 40
+_WINDOW = 40
 _COSINE = 0.25
 _SHARE = 0.65
 
@@ -14,23 +15,60 @@ def edge_of_stability(run: Run) -> Finding | None:
 
     On a quadratic of curvature h the cosine settles at half of lr * h, and at lr * h = 2 the steps no longer shrink.
     """
-    second_half = finite(run.step_grad_cosine[len(run.step_grad_cosine) // 2 :])
-    if len(second_half) < _LEAST:
+    known = [(i, c) for i, c in enumerate(run.step_grad_cosine) if math.isfinite(c)][10:]
+    worst = _worst_window([c for _, c in known])
+    if worst is None:
         return None
-    cosine, share = fmean(second_half), sum(1 for t in second_half if t > 0) / len(second_half)
-    if cosine < _COSINE or share < _SHARE:
-        return None
+    at, cosine, share = worst
     lr = median(finite(run.lr)) if finite(run.lr) else float("nan")
+    curvature = _sharpness(run)
+    sharpness = (
+        {} if curvature is None else {"learning rate times curvature along the steps (2 is the edge)": curvature}
+    )
     return Finding(
         name="edge_of_stability",
         clipping_helps=True,
-        title=f"the learning rate is at the edge of stability: {share:.0%} of the steps overshoot",
-        weight=min(0.99, 0.6 + 0.4 * cosine),
-        test=f"cosine between a step and the gradient after it, second half of the run: mean above {_COSINE}, "
-        f"and positive for more than {_SHARE:.0%} of the steps",
-        evidence={"mean cosine": cosine, "share of steps that overshoot": share, "learning rate (median)": lr},
+        title=f"the learning rate is at the edge of stability: {share:.0%} of the steps overshoot around step "
+        f"{run.steps[known[at][0]]}",
+        weight=min(0.89, 0.6 + 0.4 * cosine),
+        test=f"cosine between a step and the gradient after it, over some {_WINDOW} steps in a row: mean above "
+        f"{_COSINE}, and positive for more than {_SHARE:.0%}. Positive: the step went beyond the lowest point in its "
+        "direction",
+        evidence={
+            "mean cosine": cosine,
+            "share of steps that overshoot": share,
+            "learning rate (median)": lr,
+            **sharpness,
+        },
         advice=f"Lower the learning rate: {lr / 2:.3g} first (half), {lr / 4:.3g} if it still overshoots; or "
-        "warm it up. Clipping hides this more than it cures it.",
+        "warm it up. Clipping by norm shortens the longest of these steps; a smaller learning rate shortens all.",
+        plain="the learning rate is too high: steps go past the lowest point and the next ones come back",
         chart=Chart("step against next gradient (running median of the cosine)",
                         {"cosine": running_median(run.step_grad_cosine, 15)}, [float(s) for s in run.steps]),
     )  # fmt: skip
+
+
+def _worst_window(cosines: list[float]) -> tuple[int, float, float] | None:
+    """Return the middle, mean and share above 0 of the window with the largest mean, if it is large enough."""
+    best: tuple[int, float, float] | None = None
+    total = sum(cosines[:_WINDOW])
+    for end in range(_WINDOW, len(cosines) + 1):
+        mean, part = total / _WINDOW, cosines[end - _WINDOW : end]
+        share = sum(1 for c in part if c > 0) / _WINDOW
+        if mean > _COSINE and share > _SHARE and (best is None or mean > best[1]):
+            best = (end - _WINDOW // 2, mean, share)
+        if end < len(cosines):
+            total += cosines[end] - cosines[end - _WINDOW]
+    return best
+
+
+def _sharpness(run: Run) -> float | None:
+    """Return learning rate times curvature, of plain SGD: 1 + d.g' / d.d for a step d = -lr g and the next gradient g'.
+
+    The noise of the next batch is independent of the step, so it averages out.
+    """
+    if run.optimizer != "SGD" or run.settings.get("momentum") or any(c < 1 for c in finite(run.clip)):
+        return None
+    pairs = zip(run.step_grad_cosine[1:], run.norm[1:], run.norm, strict=False)
+    found = [1 + c * now / last for c, now, last in pairs if math.isfinite(c * now) and last > 0]
+    return median(found[len(found) // 2 :]) if len(found) >= _WINDOW else None

@@ -2,7 +2,7 @@ import math
 
 from ...run.run import Run
 from ..finding import Chart, Finding
-from ..statistics import hill, quantile, relative
+from ..statistics import hill, quantile, relative, slope
 
 _LEAST = 100
 _INDEX = 3.0
@@ -19,21 +19,47 @@ def heavy_tail(run: Run) -> Finding | None:
     index = hill(over, max(10, len(over) // 20))
     if index > _INDEX or share < _SHARE:
         return None
+    related = loss_correlation(run)
     return Finding(
         name="heavy_tail",
         clipping_helps=True,
         title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the total",
-        weight=min(0.9, 0.5 + share),
+        weight=min(0.89, 0.5 + share),
         test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
-        f"the sum, and Hill's tail index over them is below {_INDEX:g} (of a normal distribution it is 10 and more)",
+        f"the sum, and Hill's tail index over them is below {_INDEX:g}. The index says how fast large values become "
+        "rare; of a normal distribution it is 10 and more",
         evidence={
             "share of the sum from the largest 5% of steps": share,
             "tail index": index,
             "largest norm over its running median": over[-1],
             "99th percentile over median": quantile(over, 0.99) / quantile(over, 0.5),
+            "correlation of a batch's loss and norm (logarithms)": related,
         },
-        advice="This is what clipping by norm is for: see the advice for a threshold. In the loss, look for what makes "
-        "single samples weigh so much: a power, a weight, a logarithm near zero.",
+        advice="This is what clipping by norm is for: see the advice for a threshold. " + what_to_check(related),
+        plain=f"a few batches have far larger gradients than the rest ({few} of {len(over)} steps make {share:.0%} of "
+        "all movement)",
         chart=Chart("gradient norm over its running median, steps sorted", {"ratio": over},
             [100 * i / len(over) for i in range(len(over))], log=True, x_label="% of steps"),
     )  # fmt: skip
+
+
+def loss_correlation(run: Run) -> float:
+    """Return how closely the norm of a batch follows its loss, both over their running medians."""
+    losses = relative(run.loss, 101)
+    pairs = [
+        (a, b) for a, b in zip(losses, relative(run.norm, 101), strict=True) if not math.isnan(a) and not math.isnan(b)
+    ]
+    return slope([a for a, _ in pairs], [b for _, b in pairs])[1] if len(pairs) >= 30 else math.nan
+
+
+def what_to_check(related: float) -> str:
+    """Return where to look in the script."""
+    if related > 0.6:
+        return (
+            "The batches with large gradients are those with a large loss, so look at how the loss weighs single "
+            "samples: a power above 1, a class weight, a logarithm near zero, a target far outside the others."
+        )
+    return (
+        "The loss of those batches is not larger in proportion: look at their inputs (scale, length, padding), and at "
+        "recurrent or attention layers that amplify them."
+    )

@@ -1,101 +1,73 @@
-import math
 from itertools import pairwise
-from statistics import fmean, stdev
+from statistics import median
 
 from ...run.run import Run
 from ..finding import Chart, Finding
-from ..statistics import autocorrelation, finite, relative
-
-_LEAST = 60  # steps, to look for a period at all
-_BLOCK = 20  # steps in a stretch, at least
-_RISE = 1.5  # how much the loss of a stretch of steps rises over the one before to count as a swing
-_RISES, _CLIMB = 2, 4.0  # so many of them, that climb by so much together
-_CORRELATION = 0.4
-_AMPLITUDE = 0.1
+from ..losses import Loss, losses_of, swing_of
+from ..swing import Rise, Swing
 
 
 def oscillation(run: Run) -> Finding | None:
-    """Find a loss that goes up and down instead of down."""
-    pairs = [(s, v) for s, v in zip(run.steps, run.loss, strict=True) if math.isfinite(v)]
-    loss = [v for _, v in pairs]
-    if len(loss) < _LEAST or min(loss) <= 0:
+    """Find a loss that goes up and down instead of down: on other data, or of the batches."""
+    found = [(loss, swing) for loss in losses_of(run) if (swing := swing_of(run, loss)) is not None]
+    if not found:
         return None
-    block = max(_BLOCK, len(loss) // 40)
-    blocks = [loss[i : i + block] for i in range(0, len(loss) - block + 1, block)]
-    levels = [fmean(part) for part in blocks]
-    # Far below where it began, the loss of single batches varies by factors and nothing is wrong.
-    floor = 0.01 * max(levels[:3])
-    rises = [
-        fmean(late) / fmean(early)
-        for early, late in pairwise(blocks)
-        if fmean(late) > max(floor, _RISE * fmean(early), fmean(early) + 3 * _error(early, late))
-    ]
-    residue = [0.0 if math.isnan(r) else r for r in relative(loss, max(11, len(loss) // 6) | 1)]
-    period, strength = _period(residue)
-    periodic = period is not None and stdev(residue) > _AMPLITUDE
-    climb = math.prod(rises)
-    if (len(rises) < _RISES or climb < _CLIMB) and not periodic:
-        return None
-    third = len(residue) // 3
-    early, late = stdev(residue[:third]), stdev(residue[-third:])
-    growth = late / early if early > 0 else math.inf
-    evidence: dict[str, object] = {
-        "swing (90% of steps lie within a factor of)": math.exp(_range(residue)),
-        f"rises by more than {_RISE} from one stretch of {block} steps to the next": len(rises),
-        "largest rise": max(rises, default=1.0),
-        "all rises together": climb,
-        "period in steps": period if periodic else "none: the swings are irregular",
-        "growth of the amplitude, last third over first": growth,
-    }
-    if periodic:
-        evidence["correlation at that period"] = strength
-    kind = f"with a period of {period} steps" if periodic else f"{len(rises)} times by more than {_RISE}x"
-    grows = ", and the swing grows" if growth > 1.5 else ", and the swing shrinks" if growth < 0.67 else ""
-    advice = (
-        "Look at what explains it below or above: a learning rate at the edge, a heavy tail, spikes. Clipping by norm "
-        "limits what one step can do; see the advice for a threshold."
-    )
-    if periodic:
-        advice += (
-            " If the period is the number of batches in an epoch, it is the order of the data that you see: shuffle."
-        )
+    loss, swing = found[0]
+    rises = swing.rises
+    largest = max(_size(loss, r) for r in rises)
+    ends = _end(loss)
+    also = [other.name for other, _ in found[1:]]
+    period = _period(loss, rises)
+    positive = min(loss.values) > 0
+    title = f"the {' and the '.join([loss.name, *also[:1]])} swing{'' if also else 's'}: {len(rises)} rises"
+    title += f", the largest {largest:.3g}-fold" if positive else f", the largest by {largest:.3g}"
     return Finding(
         name="oscillation",
         clipping_helps=True,
-        title=f"the loss swings {kind}{grows}",
-        weight=min(0.95, 0.7 + 0.02 * len(rises) + (0.1 if growth > 1.5 else 0.0)),
-        test=f"mean loss of {len(levels)} stretches rises at least {_RISES} times by {_RISE}x and by 3 standard "
-        f"errors, {_CLIMB:g}x in all; or the loss over its running median repeats itself (correlation above "
-        f"{_CORRELATION} at some lag, amplitude above {_AMPLITUDE})",
-        evidence=evidence,
-        advice=advice,
-        chart=Chart("mean loss of each stretch", {"loss": levels}, [pairs[i * block][0] for i in range(len(levels))]),
-    )
+        title=title + (f"; it ends {ends:.3g} times above its lowest" if ends > 1.2 else ""),
+        weight=min(0.98, 0.9 + 0.01 * len(rises)),
+        test="the loss rises, falls and rises again, each time by more than 20% and by more than its noise explains; a "
+        "learning rate that is raised, or new data, is no swing",
+        evidence={
+            "where the loss was seen": loss.origin or "backward passes",
+            "rises": len(rises),
+            "largest rise": largest,
+            "first established at step": loss.steps[swing.since],
+            "a level is the median of so many values": swing.width,
+            "last over lowest": ends,
+            "period in steps": period if period is not None else "none: the swings are irregular",
+            **({"also swings": also} if also else {}),
+        },
+        advice="The causes that were found are listed with this. Where none is: halve the learning rate, or clip by "
+        "norm, which limits what one step can do."
+        + (" If the period is the number of batches in an epoch, it may be the order of the data: shuffle."
+           if period is not None and loss.batches else ""),
+        chart=_chart(loss, swing),
+        plain=f"the {loss.name} goes up and down instead of settling ({len(rises)} rises"
+        + (f", up to {largest:.2g} times its level)" if positive else ")"),
+    )  # fmt: skip
 
 
-def _error(early: list[float], late: list[float]) -> float:
-    """Return the standard error of the difference of two means: batches differ, and that alone is no swing."""
-    return math.hypot(stdev(early), stdev(late)) / math.sqrt(len(early))
+def _size(loss: Loss, rise: Rise) -> float:
+    """Return a rise as a factor; as a difference where the loss is not positive."""
+    return rise.high / rise.low if min(loss.values) > 0 and rise.low > 0 else rise.high - rise.low
 
 
-def _range(residue: list[float]) -> float:
-    ordered = sorted(finite(residue))
-    return ordered[int(0.95 * (len(ordered) - 1))] - ordered[int(0.05 * (len(ordered) - 1))]
+def _end(loss: Loss) -> float:
+    """Return the last level over the lowest; 1 where that has no meaning."""
+    levels = [loss.level(i) for i in range(len(loss.values))]
+    return levels[-1] / min(levels) if min(levels) > 0 else 1.0
 
 
-def _period(residue: list[float]) -> tuple[int | None, float]:
-    """Return the lag after the first dip with the largest autocorrelation, if that is large enough."""
-    top = min(len(residue) // 4, 400)
-    correlations = [autocorrelation(residue, lag) for lag in range(1, top + 1)]
-    dip = next((i for i, c in enumerate(correlations) if c < -0.2), None)
-    if dip is None:
-        return None, 0.0
-    needed = max(_CORRELATION, 4 / math.sqrt(len(residue)))
-    strongest = max(correlations[dip:])
-    if strongest < needed:
-        return None, 0.0
-    # Every multiple of a period repeats as well, some of them better by chance: the first good one is meant.
-    near = next(i for i in range(dip, len(correlations)) if correlations[i] > max(needed, 0.8 * strongest))
-    while near + 1 < len(correlations) and correlations[near + 1] > correlations[near]:
-        near += 1
-    return near + 1, correlations[near]
+def _period(loss: Loss, rises: list[Rise]) -> int | None:
+    """Return the distance between peaks, where it is nearly always the same."""
+    gaps = [loss.steps[b.high_at] - loss.steps[a.high_at] for a, b in pairwise(rises)]
+    usual = median(gaps) if len(gaps) >= 3 else 0
+    alike = sum(1 for gap in gaps if abs(gap - usual) <= max(1, 0.2 * usual))
+    return round(usual) if usual and alike >= 0.8 * len(gaps) else None
+
+
+def _chart(loss: Loss, swing: Swing) -> Chart:
+    peaks = [float(loss.steps[r.high_at]) for r in swing.rises]
+    xs = [float(s) for s in loss.steps]
+    return Chart(f"{loss.name}; the lines are peaks", {loss.name: loss.values}, xs, peaks, log=min(loss.values) > 0)

@@ -3,24 +3,33 @@ from statistics import median
 
 from ...run.run import Run
 from ..finding import Chart, Finding
-from ..statistics import finite, mad, relative
+from ..statistics import finite, quantile, relative
 
 _LEAST = 50
-_Z = 8.0
-_RATIO = 4.0
+_SPREADS = 5.0  # of the upper half of the usual norms, on a logarithmic scale
+_RATIO = 3.0
+_LARGE = 10.0  # so much larger counts whether the loss suffers or not
+_HARM = 1.2
 _BEFORE = 5
 
 
 def spikes(run: Run) -> Finding | None:
     """Find single steps whose gradient is far larger than around them, and what came before them."""
     over = relative(run.peak, 51)
-    if len(finite(over)) < _LEAST:
+    known = finite(over)
+    if len(known) < _LEAST:
         return None
-    scale = mad(over)
-    limit = max(_Z * scale, math.log(_RATIO))
+    # The upper quartile, not the deviation: norms are skewed, and a fifth of them may be the spikes themselves.
+    usual = (quantile(known, 0.75) - quantile(known, 0.5)) / 0.6745
+    limit = max(_SPREADS * usual, math.log(_RATIO))
     above = [i for i, r in enumerate(over) if r > limit]
-    starts = [i for i in above if i - 1 not in above and i >= _BEFORE]
+    inside = set(above)
+    starts = [i for i in above if i - 1 not in inside and i >= _BEFORE]
     if not starts:
+        return None
+    harm = [a for i in starts if not math.isnan(a := _aftermath(run, i))]
+    hurts = 2 * sum(1 for a in harm if a > _HARM) > len(harm)
+    if max(over[i] for i in starts) < math.log(_LARGE) and not hurts:
         return None
     worst = max(above, key=lambda i: over[i])
     causes = {name: sum(1 for i in starts if test(run, i)) for name, test in _SIGNS.items()}
@@ -32,21 +41,27 @@ def spikes(run: Run) -> Finding | None:
         title=f"{len(starts)} gradient spike{'s' if len(starts) > 1 else ''}, the largest {math.exp(over[worst]):.3g} "
         f"times its surroundings (step {run.steps[worst]})" + (f"; {likely[0]}" if likely else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
-        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_Z:g} robust standard "
-        "deviations of the logarithm",
+        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_SPREADS:g} spreads of the "
+        f"upper half of the usual norms; {_LARGE:g} times, or a loss that is {_HARM:g} times higher after most of them",
         evidence={
             "steps": [run.steps[i] for i in starts[:20]],
             "largest, over its surroundings": math.exp(over[worst]),
             "module with the largest gradient there": max(modules, key=lambda m: modules[m]) if modules else "unknown",
-            "loss 5 steps after over 5 steps before, at the largest": _aftermath(run, worst),
+            "loss of the 5 steps after over the 9 before, at the largest": _aftermath(run, worst),
             **{f"{name} in the {_BEFORE} steps before": n for name, n in causes.items()},
         },
         advice="Clip by norm so that one step cannot throw the weights; see the advice. "
         + ("What came before points at the step size: lower the learning rate or warm it up." if likely else
            "Nothing unusual came before: look at the data of those batches."),
+        plain=f"{_times(len(starts))} a single step had a gradient far larger than usual (up to "
+        f"{math.exp(over[worst]):.2g} times)",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps],
                         [float(run.steps[i]) for i in starts], log=True),
     )  # fmt: skip
+
+
+def _times(n: int) -> str:
+    return "once" if n == 1 else f"{n} times"
 
 
 def _large_update(run: Run, i: int) -> bool:
@@ -76,5 +91,5 @@ _SIGNS = {
 
 
 def _aftermath(run: Run, i: int) -> float:
-    before, after = finite(run.loss[max(0, i - 5) : i]), finite(run.loss[i + 1 : i + 6])
+    before, after = finite(run.loss[max(0, i - 9) : i]), finite(run.loss[i + 1 : i + 6])
     return median(after) / median(before) if before and after and median(before) > 0 else math.nan

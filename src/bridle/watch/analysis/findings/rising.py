@@ -1,0 +1,33 @@
+from ...run.run import Run
+from ..finding import Chart, Finding
+from ..losses import losses_of, swing_of
+from ..statistics import mad
+
+_FACTOR = 2.0
+
+
+def rising(run: Run) -> Finding | None:
+    """Find a training loss that ends far above its lowest level: the run un-trains, or has diverged."""
+    loss = losses_of(run)[-1]
+    if not loss.is_long_enough or min(loss.values) <= 0 or swing_of(run, loss) is not None:
+        return None
+    levels = [loss.level(i) for i in range(4, len(loss.values))]
+    lowest, last = min(levels), levels[-1]
+    at = levels.index(lowest) + 4
+    noise = mad([b - a for a, b in zip(loss.values[-60:], loss.values[-59:], strict=False)])
+    if last < _FACTOR * lowest or last < 0.02 * levels[0] or last - lowest < 3 * noise:
+        return None
+    return Finding(
+        name="rising",
+        clipping_helps=True,
+        title=f"the training loss rises: it ends {last / lowest:.3g} times above the level it had at step "
+        f"{loss.steps[at]}",
+        weight=0.97,
+        test=f"the median of the last losses is more than {_FACTOR:g} times the lowest such median",
+        evidence={"lowest level": lowest, "at step": loss.steps[at], "last level": last, "first level": levels[0]},
+        advice="What was learned is being lost: stop at the lowest loss, or lower the learning rate from there on. A "
+        "clipped gradient that is weaker than weight decay or momentum un-trains as well.",
+        chart=Chart("training loss", {"loss": loss.values}, [float(s) for s in loss.steps], [float(loss.steps[at])],
+                    log=True),
+        plain=f"the training loss falls until step {loss.steps[at]} and then rises again, {last / lowest:.2g}-fold",
+    )  # fmt: skip

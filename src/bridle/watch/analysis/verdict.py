@@ -1,0 +1,66 @@
+"""The first thing a report says: what happened, why, and what to do, for somebody who has read nothing yet."""
+
+from dataclasses import dataclass
+
+from ..run.run import Run
+from .advice import SYMPTOMS, Advice
+from .finding import Finding
+from .losses import losses_of
+
+_ABOUT_LOSS = (*SYMPTOMS, "overfitting")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Three sentences; `why` and `do` are empty where nothing happened."""
+
+    what: str
+    why: str
+    do: str
+
+    def __str__(self) -> str:
+        """Return them as one text."""
+        return " ".join(part for part in (self.what, self.why, self.do) if part)
+
+
+def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
+    """Say what happened, why, and what to do."""
+    happened = [f for f in findings if f.name in _ABOUT_LOSS]
+    causes = [f for f in findings if f.name not in _ABOUT_LOSS and (f.weight >= 0.5 or f.clipping_helps)]
+    what = _sentence(_words(happened[0])) if happened else _calm(run)
+    why = _why(happened, causes)
+    if advice.actions:
+        others = f"; or {advice.actions[1].do}" if len(advice.actions) > 1 else ""
+        do = f"What to do: {advice.actions[0].do}{others}."
+    elif happened or causes:
+        do = f"What to do: {(happened or causes)[0].advice}"
+    else:
+        do = ""
+    return Verdict(what, why, do)
+
+
+def _why(happened: list[Finding], causes: list[Finding]) -> str:
+    if not causes:
+        return "No single cause stands out in the gradients." if any(f.name != "overfitting" for f in happened) else ""
+    if not happened:
+        return f"Worth a look: {_words(causes[0])}."
+    more = f"; and {_words(causes[1])}" if len(causes) > 1 else ""
+    return f"The likely cause: {_words(causes[0])}{more}."
+
+
+def _calm(run: Run) -> str:
+    *others, trained = losses_of(run)
+    shown = next((loss for loss in others if loss.is_long_enough), trained)
+    if not shown.is_long_enough:
+        return "The run is too short to judge its loss."
+    first = shown.level(4 if shown.batches else 0)  # of single batches a median says more
+    return f"The {shown.name} goes from {first:.3g} to {shown.level(-1):.3g} and does not swing."
+
+
+def _words(finding: Finding) -> str:
+    text = finding.plain or finding.title
+    return text if finding.optimizer is None else f"{finding.optimizer}: {text}"
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."

@@ -1,0 +1,90 @@
+"""Where the script calls `backward` and `step`, and what it calls its model and optimizer: for lines to paste."""
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..run.schema import Line
+from .loss_graph import describe_loss
+
+_OURS = str(Path(__file__).parents[2])
+_TORCH = str(Path(torch.__file__).parent)
+_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")})
+
+
+class CallSites:
+    """Writes the place of the first backward pass, and of the first step of each optimizer.
+
+    Args:
+        write: Writes a line of the record.
+    """
+
+    def __init__(self, write: Callable[[Line], None]) -> None:
+        self._write = write
+        self._frame_seen = False
+
+    def on_backward(self, tensors: Any) -> None:
+        """Note the first backward pass, and how its loss is put together."""
+        if not self._frame_seen:
+            self._frame_seen = True
+            self._note("backward", None, more=lambda: {"loss_graph": describe_loss(tensors)})
+
+    def on_step(self, optimizer: torch.optim.Optimizer, opt: int) -> None:
+        """Note the first step of an optimizer."""
+        self._note("step", optimizer, opt)
+
+    def _note(
+        self,
+        site: str,
+        optimizer: torch.optim.Optimizer | None,
+        opt: int | None = None,
+        more: Callable[[], Line] = dict,
+    ) -> None:
+        try:
+            frame = _caller(sys._getframe(2))
+            if frame is not None:
+                self._write({**_line(site, frame, optimizer, opt), **more()})
+        except Exception:  # what a script's objects do when they are looked at is not ours to suffer from
+            return
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """Return the first frame that is neither ours nor torch's."""
+    while frame is not None and frame.f_code.co_filename.startswith((_OURS, _TORCH)):
+        frame = frame.f_back
+    return frame
+
+
+def _line(site: str, frame: FrameType, optimizer: torch.optim.Optimizer | None, opt: int | None) -> Line:
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    text = linecache.getline(file, number)
+    found: Line = {"site": site, "file": file, "line": number, "text": text.strip()[:200], "after": 0}
+    found["indent"] = len(text) - len(text.lstrip())
+    if file.startswith(_INSTALLED) or "site-packages" in file:
+        found["library"] = str(frame.f_globals.get("__name__", "")).split(".")[0]
+    if opt is not None and optimizer is not None:
+        spaces = (frame.f_locals, frame.f_globals)
+        found.update(opt=opt, names={"optimizer": _name(spaces, lambda v: v is optimizer)})
+        parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        found["names"]["model"] = _name(spaces, lambda v: _holds(v, parameters))
+    return found
+
+
+def _name(spaces: tuple[Mapping[str, Any], ...], is_it: Callable[[Any], bool]) -> str | None:
+    """Return a name in the script for an object: a variable, or an attribute of `self`."""
+    for space in spaces:
+        for name, value in list(space.items()):
+            if is_it(value):
+                return name
+    attributes = vars(spaces[0].get("self")) if hasattr(spaces[0].get("self"), "__dict__") else {}
+    return next((f"self.{name}" for name, value in list(attributes.items()) if is_it(value)), None)
+
+
+def _holds(value: Any, parameters: set[int]) -> bool:
+    return isinstance(value, torch.nn.Module) and {id(p) for p in value.parameters()} >= parameters

@@ -1,0 +1,41 @@
+"""What a name such as `val_loss`, `Loss/test` or `eval loss` is about."""
+
+import re
+
+
+def _set(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+OTHER_DATA = _set("test val valid validation eval evaluation dev holdout heldout")
+TRAINING = _set("train training trn tr")
+LOSSES = _set("loss losses nll ce bce mse xent xe cost crossentropy logloss objective")
+INDICES = _set("epoch epochs ep step steps iter iters iteration it batch batches round global")
+# Words that say nothing about which number it is.
+PLAIN = _set(
+    "avg average mean total overall set data split is the at of after on for in this value current cur results result "
+    "metrics metric summary running end final log info"
+)
+# A number after one of these is derived from others, or from earlier ones.
+DERIVED = _set(
+    "best min minimum max maximum lowest highest prev previous old target std var variance delta diff gap ratio "
+    "improved improvement decreased increased better from to than change ema smoothed patience"
+)
+
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+
+
+def words(name: str) -> list[str]:
+    """Split a name into lower-case words: at separators, and where small letters turn to capitals."""
+    return [part.lower() for part in _PARTS.findall(name) if not part.isdigit()]
+
+
+def other_data_loss(name: str) -> str | None:
+    """Return a name for a curve, such as "val loss", if this is the name of a loss on other data."""
+    parts = words(name)
+    split = next((w for w in parts if w in OTHER_DATA), None)
+    metric = next((w for w in parts if w in LOSSES), None)
+    known = OTHER_DATA | LOSSES | PLAIN | INDICES
+    if split is None or metric is None or not all(w in known for w in parts):
+        return None
+    return f"{split} {metric}"

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import checkpoint, hooks
+from .._torch.saved import is_packed_node
 from .._torch.signature import fields
 from ._graph_errors import explain_errors
 
@@ -31,8 +32,7 @@ def saved_number(node: Node, name: str) -> int:
 
 def is_packed(node: Node) -> bool:
     """Return whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
-    raws = (getattr(node, name) for name in fields(type(node))[0])
-    return any(handle.unpack_hook is not None for handle in raws if hasattr(handle, "unpack_hook"))
+    return is_packed_node(node)
 
 
 def saved_tensors(node: Node) -> list[Tensor]:

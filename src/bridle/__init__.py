@@ -1,6 +1,7 @@
 """See, split and hold every gradient in a PyTorch program."""
 
 from . import autograd, distributed, errors, functional, graph, policies
+from ._kernels import kernel_status
 from .autograd import backward, detect_nonfinite, grad, trace
 from .clip import (
     Clipper,
@@ -43,6 +44,7 @@ __all__ = [
     "get_total_norm",
     "grad",
     "graph",
+    "kernel_status",
     "per_sample",
     "policies",
     "register_rule",

@@ -12,7 +12,6 @@ from torch._C._autograd import SavedTensor
 from torch.autograd.graph import Node
 
 from .nodes import is_custom
-from .signature import fields
 
 _STALE = re.compile(
     r"modified by an inplace operation: \[(?P<type>.*?)\],? .*?is at version (?P<found>\d+); "
@@ -82,12 +81,6 @@ def _runs_python(read: Callable[[], Any]) -> bool:
     finally:
         sys.setprofile(before)
     return False
-
-
-def is_packed_node(node: Node) -> bool:
-    """Return, without unpacking, whether saved-tensor hooks packed a single value that the node saved."""
-    handles = ((name.removeprefix("_raw_saved_"), getattr(node, name)) for name in fields(type(node))[0])
-    return any(is_packed(node, name, handle) for name, handle in handles if isinstance(handle, SavedTensor))
 
 
 def held_tensor(handle: Any) -> Tensor | None:

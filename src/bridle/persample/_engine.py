@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import checkpoint, hooks
-from .._torch.saved import is_packed_node
+from .._torch import saved as torch_saved
 from .._torch.signature import fields
 from ._graph_errors import explain_errors
 
@@ -32,7 +32,9 @@ def saved_number(node: Node, name: str) -> int:
 
 def is_packed(node: Node) -> bool:
     """Return whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
-    return is_packed_node(node)
+    raws = ((name.removeprefix("_raw_saved_"), getattr(node, name)) for name in fields(type(node))[0])
+    single = ((name, handle) for name, handle in raws if not isinstance(handle, tuple | list))
+    return any(torch_saved.is_packed(node, name, handle) for name, handle in single)
 
 
 def saved_tensors(node: Node) -> list[Tensor]:

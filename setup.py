@@ -1,5 +1,6 @@
 """The one part of the build that pyproject.toml cannot say: a C kernel that is allowed to fail to build."""
 
+import os
 import sys
 
 from setuptools import Extension, setup
@@ -24,16 +25,18 @@ class ThreadsIfPossible(build_ext):
         return super().build_extension(ext)
 
 
+KERNELS = Extension(
+    "bridle._kernels._cpu",
+    ["src/bridle/_kernels/cpu.c"],
+    define_macros=[("Py_LIMITED_API", "0x030A0000")],
+    py_limited_api=True,
+    optional=True,
+)
+# BRIDLE_PURE=1 builds the wheel for machines that have no other: it runs on torch operations.
+IS_PURE = os.environ.get("BRIDLE_PURE") == "1"
+
 setup(
-    ext_modules=[
-        Extension(
-            "bridle._kernels._cpu",
-            ["src/bridle/_kernels/cpu.c"],
-            define_macros=[("Py_LIMITED_API", "0x030A0000")],
-            py_limited_api=True,
-            optional=True,
-        )
-    ],
+    ext_modules=[] if IS_PURE else [KERNELS],
     cmdclass={"build_ext": ThreadsIfPossible},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={} if IS_PURE else {"bdist_wheel": {"py_limited_api": "cp310"}},
 )

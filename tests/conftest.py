@@ -4,6 +4,20 @@ import pytest
 import torch
 
 from bridle import _kernels
+from bridle._torch import saved
+
+# What tests need of torch that not every torch we support has.
+FEATURES = {
+    "DLPack exchange table": _kernels.cpu.exchange_table() is not None,
+    "SavedTensor.data": saved.READS_HANDLES,
+    "Tensor.grad_dtype": hasattr(torch.Tensor, "grad_dtype"),
+}
+
+
+def pytest_runtest_setup(item):
+    for mark in item.iter_markers("needs"):
+        if not FEATURES[mark.args[0]]:
+            pytest.skip(f"torch {torch.__version__} has no {mark.args[0]}")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from . import autograd, distributed, errors, functional, graph, policies
 from ._compile import compile  # noqa: A004
+from ._kernels import kernel_status
 from .autograd import backward, detect_nonfinite, grad, trace
 from .clip import (
     Clipper,
@@ -45,6 +46,7 @@ __all__ = [
     "get_total_norm",
     "grad",
     "graph",
+    "kernel_status",
     "per_sample",
     "policies",
     "register_rule",

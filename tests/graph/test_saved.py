@@ -1,5 +1,7 @@
 """Saved values in every state: ready, freed, stale, packed; of torch's ops and of custom Functions."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -35,17 +37,28 @@ def test_freed_after_backward():
     assert states(out.grad_fn) == {"result": SavedState.FREED}
 
 
-def test_stale_has_versions_and_holds_the_changed_tensor():
+def changed_in_place():
     hidden = torch.ones(3, requires_grad=True).exp()
     out = hidden * hidden
     hidden.add_(1).mul_(2)
+    return hidden, out
+
+
+def test_stale_has_versions():
+    _, out = changed_in_place()
     for entry in graph.saved(out.grad_fn):
         assert entry.state is SavedState.STALE
         assert entry.versions == (0, 2)
-        assert entry.held is hidden
         assert entry.value is None
 
 
+@pytest.mark.needs("SavedTensor.data")
+def test_stale_holds_the_changed_tensor():
+    hidden, out = changed_in_place()
+    assert all(entry.held is hidden for entry in graph.saved(out.grad_fn))
+
+
+@pytest.mark.needs("SavedTensor.data")
 def test_lists_are_read_one_by_one():
     index, other = torch.tensor([0, 1]), torch.tensor([1, 0])
     out = torch.ones(3, 3, requires_grad=True)[index, other]
@@ -98,6 +111,12 @@ def test_custom_function():
     entries = graph.saved(out.grad_fn)
     assert [entry.name for entry in entries] == ["tensors[0]", "tensors[1]", "tensors[2]"]
     assert entries[1].value is factor
+
+
+@pytest.mark.needs("SavedTensor.data")
+def test_one_stale_tensor_of_a_custom_function():
+    factor = torch.tensor(2.0)
+    out = Scale.apply(torch.ones(3, requires_grad=True), factor)
     factor.mul_(2)
     assert states(out.grad_fn) == {
         "tensors[0]": SavedState.READY,
@@ -121,3 +140,56 @@ def test_a_failing_unpack_hook_is_the_users_error_not_ours():
     assert states(out.grad_fn) == {"result": SavedState.PACKED}
     with pytest.raises(RuntimeError, match="disk full"):
         graph.saved(out.grad_fn, unpack=True)
+
+
+# A torch that does not tell hooks nor what it holds: only the node can be asked.
+
+
+@pytest.fixture
+def silent_handles(monkeypatch):
+    monkeypatch.setattr("bridle._torch.saved.READS_HANDLES", False)
+    monkeypatch.setattr("bridle.graph._saved.READS_HANDLES", False)
+
+
+def test_without_handles_one_of_several_stale_values_is_not_guessed(silent_handles):
+    factor = torch.tensor(2.0)
+    out = Scale.apply(torch.ones(3, requires_grad=True), factor)
+    factor.mul_(2)
+    (entry,) = graph.saved(out.grad_fn)
+    assert (entry.name, entry.state, entry.versions) == ("tensors", SavedState.STALE, (0, 1))
+    assert entry.value is entry.held is None
+
+
+def test_without_handles_no_hook_is_run_unless_asked(silent_handles):
+    calls = []
+
+    def unpack(x):
+        calls.append(1)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), unpack):
+        x = torch.ones(3, requires_grad=True)
+        outputs = [x.exp(), Scale.apply(x, torch.tensor(2.0)), torch.cat([x, x]).sin()]
+    for node in [out.grad_fn for out in outputs]:
+        assert set(states(node).values()) == {SavedState.PACKED}
+        assert not calls
+        assert set(states(node, unpack=True).values()) == {SavedState.READY}
+        assert calls
+        calls.clear()
+
+
+def test_without_handles_a_profiler_stays(silent_handles):
+    seen = []
+    sys.setprofile(profiler := lambda *event: seen.append(event))
+    try:
+        graph.saved(torch.ones(3, requires_grad=True).exp().grad_fn)
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+
+
+def test_without_handles_ready_stale_and_freed_are_told_apart(silent_handles):
+    test_ready_values_are_the_tensors_themselves()
+    test_stale_has_versions()
+    test_freed_after_backward()
+    test_packed_is_not_unpacked_unless_asked()

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-LIMIT = 300  # seconds; only ever reached by a process that hangs
+LIMIT = 240  # seconds, less than a test has; only ever reached by a process that hangs
 
 # A shell makes its background jobs, and so their children, ignore SIGINT, and Python then never raises
 # KeyboardInterrupt. The default is put back in the child, not in the tests' own process.

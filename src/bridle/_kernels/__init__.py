@@ -40,6 +40,21 @@ BACKENDS: dict[str, Backend | None] = {"cpu": cpu.load()}
 """By device type. `BRIDLE_NATIVE=0` in the environment switches native backends off."""
 
 
+def kernel_status() -> str:
+    """Return whether clipping on the CPU runs in the C kernel or in torch operations, and then why.
+
+    Both give the same results. `bridle --version` prints it as well.
+
+    Example:
+        >>> import bridle
+        >>> bridle.kernel_status().partition(":")[0] in ("C kernel", "torch operations")
+        True
+    """
+    if BACKENDS["cpu"] is not None:
+        return "C kernel"
+    return f"torch operations: {cpu.why_unused() or 'switched off in this process'}"
+
+
 def native(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor = 1.0) -> Backend | None:
     """Return the backend of the first tensor's device.
 

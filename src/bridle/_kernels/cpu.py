@@ -68,16 +68,35 @@ class CpuBackend:
         return done
 
 
-def load() -> CpuBackend | None:
-    """Return the backend, or None where no compiler was, or this torch cannot be read."""
+def exchange_table() -> object | None:
+    """Return DLPack's exchange table, a public C layout that `torch.Tensor` carries since 2.10; None before."""
+    # 2.13 has the first name; the first torch to have a table called it by the second.
+    names = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
+    return next((found for name in names if (found := getattr(Tensor, name, None)) is not None), None)
+
+
+def why_unused() -> str | None:
+    """Return why the kernels cannot be used; None where they can."""
     if os.environ.get("BRIDLE_NATIVE") == "0":
-        return None
-    # DLPack's exchange table is a public C layout that torch.Tensor carries.
-    table = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+        return "BRIDLE_NATIVE=0 is set"
     try:
         from . import _cpu  # type: ignore[attr-defined]  # only there when a compiler was
-    except ImportError:
+    except ImportError as error:
+        return f"not built for this machine ({error})"
+    table = exchange_table()
+    if table is None:
+        return f"torch {torch.__version__} has no DLPack exchange table"
+    try:
+        connected = _cpu.connect(Tensor, torch.nn.Parameter, table)
+    except ValueError:  # not the capsule that DLPack describes
+        connected = False
+    return None if connected else f"the DLPack exchange table of torch {torch.__version__} is of an unknown version"
+
+
+def load() -> CpuBackend | None:
+    """Return the backend, or None where it cannot be used."""
+    if why_unused() is not None:
         return None
-    if table is None or not _cpu.connect(Tensor, torch.nn.Parameter, table):
-        return None
+    from . import _cpu  # type: ignore[attr-defined]
+
     return CpuBackend(cast("Extension", _cpu))

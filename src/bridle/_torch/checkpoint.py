@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils.checkpoint import CheckpointFunction, GraphExecGroup
+from torch.utils import checkpoint
+from torch.utils.checkpoint import CheckpointFunction
 
 from ..errors import UnsupportedOperationError
 from .nodes import op
@@ -80,9 +81,13 @@ def is_reentrant(node: Node) -> bool:
 
 @contextmanager
 def recompute_once() -> Generator[None, None, None]:
-    """Recompute each checkpointed region once, not for every value that is unpacked."""
-    if GraphExecGroup._get_current_group() is not None:
+    """Recompute each checkpointed region once, not for every value that is unpacked.
+
+    A torch without `GraphExecGroup` recomputes it for every value: slower, and as right.
+    """
+    group = getattr(checkpoint, "GraphExecGroup", None)
+    if group is None or group._get_current_group() is not None:
         yield
         return
-    with GraphExecGroup():
+    with group():
         yield

@@ -81,7 +81,9 @@ def validate_grad(gradient: Tensor, node: Node, output_nr: int) -> Tensor:
     metadata = node._input_metadata[output_nr]
     if not metadata.is_nested_tensor and gradient.shape != torch.Size(metadata.shape):
         gradient = gradient.sum_to_size(metadata.shape)
-    dtype = leaf_tensor(node).grad_dtype if is_leaf(node) else metadata.dtype
+    dtype = metadata.dtype
+    if is_leaf(node):  # a torch without `grad_dtype` casts to the dtype of the leaf
+        dtype = getattr(leaf_tensor(node), "grad_dtype", dtype)
     if dtype is not None and gradient.dtype != dtype:
         gradient = gradient.to(dtype)
     if gradient.dim() == 0 and gradient.device != metadata.device:

@@ -9,11 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..errors import RankError
-
-
-def _name(node: Node) -> str:
-    return node.name().rsplit("::", 1)[-1]
-
+from .nodes import op
 
 _hooks_run = 0
 
@@ -34,7 +30,7 @@ def _counted(run: Callable[[], None]) -> Callable[[], None]:
 
 def is_dtensor_op(node: Node) -> bool:
     """Return whether the op makes a DTensor, makes a tensor of one, or redistributes one."""
-    return _name(node) in ("_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward")
+    return op(node) in ("_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward")
 
 
 def is_passthrough(node: Any) -> bool:
@@ -56,7 +52,7 @@ def is_flattened(leaf: Tensor) -> bool:
 
 def waits_for_first_backward(node: Any) -> bool:
     """Return whether DDP with a static graph has inserted this node, which reduces gradients when it runs."""
-    return _name(node) == "_DDPSinkBackward" and bool(node.ddp_weakref().static_graph)
+    return op(node) == "_DDPSinkBackward" and bool(node.ddp_weakref().static_graph)
 
 
 def sharded_states(tensors: Iterable[Tensor]) -> list[Any]:

@@ -19,8 +19,14 @@ _RELAYOUT = re.compile(
 )
 
 
+# Nodes of Python Functions have no `name` in torch 2.6; that of their type is the same.
+_ALL_HAVE_NAMES = hasattr(torch._C._FunctionBase, "name")
+
+
 def op(node: Node) -> str:
     """Return torch's name for the node, without the namespace some names carry."""
+    if not _ALL_HAVE_NAMES and is_custom(node):
+        return type(node).__name__
     return node.name().rsplit("::", 1)[-1]
 
 
@@ -106,7 +112,21 @@ def edge_of(tensor: Tensor) -> GradientEdge:
         assert accumulate is not None
         return GradientEdge(accumulate, 0)
     # A Python node does not keep its own graph alive; the alias made above does.
-    return GradientEdge(node, tensor.output_nr, ownership_token=alias)
+    return _owning_edge(node, tensor.output_nr, alias)
+
+
+class _OwningEdge(GradientEdge):
+    """An edge that keeps a node alive, for a torch whose edges have no `ownership_token`."""
+
+    ownership_token: Node
+
+
+def _owning_edge(node: Node, output_nr: int, owner: Node) -> GradientEdge:
+    if "ownership_token" in GradientEdge._fields:
+        return GradientEdge(node, output_nr, ownership_token=owner)
+    edge = _OwningEdge(node, output_nr)
+    edge.ownership_token = owner
+    return edge
 
 
 def is_cpp_nested(tensor: Tensor) -> bool:

@@ -1,10 +1,14 @@
 """Values that nodes saved for their backward, and the texts with which torch refuses to unpack them."""
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
+from torch._C._autograd import SavedTensor
 from torch.autograd.graph import Node
 
 from .nodes import is_custom
@@ -33,19 +37,55 @@ def saved_fields(node: Node) -> Iterator[tuple[str, Any]]:
 
 def saved_value(node: Node, name: str) -> Any:
     """Unpack one saved value: runs unpack hooks and torch's version check."""
-    if is_custom(node):
-        return node.saved_tensors  # type: ignore[attr-defined]
-    return getattr(node, f"_saved_{name}")
+    return getattr(node, _attribute(node, name))
 
 
-def is_packed_handle(handle: Any) -> bool:
-    """Return, without unpacking, whether saved-tensor hooks (checkpoint, offload) packed the value."""
-    return handle.unpack_hook is not None
+def _attribute(node: Node, name: str) -> str:
+    return "saved_tensors" if is_custom(node) else f"_saved_{name}"
+
+
+# Whether handles tell their hooks and give out what they hold; else only the node itself can be asked.
+READS_HANDLES = all(hasattr(SavedTensor, name) for name in ("data", "unpack", "unpack_hook"))
+
+
+def is_packed(node: Node, name: str, handles: Any) -> bool:
+    """Return, without unpacking, whether saved-tensor hooks (checkpoint, offload) packed the value or values."""
+    if not READS_HANDLES:
+        return _runs_python(partial(getattr, node, _attribute(node, name)))
+    each = handles if isinstance(handles, tuple | list) else (handles,)
+    return any(handle.unpack_hook is not None for handle in each)
+
+
+class _PythonCalledError(BaseException):
+    """A Python function was called, and has not begun to run."""
+
+
+def _runs_python(read: Callable[[], Any]) -> bool:
+    """Return whether something calls a function that is written in Python, which is stopped before it begins.
+
+    A hook written in C is not seen: it runs, and the value it returns is taken for the one that was saved.
+    """
+
+    def stop(frame: FrameType, event: str, argument: Any) -> None:  # noqa: ARG001  # a profiler's signature
+        if event == "call":
+            raise _PythonCalledError
+
+    before = sys.getprofile()
+    sys.setprofile(stop)
+    try:
+        read()
+    except _PythonCalledError:
+        return True
+    except RuntimeError:  # freed, or changed in place: whoever reads it is told
+        return False
+    finally:
+        sys.setprofile(before)
+    return False
 
 
 def held_tensor(handle: Any) -> Tensor | None:
-    """Return the tensor behind the handle as it is now, with no version check; None if freed or packed."""
-    data = handle.data
+    """Return the tensor behind the handle as it is now, with no version check; None if freed, packed or not told."""
+    data = handle.data if READS_HANDLES else None
     return data if isinstance(data, Tensor) else None
 
 

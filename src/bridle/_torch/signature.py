@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from .saved import is_packed
+
 
 class Kind(NamedTuple):
     """What the nodes of one type have in common.
@@ -111,13 +113,11 @@ def kind_of(node: Node) -> Kind:
 
 def packed_nodes(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes with saved-tensor hooks, such as those of a checkpoint, before something that they saved."""
-    return {node for node in nodes if any(_is_packed(getattr(node, name)) for name in kind_of(node).tensors)}
-
-
-def _is_packed(handle: Any) -> bool:
-    if isinstance(handle, list | tuple):
-        return any(_is_packed(one) for one in handle)
-    return getattr(handle, "unpack_hook", None) is not None
+    return {
+        node
+        for node in nodes
+        if any(is_packed(node, name[len("_raw_saved_") :], getattr(node, name)) for name in kind_of(node).tensors)
+    }
 
 
 def _hashable(facts: list[Any]) -> tuple[Any, ...]:

@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .._torch.saved import (
+    READS_HANDLES,
     held_tensor,
     is_freed_message,
-    is_packed_handle,
+    is_packed,
     is_unowned_output_message,
     saved_fields,
     saved_value,
@@ -84,14 +85,13 @@ def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[SavedVal
         return [SavedValue(name, SavedState.READY, saved_value(node, name))]
     many = isinstance(handles, tuple | list)
     names = [f"{name}[{i}]" for i in range(len(handles))] if many else [name]
-    handles = handles if many else [handles]
-    if any(is_packed_handle(handle) for handle in handles) and not unpack:
+    if not unpack and is_packed(node, name, handles):
         return [SavedValue(name, SavedState.PACKED) for name in names]
     try:
         value = saved_value(node, name)
     except RuntimeError as error:
-        if not many:
-            unavailable = _unavailable(name, handles[0], str(error))
+        if not many or not READS_HANDLES:  # such a torch does not tell which one of several it refuses
+            unavailable = _unavailable(name, handles, str(error))
             if unavailable is None:
                 raise
             return [unavailable]

@@ -15,6 +15,7 @@ from ._live_line import LiveLine, is_available
 from ._lr_scale import LearningRateScale
 from ._monitor import Monitor
 from ._run_script import check_script, end_after, run_module, run_script, seed_all
+from ._show_version import ShowVersion
 from ._try import Limits, try_script
 from .record.writer import reason
 from .report.background import await_reporter, start_reporter
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bridle", description="See why a training run swings, and hold it.")
+    parser.add_argument("--version", action=ShowVersion, help="show what is installed, and if the kernel is used")
     commands = parser.add_subparsers(dest="command", required=True)
     watch = commands.add_parser("watch", help="run a training script unchanged, record it, report what was found")
     watch.add_argument("--clip", metavar="HOW", help='clip gradients: a largest norm such as 1.0, "auto", "zscore"')

@@ -48,7 +48,10 @@ def _headline(report: Report) -> str:
     loss = finite(run.loss)
     ends = f"loss {number(loss[0])} -> {number(loss[-1])}" if loss else "no loss seen"
     ranks = f" on each of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
-    seen = [f"{c.name} {number(c.values[0])} -> {number(c.values[-1])}, {len(c)} values ({c.origin})" for c in run.curves[:2]]
+    seen = [
+        f"{c.name} {number(c.values[0])} -> {number(c.values[-1])}, {len(c)} values ({c.origin})"
+        for c in run.curves[:2]
+    ]
     more = run.n_optimizers - 1
     others = f"; {more} more optimizer{'s' if more > 1 else ''} in the record" if more else ""
     return (

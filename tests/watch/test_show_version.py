@@ -1,0 +1,36 @@
+"""`bridle --version` says what a bug report needs."""
+
+import platform
+import sys
+
+import pytest
+import torch
+
+import bridle
+from bridle.watch import _cli, _show_version
+
+from .processes import run_process
+
+
+def test_it_says_what_is_in_use(capsys):
+    with pytest.raises(SystemExit) as ended:
+        _cli.main(["--version"])
+    assert ended.value.code == 0
+    first, second, third, fourth = capsys.readouterr().out.splitlines()
+    assert first == f"bridle {bridle.__version__}"
+    assert second.startswith(f"torch {torch.__version__}")
+    assert third == f"Python {platform.python_version()}"
+    assert fourth == f"clipping on the CPU: {bridle.kernel_status()}"
+
+
+def test_a_torch_that_was_not_tested_is_no_secret(monkeypatch):
+    monkeypatch.setattr(_show_version, "CHECKED", ("1.0.0", "1.1.0"))
+    assert f"torch {torch.__version__} (tested with 1.0.0, 1.1.0)" in _show_version.versions()
+    monkeypatch.setattr(_show_version, "CHECKED", (torch.__version__.partition("+")[0],))
+    assert f"torch {torch.__version__}\n" in _show_version.versions()
+
+
+def test_the_kernels_switched_off():
+    done = run_process([sys.executable, "-m", "bridle", "--version"], env={"BRIDLE_NATIVE": "0"})
+    assert done.returncode == 0
+    assert "torch operations: BRIDLE_NATIVE=0 is set" in done.stdout

@@ -1,24 +1,19 @@
 """The command: `bridle watch train.py [args]` and `bridle report run.jsonl`."""
 
 import argparse
-import atexit
 import json
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from ..errors import BridleError
-from ._live_line import LiveLine, is_available
-from ._monitor import Monitor
-from ._run_script import check_script, run_module, run_script
-from .record.writer import reason
-from .report.background import await_reporter, start_reporter
+from ._fail_on import EXIT_CODE, check_names, matching
+from ._say import say
+from ._watch import watch
 from .report.html import write_page
 from .report.report import read_report
-from .run.rank_files import RankInfo, free_name, one_file_per_run, rank_info, run_file
+from .run.rank_files import one_file_per_run, run_file
+
+_FAIL_ON = f"exit with {EXIT_CODE} if there is one of these findings, such as spikes,nonfinite; any: any finding"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,11 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "report":
             return _report(options)
-        _watch(options)
+        return watch(options)
     except BridleError as error:
-        print(f"bridle: {error}", file=sys.stderr)
+        say(f"bridle: {error}")
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument(
         "--anomaly", action="store_true", help="stop at the operation that makes the first NaN, and name it"
     )
+    watch.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
     watch.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     watch.add_argument("script", help="the script, or the module's name after -m")
     watch.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -58,68 +53,21 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--json", action="store_true", help="print JSON, write no page")
     report.add_argument("--text", action="store_true", help="print only, write no page")
     report.add_argument("-o", "--output", metavar="FILE", help="the page (default: beside the record, .html)")
+    report.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
     report.add_argument("--optimizer", type=int, metavar="I", help="report on this one only, where a run has several")
     return parser
 
 
 def _report(options: argparse.Namespace) -> int:
+    check_names(options.fail_on)
     reports = [read_report(path, options.optimizer) for path in one_file_per_run(options.record)]
     if options.json:
         found = [report.to_dict() for report in reports]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
-        return 0
-    print("\n".join(map(str, reports)), end="")
-    if not options.text:
+    else:
+        print("\n".join(map(str, reports)), end="")
+    if not options.text and not options.json:
         page = Path(options.output) if options.output else run_file(reports[-1].run.path).with_suffix(".html")
         write_page(page, reports)
         print(f"\nThe page: {page}")
-    return 0
-
-
-def _watch(options: argparse.Namespace) -> None:
-    if not options.module:
-        check_script(options.script)
-    rank = rank_info()
-    record = Path(options.record) if options.record else free_name(options.script, rank)
-    # Only rank 0 reports. Fork before threads or an accelerator are initialised.
-    reporter = start_reporter(record, rank) if rank is not None and rank.rank == 0 else None
-    line = LiveLine() if (rank is None or rank.rank == 0) and is_available() else None
-    sys.argv = [options.script, *options.args]  # for the header of the record
-    on_step = None if line is None else line.draw
-    monitor = Monitor(record=record, clip=options.clip, every=options.every, on_step=on_step)
-    if options.anomaly:
-        torch.autograd.set_detect_anomaly(True)
-    # Registered before the script runs, so it is called after all that the script registers.
-    atexit.register(_conclude, monitor, line, os.getpid(), rank, reporter)
-    monitor.start()
-    run = run_module if options.module else run_script
-    try:
-        run(options.script, options.args)
-    except BaseException as error:
-        if not isinstance(error, SystemExit):
-            monitor.stop(reason(error))
-        elif error.code:
-            monitor.stop(f"exit code {error.code}")
-        raise
-
-
-def _conclude(
-    monitor: Monitor, line: LiveLine | None, process: int, rank: RankInfo | None, reporter: int | None
-) -> None:
-    if os.getpid() != process:  # a forked child of the script ends here as well
-        return
-    if line is not None:
-        line.close()
-    monitor.stop()
-    if rank is not None:
-        if reporter is not None:
-            await_reporter(reporter)
-        elif rank.rank == 0:
-            print(f"bridle: when all ranks have ended: bridle report {monitor.path}", file=sys.stderr)
-        return
-    if monitor.stopped_because is not None:
-        print(f"bridle: recording stopped early: {monitor.stopped_because}", file=sys.stderr)
-    if monitor.steps == 0:
-        print("bridle: no optimizer step was seen, so there is nothing to report.", file=sys.stderr)
-        return
-    print(f"\n{monitor.report()}\nThe page: bridle report {monitor.path}", file=sys.stderr)
+    return EXIT_CODE if options.fail_on and matching(options.fail_on, reports) else 0

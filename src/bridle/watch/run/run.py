@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .values import number
+
 
 @dataclass(frozen=True)
 class NonfiniteStep:
@@ -47,6 +49,7 @@ class Run:
             parameters are sharded.
         nonfinite: Steps with NaN or infinite gradients.
         notes: Lines of other kinds.
+        warnings: Sentences about lines that could not be read.
         ranks: Of several processes the run of each that left a record, in order. All other numbers are then those of
             the lowest, and norms are of whole gradients.
     """
@@ -79,6 +82,7 @@ class Run:
     partial_sums: list[list[float]] = field(default_factory=list)
     nonfinite: list[NonfiniteStep] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     ranks: tuple[Run, ...] = ()
 
     @property
@@ -89,7 +93,8 @@ class Run:
     @property
     def end(self) -> str | None:
         """How a rank's run ended: "" in order, else why; None where the record breaks off, as of a killed process."""
-        return next((line["ended"] or "" for line in self.notes if "ended" in line), None)
+        last: dict[str, Any] = next((n for n in reversed(self.notes) if "ended" in n or n.get("note") == "resumed"), {})
+        return str(last["ended"] or "") if "ended" in last else None
 
     @property
     def missing_ranks(self) -> list[int]:
@@ -125,4 +130,4 @@ class Run:
 
     def noted_losses(self, kind: str) -> list[tuple[int, float]]:
         """Return the losses noted by the script, such as on the test set: (after which step, loss)."""
-        return [(n["after"], float(n["loss"])) for n in self.notes if n.get("note") == kind and "loss" in n]
+        return [(n["after"], number(n["loss"])) for n in self.notes if n.get("note") == kind and "loss" in n]

@@ -80,6 +80,11 @@ def find(run: Run) -> list[Finding]:
     return sorted(found, key=lambda finding: -finding.weight)
 
 
+def check_names() -> list[str]:
+    """Return the names of the findings there can be."""
+    return [check.__name__ for check in (*TABLE, *_registered)]
+
+
 def count_checks() -> int:
     """Return how many checks `find` applies."""
     return len(TABLE) + len(_registered)

@@ -8,8 +8,9 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from .._notebook import card, histogram
 from .._torch.dtensor import is_dtensor
-from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
+from ..errors import ArgumentError, BridleError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
 from ._held_versions import HeldVersions
 from ._noise_stats import Stats, stats_of
@@ -282,6 +283,16 @@ class PerSample:
             strategy = self._forms[name].strategy if name in self._forms else "unused: no loss depends on it"
             lines.append(f"{name:<{width}}  {strategy}")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        title, picture = f"{self._samples} samples", ""
+        try:
+            if self._known is not None or not self._ranks.groups:  # else every rank would have to ask
+                picture = histogram(self.norms().tolist())
+                title += ": how large the gradient of each is"
+        except BridleError as error:
+            title += f"; their norms are not known: {error}"
+        return card(title, picture, self.plan())
 
     @contextmanager
     def _asked(self) -> Iterator[None]:

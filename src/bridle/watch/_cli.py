@@ -1,7 +1,9 @@
 """The command: `bridle watch train.py [args]` and `bridle report run.jsonl`."""
 
 import argparse
+import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -59,6 +61,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(options: argparse.Namespace) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have letters that a terminal has not
     check_names(options.fail_on)
     reports = [read_report(path, options.optimizer) for path in one_file_per_run(options.record)]
     if options.json:
@@ -68,6 +72,6 @@ def _report(options: argparse.Namespace) -> int:
         print("\n".join(map(str, reports)), end="")
     if not options.text and not options.json:
         page = Path(options.output) if options.output else run_file(reports[-1].run.path).with_suffix(".html")
-        write_page(page, reports)
+        write_page(page, reports, only_ours=not options.output)
         print(f"\nThe page: {page}")
     return EXIT_CODE if options.fail_on and matching(options.fail_on, reports) else 0

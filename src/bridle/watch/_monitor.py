@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._notebook import card
 from .._warn import warn
 from ..errors import ArgumentError
 from ._clip_policy import ClipOption, policy_of
@@ -21,6 +22,7 @@ from .record.claim import claim
 from .record.notes import plain_values
 from .record.recorder import Recorder
 from .record.writer import Writer, reason
+from .report.notebook import Findings, monitor_html
 from .report.report import Report, read_report
 from .run.rank_files import rank_file, rank_info
 from .run.schema import VERSION
@@ -111,9 +113,14 @@ class Monitor:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as they are known."""
+        """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as they are known.
+
+        Of a second optimizer also its number, `opt`.
+        """
         line = self._recorder.latest
         found: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
+        if line.get("opt"):
+            found["opt"] = line["opt"]
         if line.get("lr"):
             found["lr"] = line["lr"][0]
         return {key: float(value) for key, value in found.items()}
@@ -189,11 +196,14 @@ class Monitor:
 
     def findings(self) -> list[Finding]:
         """Return the findings of `report()`, what explains most first; empty if there are none."""
-        return self.report().findings
+        return Findings(self.report().findings)
 
     def advice(self) -> Advice:
         """Return the clipping that `report()` recommends, with the evidence."""
         return self.report().advice
+
+    def _repr_html_(self) -> str:
+        return monitor_html(self.report()) if self._started else card("A monitor that was not started yet.")
 
     def __enter__(self) -> Monitor:
         """Start."""

@@ -5,7 +5,6 @@ import os
 from collections.abc import Sequence
 from html import escape
 from itertools import cycle
-from pathlib import Path
 
 from ..analysis.advice import Advice
 from ..analysis.compare import summary
@@ -17,13 +16,14 @@ from . import charts
 from .charts import Line
 from .css import CSS
 from .html_ranks import ranks_section
+from .page_file import sign, write_file
 from .report import Report
 from .text import number, value
 
 
-def write_page(path: str | os.PathLike[str], reports: Sequence[Report]) -> None:
-    """Write the page of one run, or of two: before and after."""
-    Path(path).write_text(to_html(reports), encoding="utf-8")
+def write_page(path: str | os.PathLike[str], reports: Sequence[Report], *, only_ours: bool = False) -> None:
+    """Write the page of one run, or of two: before and after. `only_ours`: replace nothing but such a page."""
+    write_file(path, to_html(reports), only_ours=only_ours)
 
 
 def to_html(reports: Sequence[Report]) -> str:
@@ -39,6 +39,7 @@ def to_html(reports: Sequence[Report]) -> str:
     parts += [_heat(run, _label(runs, i)) for i, run in enumerate(runs)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{sign()}"
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(first.path.name)} · bridle</title><style>{CSS}</style></head><body><main>"
         f"{''.join(parts)}</main></body></html>\n"

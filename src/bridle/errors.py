@@ -27,6 +27,7 @@ BridleError
 ├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
 ├── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 ├── RecordError (ValueError)                   a file that is no record of a run, or a damaged one
+│   └── RecordWriteError (OSError)             a record that cannot be written where it was asked for
 └── MissingDependencyError (ImportError)       a package that an extra brings is not installed
 BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
 ```
@@ -55,6 +56,7 @@ __all__ = [
     "NotAParameterError",
     "RankError",
     "RecordError",
+    "RecordWriteError",
     "ReplayError",
     "UnsupportedDeviceError",
     "UnsupportedGradientError",
@@ -186,6 +188,10 @@ class ReplayError(BackwardError):
 
 class RecordError(BridleError, ValueError):
     """A file that is not the record of a run, is of another version, or is damaged."""
+
+
+class RecordWriteError(RecordError, OSError):
+    """A record that cannot be written where it was asked for. Raised before the run begins, never during it."""
 
 
 class MissingDependencyError(BridleError, ImportError):

@@ -12,6 +12,7 @@ ORDER = [
     "_torch",
     "_events",
     "_warn",
+    "_notebook",
     "_devices",
     "_validate",
     "_kernels",

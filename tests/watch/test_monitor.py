@@ -398,27 +398,40 @@ def test_what_cannot_mean_anything_is_refused(wrong):
         bridle.Monitor(**wrong)
 
 
-def test_a_monitor_can_be_started_again():
+def test_a_monitor_that_is_started_again_goes_on():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     monitor = bridle.Monitor(net, optimizer, clip=0.01)
-    for steps in (4, 2):
+    for steps, total in ((4, 4), (2, 6)):
         with monitor:
             train(net, optimizer, steps)
-        assert monitor.steps == steps
+        train(net, optimizer, 1)  # not observed, and not clipped
+        assert monitor.steps == total
         run = read_run(monitor.path)
         assert run.names == ["0.weight", "0.bias", "2.weight", "2.bias"]
-        assert len(run.steps) == steps
+        assert run.steps == list(range(total))
         assert max(run.clip) < 1
         assert not optimizer._optimizer_step_pre_hooks
         assert "__reduce_ex__" not in vars(optimizer)
-    monitor.start()
-    train(net, optimizer, 1)
-    monitor.start()  # starts over
-    train(net, optimizer, 3)
+    assert math.isnan(run.step_grad_cosine[4])  # the gradient after a pause does not follow the step before it
+    assert not math.isnan(run.step_grad_cosine[5])
+
+
+def test_a_monitor_that_is_on_is_not_started_twice():
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = torch.autograd.backward
+    with bridle.Monitor(net, optimizer).start() as monitor, monitor:
+        train(net, optimizer, 1)
+        monitor.start()
+        with monitor:
+            train(net, optimizer, 1)
+        train(net, optimizer, 1)  # the inner block does not end the outer one
+    assert monitor.steps == len(read_run(monitor.path).steps) == 3
+    assert torch.autograd.backward is before
     monitor.stop()
     train(net, optimizer, 1)
-    assert len(read_run(monitor.path).steps) == monitor.steps == 3
+    assert monitor.steps == 3
 
 
 def test_hooks_that_somebody_clears_stop_recording_and_not_the_run():

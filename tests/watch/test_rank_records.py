@@ -12,13 +12,14 @@ import torch
 
 import bridle
 from bridle.errors import ArgumentError, RecordError
-from bridle.watch import _cli, read_run
+from bridle.watch import _watch, read_run
 from bridle.watch._cli import main
 from bridle.watch.analysis.rank_table import warnings
 from bridle.watch.report import background
 from bridle.watch.report.report import report_on
 from bridle.watch.run.rank_files import (
     RankInfo,
+    default_name,
     free_name,
     header_of,
     one_file_per_run,
@@ -136,16 +137,18 @@ def test_a_run_of_one_process_has_the_record_it_had(tmp_path):
 
 def test_ranks_of_one_launch_find_the_same_free_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert free_name("train.py", None) == Path("train.bridle.jsonl")
+    assert free_name(default_name("train.py"), None) == Path("train.bridle.jsonl")
     for launch, expected in (("first", "train.bridle.jsonl"), ("second", "train-2.bridle.jsonl")):
         for rank in (1, 0):
             here = RankInfo(rank, 2, launch)
-            assert free_name("train.py", here) == Path(expected)
+            assert free_name(default_name("train.py"), here) == Path(expected)
             write(tmp_path, rank, [], launch=launch, name=expected)
     # An earlier run of which one rank left nothing does not lead the next one astray.
     rank_file(Path("train-2.bridle.jsonl"), 0).unlink()
-    assert {free_name("train.py", RankInfo(rank, 2, "third")) for rank in (0, 1)} == {Path("train-3.bridle.jsonl")}
-    assert free_name("train.py", None) == Path("train-3.bridle.jsonl")
+    assert {free_name(default_name("train.py"), RankInfo(rank, 2, "third")) for rank in (0, 1)} == {
+        Path("train-3.bridle.jsonl")
+    }
+    assert free_name(default_name("train.py"), None) == Path("train-3.bridle.jsonl")
 
 
 def test_shards_are_put_together_and_copies_count_once(tmp_path):
@@ -296,5 +299,5 @@ def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monke
     assert background.start_reporter(tmp_path / "run.jsonl", RankInfo(0, 2, "here")) is None
     as_rank(monkeypatch, 0)
     monitor = bridle.Monitor(record=tmp_path / "run.jsonl").start()
-    _cli._conclude(monitor, None, os.getpid(), rank_info(), None)
+    _watch._conclude(monitor, None, os.getpid(), rank_info(), None)
     assert capsys.readouterr().err == f"bridle: when all ranks have ended: bridle report {monitor.path}\n"

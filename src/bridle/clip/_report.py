@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _measure
+from .._notebook import bars, card
 from ..errors import ArgumentError
 from ..policies import Clamp, Scale
 from ._gradients import Gradients
@@ -217,6 +218,10 @@ class ClipReport:
         lines = [f"  {name:<{width}}  {n:.4g} -> {after[name]:.4g}" for name, n in worst]
         more = sum(len(o.grads.tensors) for o in self._outcomes) - len(worst)
         return [*lines, f"  and {more} more"] if more else lines
+
+    def _repr_html_(self) -> str:
+        title = self._headline() if len(self._outcomes) == 1 else "" if self._outcomes else str(self)
+        return card(title, bars(self.norms, self.norms_after), str(self) if len(self._outcomes) > 1 else "")
 
     def __repr__(self) -> str:
         return f"<ClipReport {self._headline() if self._outcomes else str(self)}>"

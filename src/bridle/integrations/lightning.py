@@ -5,6 +5,7 @@ from typing import Any
 
 from ..watch import ClipOption, Monitor
 from ._missing import missing
+from ._scalars import named
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -13,32 +14,51 @@ except ImportError as error:
 
 
 class MonitorCallback(Callback):
-    """Record the fit, clip if asked to, and log the latest numbers as `bridle/...`.
+    """Record the fit, clip if asked to, note the validation loss, and log the latest numbers as `bridle/...`.
 
     Args:
         record: The file to write; None for a temporary one.
         clip: As in `bridle.Monitor`, instead of the trainer's `gradient_clip_val`; with both, both clip.
         every: Record every so many steps.
+        validation_loss: The name under which the module logs its validation loss, which becomes the test loss of the
+            page. None: the first logged name that has both "val" and "loss" in it.
 
     Attributes:
         monitor: The `bridle.Monitor`, once the fit has begun.
     """
 
     def __init__(
-        self, record: str | os.PathLike[str] | None = None, *, clip: ClipOption = None, every: int = 1
+        self,
+        record: str | os.PathLike[str] | None = None,
+        *,
+        clip: ClipOption = None,
+        every: int = 1,
+        validation_loss: str | None = None,
     ) -> None:
         self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
+        self._validation_loss = validation_loss
         self.monitor: Monitor | None = None
+        self._module: Any = None
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Start recording. Each of several processes records itself."""
-        self.monitor = Monitor(pl_module, **self._options).start()
+        """Start recording, or go on with the record of this module. Each of several processes records itself."""
+        if self.monitor is None or pl_module is not self._module:
+            self.monitor, self._module = Monitor(pl_module, **self._options), pl_module
+        self.monitor.start()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Log the latest numbers, if the trainer has a logger."""
         if self.monitor is not None and trainer.logger is not None:
-            numbers = {f"bridle/{k}": v for k, v in self.monitor.latest.items() if k != "step"}
-            pl_module.log_dict(numbers, rank_zero_only=True, batch_size=1)
+            pl_module.log_dict(named(self.monitor.latest, "bridle/")[1], rank_zero_only=True, batch_size=1)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Note the validation loss of a fit."""
+        if self.monitor is None or trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        found = trainer.callback_metrics
+        name = self._validation_loss or next((n for n in found if "val" in n.lower() and "loss" in n.lower()), None)
+        if name in found:
+            self.monitor.note("test", loss=float(found[name]))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Complete the record."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._missing import missing
+from ._scalars import named
 
 try:
     from torch.utils.tensorboard import SummaryWriter
@@ -24,8 +25,8 @@ def scalars(writer: SummaryWriter, prefix: str = "bridle") -> Callable[[dict[str
     write: Any = writer.add_scalar
 
     def on_step(latest: dict[str, float]) -> None:
-        for name, value in latest.items():
-            if name != "step":
-                write(f"{prefix}/{name}", value, int(latest["step"]))
+        step, numbers = named(latest, f"{prefix}/")
+        for name, value in numbers.items():
+            write(name, value, step)
 
     return on_step

@@ -2,7 +2,9 @@
 
 import torch
 
+from .._notebook import card, histogram
 from .._validate import finite
+from ..errors import BridleError
 from ._audit import Audit, audit
 from ._read import ReadAnswers
 from ._write import WriteAnswers
@@ -48,3 +50,13 @@ class PerSample(ReadAnswers, WriteAnswers):
         names = list(self._parameters)
         with self._asked():
             return audit(self._norms(), names, self._forms, self._engine, accepted, min(eps, 1e-7))
+
+    def _repr_html_(self) -> str:
+        title, picture = f"{self._samples} samples", ""
+        try:
+            if self._known is not None or not self._ranks.groups:  # else every rank would have to ask
+                picture = histogram(self.norms().tolist())
+                title += ": how large the gradient of each is"
+        except BridleError as error:
+            title += f"; their norms are not known: {error}"
+        return card(title, picture, self.plan())

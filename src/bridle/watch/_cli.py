@@ -1,27 +1,24 @@
 """The command: `bridle watch train.py [args]` and `bridle report run.jsonl`."""
 
 import argparse
-import atexit
+import io
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from ..errors import ArgumentError, BridleError
-from ._live_line import LiveLine, is_available
-from ._lr_scale import LearningRateScale
-from ._monitor import Monitor
-from ._run_script import check_script, end_after, run_module, run_script, seed_all
+from ._fail_on import EXIT_CODE, check_names, matching
+from ._run_script import check_script
+from ._say import say
 from ._show_version import ShowVersion
 from ._try import Limits, try_script
-from .record.writer import reason
-from .report.background import await_reporter, start_reporter
+from ._watch import watch
 from .report.html import write_page
 from .report.report import read_report
-from .run.rank_files import RankInfo, free_name, one_file_per_run, rank_info, run_file
+from .run.rank_files import default_name, free_name, one_file_per_run, rank_info, run_file
+
+_FAIL_ON = f"exit with {EXIT_CODE} if there is one of these findings, such as spikes,nonfinite; any: any finding"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,13 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "report":
             return _report(options)
-        if options.trial:
-            return _try(options)
-        _watch(options)
+        return _try(options) if options.trial else watch(options)
     except BridleError as error:
-        print(f"bridle: {error}", file=sys.stderr)
+        say(f"bridle: {error}")
         return 2
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument(
         "--time", type=float, default=1800.0, metavar="S", help="of --try: seconds for all runs together (default 1800)"
     )
+    watch.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
     watch.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     watch.add_argument("script", help="the script, or the module's name after -m")
     watch.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
@@ -76,22 +71,26 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--json", action="store_true", help="print JSON, write no page")
     report.add_argument("--text", action="store_true", help="print only, write no page")
     report.add_argument("-o", "--output", metavar="FILE", help="the page (default: beside the record, .html)")
+    report.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
     report.add_argument("--optimizer", type=int, metavar="I", help="report on this one only, where a run has several")
     return parser
 
 
 def _report(options: argparse.Namespace) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may have letters that a terminal has not
+    check_names(options.fail_on)
     reports = [read_report(path, options.optimizer) for path in one_file_per_run(options.record)]
     if options.json:
         found = [report.to_dict() for report in reports]
         print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
-        return 0
-    print("\n".join(map(str, reports)), end="")
-    if not options.text:
+    else:
+        print("\n".join(map(str, reports)), end="")
+    if not options.text and not options.json:
         page = Path(options.output) if options.output else run_file(reports[-1].run.path).with_suffix(".html")
-        write_page(page, reports)
+        write_page(page, reports, only_ours=not options.output)
         print(f"\nThe page: {page}")
-    return 0
+    return EXIT_CODE if options.fail_on and matching(options.fail_on, reports) else 0
 
 
 def _try(options: argparse.Namespace) -> int:
@@ -101,63 +100,8 @@ def _try(options: argparse.Namespace) -> int:
         raise ArgumentError("--try starts the runs itself, in one process each: call it without torchrun.")
     if options.time <= 0:
         raise ArgumentError(f"--time is a number of seconds above 0; found {options.time:g}.")
-    folder = Path(options.record) if options.record else free_name(options.script, None).with_suffix(".try")
+    folder = (
+        Path(options.record) if options.record else free_name(default_name(options.script), None).with_suffix(".try")
+    )
     passed = ["--every", str(options.every), *(["-m"] if options.module else []), options.script, *options.args]
     return try_script(passed, folder, Limits(options.steps, options.time))
-
-
-def _watch(options: argparse.Namespace) -> None:
-    if not options.module:
-        check_script(options.script)
-    if options.steps is not None and options.steps < 1:
-        raise ArgumentError(f"--steps is a whole number, 1 or more; found {options.steps}.")
-    rank = rank_info()
-    record = Path(options.record) if options.record else free_name(options.script, rank)
-    # Only rank 0 reports. Fork before threads or an accelerator are initialised.
-    reporter = start_reporter(record, rank) if rank is not None and rank.rank == 0 else None
-    line = LiveLine() if (rank is None or rank.rank == 0) and is_available() else None
-    sys.argv = [options.script, *options.args]  # for the header of the record
-    on_step = None if line is None else line.draw
-    monitor = Monitor(record=record, clip=options.clip, every=options.every, on_step=on_step)
-    if options.anomaly:
-        torch.autograd.set_detect_anomaly(True)
-    # Registered before the script runs, so it is called after all that the script registers.
-    atexit.register(_conclude, monitor, line, os.getpid(), rank, reporter)
-    if options.lr_scale is not None:
-        LearningRateScale(options.lr_scale)
-    if options.seed is not None:
-        seed_all(options.seed)
-    monitor.start()
-    if options.steps is not None:
-        end_after(options.steps)
-    run = run_module if options.module else run_script
-    try:
-        run(options.script, options.args)
-    except BaseException as error:
-        if not isinstance(error, SystemExit):
-            monitor.stop(reason(error))
-        elif error.code:
-            monitor.stop(f"exit code {error.code}")
-        raise
-
-
-def _conclude(
-    monitor: Monitor, line: LiveLine | None, process: int, rank: RankInfo | None, reporter: int | None
-) -> None:
-    if os.getpid() != process:  # a forked child of the script ends here as well
-        return
-    if line is not None:
-        line.close()
-    monitor.stop()
-    if rank is not None:
-        if reporter is not None:
-            await_reporter(reporter)
-        elif rank.rank == 0:
-            print(f"bridle: when all ranks have ended: bridle report {monitor.path}", file=sys.stderr)
-        return
-    if monitor.stopped_because is not None:
-        print(f"bridle: recording stopped early: {monitor.stopped_because}", file=sys.stderr)
-    if monitor.steps == 0:
-        print("bridle: no optimizer step was seen, so there is nothing to report.", file=sys.stderr)
-        return
-    print(f"\n{monitor.report()}\nThe page: bridle report {monitor.path}", file=sys.stderr)

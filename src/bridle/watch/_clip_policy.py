@@ -10,6 +10,11 @@ from ..policies import ByOvershoot, Policy, by_norm
 ClipOption: TypeAlias = float | str | Policy | None
 """The largest norm, "auto", the name of a policy, a policy, or None for no clipping."""
 
+LBFGS_CAUTION = (
+    "LBFGS is clipped: its line search and its estimate of the curvature compare gradients, and clipped ones mislead "
+    "them. Lower its learning rate instead."
+)
+
 
 def policy_of(clip: ClipOption) -> Policy | None:
     """Return a new policy for each call: those that adapt remember the norms of one optimizer.

@@ -45,15 +45,21 @@ class LiveLine:
         text.truncate(self._console.width - 1)
         with self._console.capture() as drawn:
             self._console.print(text, end="")
-        self._stderr.write(f"\r\x1b[2K{drawn.get()}")
-        self._stderr.flush()
-        self._shown, self._drawn_at = True, now
+        self._shown, self._drawn_at = self._write(f"\r\x1b[2K{drawn.get()}"), now
+
+    def _write(self, text: str) -> bool:
+        """Return whether it could be written: a terminal may be gone, and the program goes on."""
+        try:
+            self._stderr.write(text)
+            self._stderr.flush()
+        except (OSError, ValueError):
+            return False
+        return True
 
     def clear(self) -> None:
         """Clear the line."""
         if self._shown:
-            self._stderr.write("\r\x1b[2K")
-            self._stderr.flush()
+            self._write("\r\x1b[2K")
             self._shown = False
 
     def close(self) -> None:

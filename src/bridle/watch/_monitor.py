@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 import sys
@@ -13,13 +12,17 @@ from typing import Any
 
 import torch
 
+from .._notebook import card
+from .._warn import warn
 from ..errors import ArgumentError
 from ._clip_policy import ClipOption, policy_of
 from .analysis.advice import Advice
 from .analysis.finding import Finding
-from .record import hooks
+from .record.claim import claim
+from .record.notes import plain_values
 from .record.recorder import Recorder
-from .record.writer import Writer, reason, rounded
+from .record.writer import Writer, reason
+from .report.notebook import Findings, monitor_html
 from .report.report import Report, read_report
 from .run.rank_files import rank_file, rank_info
 from .run.schema import VERSION
@@ -33,11 +36,15 @@ class Monitor:
     in the program changes. Recording a step reads values, so on an accelerator it waits for the device: use `every`
     there. In a run of several processes each has a monitor and a file of its own, and nothing is sent between them.
 
+    Nothing is lost: a file that holds something already is left alone and the record is numbered (`run-2.jsonl` for
+    `run.jsonl`, with a warning), and a monitor that is started again goes on with its record. Once it is on, a record
+    that can no longer be written stops recording (`stopped_because`, and a line on stderr), never the program.
+
     Args:
         model: The model, for the names of its parameters. None: those of all live modules.
         optimizer: The optimizer whose steps are recorded. None: every optimizer that steps.
-        record: The file to write (JSON lines). Each of several processes writes its own, `run.rank0.jsonl` for
-            `run.jsonl`. None: a temporary file that lives as long as the monitor.
+        record: The file to write (JSON lines), in a folder that is made where it is missing. Each of several processes
+            writes its own, `run.rank0.jsonl` for `run.jsonl`. None: a temporary file that lives as long as the monitor.
         clip: None to only observe; a number (the largest norm), a name ("auto", "zscore") or a policy of `bridle`. A
             step with gradients that are not finite is then skipped.
         every: Record every so many steps; clipping is done at each.
@@ -77,14 +84,13 @@ class Monitor:
         if not isinstance(max_bytes, int) or max_bytes < 10_000:
             raise ArgumentError(f"`max_bytes` is a number of bytes, 10000 or more; found {max_bytes!r}.")
         policy_of(clip)  # a wrong one is refused here, not in the middle of the run
-        rank = rank_info()
-        self._is_rank = rank is not None
-        self._writer = Writer(
-            record if record is None or rank is None else rank_file(Path(record), rank.rank), max_bytes
-        )
+        rank = self._rank = rank_info()
+        self._record = None if record is None else Path(record).absolute()  # the program may go to another folder
+        file = self._record if self._record is None or rank is None else rank_file(self._record, rank.rank)
+        self._writer = Writer(file, max_bytes)
+        self._started, self._on, self._depth = False, False, 0
         on_recorded = None if on_step is None else lambda: on_step(self.latest)
-        self._new_recorder = functools.partial(Recorder, model, optimizer, clip, every, self._writer, on_recorded, rank)
-        self._recorder = self._new_recorder()
+        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank)
         self._header: dict[str, Any] = {
             "bridle": VERSION,
             "torch": torch.__version__,
@@ -97,7 +103,7 @@ class Monitor:
 
     @property
     def path(self) -> str:
-        """The file of the record."""
+        """The file of the record. Before the first start the one asked for, which may turn out to be taken."""
         return str(self._writer.path)
 
     @property
@@ -107,9 +113,14 @@ class Monitor:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as they are known."""
+        """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as they are known.
+
+        Of a second optimizer also its number, `opt`.
+        """
         line = self._recorder.latest
         found: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
+        if line.get("opt"):
+            found["opt"] = line["opt"]
         if line.get("lr"):
             found["lr"] = line["lr"][0]
         return {key: float(value) for key, value in found.items()}
@@ -120,14 +131,27 @@ class Monitor:
         return self._recorder.failure
 
     def start(self) -> Monitor:
-        """Begin a new record, and observe. A monitor that is on starts over."""
-        self.stop()
-        self._recorder = self._new_recorder()
-        self._writer.open()
-        self._writer.write(self._header)
-        hooks.subscribe(self._recorder)
-        self._recorder.curves.install()
+        """Begin to observe, or go on with the same record. Does nothing where the monitor is on.
+
+        Raises:
+            ArgumentError: (a ValueError) `record` names a folder, or something else that is not a file.
+            RecordWriteError: (a ValueError and an OSError) the record cannot be written.
+        """
+        if self._on:
+            return self
+        if self._record is not None and not self._started:
+            self._claim(self._record)
+        empty = self._writer.open()
+        self._started = True
+        self._writer.write(self._header if empty else {"note": "resumed", "after": self.steps})
+        self._recorder.attach(empty)
+        self._on = True
         return self
+
+    def _claim(self, record: Path) -> None:
+        wanted, self._writer.path = self._writer.path, claim(record, self._rank)
+        if self._writer.path != wanted and (self._rank is None or self._rank.rank == 0):
+            warn(f"{wanted} holds something already: this run is recorded in {self._writer.path}.")
 
     def stop(self, because: str | None = None) -> None:
         """Stop observing and complete the record.
@@ -135,19 +159,28 @@ class Monitor:
         Args:
             because: Why the run ends early, if it does, for the report of several ranks.
         """
-        hooks.unsubscribe(self._recorder)
+        if not self._on:
+            return
+        self._on = False
         self._recorder.detach()
-        self._writer.close({"ended": because, "after": self.steps} if self._is_rank else None)
+        self._writer.close({"ended": because, "after": self.steps} if self._rank is not None else None)
+        if self._writer.failure is not None:
+            self._recorder.fail(self._writer.failure)
 
     def note(self, kind: str, **values: Any) -> None:
-        """Write a line of your own into the record, such as a test loss.
+        """Write a line of your own into the record, such as a test loss; also after `stop`.
 
         Args:
             kind: What it is, such as "test". `monitor.note("test", loss=0.3)` is drawn beside the training loss.
-            **values: Numbers and strings.
+            **values: Numbers (tensors of one element as well) and strings.
+
+        Raises:
+            ArgumentError: (a ValueError) a value is none of these, or the monitor was never started.
         """
-        plain = {k: rounded([v], 9)[0] if isinstance(v, float) else v for k, v in values.items()}
-        self._writer.write({"note": kind, "after": self.steps, **plain})
+        line = {"note": str(kind), "after": self.steps, **plain_values(values)}
+        if not self._started:
+            raise ArgumentError("note: there is no record yet to write into; call `start` first.")
+        self._writer.write_late(line)
 
     def per_sample(self, norms: torch.Tensor) -> None:
         """Pass the gradient norm of each sample of the coming step, for the noise scale.
@@ -163,18 +196,25 @@ class Monitor:
 
     def findings(self) -> list[Finding]:
         """Return the findings of `report()`, what explains most first; empty if there are none."""
-        return self.report().findings
+        return Findings(self.report().findings)
 
     def advice(self) -> Advice:
         """Return the clipping that `report()` recommends, with the evidence."""
         return self.report().advice
 
+    def _repr_html_(self) -> str:
+        return monitor_html(self.report()) if self._started else card("A monitor that was not started yet.")
+
     def __enter__(self) -> Monitor:
         """Start."""
-        return self.start()
+        self.start()
+        self._depth += 1
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop."""
-        self.stop(None if error is None else reason(error))
+        """Stop, at the end of the outermost block."""
+        self._depth -= 1
+        if self._depth <= 0:
+            self.stop(None if error is None else reason(error))

@@ -25,18 +25,27 @@ _kept_alive: list[types.ModuleType] = []
 
 
 def check_script(path: str) -> None:
-    """Refuse what is not a file, before anything has begun.
+    """Refuse what cannot be run, before anything has begun.
 
     Raises:
-        ArgumentError: (a ValueError) there is no such file.
+        ArgumentError: (a ValueError) there is no such file, or it is a folder that is no program.
     """
-    if not os.path.isfile(path):
+    if os.path.isdir(path):
+        if not os.path.isfile(os.path.join(path, "__main__.py")):
+            inside = sorted(name for name in os.listdir(path) if name.endswith(".py"))
+            name = f" Name the script in it, such as {os.path.join(path, inside[0])}." if inside else ""
+            raise ArgumentError(f"can't run {path!r}: it is a folder without a __main__.py.{name}")
+    elif not os.path.isfile(path):
         raise ArgumentError(f"can't open file {path!r}: there is no such file.")
 
 
 def run_script(path: str, args: list[str]) -> None:
-    """Run a file as `__main__`: its argv, its directory first on the path, its classes picklable."""
-    file = os.path.abspath(path)
+    """Run a file as `__main__`: its argv, its directory first on the path, its classes picklable.
+
+    A folder is its `__main__.py`, and itself on the path.
+    """
+    is_folder = os.path.isdir(path)
+    file = os.path.abspath(os.path.join(path, "__main__.py") if is_folder else path)
     loader = importlib.machinery.SourceFileLoader("__main__", file)
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=file, __builtins__=builtins, __cached__=None, __loader__=loader)
@@ -45,7 +54,7 @@ def run_script(path: str, args: list[str]) -> None:
     _kept_alive.append(sys.modules["__main__"])  # a module without references is emptied
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
-    _replace_first_path(os.path.dirname(os.path.realpath(path)))
+    _replace_first_path(path if is_folder else os.path.dirname(os.path.realpath(path)))
     with _hide_own_frames():
         exec(compile(loader.get_data(file), file, "exec", dont_inherit=True), main.__dict__)
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
+from ..._notebook import bars, card
 from .grad_stats import GradStats, combine
 from .html import page
 from .records import ModuleSummary, NodeRecord, module_name, short
@@ -56,6 +57,12 @@ class Trace:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
         return "\n".join([f"backward: {len(self.nodes)} nodes in {self.seconds * 1e3:.1f} ms", *lines])
+
+    def _repr_html_(self) -> str:
+        found = ((module_name(one.module), one.parameters or one.entering) for one in self.by_module())
+        norms = {name: stats.norm for name, stats in found if stats is not None}
+        title, _, table = str(self).partition("\n")
+        return card(f"{title}; gradient norm by module", bars(norms), table)
 
     def to_html(self, path: str | PathLike[str]) -> Path:
         """Write a self-contained page: the modules, the graph, and the gradient at every node.

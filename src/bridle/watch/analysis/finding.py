@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..._notebook import Curve, bars, card, curves
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -56,6 +58,16 @@ class Finding:
     def __str__(self) -> str:
         """Return the name and the title."""
         return f"{self.name}: {self.headline}"
+
+    def _repr_html_(self) -> str:
+        chart, picture = self.chart, ""
+        if chart is not None and chart.x:
+            picture = curves([Curve(name, [*zip(chart.x, ys, strict=False)]) for name, ys in chart.lines.items()])
+        elif chart is not None:
+            picture = bars({name: values[0] for name, values in chart.lines.items() if values})
+        facts = "\n".join(f"{key}: {value}" for key, value in self.evidence.items())
+        text = f"test: {self.test}\n{facts}\nwhat to do: {self.advice}"
+        return card(f"{self.headline} [{self.name}]", picture, text)
 
     @property
     def headline(self) -> str:

@@ -29,9 +29,21 @@ def _median(values: list[float]) -> float:
     return median(known) if known else math.nan
 
 
+def _missing(ranks: list[int]) -> list[str]:
+    if len(ranks) <= 8:
+        return [f"Rank {rank} left no record of this run." for rank in ranks]
+    some = ", ".join(map(str, ranks[:8]))
+    return [f"{len(ranks)} ranks left no record of this run: {some} and {len(ranks) - 8} more."]
+
+
+def _of_rank(one: Run, run: Run) -> list[str]:
+    return [f"Rank {one.rank}: {warning}" for warning in one.warnings if warning not in run.warnings]
+
+
 def warnings(run: Run) -> list[str]:
     """Return sentences about what is missing from the record."""
-    found = [f"Rank {rank} left no record of this run." for rank in run.missing_ranks]
+    found = [*run.warnings, *(warning for one in run.ranks for warning in _of_rank(one, run))]
+    found += _missing(run.missing_ranks)
     for one in run.ranks:
         if one.end is None:
             found.append(
@@ -40,10 +52,10 @@ def warnings(run: Run) -> list[str]:
             )
         elif one.end:
             found.append(f"Rank {one.rank} stopped early, after {sum(one.n_steps)} steps: {one.end}.")
-    for note in run.notes if run.ranks else ():
+    for note in run.notes:
         if "stopped" in note:
-            rank = note.get("rank", run.rank)
-            found.append(f"Recording of rank {rank} stopped after {note['after']} steps: {note['stopped']}.")
+            rank = f" of rank {note.get('rank', run.rank)}" if run.ranks else ""
+            found.append(f"Recording{rank} stopped after {note['after']} steps: {note['stopped']}.")
     reasons: dict[str, list[str]] = {}
     for name, why in run.unmeasured.items():
         reasons.setdefault(why, []).append(name)

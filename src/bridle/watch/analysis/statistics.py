@@ -1,7 +1,9 @@
 """Statistics of plain lists of numbers; NaN and infinities are left out."""
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Sequence
+from operator import mul
 from statistics import fmean, median
 
 
@@ -33,11 +35,23 @@ def mad(values: Sequence[float]) -> float:
 def running_median(values: Sequence[float], width: int) -> list[float]:
     """Return the median of the `width` values around each (fewer at the ends), of those that are finite."""
     half = width // 2
+    window: list[float] = []  # in order: a step moves one value in and one out
     found = []
-    for i in range(len(values)):
-        near = finite(values[max(0, i - half) : i + half + 1])
-        found.append(median(near) if near else math.nan)
+    for i in range(-half, len(values)):
+        if i + half < len(values) and math.isfinite(values[i + half]):
+            insort(window, values[i + half])
+        if i > half and math.isfinite(values[i - half - 1]):
+            window.pop(bisect_left(window, values[i - half - 1]))
+        if i >= 0:
+            found.append(_middle(window))
     return found
+
+
+def _middle(ordered: list[float]) -> float:
+    at = len(ordered) // 2
+    if not ordered:
+        return math.nan
+    return ordered[at] if len(ordered) % 2 else (ordered[at - 1] + ordered[at]) / 2
 
 
 def relative(values: Sequence[float], width: int) -> list[float]:
@@ -54,10 +68,11 @@ def autocorrelation(values: Sequence[float], lag: int) -> float:
     if lag <= 0 or n - lag < 3:
         return math.nan
     middle = fmean(values)
-    variance = sum((v - middle) ** 2 for v in values)
+    centred = [v - middle for v in values]
+    variance: float = sum(map(mul, centred, centred))
     if variance == 0:
         return 0.0
-    shared = sum((a - middle) * (b - middle) for a, b in zip(values, values[lag:], strict=False))
+    shared: float = sum(map(mul, centred, centred[lag:]))
     return shared / variance * n / (n - lag)
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from ..._events import ClipEvent
 from ..._torch.step_hooks import StepHook, is_stepping
 from ...clip import Clipper
-from .._clip_policy import ClipOption, policy_of
+from ...policies import Policy
+from .._clip_policy import LBFGS_CAUTION, ClipOption, policy_of
+from .._say import say
 from ..run.rank_files import RankInfo
 from ..run.schema import Line
 from . import hooks
@@ -24,7 +26,7 @@ from .curves import CurveObserver
 from .loss import LossTracker
 from .measure import Measurement, Meter
 from .step_timer import StepTimer
-from .writer import Writer, rounded
+from .writer import Writer, reason, rounded
 
 
 @dataclass
@@ -33,8 +35,9 @@ class _Watched:
 
     optimizer: torch.optim.Optimizer
     opt: int
-    hook: StepHook
-    clipper: Clipper | None
+    policy: Policy | None
+    hook: StepHook | None = None
+    clipper: Clipper | None = None
     meter: Meter | None = None
     names: list[str] = field(default_factory=list)
     steps: int = 0
@@ -50,6 +53,7 @@ class Recorder:
     Attributes:
         failure: Why recording stopped before the run did.
         latest: The last line of a step.
+        backwards: The number of backward passes so far.
     """
 
     def __init__(
@@ -71,7 +75,8 @@ class Recorder:
         self._began = time.perf_counter()
         self.failure: str | None = None
         self.latest: Line = {}
-        self.curves = CurveObserver(writer.write, lambda: max((w.steps for w in self._watched.values()), default=0))
+        self.backwards = 0
+        self._curves = CurveObserver(writer.write, lambda: max((w.steps for w in self._watched.values()), default=0))
         self._sites = CallSites(writer.write)
 
     @property
@@ -79,16 +84,39 @@ class Recorder:
         """The number of steps so far, of all optimizers."""
         return sum(w.steps for w in self._watched.values())
 
-    def detach(self) -> None:
-        """Remove everything from the optimizers that were observed."""
-        self.curves.remove()
+    def attach(self, empty: bool) -> None:
+        """Observe, for the first time or again. `empty`: the record is, so that everything is to be introduced."""
+        self._process = os.getpid()
+        self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
+        self._samples, self.failure = {}, None
         for watched in self._watched.values():
-            watched.hook.remove()
+            watched.meter = None if empty else watched.meter
+        hooks.subscribe(self)
+        self._curves.install()
+
+    def detach(self) -> None:
+        """Observe no more, and remove everything from the optimizers."""
+        hooks.unsubscribe(self)
+        self._curves.remove()
+        for watched in self._watched.values():
+            if watched.hook is not None:
+                watched.hook.remove()
             if watched.clipper is not None:
                 watched.clipper.remove()
+            if watched.meter is not None:
+                watched.meter.skip_step()  # a gradient after a pause does not follow the last step before it
+            watched.hook = watched.clipper = watched.measured = None
+
+    def fail(self, why: str) -> None:
+        """Stop recording, and say so once. The program goes on."""
+        if self.failure is None:
+            self.failure = why
+            self._writer.write({"stopped": why, "after": self.steps})
+            say(f"bridle: recording stopped at step {self.steps}, the program goes on: {why}")
 
     def on_backward(self, tensors: Any) -> None:
         """Add to the loss of the coming step."""
+        self.backwards += 1
         self._timer.enter_backward()
         self._sites.on_backward(tensors)
         with self._failing():
@@ -135,28 +163,35 @@ class Recorder:
         """Attach to an optimizer at its first step, and run after all its other hooks at each."""
         if self._only is not None and optimizer is not self._only:
             return
-        watched = self._watched.get(id(optimizer))
         inner = self._is_within_a_step(optimizer)
+        watched = self._watched.get(id(optimizer))
         if watched is None:
             if inner:
                 return
-            watched = self._watched[id(optimizer)] = self._attach(optimizer)
+            policy = policy_of(self._clip)
+            watched = self._watched[id(optimizer)] = _Watched(optimizer, len(self._watched), policy)
             if os.getpid() == self._process:
                 self._sites.on_step(optimizer, watched.opt)
         if os.getpid() == self._process:
-            self.curves.on_step()
+            self._curves.on_step()
+        hook = watched.hook or self._hook(watched)
         watched.ignored = inner
-        watched.fold = Fold.of(optimizer)
-        watched.hook.move_last()
+        with self._failing():
+            watched.fold = Fold.of(optimizer)
+            hook.move_last()
 
-    def _attach(self, optimizer: torch.optim.Optimizer) -> _Watched:
-        policy = policy_of(self._clip)
+    def _hook(self, watched: _Watched) -> StepHook:
+        """Attach to an optimizer. Only clipping may be refused here: that would change the run."""
+        optimizer, policy = watched.optimizer, watched.policy
         if policy is not None:
             refuse_flattened(optimizer)
-        clipper = None if policy is None else Clipper(optimizer, policy, nonfinite="skip")
-        hook = StepHook(optimizer, lambda again: self._on_gradients(watched, again), lambda: self._on_end(watched))
-        watched = _Watched(optimizer, len(self._watched), hook, clipper)
-        return watched
+            if isinstance(optimizer, torch.optim.LBFGS):
+                say(f"bridle: {LBFGS_CAUTION}")
+            watched.clipper = Clipper(optimizer, policy, nonfinite="skip")
+        watched.hook = StepHook(
+            optimizer, lambda again: self._on_gradients(watched, again), lambda: self._on_end(watched)
+        )
+        return watched.hook
 
     def _is_within_a_step(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether another optimizer uses this one for its own step, as ZeroRedundancyOptimizer does."""
@@ -194,8 +229,8 @@ class Recorder:
         known, scale = set(meter.unmeasurable), remaining_scale(watched.optimizer)
         measured = meter.measure_step(scale)
         for i in meter.unmeasurable.keys() - known:
-            reason = meter.unmeasurable[i]
-            self._writer.write({"unmeasured": watched.names[i], "reason": reason, "after": self.steps})
+            line = {"unmeasured": watched.names[i], "reason": meter.unmeasurable[i], "after": self.steps}
+            self._writer.write(line)
         clipped = self._clipping.take(meter.parameters)
         complete = not meter.is_sharded and not meter.unmeasurable
         clipping = undo_clipping(measured, clipped, meter.parameters, scale, complete)
@@ -260,8 +295,9 @@ class Recorder:
         try:
             yield
         except Exception as error:
-            self.failure = f"{type(error).__name__}: {error}"
-            self._writer.write({"stopped": self.failure, "after": self.steps})
+            self.fail(reason(error))
+        if self._writer.failure is not None:
+            self.fail(self._writer.failure)
 
 
 def _optimizer_line(watched: _Watched, meter: Meter) -> Line:

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from ...errors import RecordWriteError
 from ..run.rank_files import RankInfo, header_of, rank_file, run_file
 from .html import write_page
 from .report import Report, read_report
@@ -77,7 +78,10 @@ def _publish(report: Report) -> str:
     if not any(one.steps for one in run.ranks):
         return "bridle: no optimizer step was seen, so there is nothing to report."
     page = run_file(run.path).with_suffix(".html")
-    write_page(page, [report])
+    try:
+        write_page(page, [report], only_ours=True)
+    except RecordWriteError as error:
+        return f"{to_text(report)}\nbridle: {error}"
     return f"{to_text(report)}\nThe page: {page}"
 
 

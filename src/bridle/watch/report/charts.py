@@ -34,9 +34,13 @@ class Axis:
         kept = [v for v in finite(values) if v > 0 or not log]
         low, high = (min(kept), max(kept)) if kept else (1.0, 10.0)
         if log:
+            high = max(high, 1e-290)  # so that what is below it is not zero
             low = max(low, high * 1e-8)  # a single zero-like value must not flatten all others
             return cls(low / 1.15, high * 1.15, True)
-        gap = 0.05 * (high - low) or abs(high) * 0.1 or 1.0
+        if high - low < 1e-12 * max(abs(high), abs(low)) or high - low < 1e-300:  # no digits to tell them apart
+            gap = abs(high) * 0.1 if abs(high) > 1e-300 else 1.0
+        else:
+            gap = 0.05 * (high - low)
         return cls(low - gap, high + gap, False)
 
     def position(self, v: float) -> float:

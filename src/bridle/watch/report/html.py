@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from html import escape
 from itertools import cycle
-from pathlib import Path
 
 from ..analysis.advice import Advice
 from ..analysis.compare import summary
@@ -20,15 +19,23 @@ from .css import CSS
 from .html_advice import advice_section
 from .html_ranks import ranks_section
 from .html_try import side_by_side
+from .page_file import sign, write_file
 from .report import Report
 from .text import number, value
 
 
 def write_page(
-    path: str | os.PathLike[str], reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ()
+    path: str | os.PathLike[str],
+    reports: Sequence[Report],
+    all_runs: Sequence[tuple[str, Run]] = (),
+    *,
+    only_ours: bool = False,
 ) -> None:
-    """Write the page of one run, or of two: before and after; with the curves of several labelled runs if given."""
-    Path(path).write_text(to_html(reports, all_runs), encoding="utf-8")
+    """Write the page of one run, or of two: before and after; with the curves of several labelled runs if given.
+
+    `only_ours`: replace nothing but such a page.
+    """
+    write_file(path, to_html(reports, all_runs), only_ours=only_ours)
 
 
 def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ()) -> str:
@@ -50,6 +57,7 @@ def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ())
     parts += [_heat(run, _label(runs, i)) for i, run in enumerate(runs)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{sign()}"
         '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
         f"<title>{escape(first.path.name)} · bridle</title><style>{CSS}</style></head><body><main>"
         f"{''.join(parts)}</main></body></html>\n"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.advice import Advice, advise
+from ..analysis.cautions import cautions
 from ..analysis.compare import summary
 from ..analysis.finding import Finding
 from ..analysis.findings import find
@@ -49,6 +50,11 @@ class Report:
         from .text import to_text
 
         return to_text(self)
+
+    def _repr_html_(self) -> str:
+        from .notebook import monitor_html
+
+        return monitor_html(self)
 
     def write_page(self, path: str | os.PathLike[str], *, before: "Report | None" = None) -> None:
         """Write the report as an HTML page, beside that of an earlier run if there is one."""
@@ -108,18 +114,20 @@ def read_report(path: str | os.PathLike[str], optimizer: int | None = None) -> R
 
 def report_on(run: Run, *others: Run) -> Report:
     """Apply every check to every run, once."""
-    findings = find(run)
+    failures: list[str] = []
+    findings = find(run, failures)
     found = [_labelled(one, run) for one in findings] if others else findings
     known = {(one.name, one.title) for one in findings}  # where optimizers share a loss, say it once
     judged = []
     for other in others:
-        of_other = find(other)
+        of_other = find(other, failures)
         judged.append((other, of_other))
         new = [one for one in of_other if (one.name, one.title) not in known]
         found += [_labelled(one, other) for one in new]
         known |= {(one.name, one.title) for one in new}
     found.sort(key=lambda one: -one.weight)
-    return Report(run, found, _advise((run, findings), *judged), warnings(run), others)
+    said = [*warnings(run), *cautions(run, *others), *failures]
+    return Report(run, found, _advise((run, findings), *judged), said, others)
 
 
 def _advise(*judged: tuple[Run, list[Finding]]) -> Advice:

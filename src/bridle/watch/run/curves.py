@@ -1,10 +1,13 @@
 """Losses on other data in a record, as curves with where each came from."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
+
+from .values import number, text
 
 # Where a curve is known from several places, the first of these is kept.
 ORIGINS = ("noted", "trainer", "TensorBoard", "wandb", "printed", "no_grad")
@@ -45,12 +48,12 @@ def curves_of(notes: Sequence[dict[str, Any]], steps: Sequence[int], loss: Seque
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in notes:
         if "curve" in line:
-            found.setdefault((line["curve"], line["origin"]), []).append(line)
+            found.setdefault((text(line["curve"]), text(line.get("origin", ""))), []).append(line)
         elif str(line.get("note", "")).lower() in _OTHER_DATA and "loss" in line:
-            found.setdefault((line["note"], "noted"), []).append({**line, "value": line["loss"]})
+            found.setdefault((text(line["note"]), "noted"), []).append({**line, "value": line["loss"]})
     kept: list[Curve] = []
     for (name, origin), lines in sorted(found.items(), key=lambda item: _rank(item[0][1])):
-        curve = Curve(name, origin, [n["after"] for n in lines], [float(n["value"]) for n in lines])
+        curve = Curve(name, origin, [n["after"] for n in lines], [number(n.get("value")) for n in lines])
         if _is_one(curve, any("unnamed" in n for n in lines), steps, loss) and not any(_same(curve, k) for k in kept):
             kept.append(curve)
     return kept
@@ -73,7 +76,7 @@ def _resembles(curve: Curve, steps: Sequence[int], loss: Sequence[float]) -> boo
     pairs = []
     before = -1
     for step, value in zip(curve.steps, curve.values, strict=True):
-        near = [v for s, v in zip(steps, loss, strict=True) if before <= s < step and math.isfinite(v)]
+        near = [v for v in loss[bisect_left(steps, before) : bisect_left(steps, step)] if math.isfinite(v)]
         if near and math.isfinite(value):
             pairs.append((value, median(near), fmean(near)))
         before = step

@@ -4,6 +4,7 @@ Nothing here communicates. torchrun says in the environment which rank a process
 `run.rank0.jsonl` on rank 0, and a reader looks for the others beside it.
 """
 
+import itertools
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from .schema import RankHeader
 
 # The same on all ranks of one launch, and different between launches (torchrun makes an id for each).
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_OURS = ".bridle.jsonl"  # of the names we make
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,23 @@ def header_of(path: Path) -> dict[str, Any]:
     return line if isinstance(line, dict) else {}
 
 
-def free_name(script: str, rank: RankInfo | None) -> Path:
-    """Return a name for the record that is not taken. Ranks of one launch, each by itself, find the same."""
-    stem = Path(script).stem if script.endswith(".py") else script
-    names = (Path(f"{stem}{'' if i == 1 else f'-{i}'}.bridle.jsonl") for i in range(1, 100_000))
-    return next(name for name in names if not name.exists() and _is_free(name, rank))
+def default_name(script: str) -> Path:
+    """Return the record of a script or module, in the current folder: `train.bridle.jsonl` for `train.py`."""
+    stem = Path(script).stem if script.endswith(".py") else Path(script).resolve().name if os.sep in script else script
+    return Path(f"{stem.strip('.') or Path.cwd().name}{_OURS}")
+
+
+def free_name(record: Path, rank: RankInfo | None) -> Path:
+    """Return this name, or the first numbered one that is not taken. Ranks of one launch each find the same."""
+    end = _OURS if record.name.endswith(_OURS) else record.suffix
+    stem = record.name.removesuffix(end)
+    names = (record.with_name(f"{stem}{'' if i == 1 else f'-{i}'}{end}") for i in itertools.count(1))
+    return next(name for name in names if _is_empty(name) and _is_free(name, rank))
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a record can begin there without anything being lost."""
+    return not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0)
 
 
 def _is_free(name: Path, rank: RankInfo | None) -> bool:
@@ -94,7 +108,7 @@ def _is_free(name: Path, rank: RankInfo | None) -> bool:
     if rank is None:
         return not taken
     ours = (header_of(file).get("launch", rank.launch) == rank.launch for file in taken.values())
-    return rank.rank not in taken and all(ours)
+    return (rank.rank not in taken or _is_empty(taken[rank.rank])) and all(ours)
 
 
 def one_file_per_run(paths: list[str]) -> list[Path]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from ...errors import MissingDependencyError
 from .curves import Curve, curves_of
+from .values import number
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Run:
         settings: Numbers of the optimizer's first parameter group, such as momentum and weight decay.
         dtypes: The types of its parameters.
         sample_ratio: The largest per-sample gradient norm over the median one, where given.
+        warnings: Sentences about lines that could not be read.
         ranks: Of several processes the run of each that left a record, in order. All other numbers are then those of
             the lowest, and norms are of whole gradients.
     """
@@ -88,6 +92,7 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)
     dtypes: list[str] = field(default_factory=list)
     sample_ratio: list[float] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     ranks: tuple[Run, ...] = ()
 
     @property
@@ -98,7 +103,8 @@ class Run:
     @property
     def end(self) -> str | None:
         """How a rank's run ended: "" in order, else why; None where the record breaks off, as of a killed process."""
-        return next((line["ended"] or "" for line in self.notes if "ended" in line), None)
+        last: dict[str, Any] = next((n for n in reversed(self.notes) if "ended" in n or n.get("note") == "resumed"), {})
+        return str(last["ended"] or "") if "ended" in last else None
 
     @property
     def missing_ranks(self) -> list[int]:
@@ -137,11 +143,34 @@ class Run:
         indices: dict[str, list[int]] = {}
         for i, module in enumerate(self.modules):
             indices.setdefault(module, []).append(i)
+        plain = [[n or 0.0 for n in row] for row in self.norms]
+        picked = {module: itemgetter(*where) for module, where in indices.items() if len(where) > 1}
         return {
-            module: [math.hypot(*(row[i] or 0.0 for i in where)) for row in self.norms]
+            module: [math.hypot(*picked[module](row)) for row in plain]
+            if module in picked
+            else [row[where[0]] for row in plain]
             for module, where in indices.items()
         }
 
     def noted_losses(self, kind: str) -> list[tuple[int, float]]:
         """Return the losses noted by the script, such as on the test set: (after which step, loss)."""
-        return [(n["after"], float(n["loss"])) for n in self.notes if n.get("note") == kind and "loss" in n]
+        return [(n["after"], number(n["loss"])) for n in self.notes if n.get("note") == kind and "loss" in n]
+
+    def to_frame(self, *, norms: bool = False) -> Any:
+        """Return the steps as a pandas frame, indexed by step, with a column for each number.
+
+        Args:
+            norms: Also a column for the gradient norm of each parameter, `norm of NAME`.
+
+        Raises:
+            MissingDependencyError: (an ImportError) pandas is not installed.
+        """
+        try:
+            from pandas import DataFrame, Index
+        except ImportError as error:
+            raise MissingDependencyError("Run.to_frame needs the package pandas: pip install pandas.") from error
+        names = ("loss", "norm", "peak", "lr", "update", "step_grad_cosine", "clip", "max_norm", "n_steps")
+        columns: dict[str, list[Any]] = {name: getattr(self, name) for name in names}
+        if norms:
+            columns.update({f"norm of {name}": [row[i] for row in self.norms] for i, name in enumerate(self.names)})
+        return DataFrame(columns, index=Index(self.steps, name="step"))

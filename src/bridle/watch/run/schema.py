@@ -165,3 +165,8 @@ class SiteLine(TypedDict, total=False):
 
 Line: TypeAlias = dict[str, Any]
 """A line as it was read: one of the above."""
+
+
+def is_step(line: Line) -> bool:
+    """Return whether it is the line of a step: a note of the script may have a value called `step`."""
+    return "step" in line and "note" not in line

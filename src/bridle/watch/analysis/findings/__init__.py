@@ -90,10 +90,31 @@ def register_finding(check: C) -> C:
     return check
 
 
-def find(run: Run) -> list[Finding]:
-    """Apply every check once. What explains most comes first."""
-    found = [finding for check in (*TABLE, *_registered) if (finding := check(run)) is not None]
+def find(run: Run, failures: list[str] | None = None) -> list[Finding]:
+    """Apply every check once. What explains most comes first.
+
+    Args:
+        run: The run.
+        failures: Where to put a sentence about a check that raises, so that the others are still reported. None: let
+            it raise.
+    """
+    found = [finding for check in (*TABLE, *_registered) if (finding := _apply(check, run, failures)) is not None]
     return sorted(found, key=lambda finding: -finding.weight)
+
+
+def _apply(check: Check, run: Run, failures: list[str] | None) -> Finding | None:
+    try:
+        return check(run)
+    except Exception as error:
+        if failures is None:
+            raise
+        failures.append(f"The check `{check.__name__}` failed on this record ({type(error).__name__}: {error}).")
+        return None
+
+
+def check_names() -> list[str]:
+    """Return the names of the findings there can be."""
+    return [check.__name__ for check in (*TABLE, *_registered)]
 
 
 def count_checks() -> int:

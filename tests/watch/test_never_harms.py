@@ -1,0 +1,246 @@
+"""The program that is watched runs to its own end, whatever happens to its record."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import bridle
+from bridle.watch import read_run
+from bridle.watch.record.file import RecordFile
+
+from .processes import run_process
+
+TRAINS = """
+import os, sys
+import torch
+weight = torch.nn.Parameter(torch.ones(200))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(60):
+    optimizer.zero_grad()
+    weight.square().sum().backward()
+    optimizer.step()
+    if step == 20:
+        {event}
+print("end", round(float(weight.detach().sum()), 3), flush=True)
+{last}
+"""
+
+
+def watch(folder, *options, event="pass", last="sys.exit(3)", **more):
+    (folder / "train.py").write_text(TRAINS.format(event=event, last=last))
+    return run_process([sys.executable, "-m", "bridle", "watch", *options, "train.py"], cwd=folder, **more)
+
+
+def ours(done):
+    """What bridle says, without the report."""
+    return [line for line in done.stderr.splitlines() if line.startswith("bridle: ")]
+
+
+def check(done, *words):
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith("end ")
+    assert "Traceback" not in done.stderr, done.stderr
+    assert words[0] in ours(done)[0]
+
+
+def test_a_full_disk(tmp_path):
+    event = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (os.stat('run.jsonl').st_size + 99,) * 2)"
+    done = watch(tmp_path, "--record", "run.jsonl", event=event)
+    check(done, "recording stopped at step 22, the program goes on: the record ")
+    assert "SGD, 21 steps recorded" in done.stderr
+    assert len(ours(done)) == 2
+    assert read_run(tmp_path / "run.jsonl").steps == list(range(21))  # whole lines only
+
+
+def test_a_record_that_is_deleted(tmp_path):
+    done = watch(tmp_path, "--record", "run.jsonl", event="os.remove('run.jsonl')")
+    check(done, "cannot be written: the file was deleted while it was written")
+    assert len(ours(done)) == 1
+    assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_descriptors_that_are_closed_and_used_for_something_else(tmp_path):
+    event = "os.closerange(3, 64); kept = [open(f'own{i}', 'w') for i in range(30)]"
+    last = "[f.write('mine') for f in kept]; [f.close() for f in kept]; sys.exit(3)"
+    done = watch(tmp_path, "--record", "run.jsonl", event=event, last=last)
+    check(done, "the program has closed its file descriptor")
+    assert {(tmp_path / f"own{i}").read_text() for i in range(30)} == {"mine"}
+    assert len(read_run(tmp_path / "run.jsonl").steps) == 21
+
+
+@pytest.mark.parametrize("place", ["file/run.jsonl", "/proc/none/run.jsonl", "x" * 300])
+def test_a_place_where_nothing_can_be_written(tmp_path, place):
+    (tmp_path / "file").touch()
+    done = watch(tmp_path, "--record", place)
+    check(done, "not recording, the program runs without: the record ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_missing_folder_is_made_and_a_name_that_is_taken_is_numbered(tmp_path):
+    for name in ("run.jsonl", "run-2.jsonl"):
+        done = watch(tmp_path, "--record", "logs/run.jsonl")
+        assert done.returncode == 3
+        assert f"The page: bridle report {tmp_path / 'logs' / name}" in done.stderr
+        assert len(read_run(tmp_path / "logs" / name).steps) == 60
+    assert "bridle: logs/run.jsonl holds something already: this run is recorded in logs/run-2.jsonl." in done.stderr
+
+
+def test_without_stderr_nothing_goes_to_stdout_or_into_the_record(tmp_path):
+    done = watch(tmp_path, "--record", "run.jsonl", event="os.write(2, b'to stderr') if sys.stderr else None",
+                 preexec_fn=lambda: os.close(2))  # fmt: skip
+    assert done.returncode == 3
+    assert done.stdout.splitlines() == [done.stdout.strip()]
+    assert len(read_run(tmp_path / "run.jsonl").steps) == 60
+
+
+def test_a_script_that_exits_at_once_leaves_a_whole_record(tmp_path):
+    done = watch(tmp_path, "--record", "run.jsonl", last="os._exit(5)")
+    assert done.returncode == 5
+    assert len(read_run(tmp_path / "run.jsonl").steps) == 60
+
+
+def test_scripts_without_steps_are_told_what_is_observed(tmp_path):
+    (tmp_path / "hand.py").write_text("import torch\nw = torch.ones(1, requires_grad=True)\n(w * 2).sum().backward()\n")
+    (tmp_path / "none.py").write_text("import torch\n")
+    hand, none = (
+        run_process([sys.executable, "-m", "bridle", "watch", f"{name}.py"], cwd=tmp_path) for name in ("hand", "none")
+    )
+    assert "There were 1 backward passes" in hand.stderr
+    assert "There was no backward pass either" in none.stderr
+    assert hand.returncode == none.returncode == 0
+
+
+def test_a_folder_is_run_as_python_runs_it(tmp_path):
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "beside.py").write_text("X = 7\n")
+    (tmp_path / "app" / "__main__.py").write_text("import sys, beside\nprint(beside.X, sys.argv, __name__)\n")
+    plain = run_process([sys.executable, "app", "a"], cwd=tmp_path)
+    done = run_process([sys.executable, "-m", "bridle", "watch", "app", "a"], cwd=tmp_path)
+    assert done.stdout == plain.stdout
+    assert (tmp_path / "app.bridle.jsonl").exists()
+    (tmp_path / "app" / "__main__.py").unlink()
+    done = run_process([sys.executable, "-m", "bridle", "watch", "app"], cwd=tmp_path)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "bridle: can't run 'app': it is a folder without a __main__.py. Name the script in it, such as app/beside.py.\n"
+    )
+
+
+def steps(count, optimizer):
+    weight = optimizer.param_groups[0]["params"][0]
+    for _ in range(count):
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def optimizer():
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+
+
+def test_a_write_that_fails_half_way_leaves_whole_lines(tmp_path, monkeypatch, optimizer, capsys):
+    original, calls = os.write, []
+
+    def fill(descriptor, data):
+        calls.append(len(data))
+        if len(calls) < 3:
+            return original(descriptor, data)
+        if len(calls) == 3:
+            return original(descriptor, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl") as monitor:
+        monkeypatch.setattr(os, "write", fill)
+        steps(4, optimizer)
+        monkeypatch.undo()
+    assert "No space left on device" in monitor.stopped_because
+    assert monitor.steps == 4
+    assert Path(monitor.path).read_bytes().endswith(b"}\n")
+    assert read_run(monitor.path).steps == [0]
+    assert capsys.readouterr().err.count("\n") == 1
+    with monitor:  # there is room again
+        steps(2, optimizer)
+    assert monitor.stopped_because is None
+    assert read_run(monitor.path).steps == [0, 4, 5]
+
+
+def test_a_record_that_cannot_be_thinned_stops_and_leaves_nothing_behind(tmp_path, monkeypatch, optimizer):
+    def refuse(self, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl", max_bytes=10_000) as monitor:
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+        steps(100, optimizer)
+    assert "No space left" in monitor.stopped_because
+    assert [p.name for p in tmp_path.iterdir()] == ["run.jsonl"]
+    assert len(read_run(monitor.path).steps) > 30
+
+
+@pytest.mark.parametrize("how", ["moved", "replaced"])
+def test_a_file_in_its_place_is_not_touched(tmp_path, optimizer, how):
+    path = tmp_path / "run.jsonl"
+    with bridle.Monitor(None, optimizer, record=path, max_bytes=10_000) as monitor:
+        steps(5, optimizer)
+        path.rename(tmp_path / "elsewhere.jsonl")
+        if how == "replaced":
+            path.write_text("another")
+        steps(100, optimizer)
+    assert f"the file was {how}" in monitor.stopped_because
+    assert how == "moved" or path.read_text() == "another"
+    assert len(read_run(tmp_path / "elsewhere.jsonl").steps) > 30
+
+
+def test_a_forked_child_writes_nothing(tmp_path, optimizer):
+    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl") as monitor:
+        steps(2, optimizer)
+        child = os.fork()
+        if child == 0:
+            try:
+                steps(5, optimizer)
+                monitor.note("test", loss=1.0)
+                monitor.stop()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        steps(1, optimizer)
+    run = read_run(monitor.path)
+    assert run.steps == [0, 1, 2]
+    assert run.notes == []
+
+
+def test_the_descriptor_is_never_one_of_the_streams(tmp_path):
+    saved = os.dup(0)
+    try:
+        os.close(0)
+        file = RecordFile(tmp_path / "run.jsonl")
+        assert file._descriptor > 2
+        file.close()
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+
+
+def test_lbfgs_is_told_what_clipping_does_to_it(optimizer, capsys):
+    weight = torch.nn.Parameter(torch.full((3,), 5.0))
+    lbfgs = torch.optim.LBFGS([weight], lr=0.5, max_iter=3)
+
+    def closure():
+        lbfgs.zero_grad()
+        loss = weight.pow(4).sum()
+        loss.backward()
+        return loss
+
+    with bridle.Monitor(None, lbfgs, clip=1.0) as monitor:
+        lbfgs.step(closure)
+        lbfgs.step(closure)
+    assert capsys.readouterr().err.count("LBFGS is clipped") == 1
+    assert any("LBFGS is clipped" in warning for warning in monitor.report().warnings)
+    with bridle.Monitor(None, lbfgs) as monitor:
+        lbfgs.step(closure)
+    assert monitor.report().warnings == []

@@ -40,6 +40,14 @@ def all_gather_rows(sent: Tensor, group: Any, what: str) -> Tensor:
     return rows
 
 
-def all_reduce_(values: Tensor, group: Any, what: str) -> None:
-    """Replace values by their sum over the ranks of a process group."""
-    collective(lambda: dist.all_reduce(values, group=group), group, what)
+def all_reduce_(values: Tensor, group: Any, what: str, *, largest: bool = False) -> None:
+    """Replace values by their sum over the ranks of a process group, or by the largest."""
+    op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    collective(lambda: dist.all_reduce(values, op, group=group), group, what)
+
+
+def reduce_scatter(rows: Tensor, group: Any, what: str) -> Tensor:
+    """Return this rank's row of the sum over the ranks of a process group, given a row for each, in their order."""
+    found = rows.new_empty(1, *rows.shape[1:])
+    collective(lambda: dist.reduce_scatter_single(found, rows, group=group), group, what)
+    return found

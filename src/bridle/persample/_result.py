@@ -13,7 +13,7 @@ from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
 from ._audit import Audit, audit
 from ._held_versions import HeldVersions
 from ._noise_stats import Stats, stats_of
-from ._parameters import ParameterForms, distribute_like
+from ._parameters import ParameterForms
 from ._ranks import Handshake, SampleRanks
 from ._reduce import accumulate, add_up, factors, finite_weighted, local_sums, nonfinite_message
 from .ownership.find import Source
@@ -74,7 +74,8 @@ class PerSample:
             return {name: length.to(real_dtype(self._parameters[name].dtype)) for name, length in lengths.items()}
         length = self._lengths()
         if gathered:
-            length = self._ranks.gather(length, self._handshake("norms"))
+            self._handshake("norms")
+            length = self._ranks.gather(length, self._ranks.order(self._samples))
         return length.to(self._dtype())
 
     def grads(self) -> dict[str, Tensor]:
@@ -113,9 +114,10 @@ class PerSample:
                 self._keep_what_pays()
                 lengths = self._lengths()
                 agreed = self._handshake("weighted_ with a function", sparse=self._sparse())
-                found = weights(self._ranks.gather(lengths, agreed).to(self._dtype()))
+                order = self._ranks.order(self._samples)
+                found = weights(self._ranks.gather(lengths, order).to(self._dtype()))
                 self._require_one_each(found, agreed.total)
-                weights = found[agreed.mine]
+                weights = found[order.mine]
             else:
                 self._require_one_each(weights, self._samples)
                 agreed = self._handshake("weighted_", sparse=self._sparse())
@@ -190,8 +192,8 @@ class PerSample:
             # A sample without a finite norm gets no weight, whatever its other norms are.
             weights = {name: factors(self._unscaled(n), limit, gamma).where(good, 0) for name, n in each.items()}
             agreed = self._handshake("clip_", same, bad=int((~good).sum()), sparse=self._sparse())
-            if nonfinite == "raise" and any(agreed.bad):
-                raise NonFiniteGradientError(nonfinite_message(good, agreed))
+            if nonfinite == "raise" and agreed.bad:
+                raise NonFiniteGradientError(nonfinite_message(good, agreed, self._ranks))
             divisor = float(divide_by if divide_by is not None else max(1, agreed.total))
 
             def weigh(name: str) -> Tensor:
@@ -247,7 +249,8 @@ class PerSample:
             if n < 2:
                 raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
             mean = self._mean(agreed, ranks)
-            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), agreed).T
+            order = ranks.order(self._samples)
+            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), order).T
         return stats_of(lengths, cosines, mean.values())
 
     def audit(self, *, tolerance: float | None = None) -> Audit:
@@ -320,7 +323,8 @@ class PerSample:
         each = torch.zeros(self._samples, len(names), dtype=torch.float64, device=self._ranks.device)
         for i, name in enumerate(names):
             each[:, i] = lengths.get(name, 0)
-        return dict(zip(names, self._ranks.gather(each, agreed).T, strict=True)) if names else {}
+        order = self._ranks.order(self._samples)
+        return dict(zip(names, self._ranks.gather(each, order).T, strict=True)) if names else {}
 
     def _handshake(
         self,
@@ -360,9 +364,7 @@ class PerSample:
         noise = deviation if self._ranks.is_first else 0.0
         wanted = [used or bool(deviation) for used in agreed.used]
         sums = local_sums(self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator)
-        for name, total in add_up(
-            sums, self._ranks, lambda name, total: distribute_like(self._parameters[name], total)
-        ):
+        for name, total in add_up(sums, self._ranks, self._parameters):
             accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:

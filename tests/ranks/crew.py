@@ -53,7 +53,7 @@ class Crew:
 
     def _answer(self, rank):
         try:
-            if self._pipes[rank].poll(2 * self.timeout + 60):
+            if self._pipes[rank].poll(3 * self.timeout + 20):
                 return self._pipes[rank].recv()
         except (EOFError, ConnectionResetError):
             return False, "gone"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _devices, _measure
 from ..distributed import PlacementSpec
-from ..errors import BridleError, UnsupportedGradientError
+from ..errors import UnsupportedGradientError
 from ._parameters import live_names, warn_raw_gradients
 from ._placement import placements_of
 from ._sharded_norms import ShardedNorms, missing_here, on_several_ranks
@@ -180,8 +180,8 @@ class Gradients:
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
-        elsewhere = self.sharded is not None and self.sharded.has_placement
-        return ("a gradient on another rank is not finite, or " if elsewhere else "") + _measure.TOO_LARGE
+        elsewhere = "a gradient on another rank is not finite, or " if self.sharded is not None else ""
+        return elsewhere + _measure.TOO_LARGE
 
     def write_back_partial(self) -> None:
         """Make changes to `values` changes to `local`."""
@@ -216,7 +216,7 @@ def refusals_told(parts: Sequence[tuple[Gradients, float]]) -> Iterator[None]:
     """Tell other ranks, which go on to measure these parts, about an error that this one raises in the block."""
     try:
         yield
-    except BridleError as error:
+    except Exception as error:
         sharded = parts[0][0].sharded if parts else None
         if sharded is not None:
             sharded.tell([(grads._where, p) for grads, p in parts], error)

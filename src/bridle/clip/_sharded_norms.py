@@ -4,6 +4,7 @@ Deadlock freedom: the collectives a rank issues depend only on its parameters, n
 Meshes are visited in an order that is the same on every rank, and the dimensions of each in its own.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _measure
+from .._distributed.agreement import Agreement
 from .._distributed.collectives import collective
-from .._distributed.fingerprints import combine_fingerprints, parameter_fingerprints
+from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, MeshGroups, groups_of, order_meshes, read_mesh
 from .._torch.dtensor import dtensor_class, is_dtensor, wait_tensor
 from ..distributed import Disjoint, Placement, Replicated, Sharded
-from ..errors import BridleError, UnsupportedGradientError
+from ..errors import BridleError, RankError, UnsupportedGradientError
 from ._norm_exchange import WHAT, Entry, Kind, NormExchange
 
 Part: TypeAlias = tuple[Sequence[int], float]
@@ -26,10 +28,16 @@ Part: TypeAlias = tuple[Sequence[int], float]
 
 
 def on_several_ranks(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether any is a DTensor. A program of one process is answered without looking at them."""
-    if not dist.is_available() or not dist.is_initialized() or (kind := dtensor_class()) is None:
+    """Return whether any is a DTensor. Where none can exist, they are not looked at."""
+    if (kind := dtensor_class()) is None or not dist.is_available():
         return False
-    return any(issubclass(t, kind) for t in set(map(type, tensors)))
+    found = any(issubclass(t, kind) for t in set(map(type, tensors)))
+    if found and not dist.is_initialized():
+        raise RankError(
+            "parameters are DTensors, and this process has no process group any more: it cannot know their norm. Clip "
+            "before destroy_process_group(). No gradient was changed on this rank."
+        )
+    return found
 
 
 def missing_here(
@@ -87,11 +95,22 @@ class ShardedNorms:
             copied = {i for i, layout in self._layout_of.items() if not all(layout.sharded)}
             self._missing_copies = {i for i in copied if grads[i] is None}
             self.values = [*self.local]
-            partial = any(layout.partial for layout in self._layouts.values())
-            for i, layout in self._layout_of.items() if partial else ():
-                if layout.partial and grads[i] is not None:
-                    self.values[i] = _reduced(grads[i])
-                    self._writes_partial[i] = _writes_partial(grads[i])
+            partial = [i for i, layout in self._layout_of.items() if layout.partial and grads[i] is not None]
+            if partial:
+                self._agree_on_partial(set(partial))
+            for i in partial:
+                self.values[i] = _reduced(grads[i])
+                self._writes_partial[i] = _writes_partial(grads[i])
+
+    def _agree_on_partial(self, partial: set[int]) -> None:
+        """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
+        agreement = Agreement(WHAT, self._call)
+        for group, entries in self._groups():
+            found = [(self._fingerprints[i], i in partial) for i, _ in entries]
+            compared = {"the parameters, or which gradients are partial": fingerprint(found)}
+            if group.group.size() > 1:
+                agreement.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared)
+        agreement.finish()
 
     def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:
         """Note this rank's shard of each gradient, and the layout of each DTensor. Neighbours mostly share theirs."""
@@ -154,15 +173,17 @@ class ShardedNorms:
         with torch.no_grad():
             each = torch.cat([n.to(found[0].device) for n in found])
             kinds = [self._kind(members, p) for each, (_, p) in zip(sets, parts, strict=True) for members in each]
-            self._combine(exchange, each, [members for each in sets for members in each], kinds)
+            spoiled = self._combine(exchange, each, [members for each in sets for members in each], kinds)
             norms = [n.to(own.device) for n, own in zip(torch.split(each, list(map(len, sets))), found, strict=True)]
             terms = self._norm_terms(exchange, norms, sets, [p for _, p in parts])
+            if spoiled is not None:
+                terms = [torch.cat([t, spoiled.to(t.device)]) for t in terms]
         if error is not None:
             raise error
         exchange.finish()
         return list(zip(norms, terms, strict=True))
 
-    def tell(self, parts: Sequence[Part], error: BridleError) -> None:
+    def tell(self, parts: Sequence[Part], error: Exception) -> None:
         """Tell the other ranks, which are about to measure these parts, that this one has raised an error."""
         exchange = NormExchange(self._call)
         exchange.fail(f"{type(error).__name__}: {error}")
@@ -201,21 +222,32 @@ class ShardedNorms:
 
     def _combine(
         self, exchange: NormExchange, each: Tensor, sets: Sequence[Sequence[int]], kinds: Sequence[Kind]
-    ) -> None:
-        """Replace values of sets of gradients by what they come to over all ranks that hold shards or copies."""
+    ) -> Tensor | None:
+        """Replace values of sets of gradients by what they come to over all ranks that hold shards or copies.
+
+        Returns:
+            A value that is not finite if one of a rank is not that others do not see: that of a plain tensor, which is
+            taken to be the same everywhere. All ranks then know. None if there is none.
+        """
         set_of = {i: k for k, members in enumerate(sets) for i in members}
+        bad = each[each.isfinite().logical_not()].sum().reshape(1)
+        values = torch.cat([each, bad])
         for group, found in self._groups():
             here = [(i, sharded) for i, sharded in found if i in set_of]
             entries = {set_of[i]: sharded for i, sharded in here}
+            compared = [i for i, _ in here] if self.has_placement else set_of  # else ranks list the same everywhere
             exchange.reduce_norms(
-                each,
-                [Entry(k, sharded) for k, sharded in entries.items()],
-                kinds,
+                values,
+                [Entry(k, sharded) for k, sharded in entries.items()] + [Entry(len(sets), True)] * bool(entries),
+                [*kinds, kinds[0]],
                 group,
-                parameters=combine_fingerprints(self._fingerprints[i] for i, _ in here),
-                count=len(here),
+                parameters=combine_fingerprints(self._fingerprints[i] for i in compared),
+                count=len(compared),
                 missing=[k for k in entries if sets[k][0] in self._missing_copies],
             )
+        each.copy_(values[:-1])
+        readable = values.device.type == "cpu"
+        return values[-1:] if readable and not math.isfinite(values[-1]) and bool(each.isfinite().all()) else None
 
     def _groups(self) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
         """Yield process groups in order, with the gradients on each and whether they are sharded (else copied)."""

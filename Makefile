@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 JOBS   ?= 2
 
-.PHONY: setup demo test fuzz check format bench docs docs-serve test-torch torch-suite dist clean
+.PHONY: setup demo test fuzz fuzz-ranks check format bench docs docs-serve test-torch torch-suite dist clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ N     ?= 10000
 START ?= 0
 fuzz: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.persample.random_graphs --count $(N) --start $(START)
+
+# Random faults over random layouts on four ranks: make fuzz-ranks N=1000
+fuzz-ranks: setup
+	cd tests/ranks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python random_faults.py --count $(N) --start $(START)
 
 check: setup
 	$(BIN)/ruff check .

@@ -145,12 +145,12 @@ def total(each: Tensor, p: float) -> Tensor:
     """Return the p-norm of p-norms: of a vector, a 0-dim tensor; of a matrix, by column."""
     if not len(each):
         return each.sum(0)
-    by = _safe_divisor(each.amax(0))
+    by = safe_divisor(each.amax(0))
     norm: Tensor = torch.linalg.vector_norm(each / by, p, dim=0)
     return norm * by
 
 
-def _safe_divisor(top: Tensor) -> Tensor:
+def safe_divisor(top: Tensor) -> Tensor:
     """Return a divisor with which no power overflows or vanishes: the largest value, or 1 if 0 or infinite."""
     return torch.where((top > 0) & (top < math.inf), top, 1)
 
@@ -159,7 +159,7 @@ def norm_along(t: Tensor, axes: int | Sequence[int] | None) -> Tensor:
     """Return the 2-norm of slices along `axes`, with those dimensions kept at size 1: right for every finite value."""
     dims = axes if axes is None or isinstance(axes, int) else tuple(axes)
     sizes = magnitudes(t).to(accumulation_dtype(t.device))
-    by = _safe_divisor(sizes.amax(dim=() if dims is None else dims, keepdim=True)) if t.numel() else 1.0
+    by = safe_divisor(sizes.amax(dim=() if dims is None else dims, keepdim=True)) if t.numel() else 1.0
     norm: Tensor = torch.linalg.vector_norm(sizes / by, 2, dim=dims, keepdim=True)
     return norm * by
 

@@ -1,45 +1,69 @@
-"""Agreement between ranks, with the ranks simulated: each has a message, all see the same rows."""
+"""Agreement between ranks, with the ranks simulated: what each sends, and what all of them see."""
 
 import pytest
 import torch
 
-from bridle._distributed.agreement import agree, combine_fingerprints, fingerprint, parameter_fingerprints
+from bridle._distributed import agreement
+from bridle._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 
 
-def exchange(headers, payloads, size, accept=lambda rows: bool((rows == rows[0]).all())):
-    """What every rank gets, and how long its messages were."""
-    messages = []
-
-    def gather(message):
-        messages.append(len(message))
-        if len(messages) == 1:
-            rows = [[*h, *p[: size - len(h)].tolist()] for h, p in zip(headers, payloads, strict=True)]
-            return torch.tensor([row + [0.0] * (size - len(row)) for row in rows], dtype=torch.float64)
-        return torch.stack([p[size - len(headers[0]) :] for p in payloads])
-
-    return agree(headers[0], payloads[0], size, gather, accept), messages
+def headers(words, largest, faults):
+    return [agreement._header(list(w), fault, largest) for w, fault in zip(words, faults, strict=True)]
 
 
-@pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 40])
-def test_payloads_of_any_length(length):
-    payloads = [torch.randn(length, dtype=torch.float64) for _ in range(3)]
-    rows, messages = exchange([[1.0, 2.0]] * 3, payloads, 8)
-    assert torch.equal(rows, torch.stack(payloads))
-    assert messages == ([8] if length <= 6 else [8, length - 6])
+def reduced(rows, largest):
+    rows = torch.tensor(rows, dtype=torch.float64)
+    return rows.amax(0) if largest else rows.sum(0)
 
 
-def test_no_second_message_where_headers_differ():
-    rows, messages = exchange([[1.0], [2.0]], [torch.zeros(9).double(), torch.zeros(30).double()], 8)
-    assert rows is None
-    assert messages == [8]
+class Among:
+    """A group of some size, as far as comparing headers looks at it."""
+
+    def __init__(self, size):
+        self.group = self
+        self.size = lambda: size
 
 
-def test_the_judge_may_raise():
-    def refuse(rows):
-        raise ValueError(rows.tolist())
+def verdicts(words, largest, faults=None):
+    """Whether each rank finds that all made the same call, and whether it finds that all lack the same."""
+    rows = headers(words, largest, faults or [False] * len(words))
+    found = reduced(rows, largest)
+    answers = []
+    for row in [list(each) for each in {tuple(row) for row in rows}]:
+        each = agreement.Agreement("numbers", "call")
+        answers.append((each._agreed(found, row, Among(len(words)), largest), each.alike))
+    return answers
 
-    with pytest.raises(ValueError, match=r"\[\[1.0\], \[2.0\]\]"):
-        exchange([[1.0], [2.0]], [torch.zeros(1).double()] * 2, 8, refuse)
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("n", [2, 3, 7, 1024, 16384])
+def test_every_rank_finds_the_same(largest, n):
+    generator = torch.Generator().manual_seed(n)
+    for _ in range(20 if n < 100 else 3):
+        word = lambda: int(torch.randint(agreement._PRIME, (), generator=generator))  # noqa: E731
+        usual = [word() for _ in range(8)]
+        assert set(verdicts([usual] * n, largest)) == {(True, True)}
+        odd, at = [*usual], int(torch.randint(8, (), generator=generator))
+        odd[at] = (odd[at] + 1 + word() % (agreement._PRIME - 1)) % agreement._PRIME
+        for others in ([odd] + [usual] * (n - 1), [odd] * (n // 2) + [usual] * (n - n // 2)):
+            assert set(verdicts(others, largest)) == {(at >= 4, at < 4)}
+
+
+@pytest.mark.parametrize("words", [[[1] * 8, [3] * 8, [2] * 8], [[0] * 8, [4] * 8, [2] * 8]])
+def test_a_rank_that_has_the_mean_of_all_is_no_exception(words):
+    assert set(verdicts(words, False)) == {(False, False)}
+
+
+@pytest.mark.parametrize("largest", [False, True])
+def test_a_fault_of_one_is_known_to_all(largest):
+    assert {agreed for agreed, _ in verdicts([[5] * 8] * 4, largest, [False, True, False, False])} == {False}
+
+
+def test_sums_of_words_are_exact():
+    largest = (agreement._PRIME - 1) ** 2
+    assert 2**20 * largest < 2**53
+    assert all(0 <= w < agreement._PRIME for w in agreement._words(2**64 - 1))
+    assert len({tuple(agreement._words(n)) for n in range(0, 2**64, 2**58)}) == 64
 
 
 def test_fingerprints_tell_names_shapes_types_and_order():
@@ -55,7 +79,7 @@ def test_fingerprints_tell_names_shapes_types_and_order():
     ]
     found = [combine_fingerprints(parameter_fingerprints(names, ps)) for names, ps in others]
     assert base not in found
-    assert base < 2**53
+    assert 0 <= base < 2**64
     # Shards in plain tensors may differ in shape.
     shards = [parameter_fingerprints(["a"], [torch.zeros(n, 3)], [True]) for n in (1, 2)]
     assert shards[0] == shards[1]

@@ -53,7 +53,7 @@ class Crew:
 
     def _answer(self, rank):
         try:
-            if self._pipes[rank].poll(2 * self.timeout + 60):
+            if self._pipes[rank].poll(3 * self.timeout + 20):
                 return self._pipes[rank].recv()
         except (EOFError, ConnectionResetError):
             return False, "gone"
@@ -67,6 +67,26 @@ class Crew:
             process.join(0.2)
             process.kill()
         self._folder.cleanup()
+
+
+def alone(function, *args):
+    """Call a function in a process without a process group."""
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_answer, args=(theirs, function, args), daemon=True)
+    process.start()
+    theirs.close()
+    ok, answer = ours.recv()
+    process.join()
+    assert ok, answer
+    return answer
+
+
+def _answer(pipe, function, args):
+    torch.set_num_threads(1)
+    try:
+        pipe.send((True, function(*args)))
+    except BaseException as error:
+        pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
 
 
 def _work(rank, size, store, timeout, pipe):

@@ -24,13 +24,21 @@ def collective(run: Callable[[], _T], group: Any, what: str) -> _T:
     """
     try:
         return run()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:  # torch raises a ValueError for a group that was destroyed
+        who = f"rank {dist.get_rank()}" if dist.is_initialized() else "this rank, whose process group was destroyed,"
         raise RankError(
-            f"rank {dist.get_rank()} could not exchange {what} with ranks {dist.get_process_group_ranks(group)}: "
-            f"{error}\nOne of them has ended, has raised an error of its own, has not made the same call within the "
-            "group's timeout, or was called with other parameters: look at the first error among their logs. No "
-            "gradient was changed on this rank."
+            f"{who} could not exchange {what} with {members(group)}: {error}\nOne of them has ended, has raised an "
+            "error of its own, has not made the same call within the group's timeout, or was called with other "
+            "parameters: look at the first error among their logs. No gradient was changed on this rank."
         ) from error
+
+
+def members(group: Any) -> str:
+    """Return the ranks of a process group, for errors."""
+    try:
+        return f"ranks {dist.get_process_group_ranks(group)}"
+    except (RuntimeError, ValueError, KeyError):
+        return "the ranks of a process group that was destroyed here"
 
 
 def all_gather_rows(sent: Tensor, group: Any, what: str) -> Tensor:
@@ -40,6 +48,14 @@ def all_gather_rows(sent: Tensor, group: Any, what: str) -> Tensor:
     return rows
 
 
-def all_reduce_(values: Tensor, group: Any, what: str) -> None:
-    """Replace values by their sum over the ranks of a process group."""
-    collective(lambda: dist.all_reduce(values, group=group), group, what)
+def all_reduce_(values: Tensor, group: Any, what: str, *, largest: bool = False) -> None:
+    """Replace values by their sum over the ranks of a process group, or by the largest."""
+    op = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    collective(lambda: dist.all_reduce(values, op, group=group), group, what)
+
+
+def reduce_scatter(rows: Tensor, group: Any, what: str) -> Tensor:
+    """Return this rank's row of the sum over the ranks of a process group, given a row for each, in their order."""
+    found = rows.new_empty(1, *rows.shape[1:])
+    collective(lambda: dist.reduce_scatter_single(found, rows, group=group), group, what)
+    return found

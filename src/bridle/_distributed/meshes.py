@@ -54,7 +54,13 @@ def read_mesh(mesh: Any) -> MeshGroups:
             f"rank {dist.get_rank()} is not in the mesh of one of the parameters passed ({mesh}), so it cannot know "
             "their norm. Pass only parameters this rank takes part in, with placement=bridle.distributed.Disjoint(...)."
         )
-    groups = tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
+    try:
+        groups = tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise RankError(
+            f"the process groups of {mesh} are gone: {error} Parameters on it cannot be clipped any more after "
+            "destroy_process_group(). No gradient was changed on this rank."
+        ) from error
     ranks = mesh.mesh
     return MeshGroups(groups, (-ranks.numel(), ranks.flatten().tolist(), list(ranks.shape)))
 

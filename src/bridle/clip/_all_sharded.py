@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .. import _measure
-from .._distributed.agreement import combine_fingerprints, parameter_fingerprints
+from .._distributed.fingerprints import combine_fingerprints, parameter_fingerprints
 from .._distributed.meshes import read_mesh
 from .._torch.dtensor import dtensor_class, specs_of, stored_shards
-from ._norm_exchange import NormExchange
+from ..errors import BridleError
+from ._norm_exchange import Entry, Kind, NormExchange
 
 
 def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
@@ -50,13 +51,27 @@ def total_norm(
     parameters: Sequence[Tensor], shards: list[Tensor], mesh: Any, p: float, foreach: bool | None, call: str
 ) -> Tensor:
     """Return the norm over all ranks, given this rank's shards of the gradients of these parameters."""
-    _measure.check_foreach(shards, foreach)
-    value = _measure.total_norm(shards, p, foreach)[1] if shards else 0.0
-    assert value is not None, "a norm on the CPU is known at once"
-    exchange, what = NormExchange(call), combine_fingerprints(parameter_fingerprints(None, parameters))
+    exchange, error = NormExchange(call), None
+    found: float | None = 0.0
+    try:
+        _measure.check_foreach(shards, foreach)
+        found = _measure.total_norm(shards, p, foreach)[1] if shards else 0.0
+    except BridleError as raised:  # the others wait for this rank
+        error = raised
+        exchange.fail(f"{type(raised).__name__}: {raised}")
+    assert found is not None, "a norm on the CPU is known at once"
+    dtypes = {spec.tensor_meta.dtype for spec in specs_of(parameters)} | {t.dtype for t in shards}
+    kind = Kind(p, not dtypes.isdisjoint((torch.float64, torch.complex128)))
+    norm, what = (
+        torch.tensor([found], dtype=torch.float64),
+        combine_fingerprints(parameter_fingerprints(None, parameters)),
+    )
     for group in read_mesh(mesh).groups:
-        value = exchange.total_norm(value, len(parameters), p, group, what)
+        exchange.reduce_norms(norm, [Entry(0, True)], [kind], group, parameters=what, count=len(parameters))
+    if error is not None:
+        raise error
     exchange.finish()
+    value = norm.item()
     # Where this rank lacks a gradient, the parameter stands for its dtype, so that all ranks return the same.
     like = shards if len(shards) == len(parameters) else parameters
     return torch.tensor(value, dtype=_measure.result_dtype(like, value))

@@ -18,7 +18,7 @@ from ..policies.base import check
 from . import _apply
 from ._describe import describe_policy
 from ._fold import check_fold, fold
-from ._gradients import Gradients, measure_together
+from ._gradients import Gradients, measure_together, refusals_told
 from ._locks import one_at_a_time
 from ._notify import notify_clip_policy
 from ._parameters import Target, named
@@ -98,11 +98,13 @@ def _clip(
     active = [
         (pattern, rule, part) for pattern, rule, part in parts if rule is not None and (part.tensors or grads.sharded)
     ]
-    for _, rule, part in active:
-        check(rule, part)
-    if nonfinite == "skip":  # which also zeroes gradients without a policy
-        _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
-    measure_together([(part, rule.p) for _, rule, part in active])
+    measured = [(part, rule.p) for _, rule, part in active]
+    with refusals_told(measured):
+        for _, rule, part in active:
+            check(rule, part)
+        if nonfinite == "skip":  # which also zeroes gradients without a policy
+            _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
+    measure_together(measured)
     bad, counts = _find_nonfinite([(rule, part) for _, rule, part in active], nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
     decided = [_decide(rule, part) for _, rule, part in active]

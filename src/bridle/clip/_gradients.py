@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -135,6 +136,14 @@ class Gradients:
                 self._totals[p] = _measure.total(self.norm_terms(p), p)
         return self._totals[p]
 
+    def measure_total(self, p: float) -> Tensor:
+        """Return the same where nothing else is asked: gradients that are sharded alike are measured as one."""
+        if self.sharded is None or p in self._norms:
+            return self.total_norm(p)
+        ((_, terms),) = self.sharded.measure([(self._where, p)], merged=True)
+        with torch.no_grad():
+            return _measure.total(terms, p)
+
     def numels(self) -> list[int]:
         """Return how many elements each gradient has, over all ranks."""
         for k, i in enumerate(self._where if self.sharded is not None else ()):
@@ -167,12 +176,12 @@ class Gradients:
         here = _measure.count_nonfinite(self.values)
         if self.sharded is None:
             return here
-        return self.sharded.combine(here.to(torch.float64), self._where, [1.0] * len(here))
+        return self.sharded.combine(here.to(torch.float64), self._where, 1.0).round()
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
-        elsewhere = self.sharded is not None and self.sharded.has_placement
-        return ("a gradient on another rank is not finite, or " if elsewhere else "") + _measure.TOO_LARGE
+        elsewhere = "a gradient on another rank is not finite, or " if self.sharded is not None else ""
+        return elsewhere + _measure.TOO_LARGE
 
     def write_back_partial(self) -> None:
         """Make changes to `values` changes to `local`."""
@@ -200,3 +209,15 @@ def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
     found = sharded.measure([(grads._where, p) for grads, p in parts])
     for (grads, p), (norms, terms) in zip(parts, found, strict=True):
         grads._norms[p], grads._norm_terms[p] = norms, terms
+
+
+@contextmanager
+def refusals_told(parts: Sequence[tuple[Gradients, float]]) -> Iterator[None]:
+    """Tell other ranks, which go on to measure these parts, about an error that this one raises in the block."""
+    try:
+        yield
+    except Exception as error:
+        sharded = parts[0][0].sharded if parts else None
+        if sharded is not None:
+            sharded.tell([(grads._where, p) for grads, p in parts], error)
+        raise

@@ -244,7 +244,7 @@ def _total_norm_over_ranks(
 ) -> tuple[Tensor, float | None]:
     """Return the same where gradients lie on several ranks."""
     _measure.check_foreach(grads.local, foreach)
-    norm = grads.total_norm(p)
+    norm = grads.measure_total(p)
     value = norm.item() if grads.readable_now() else None
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
         found = zip(grads.names(), grads.count_nonfinite().tolist(), strict=True)

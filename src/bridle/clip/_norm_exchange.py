@@ -1,30 +1,48 @@
-"""Cross-rank norms: one all-gather per process group.
+"""Cross-rank norms: one all-reduce per process group.
 
-Every rank sends the norm of its own shard of each gradient, one float64 each. Norms are gathered rather than their
-powers summed: no power can overflow, whatever the order of the norm; every rank computes the same sum over the same
-numbers, so all get the same bits; copies count once; and a rank that holds or was called with something else is found,
-because every message begins with a fingerprint of both. On a mesh of several dimensions, a rank that has found such a
-fault goes on to tell the others, so that all of them stop before anything is written.
+Every rank sends the p-th power of the norm of its own shard of each gradient, one float64 each. Powers of what float32
+can hold neither overflow nor vanish in float64 up to the order 4. For float64 gradients, larger orders and the maximum
+norm, the first message finds the largest shard instead, and for a finite order a second one adds up powers relative to
+it. Copies count once: their mean, or their largest where some ranks lack the gradient. Which messages are sent depends
+on layouts, dtypes and orders, which all ranks compare, and on what they have found together; never on the values of
+one rank.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _measure
-from .._distributed.agreement import agree, fingerprint
-from .._distributed.collectives import all_gather_rows
+from .._distributed.agreement import Agreement
+from .._distributed.fingerprints import fingerprint
 from .._distributed.meshes import Group
-from .._torch.process_group import assert_async
-from ..errors import RankError
 
-MESSAGE = 1024  # values in a first message
 WHAT = "gradient norms"
+_LARGEST_ORDER = 4  # powers of what float32 holds stay in the range of float64
+_PARAMETERS = "the parameters, or on their order (their names, shapes, types and placements)"
+_MEASURED = "how gradients are laid out and measured"
 
 
-class NormExchange:
+class Kind(NamedTuple):
+    """How a value is to be reduced: the order of the norm, and whether it may be out of the range of float32."""
+
+    p: float
+    wide: bool
+
+
+class Entry(NamedTuple):
+    """A value that lies on a process group: its index, and whether its ranks hold shards of it (else copies)."""
+
+    at: int
+    sharded: bool
+
+
+class NormExchange(Agreement):
     """The messages of one call.
 
     Args:
@@ -32,114 +50,138 @@ class NormExchange:
     """
 
     def __init__(self, call: str) -> None:
-        self._call = call
-        self._fault = ""
+        super().__init__(WHAT, call)
 
-    def all_gather_norms(
+    def reduce_norms(
         self,
         values: Tensor,
-        entries: list[tuple[int, bool]],
-        orders: list[float],
+        entries: Sequence[Entry],
+        kinds: Sequence[Kind],
         group: Group,
+        *,
         parameters: int = 0,
-        copies: Sequence[int] = (),
+        count: int | None = None,
+        missing: Sequence[int] = (),
     ) -> None:
         """Replace values by what they come to over a process group: a p-norm of shards, the largest of copies.
 
         Args:
-            values: One value per gradient.
-            entries: Which of them lie on the group, and whether as shards (else as copies).
-            orders: The p of each value.
+            values: One value per gradient, or per set of gradients.
+            entries: Which of them lie on the group, and how.
+            kinds: How each value is to be reduced.
             group: The process group.
             parameters: A fingerprint of the parameters, the same on all ranks of the group.
-            copies: How many parameters behind each entry are copies on this rank.
+            count: How many gradients there are behind the entries, if not one each.
+            missing: The entries that this rank has no gradient for.
+        """
+        n = group.group.size()
+        if not entries or n == 1:
+            return
+        agree = self._first_message(entries, kinds, group, parameters, count, missing)
+        direct, scaled = _shards(entries, kinds)
+        copied = [e.at for e in entries if not e.sharded]
+        averaged = copied if group.device.type == "cpu" and not any(kinds[at].wide for at in copied) else []
+        own = values.clone()
+        if direct or (averaged and not scaled):
+            orders = _orders([kinds[at].p for at in direct], values)
+            found = agree(torch.cat([own[direct] ** orders, own[averaged] / n]))
+            values[direct] = found[: len(direct)] ** (1 / orders)
+            values[averaged] = found[len(direct) :]
+            left = scaled if averaged and self.alike else scaled + copied
+            self._take_largest(values, own, left, partial(self.again, group=group))
+        else:
+            self._take_largest(values, own, scaled + copied, agree)
+        self._add_powers(values, own, scaled, kinds, group)
+
+    def add_stages(
+        self, values: Tensor, entries: Sequence[Entry], kinds: Sequence[Kind], group: Group, held: Sequence[int]
+    ) -> None:
+        """Do the same where ranks hold different parameters: of what types, a rank knows only for its own.
+
+        So powers are sent in the hope that no rank holds float64, and again relative to the largest if one does.
+
+        Args:
+            values: One value per set of gradients.
+            entries: Which of them lie on the group, and how.
+            kinds: How each value is to be reduced; `wide` is about this rank.
+            group: The process group.
+            held: For each entry of copies, how many parameters this rank holds of it.
         """
         if not entries or group.group.size() == 1:
             return
-        where, sharded = [list(column) for column in zip(*entries, strict=True)]
-        entry_orders = [orders[k] for k in where]
-        at = torch.tensor(where, device=values.device)
-        sent = torch.cat([values[at], values.new_tensor(copies)])
-        kinds = fingerprint((sharded, sorted(set(entry_orders))))
-        rows = self._gather(sent, group, kinds, parameters)
-        rows, held = rows[:, : len(where)], rows[:, len(where) :]
-        if copies:
-            same = ((held == 0) | (held == held.amax(0))).all()
-            self._require(same, group, lambda: _different_copies(held))
-        values[at] = _over_ranks(rows, sharded, entry_orders).to(values.device)
+        shown = [Kind(kind.p, False) for kind in kinds]
+        wide = [e.at for e in entries if kinds[e.at].wide]
+        reduce = self._first_message(entries, shown, group, 0, None, wide)
+        direct, scaled = _shards(entries, shown)
+        copied = [e.at for e in entries if not e.sharded]
+        own = values.clone()
+        if direct:
+            orders = _orders([kinds[at].p for at in direct], values)
+            values[direct] = reduce(own[direct] ** orders) ** (1 / orders)
+            reduce = partial(self.again, group=group)
+            scaled += direct if wide or not self.alike else []  # the same on all ranks: if all are wide they are alike
+        self._take_largest(values, own, scaled + copied, reduce, held if copied else (), _different_copies(group))
+        self._add_powers(values, own, scaled, kinds, group)
 
-    def total_norm(self, value: float, count: int, p: float, group: Group, parameters: int) -> float:
-        """Return the p-norm over a group of what each rank has of `count` gradients, all of them sharded."""
-        if group.group.size() == 1:
-            return value
-        sent = torch.tensor([value], dtype=torch.float64)
-        rows = self._gather(sent, group, fingerprint(f"total {p}"), parameters, count)
-        return float(_measure.total(rows, p))
+    def _first_message(
+        self,
+        entries: Sequence[Entry],
+        kinds: Sequence[Kind],
+        group: Group,
+        parameters: int,
+        count: int | None,
+        missing: Sequence[int],
+    ) -> Callable[..., Tensor]:
+        asked = {"the number of gradients": len(entries) if count is None else count}
+        how = fingerprint([(e.sharded, *kinds[e.at]) for e in entries])
+        compared = {_PARAMETERS: parameters, _MEASURED: how}
+        return partial(self.all_reduce, group=group, asked=asked, compared=compared, missing=missing)
 
-    def finish(self) -> None:
-        """Raise if the ranks of any group did not agree."""
-        if self._fault:
-            raise RankError(f"{self._fault} No gradient was changed.")
+    def _take_largest(
+        self,
+        values: Tensor,
+        own: Tensor,
+        where: list[int],
+        reduce: Callable[..., Tensor],
+        held: Sequence[int] = (),
+        otherwise: str = "",
+    ) -> None:
+        """Replace values by the largest of all ranks. A maximum may lose a NaN, so it is sent apart."""
+        if not where and not held:
+            return
+        sent = own[where]
+        least = [-float(n) if n else -math.inf for n in held]
+        counts = torch.tensor([*held, *least], dtype=own.dtype, device=own.device)
+        found = reduce(torch.cat([sent.nan_to_num(0.0, math.inf), sent.isnan().to(own.dtype), counts]), largest=True)
+        top, is_nan, most, fewest = torch.split(found, [len(where)] * 2 + [len(held)] * 2)
+        values[where] = torch.where(is_nan > 0, math.nan, top)
+        if held:
+            self.require(((most == 0) | (most == -fewest)).all(), otherwise)
 
-    def _gather(self, sent: Tensor, group: Group, kinds: int, parameters: int, count: int | None = None) -> Tensor:
-        """Return what every rank of a group sent, one row each: the one collective. Zeros where they do not agree."""
-        header = [len(sent) if count is None else count, kinds, fingerprint(self._call), parameters, bool(self._fault)]
-
-        def gather(message: Tensor) -> Tensor:
-            there = message.to(group.device)
-            return all_gather_rows(there, group.group, WHAT).view(-1, len(there))
-
-        def accept(headers: Tensor) -> bool:
-            same = (headers == headers[0]).all() & (headers[:, -1] == 0).all()
-            return self._require(same, group, lambda: _disagreement(headers, self._call))
-
-        rows = agree(header, sent, MESSAGE, gather, accept)
-        return torch.zeros(group.group.size(), len(sent), dtype=sent.dtype) if rows is None else rows
-
-    def _require(self, condition: Tensor, group: Group, otherwise: Callable[[], str]) -> bool:
-        """Note a fault. Every rank of the group sees the same numbers, so all of them note it, or none."""
-        if condition.device.type != "cpu":  # reading would wait for the device
-            assert_async(condition, "bridle: the ranks of a group passed different parameters to one clipping call")
-        elif not condition:
-            self._fault = self._fault or f"ranks {dist.get_process_group_ranks(group.group)} {otherwise()}"
-            return False
-        return True
-
-
-def _over_ranks(rows: Tensor, sharded: list[bool], orders: list[float]) -> Tensor:
-    """Return one value per column: the p-norm of shards, the largest of copies."""
-    if all(sharded) and len(set(orders)) == 1:
-        return _measure.total(rows, orders[0])
-    best = rows.amax(0)
-    for p in set(orders):
-        shards = [c for c, (is_shard, q) in enumerate(zip(sharded, orders, strict=True)) if is_shard and q == p]
-        if shards:
-            best[shards] = _measure.total(rows[:, shards], p)
-    return best
+    def _add_powers(
+        self, values: Tensor, own: Tensor, scaled: Sequence[int], kinds: Sequence[Kind], group: Group
+    ) -> None:
+        """Replace the largest shard, where the order is finite, by the norm of all: powers relative to the largest."""
+        at = [k for k in scaled if kinds[k].p < math.inf]
+        if at:
+            orders, by = _orders([kinds[k].p for k in at], values), _measure.safe_divisor(values[at])
+            values[at] = self.again((own[at] / by) ** orders, group) ** (1 / orders) * by
 
 
-def _disagreement(headers: Tensor, call: str) -> str:
-    counts, _, calls, parameters, faults = [set(column) for column in headers.T.tolist()]
-    if True in faults:
-        return "were to clip together, and one of them does not agree with others: see what it has raised."
-    if len(calls) > 1:
-        return (
-            f"were not called with the same arguments: this one, rank {dist.get_rank()}, with {call}. Every rank has "
-            "to make the same call."
-        )
-    found = "lay them out or measure them otherwise"
-    if len(counts) > 1:
-        found = f"hold {headers[:, 0].int().tolist()} of them, in this order"
-    elif len(parameters) > 1:
-        found = "list others, or the same ones in another order, by their names, shapes or types"
+def _shards(entries: Sequence[Entry], kinds: Sequence[Kind]) -> tuple[list[int], list[int]]:
+    """Return the shards whose powers can be added as they are, and those for which the largest comes first."""
+    direct = [e.at for e in entries if e.sharded and not kinds[e.at].wide and 1 <= kinds[e.at].p <= _LARGEST_ORDER]
+    rest = set(direct)
+    return direct, [e.at for e in entries if e.sharded and e.at not in rest]
+
+
+def _different_copies(group: Group) -> str:
     return (
-        f"share gradients and do not agree on them: they {found}. Every rank has to make the same call, with the same "
-        "parameters in the same order."
+        f"ranks {dist.get_process_group_ranks(group.group)} hold different numbers of parameters under one Replicated "
+        "pattern. Those that hold any have to hold the same ones: use one pattern for each set of copies."
     )
 
 
-def _different_copies(held: Tensor) -> str:
-    return (
-        f"hold different numbers of parameters under one Replicated pattern: {held.int().tolist()}, one row per "
-        "rank. Those that hold any have to hold the same ones: use one pattern for each set of copies."
-    )
+def _orders(orders: list[float], values: Tensor) -> Any:
+    """Return the orders to raise a vector to: a number where all are the same, which is exact for squares."""
+    return orders[0] if len(set(orders)) == 1 else values.new_tensor(orders)

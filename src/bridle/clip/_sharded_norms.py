@@ -4,6 +4,7 @@ Deadlock freedom: the collectives a rank issues depend only on its parameters, n
 Meshes are visited in an order that is the same on every rank, and the dimensions of each in its own.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,23 +14,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _measure
-from .._distributed.agreement import combine_fingerprints, parameter_fingerprints
+from .._distributed.agreement import Agreement
 from .._distributed.collectives import collective
+from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, MeshGroups, groups_of, order_meshes, read_mesh
 from .._torch.dtensor import dtensor_class, is_dtensor, wait_tensor
 from ..distributed import Disjoint, Placement, Replicated, Sharded
-from ..errors import UnsupportedGradientError
-from ._norm_exchange import WHAT, NormExchange
+from ..errors import BridleError, RankError, UnsupportedGradientError
+from ._norm_exchange import WHAT, Entry, Kind, NormExchange
 
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
 
 
 def on_several_ranks(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether any is a DTensor. A program of one process is answered without looking at them."""
-    if not dist.is_available() or not dist.is_initialized() or (kind := dtensor_class()) is None:
+    """Return whether any is a DTensor. Where none can exist, they are not looked at."""
+    if (kind := dtensor_class()) is None or not dist.is_available():
         return False
-    return any(issubclass(t, kind) for t in set(map(type, tensors)))
+    found = any(issubclass(t, kind) for t in set(map(type, tensors)))
+    if found and not dist.is_initialized():
+        raise RankError(
+            "parameters are DTensors, and this process has no process group any more: it cannot know their norm. Clip "
+            "before destroy_process_group(). No gradient was changed on this rank."
+        )
+    return found
 
 
 def missing_here(
@@ -78,17 +86,31 @@ class ShardedNorms:
         self._sharded_patterns = _sharded_patterns(patterns)
         sharded = [self._sharded_patterns[n] for n in self._pattern_of] if any(self._sharded_patterns) else ()
         self._fingerprints = parameter_fingerprints(names, parameters, sharded)
+        self._wide = [_is_wide(p) or (g is not None and _is_wide(g)) for p, g in zip(parameters, grads, strict=True)]
         self._writes_partial: dict[int, bool] = {}
         self._layouts: dict[tuple[int, Any], _Layout] = {}
         self._layout_of: dict[int, _Layout] = {}
         with torch.no_grad():
             self._read(parameters, grads)
+            copied = {i for i, layout in self._layout_of.items() if not all(layout.sharded)}
+            self._missing_copies = {i for i in copied if grads[i] is None}
             self.values = [*self.local]
-            partial = any(layout.partial for layout in self._layouts.values())
-            for i, layout in self._layout_of.items() if partial else ():
-                if layout.partial and grads[i] is not None:
-                    self.values[i] = _reduced(grads[i])
-                    self._writes_partial[i] = _writes_partial(grads[i])
+            partial = [i for i, layout in self._layout_of.items() if layout.partial and grads[i] is not None]
+            if partial:
+                self._agree_on_partial(set(partial))
+            for i in partial:
+                self.values[i] = _reduced(grads[i])
+                self._writes_partial[i] = _writes_partial(grads[i])
+
+    def _agree_on_partial(self, partial: set[int]) -> None:
+        """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
+        agreement = Agreement(WHAT, self._call)
+        for group, entries in self._groups():
+            found = [(self._fingerprints[i], i in partial) for i, _ in entries]
+            compared = {"the parameters, or which gradients are partial": fingerprint(found)}
+            if group.group.size() > 1:
+                agreement.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared)
+        agreement.finish()
 
     def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:
         """Note this rank's shard of each gradient, and the layout of each DTensor. Neighbours mostly share theirs."""
@@ -133,34 +155,99 @@ class ShardedNorms:
             for i in self._writes_partial.keys() & set(where):
                 self.local[i].copy_(self.values[i]) if self._writes_partial[i] else self.local[i].zero_()
 
-    def measure(self, parts: Sequence[Part]) -> list[tuple[Tensor, Tensor]]:
-        """Return for each part the norm of each of its gradients, and terms whose norm is that of all ranks."""
-        found = [_measure.norms([self.values[i] for i in where], p) for where, p in parts]
-        lengths = [len(n) for n in found]
+    def measure(self, parts: Sequence[Part], merged: bool = False) -> list[tuple[Tensor, Tensor]]:
+        """Return for each part the norm of each of its gradients, and terms whose norm is that of all ranks.
+
+        Args:
+            parts: The gradients, and the orders of their norms.
+            merged: Measure gradients that are sharded alike as one, where only the norm of all is asked for: what is
+                sent then does not grow with their number.
+        """
+        sets = [self._merged(where) if merged else [[i] for i in where] for where, _ in parts]
+        exchange, error = NormExchange(self._call), None
+        try:
+            found = [self._own_norms(each, p) for each, (_, p) in zip(sets, parts, strict=True)]
+        except BridleError as raised:  # the others wait for this rank
+            error, found = raised, [torch.zeros(len(each), dtype=torch.float64) for each in sets]
+            exchange.fail(f"{type(raised).__name__}: {raised}")
         with torch.no_grad():
             each = torch.cat([n.to(found[0].device) for n in found])
-            where = [i for indices, _ in parts for i in indices]
-            exchange = NormExchange(self._call)
-            each = self._combine(exchange, each, where, [p for indices, p in parts for _ in indices])
-            norms = [n.to(own.device) for n, own in zip(torch.split(each, lengths), found, strict=True)]
-            terms = self._norm_terms(exchange, norms, parts)
-            exchange.finish()
-            return list(zip(norms, terms, strict=True))
+            kinds = [self._kind(members, p) for each, (_, p) in zip(sets, parts, strict=True) for members in each]
+            spoiled = self._combine(exchange, each, [members for each in sets for members in each], kinds)
+            norms = [n.to(own.device) for n, own in zip(torch.split(each, list(map(len, sets))), found, strict=True)]
+            terms = self._norm_terms(exchange, norms, sets, [p for _, p in parts])
+            if spoiled is not None:
+                terms = [torch.cat([t, spoiled.to(t.device)]) for t in terms]
+        if error is not None:
+            raise error
+        exchange.finish()
+        return list(zip(norms, terms, strict=True))
 
-    def combine(self, each: Tensor, where: Sequence[int], orders: list[float]) -> Tensor:
+    def tell(self, parts: Sequence[Part], error: Exception) -> None:
+        """Tell the other ranks, which are about to measure these parts, that this one has raised an error."""
+        exchange = NormExchange(self._call)
+        exchange.fail(f"{type(error).__name__}: {error}")
+        sets = [[[i] for i in where] for where, _ in parts]
+        norms = [torch.zeros(len(each), dtype=torch.float64) for each in sets]
+        every = [members for each in sets for members in each]
+        self._combine(exchange, torch.cat(norms), every, [Kind(2.0, False)] * len(every))
+        self._norm_terms(exchange, norms, sets, [p for _, p in parts])
+
+    def combine(self, each: Tensor, where: Sequence[int], p: float) -> Tensor:
         """Return what values of some gradients come to over all ranks that hold shards or copies of them."""
         exchange = NormExchange(self._call)
-        found = self._combine(exchange, each, where, orders)
+        self._combine(exchange, each, [[i] for i in where], [Kind(p, False)] * len(where))
         exchange.finish()
-        return found
-
-    def _combine(self, exchange: NormExchange, each: Tensor, where: Sequence[int], orders: list[float]) -> Tensor:
-        at = {i: k for k, i in enumerate(where)}
-        for group, entries in self._groups():
-            here = [(i, sharded) for i, sharded in entries if i in at]
-            parameters = combine_fingerprints(self._fingerprints[i] for i, _ in here)
-            exchange.all_gather_norms(each, [(at[i], sharded) for i, sharded in here], orders, group, parameters)
         return each
+
+    def _own_norms(self, sets: Sequence[Sequence[int]], p: float) -> Tensor:
+        """Return the norm of what this rank holds of each set of gradients."""
+        where = [i for members in sets for i in members]
+        norms = _measure.norms([self.values[i] for i in where], p)
+        if len(where) == len(sets):
+            return norms
+        return torch.stack([_measure.total(each, p) for each in torch.split(norms, list(map(len, sets)))])
+
+    def _merged(self, where: Sequence[int]) -> list[list[int]]:
+        """Return sets of gradients that are sharded alike, and by itself each that is copied over some dimension."""
+        sets: dict[Any, list[int]] = {}
+        for i in where:
+            layout = self._layout_of.get(i)
+            alone = i if layout is not None and not all(layout.sharded) else -1
+            sets.setdefault((id(layout), self._pattern_of[i], alone), []).append(i)
+        return list(sets.values())
+
+    def _kind(self, members: Sequence[int], p: float) -> Kind:
+        return Kind(p, any(self._wide[i] for i in members))
+
+    def _combine(
+        self, exchange: NormExchange, each: Tensor, sets: Sequence[Sequence[int]], kinds: Sequence[Kind]
+    ) -> Tensor | None:
+        """Replace values of sets of gradients by what they come to over all ranks that hold shards or copies.
+
+        Returns:
+            A value that is not finite if one of a rank is not that others do not see: that of a plain tensor, which is
+            taken to be the same everywhere. All ranks then know. None if there is none.
+        """
+        set_of = {i: k for k, members in enumerate(sets) for i in members}
+        bad = each[each.isfinite().logical_not()].sum().reshape(1)
+        values = torch.cat([each, bad])
+        for group, found in self._groups():
+            here = [(i, sharded) for i, sharded in found if i in set_of]
+            entries = {set_of[i]: sharded for i, sharded in here}
+            compared = [i for i, _ in here] if self.has_placement else set_of  # else ranks list the same everywhere
+            exchange.reduce_norms(
+                values,
+                [Entry(k, sharded) for k, sharded in entries.items()] + [Entry(len(sets), True)] * bool(entries),
+                [*kinds, kinds[0]],
+                group,
+                parameters=combine_fingerprints(self._fingerprints[i] for i in compared),
+                count=len(compared),
+                missing=[k for k in entries if sets[k][0] in self._missing_copies],
+            )
+        each.copy_(values[:-1])
+        readable = values.device.type == "cpu"
+        return values[-1:] if readable and not math.isfinite(values[-1]) and bool(each.isfinite().all()) else None
 
     def _groups(self) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
         """Yield process groups in order, with the gradients on each and whether they are sharded (else copied)."""
@@ -176,25 +263,36 @@ class ShardedNorms:
             over = [group in _groups_of([placements], (Sharded,)) for placements in self._patterns]
             yield group, [(i, True) for i, number in enumerate(self._pattern_of) if over[number]]
 
-    def _norm_terms(self, exchange: NormExchange, norms: list[Tensor], parts: Sequence[Part]) -> list[Tensor]:
+    def _norm_terms(
+        self,
+        exchange: NormExchange,
+        norms: list[Tensor],
+        sets: Sequence[Sequence[Sequence[int]]],
+        orders: Sequence[float],
+    ) -> list[Tensor]:
         """Return for each part its norms and those of parameters on other ranks, each counted once."""
         numbers = [n for n, each in enumerate(self._patterns) if any(not isinstance(m, Sharded) for m in each)]
         if not numbers:
             return norms
-        slots = [(k, n) for k in range(len(parts)) for n in numbers]
-        mine = [[j for j, i in enumerate(parts[k][0]) if self._pattern_of[i] == n] for k, n in slots]
-        orders = [parts[k][1] for k, _ in slots]
-        found = [_measure.total(norms[k][m], p) for (k, _), m, p in zip(slots, mine, orders, strict=True)]
+        slots = [(k, n) for k in range(len(sets)) for n in numbers]
+        mine = [[j for j, members in enumerate(sets[k]) if self._pattern_of[members[0]] == n] for k, n in slots]
+        found = [_measure.total(norms[k][at], orders[k]) for (k, _), at in zip(slots, mine, strict=True)]
         totals = torch.stack([n.to(norms[0].device) for n in found])
+        held = [[i for j in at for i in sets[k][j]] for (k, _), at in zip(slots, mine, strict=True)]
+        kinds = [self._kind(members, orders[k]) for (k, _), members in zip(slots, held, strict=True)]
         for group in _groups_of(self._patterns, (Disjoint, Replicated)):
             disjoint = {n for n in numbers if group in _groups_of([self._patterns[n]], (Disjoint,))}
             copied = {n for n in numbers if group in _groups_of([self._patterns[n]], (Replicated,))}
-            entries = [(s, n in disjoint) for s, (_, n) in enumerate(slots) if n in disjoint | copied]
-            copies = [0 if is_disjoint else len(mine[s]) for s, is_disjoint in entries]
-            exchange.all_gather_norms(totals, entries, orders, group, copies=copies)
-        rest = [[j for j, i in enumerate(where) if self._pattern_of[i] not in numbers] for where, _ in parts]
+            entries = [Entry(s, n in disjoint) for s, (_, n) in enumerate(slots) if n in disjoint | copied]
+            exchange.add_stages(totals, entries, kinds, group, [0 if e.sharded else len(held[e.at]) for e in entries])
+        rest = [[j for j, each in enumerate(part) if self._pattern_of[each[0]] not in numbers] for part in sets]
         split = torch.split(totals, len(numbers))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
+
+
+def _is_wide(t: Tensor) -> bool:
+    """Return whether values may be out of the range of float32."""
+    return t.dtype in (torch.float64, torch.complex128)
 
 
 def _sharded_patterns(patterns: Sequence[tuple[Placement, ...]]) -> list[bool]:

@@ -1,8 +1,8 @@
 """Samples that lie on several ranks: what the ranks agree on, gather and add up.
 
-Every question to all ranks begins with one message of a fixed length, in which each says what it is about to do. Those
-that disagree find out by what is said, on all ranks, before anything is written. A process alone is a group of none,
-which sends nothing.
+Every question to all ranks begins with one all-reduce of a fixed size, which compares what each is about to do and adds
+up what they have to know. Those that disagree find out, on all ranks, before anything is written. A process alone is a
+group of none, which sends nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,35 +14,42 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .._distributed.agreement import fingerprint
+from .._distributed.agreement import Agreement
 from .._distributed.collectives import all_gather_rows, all_reduce_
+from .._distributed.fingerprints import fingerprint
+from .._distributed.meshes import Group
 from ..errors import ArgumentError, RankError, UnsupportedGradientError
 
-_MESSAGE = 16
 # What is exchanged, for errors.
 _WHAT = "per-sample gradients"
 
 
 @dataclass(frozen=True)
 class Handshake:
-    """What the ranks have exchanged, in their order.
+    """What the ranks have found out together.
 
     Attributes:
-        samples: how many samples each has.
+        total: how many samples there are on all ranks.
         bad: how many of them have no finite norm.
         used: for each parameter, whether any rank's losses depend on it.
-        mine: where this rank's samples are among all.
+    """
+
+    total: int
+    bad: int
+    used: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class SampleOrder:
+    """Where samples are among those of all ranks.
+
+    Attributes:
+        samples: how many each rank has, in the order of ranks.
+        mine: where those of this rank are.
     """
 
     samples: tuple[int, ...]
-    bad: tuple[int, ...]
-    used: tuple[bool, ...]
     mine: slice
-
-    @property
-    def total(self) -> int:
-        """How many samples there are on all ranks."""
-        return sum(self.samples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,32 +88,39 @@ class SampleRanks:
             counts: of samples, of those without a finite norm, and of sparse gradients to be written.
             same: settings that must be the same on every rank.
         """
-        if not self.groups:
-            return Handshake((counts[0],), (counts[1],), tuple(used), slice(0, counts[0]))
+        sent = torch.tensor([*counts, *used], dtype=torch.float64)
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
-        grouped = self.ids is not None
-        asked = {"the call": fingerprint(call), "the parameters": fingerprint(what), "`sample_groups`": grouped, **same}
-        sent = [*counts, fingerprint(tuple(used)), *asked.values()]
-        rows = self._everywhere(torch.tensor(sent + [0.0] * (_MESSAGE - len(sent)), dtype=torch.float64))
-        for name, column in zip(asked, rows[:, 4:].T, strict=False):
-            if not bool((column == column[0]).all()):
-                raise RankError(_disagreement(call, name, column.tolist() if name in same else []))
-        if bool(rows[:, 2].any()):
+        asked = {"`sample_groups`": self.ids is not None, **same}
+        agreement = Agreement(_WHAT, call)
+        for group in self.groups:
+            there = Group(group.group_name, group, self.device)
+            sent = agreement.all_reduce(sent, there, asked, {"the parameters": fingerprint(what)})
+        try:
+            agreement.finish()
+        except RankError as error:
+            hint = " To clip at a quantile of all norms, take it of `norms(gathered=True)`." * (
+                "max_norm" in str(error)
+            )
+            raise RankError(f"{call}: {error}{hint}") from error
+        samples, bad, sparse, *users = [int(n) for n in sent.tolist()]
+        if sparse and self.groups:
             raise _sparse(call)
-        if not bool((rows[:, 3] == rows[0, 3]).all()):
-            used = self._everywhere(torch.tensor(used, dtype=torch.uint8)).amax(0).tolist()
-        samples, bad = (tuple(int(n) for n in rows[:, i]) for i in (0, 1))
-        start = sum(samples[: self._number()])
-        agreed = Handshake(samples, bad, tuple(map(bool, used)), slice(start, start + counts[0]))
-        self._refuse_torn_groups(call, agreed)
+        agreed = Handshake(samples, bad, tuple(n > 0 for n in users))
+        self._refuse_torn_groups(call)
         return agreed
 
-    def gather(self, rows: Tensor, agreed: Handshake) -> Tensor:
+    def order(self, samples: int) -> SampleOrder:
+        """Exchange how many samples each rank has."""
+        counts = [int(n) for n in self._everywhere(torch.tensor([samples])).flatten()]
+        start = sum(counts[: self._number()])
+        return SampleOrder(tuple(counts), slice(start, start + samples))
+
+    def gather(self, rows: Tensor, order: SampleOrder) -> Tensor:
         """Return the rows of all samples, given those of this rank's samples."""
-        short = max(agreed.samples) - len(rows)
+        short = max(order.samples) - len(rows)
         padded = torch.cat([rows, rows.new_zeros(short, *rows.shape[1:])])
         found = self._everywhere(padded)
-        return torch.cat([part[:count] for part, count in zip(found, agreed.samples, strict=True)]).to(rows.device)
+        return torch.cat([part[:count] for part, count in zip(found, order.samples, strict=True)]).to(rows.device)
 
     def all_reduce(self, values: Tensor) -> None:
         """Replace values by their sum over the ranks."""
@@ -130,11 +144,11 @@ class SampleRanks:
             number = number * group.size() + group.rank()
         return int(number)
 
-    def _refuse_torn_groups(self, call: str, agreed: Handshake) -> None:
-        if self.ids is None:
+    def _refuse_torn_groups(self, call: str) -> None:
+        if self.ids is None or not self.groups:
             return
         ids = self.ids.double() if self.ids.is_floating_point() else self.ids.long()
-        numbers, times = torch.unique(self.gather(ids, agreed), return_counts=True)
+        numbers, times = torch.unique(self.gather(ids, self.order(len(ids))), return_counts=True)
         if bool((times > 1).any()):
             raise ArgumentError(
                 f"{call}: group {numbers[times > 1][0].item()} of `sample_groups` has samples on several ranks, so "
@@ -185,13 +199,4 @@ def _sparse(call: str) -> UnsupportedGradientError:
     return UnsupportedGradientError(
         f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. Make it "
         "with sparse=False. No gradient was changed."
-    )
-
-
-def _disagreement(call: str, name: str, found: list[float]) -> str:
-    says = f": {found}, by rank" if found else ""
-    hint = " To clip at a quantile of all norms, take it of `norms(gathered=True)`." if name == "max_norm" else ""
-    return (
-        f"{call}: the ranks disagree on {name}{says}. Every rank has to ask the same, of the same parameters.{hint} "
-        "No gradient was changed."
     )

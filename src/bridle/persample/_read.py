@@ -39,7 +39,8 @@ class ReadAnswers(BatchGradients):
             return {name: length.to(real_dtype(self._parameters[name].dtype)) for name, length in lengths.items()}
         length = self._lengths()
         if gathered:
-            length = self._ranks.gather(length, self._handshake("norms"))
+            self._handshake("norms")
+            length = self._ranks.gather(length, self._ranks.order(self._samples))
         return length.to(self._dtype())
 
     def grads(self) -> dict[str, Tensor]:
@@ -114,7 +115,8 @@ class ReadAnswers(BatchGradients):
             if n < 2:
                 raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
             mean = self._mean(agreed, ranks)
-            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), agreed).T
+            order = ranks.order(self._samples)
+            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), order).T
         return numbers_of(lengths, cosines, mean.values())
 
     def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
@@ -151,4 +153,5 @@ class ReadAnswers(BatchGradients):
         each = torch.zeros(self._samples, len(names), dtype=torch.float64, device=self._ranks.device)
         for i, name in enumerate(names):
             each[:, i] = lengths.get(name, 0)
-        return dict(zip(names, self._ranks.gather(each, agreed).T, strict=True)) if names else {}
+        order = self._ranks.order(self._samples)
+        return dict(zip(names, self._ranks.gather(each, order).T, strict=True)) if names else {}

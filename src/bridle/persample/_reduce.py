@@ -1,12 +1,16 @@
 """Sums over samples, here and on other ranks, and their way into ``.grad``."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._torch.dtensor import is_dtensor
 from ..errors import ArgumentError
+from ._parameters import distribute_like
 from ._ranks import Handshake, SampleRanks
+from ._scatter import is_scattered, scatter_sums
 from .representations.base import SampleGrads
 from .representations.numerics import double
 from .tracing import all_hold
@@ -48,9 +52,7 @@ def local_sums(
 
 
 def add_up(
-    sums: Iterable[tuple[str, Tensor]],
-    ranks: SampleRanks,
-    keep: Callable[[str, Tensor], Tensor] | None = None,
+    sums: Iterable[tuple[str, Tensor]], ranks: SampleRanks, held: Mapping[str, Any] | None = None
 ) -> list[tuple[str, Tensor]]:
     """Add up sums over the ranks, many in one message: the same bits on all of them.
 
@@ -60,30 +62,37 @@ def add_up(
     Args:
         sums: this rank's, of the same parameters in the same order as on every other.
         ranks: whose sums to add.
-        keep: what to keep of the sum of a parameter; all by default.
+        held: lay sums out as these parameters. Without it every rank gets whole sums.
     """
-    keep = keep or (lambda _, total: total)
-    if not ranks.groups:
-        return [(name, keep(name, total)) for name, total in sums]
+    if not ranks.groups and held is None:
+        return list(sums)
     done: list[tuple[str, Tensor]] = []
-    waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
+    waiting: dict[tuple[torch.dtype, Any], list[tuple[str, Tensor]]] = {}
     for name, part in sums:
-        bucket = waiting.setdefault(part.dtype, [])
+        if not ranks.groups:
+            done.append((name, part if held is None else distribute_like(held[name], part)))
+            continue
+        spread = held is not None and is_dtensor(held[name]) and is_scattered(held[name])
+        key = (part.dtype, held[name].placements if held is not None and spread else None)
+        bucket = waiting.setdefault(key, [])
         bucket.append((name, part))
         if sum(p.numel() for _, p in bucket) >= _BUCKET:
-            done += _reduced(waiting.pop(part.dtype), ranks, keep)
-    return done + [pair for bucket in waiting.values() for pair in _reduced(bucket, ranks, keep)]
+            done += _reduced(waiting.pop(key), ranks, held, spread)
+    return done + [
+        pair for key, bucket in waiting.items() for pair in _reduced(bucket, ranks, held, key[1] is not None)
+    ]
 
 
 def _reduced(
-    bucket: list[tuple[str, Tensor]], ranks: SampleRanks, keep: Callable[[str, Tensor], Tensor]
+    bucket: list[tuple[str, Tensor]], ranks: SampleRanks, held: Mapping[str, Any] | None, spread: bool
 ) -> list[tuple[str, Tensor]]:
+    if held is not None and spread:
+        return scatter_sums(bucket, held)
     flat = torch.cat([part.reshape(-1) for _, part in bucket])
     ranks.all_reduce(torch.view_as_real(flat) if flat.is_complex() else flat)
     parts = torch.split(flat, [part.numel() for _, part in bucket])
-    return [
-        (name, keep(name, total.view(part.shape).clone())) for (name, part), total in zip(bucket, parts, strict=True)
-    ]
+    found = [(name, total.view(part.shape).clone()) for (name, part), total in zip(bucket, parts, strict=True)]
+    return found if held is None else [(name, distribute_like(held[name], total)) for name, total in found]
 
 
 def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
@@ -125,12 +134,13 @@ def _finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor
     return total
 
 
-def nonfinite_message(good: Tensor, agreed: Handshake) -> str:
-    """Say which samples have no finite norm."""
-    ranks = [rank for rank, bad in enumerate(agreed.bad) if bad]
+def nonfinite_message(good: Tensor, agreed: Handshake, among: SampleRanks) -> str:
+    """Say which samples have no finite norm. Every rank has to ask."""
+    counts = among.order(int((~good).sum())).samples
+    ranks = [rank for rank, bad in enumerate(counts) if bad]
     here = f", the first being sample {(~good).nonzero()[0].item()}" if not bool(good.all()) else ""
-    where = f" (on ranks {ranks} of the group)" if len(agreed.bad) > 1 else ""
+    where = f" (on ranks {ranks} of the group)" if len(counts) > 1 else ""
     return (
-        f"clip_: the gradients of {sum(agreed.bad)} of {agreed.total} samples{where} are NaN or infinite{here}. "
+        f"clip_: the gradients of {agreed.bad} of {agreed.total} samples{where} are NaN or infinite{here}. "
         "Pass nonfinite='drop' to leave them out."
     )

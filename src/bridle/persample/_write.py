@@ -11,7 +11,6 @@ from ..errors import NonFiniteGradientError
 from ._arguments import check_weights, refuse_unreached
 from ._clip_settings import ClipSettings
 from ._gradients import BatchGradients
-from ._parameters import distribute_like
 from ._ranks import Handshake
 from ._reduce import add_up, factors, local_sums, nonfinite_message, weigher
 from .accumulate import accumulate
@@ -37,9 +36,10 @@ class WriteAnswers(BatchGradients):
                 self._keep_what_pays()
                 lengths = self._lengths()
                 agreed = self._handshake("weighted_ with a function", sparse=self._sparse())
-                found = weights(self._ranks.gather(lengths, agreed).to(self._dtype()))
+                order = self._ranks.order(self._samples)
+                found = weights(self._ranks.gather(lengths, order).to(self._dtype()))
                 check_weights(found, agreed.total)
-                weights = found[agreed.mine]
+                weights = found[order.mine]
             else:
                 check_weights(weights, self._samples)
                 agreed = self._handshake("weighted_", sparse=self._sparse())
@@ -98,8 +98,8 @@ class WriteAnswers(BatchGradients):
             bad = 0 if all_hold(good) else int((~good).sum())
             factor_of = self._clip_factors(settings, total, good)
             agreed = self._handshake("clip_", settings.same(), bad=bad, sparse=self._sparse())
-            if not settings.drop and any(agreed.bad):
-                raise NonFiniteGradientError(nonfinite_message(good, agreed))
+            if not settings.drop and agreed.bad:
+                raise NonFiniteGradientError(nonfinite_message(good, agreed, self._ranks))
             divisor = settings.divide_by or max(1, agreed.total)
             weights = {n: factor / divisor for n, factor in factor_of.items()}
             weights = weights if settings.per_parameter else dict.fromkeys(self._forms, weights[""])
@@ -126,8 +126,7 @@ class WriteAnswers(BatchGradients):
         noise = deviation if self._ranks.is_first else 0.0
         wanted = [used or bool(deviation) for used in agreed.used]
         sums = local_sums(self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator)
-        keep = (lambda name, total: distribute_like(self._parameters[name], total)) if self._sharded else None
-        for name, total in add_up(sums, self._ranks, keep):
+        for name, total in add_up(sums, self._ranks, self._parameters if self._sharded else None):
             accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:

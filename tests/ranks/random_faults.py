@@ -1,0 +1,213 @@
+"""Random faults over random layouts on four ranks: an error on every survivor, no gradient changed, no hang.
+
+`make fuzz-ranks N=1000` runs a thousand and counts what came out.
+"""
+
+import argparse
+import collections
+import math
+import os
+import random
+import signal
+import threading
+import time
+
+import crew
+import layouts
+import torch
+import torch.distributed as dist
+
+import bridle
+
+WHOLE = {"line": 1, "shuffled": 1, "2d": 2, "crossed": 2, "turned": 2, "3d": 3}  # meshes of all ranks
+SLICES = {"2d/a": 1, "2d/b": 1, "turned/a": 1, "3d/ac": 2}
+SIZE = 4
+# What leaves the group unusable, or somebody waiting for the timeout.
+FATAL = ("killed", "late", "absent", "destroyed")
+OTHER_CALLS = ("fewer", "order", "dtype", "threshold", "order of the norm", "policy", "nonfinite", "function")
+LOCAL = ("refuses", "nan", "inf", "threads", "none")
+
+
+def any_case(rng):
+    """Parameters on random meshes; the first on one of all ranks, so that every rank hears of a fault."""
+    rows = []
+    for k in range(rng.randint(2, 5)):
+        where = rng.choice([*WHOLE] if k == 0 else [*WHOLE, *SLICES, "plain"])
+        dims = {**WHOLE, **SLICES, "plain": 0}[where]
+        shape = tuple(rng.randint(1, 6) for _ in range(rng.randint(1, 3)))
+        letters = "".join(rng.choice(["r", *map(str, range(len(shape)))]) for _ in range(dims))
+        rows.append((shape, where, letters, ()))
+    return {"seed": rng.randint(0, 99), "tensors": rows}
+
+
+def any_fault(seed, fatal):
+    rng = random.Random(seed)
+    names = FATAL if fatal else (*OTHER_CALLS, *LOCAL)
+    return any_case(rng), rng.choice(names), rng.randrange(SIZE), rng.choice(["clip_", "clip_grad_norm_"])
+
+
+class Refusing:
+    """A policy that cannot decide on one rank."""
+
+    p = 2.0
+
+    def __init__(self, here):
+        self.here = here
+
+    def check(self, grads):
+        if self.here:
+            raise ValueError("not here")
+
+    def decide(self, grads):
+        return bridle.by_norm(0.01).decide(grads)
+
+
+def clip(parameters, how, odd, fault):
+    limit = 0.02 if odd and fault == "threshold" else 0.01
+    p = 3.0 if odd and fault == "order of the norm" else 2.0
+    other = odd and fault == "function"
+    if (how == "clip_grad_norm_") != other and fault not in ("policy", "nonfinite", "refuses"):
+        bridle.clip_grad_norm_(parameters, limit, p, error_if_nonfinite=True)
+        return
+    policy = bridle.by_rms(0.001) if odd and fault == "policy" else bridle.by_norm(limit, p)
+    policy = Refusing(odd) if fault == "refuses" else policy
+    bridle.clip_(parameters, policy, nonfinite="skip" if odd and fault == "nonfinite" else "raise")
+
+
+def prepare(parameters, fault):
+    """Make the fault on the rank that has it."""
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "late":
+        time.sleep(5)
+    if fault == "destroyed":
+        dist.destroy_process_group()
+    if fault == "fewer":
+        parameters.popitem()
+    if fault == "order":
+        for name in list(parameters)[:-1]:
+            parameters[name] = parameters.pop(name)
+    if fault == "dtype":
+        first = parameters["p0"]
+        parameters["p0"] = torch.nn.Parameter(first.detach().double())
+        parameters["p0"].grad = first.grad.double()
+
+
+def run(case, fault, at, how):
+    """What this rank found: the kind of error, its text, seconds, whether gradients are as they were."""
+    parameters, _ = layouts.build(case)
+    odd = dist.get_rank() == at
+    if odd and fault in ("nan", "inf"):
+        grads = [layouts.piece(p.grad) for p in parameters.values()]
+        next(g for g in grads if g.numel()).view(-1)[0] = math.nan if fault == "nan" else math.inf
+    before = {name: layouts.piece(p.grad).clone() for name, p in parameters.items()}
+    start = time.monotonic()
+    if odd:
+        prepare(parameters, fault)
+    if odd and fault == "absent":
+        return "absent", "", 0.0, True
+    if fault == "threads":
+        return two_threads(parameters, case, how, odd)
+    kind, text = error_of(lambda: clip(parameters, how, odd, fault))
+    same = [torch.equal(local(p).nan_to_num(7.0), before[name].nan_to_num(7.0)) for name, p in parameters.items()]
+    return kind, text, time.monotonic() - start, all(same)
+
+
+def error_of(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "nothing", ""
+
+
+def local(p):
+    return p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
+
+
+def two_threads(parameters, case, how, odd):
+    """Both clip the same gradients. The second finds them clipped."""
+    wholes = layouts.build(case)[1]
+    errors = []
+    start = time.monotonic()
+    run_one = lambda: errors.append(error_of(lambda: clip(parameters, how, odd, "threads")))  # noqa: E731
+    threads = [threading.Thread(target=run_one) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    layouts.assert_clipped(parameters, wholes, 0.01 / (layouts.norm_of(wholes, 2.0) + 1e-6), case)
+    kind, text = errors[0] if errors[0][0] != "nothing" else errors[1]
+    return kind, text, time.monotonic() - start, True
+
+
+def judge(case, fault, at, how, answers, timeout):
+    """None if all is well, else what is wrong."""
+    for rank, (ok, answer) in enumerate(answers):
+        if rank == at and fault == "killed":
+            if answer != "gone":
+                return f"rank {rank} was not killed: {answer}"
+            continue
+        if not ok:
+            return f"rank {rank}: {answer}"
+        kind, text, seconds, unchanged = answer
+        if fault in ("none", "threads"):
+            expected = {"nothing"}
+        elif fault in ("nan", "inf"):
+            expected = {"NonFiniteGradientError"}
+        else:
+            expected = {"RankError", "ValueError"} if rank == at else {"RankError"}
+        if rank == at and fault == "absent":
+            continue
+        if kind not in expected:
+            return f"rank {rank} raised {kind}: {text}"
+        if kind != "nothing" and not unchanged:
+            return f"rank {rank} changed a gradient: {text}"
+        if seconds > 2 * timeout + 10:
+            return f"rank {rank} took {seconds:.0f} s"
+    return None
+
+
+class Fuzzer:
+    """Runs faults, with a new crew after each that leaves the old one unusable."""
+
+    def __init__(self):
+        self._crew = None
+
+    def try_one(self, seed, fatal=False):
+        case, fault, at, how = any_fault(seed, fatal)
+        self._crew = self._crew or crew.Crew(SIZE, timeout=2.0 if fatal else 8.0)
+        answers = self._crew.outcomes(run, case, fault, at, how)
+        wrong = judge(case, fault, at, how, answers, self._crew.timeout)
+        if fatal or wrong or any("could not exchange" in str(answer) for _, answer in answers):
+            self.close()
+        return fault, wrong and f"seed {seed}, {fault} at rank {at}, {how}, {case}: {wrong}"
+
+    def close(self):
+        if self._crew is not None:
+            self._crew.close()
+        self._crew = None
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--fatal-every", type=int, default=10)
+    arguments = parser.parse_args()
+    fuzzer, found, wrong = Fuzzer(), collections.Counter(), []
+    for fatal in (False, True):
+        for seed in range(arguments.start, arguments.start + arguments.count):
+            if (seed % arguments.fatal_every == 0) == fatal:
+                fault, problem = fuzzer.try_one(seed, fatal)
+                found[fault] += 1
+                if problem:
+                    wrong.append(problem)
+                    print(problem, flush=True)
+        fuzzer.close()
+    print(f"{sum(found.values())} faults, {len(wrong)} not as they should be: {dict(sorted(found.items()))}")
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

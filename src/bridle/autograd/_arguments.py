@@ -119,7 +119,7 @@ def gradients_for(outputs: Sequence[Output], grads: Gradients, *, batched: bool)
     """
     if grads is None:
         return tuple(_implicit_grad(output, index, batched) for index, output in enumerate(outputs))
-    given = (grads,) if isinstance(grads, Tensor) else tuple(grads)
+    given = (grads,) if isinstance(grads, Tensor) else _as_tuple(grads, "a gradient")
     for index, grad in enumerate(given):
         if grad is not None and not isinstance(grad, Tensor):
             raise GradientTypeError(

@@ -86,3 +86,11 @@ def test_noise_that_cannot_be_drawn_is_refused():
         with pytest.raises(errors.ArgumentError, match="cannot be drawn"):
             ps.clip_(size, noise_multiplier=times)
         assert model.weight.grad is None
+
+
+def test_statistics_of_gradients_that_are_all_zero():
+    model = torch.nn.Linear(3, 1, bias=False)
+    found = bridle.per_sample(model(torch.zeros(4, 3)).squeeze(1), model).stats()
+    assert (found.mean_norm, found.trace_of_covariance, found.squared_signal) == (0, 0, 0)
+    assert math.isnan(found.signal_to_noise)
+    assert found.noise_scale == math.inf

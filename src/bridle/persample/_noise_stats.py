@@ -19,7 +19,7 @@ class Stats:
         norm_of_mean: norm of the mean gradient.
         trace_of_covariance: summed variance of one sample's gradient, estimated without bias.
         squared_signal: squared norm of the true gradient, estimated without bias; may be negative.
-        signal_to_noise: squared signal divided by the trace of the covariance.
+        signal_to_noise: squared signal divided by the trace of the covariance; NaN where both are zero.
         noise_scale: its inverse, the batch size at which noise and signal are equal; infinite when the
             signal cannot be told from zero.
         alignment: mean cosine between a sample's gradient and the mean gradient.
@@ -53,7 +53,7 @@ def stats_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Stats:
         norm_of_mean=norm_of_mean,
         trace_of_covariance=noise * unit * unit,
         squared_signal=signal * unit * unit,
-        signal_to_noise=signal / noise if noise else inf,
+        signal_to_noise=signal / noise if noise else inf if signal else nan,
         noise_scale=noise / signal if signal > 0 else inf,
         alignment=float(cosines.mean()),
     )

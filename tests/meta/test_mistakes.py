@@ -79,7 +79,7 @@ MONITOR = [
     (lambda s: bridle.Monitor(clip=[1.0]), ArgumentTypeError, TypeError, "found list: [1.0]", "bridle.by_norm(1.0)"),
     (lambda s: bridle.Monitor(clip=policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
     (lambda s: bridle.Monitor(clip=-1), ArgumentError, ValueError, "found -1", "zero or more"),
-    (lambda s: bridle.Monitor(clip="zzz"), ArgumentError, ValueError, "found 'zzz'", '"auto"'),
+    (lambda s: bridle.Monitor(clip="zzz"), ArgumentError, ValueError, "'zzz'", "auto"),
     (lambda s: s.monitor().findings(), errors.RecordError, ValueError, "never started", "with monitor:"),
     (lambda s: s.monitor().report(), errors.RecordError, ValueError, "never started", "monitor.start()"),
     (lambda s: s.monitor().advice(), errors.RecordError, ValueError, "never started", "monitor.start()"),
@@ -100,7 +100,7 @@ CLIP = [
     ),
     (lambda s: bridle.Clipper(s.optimizer, policies.ByMedian), ArgumentTypeError, TypeError, "class", "ByMedian(...)"),
     (lambda s: bridle.Clipper(s.optimizer, bridle.by_norm), ArgumentTypeError, TypeError, "function", "by_norm(1.0)"),
-    (lambda s: bridle.Clipper(s.optimizer, "zzz"), ArgumentTypeError, TypeError, "'zzz'", "by_norm(1.0)"),
+    (lambda s: bridle.Clipper(s.optimizer, "zzz"), ArgumentError, ValueError, "'zzz'", "by_norm(1.0)"),
     (lambda s: bridle.Clipper(s.optimizer, {"*": NORM}), ArgumentError, ValueError, "has none", "model=model"),
     (
         lambda s: bridle.Clipper(s.optimizer, {"zzz": NORM, "*": NORM}, model=s.model),

@@ -73,7 +73,6 @@ class Clipper:
         if nonfinite not in get_args(NonFinite):
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
         _check_types(optimizer, model)
-        check_policies(policy)
         self.optimizer = optimizer
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
@@ -170,6 +169,7 @@ class Clipper:
 
     def _check_target(self) -> None:
         """Refuse now what would fail in the first step."""
+        check_policies(self.policy)
         names, parameters = named(self._target())
         if self.placement is not None:
             placements_of(self.placement, names, len(parameters))

@@ -35,7 +35,7 @@ class WriteAnswers(BatchGradients):
                 self._keep_what_pays()
                 lengths = self._lengths()
                 agreed = self._handshake("weighted_ with a function", sparse=self._sparse())
-                found = weights(self._ranks.gather(lengths, agreed).to(self._dtype()))
+                found = weights(self._ranks.gather(lengths, agreed).to(self._dtype))
                 check_weights(found, agreed.total)
                 weights = found[agreed.mine]
             else:
@@ -107,7 +107,7 @@ class WriteAnswers(BatchGradients):
 
             deviation = settings.deviation(len(self._parameters), self._scale / divisor)
             self._write(agreed, weigh, deviation, generator)
-        return total.to(self._dtype())
+        return total.to(self._dtype)
 
     def _clip_factors(self, settings: ClipSettings, total: Tensor, good: Tensor) -> dict[str, Tensor]:
         """Return what each sample is multiplied by: for each parameter, or by the name "" for all of them."""

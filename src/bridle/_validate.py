@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import Tensor
 
 from . import _devices
@@ -11,8 +12,7 @@ from .errors import ArgumentError, ArgumentTypeError
 def threshold(value: float | Tensor, name: str) -> float | Tensor:
     """Return a limit: a number of zero or more, or a 0-dim tensor, which is not read (it may live on a device)."""
     if isinstance(value, Tensor):
-        _refuse_no_number(value, f"`{name}` is one number")
-        return value.detach().reshape(())
+        return one_number(value, f"`{name}` is one number")
     return _size(_float(value, f"`{name}` is a number"), name)
 
 
@@ -50,6 +50,14 @@ def finite(value: object, expected: str, *, above_zero: bool = False) -> float:
             f"{expected}, finite and {'above zero' if above_zero else 'not negative'}; found {found:g}."
         )
     return found
+
+
+def one_number(value: object, expected: str) -> Tensor:
+    """Return a real number as a tensor of one, which is not read. `expected` says in the error what is meant."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(real(value, expected), dtype=torch.float64)
+    _refuse_no_number(value, expected)
+    return value.detach().reshape(())
 
 
 def decay_below_one(value: float, name: str) -> float:

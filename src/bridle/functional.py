@@ -1,47 +1,55 @@
 """TensorFlow's clipping functions: out of place, over plain tensors."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import _measure, _validate
 from ._torch.dtensor import any_dtensor
-from .errors import UnsupportedGradientError
+from ._torch.modes import inside_func_transform
+from ._torch.trees import flatten
+from .errors import ArgumentError, ArgumentTypeError, UnsupportedGradientError
 
 __all__ = ["clip_by_global_norm", "clip_by_norm", "clip_by_value"]
 
+_Tree = TypeVar("_Tree")
+
 
 def clip_by_global_norm(
-    tensors: Sequence[Tensor | None], clip_norm: float | Tensor, use_norm: float | Tensor | None = None
-) -> tuple[list[Tensor | None], Tensor]:
+    tensors: _Tree, clip_norm: float | Tensor, use_norm: float | Tensor | None = None
+) -> tuple[_Tree, Tensor]:
     """Return new tensors whose norm as one vector is at most `clip_norm`, and the norm they had before.
 
     Args:
-        tensors: The tensors; an entry that is None stays None.
+        tensors: The tensors: a list, a tuple, a dict, or any nest of those. An entry that is None stays None.
         clip_norm: The largest norm allowed.
         use_norm: The norm of all tensors, where it is known already.
 
     Returns:
-        The clipped tensors in order, and the norm as a 0-dim tensor. A norm that is not finite makes every
-        value NaN, as in TensorFlow, so that it cannot pass unseen.
+        The clipped tensors in the same structure (a list of those of an iterator), and the norm as a 0-dim tensor. A
+        norm that is not finite makes every value NaN, as in TensorFlow, so that it cannot pass unseen.
+
+    Raises:
+        ArgumentError: (a ValueError) Something other than tensors and None, or a limit that is negative or NaN.
 
     Example:
         >>> clipped, norm = bridle.clip_by_global_norm([torch.tensor([3.0]), None, torch.tensor([4.0])], 1.0)
         >>> clipped, norm
         ([tensor([0.6000]), None, tensor([0.8000])], tensor(5.))
+        >>> bridle.clip_by_global_norm({"weight": torch.tensor([3.0, 4.0])}, 1.0)[0]
+        {'weight': tensor([0.6000, 0.8000])}
     """
     limit = _validate.threshold(clip_norm, "clip_norm")
-    present = [t.detach() for t in tensors if t is not None]
-    _refuse_dtensors(present, "clip_by_global_norm")
-    if use_norm is not None:
-        norm = torch.as_tensor(_validate.threshold(use_norm, "use_norm"))
-    else:
-        norm = _measure.total_norm(present, 2.0, None)[0] if present else torch.tensor(0.0)
+    leaves, rebuild = flatten(list(tensors) if isinstance(tensors, Iterator) else tensors)
+    present = [_checked(t, "clip_by_global_norm").detach() for t in leaves if t is not None]
+    known = None if use_norm is None else torch.as_tensor(_validate.threshold(use_norm, "use_norm"))
     with torch.no_grad():
+        norm, dtype = _norm(present) if known is None else (known, known.dtype)
         factor = _factor(limit, norm.to(torch.float64) if norm.device.type != "mps" else norm)
-        return [None if t is None else _times(t.detach(), factor) for t in tensors], norm
+        return rebuild([None if t is None else _times(t.detach(), factor) for t in leaves]), norm.to(dtype)
 
 
 def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence[int] | None = None) -> Tensor:
@@ -55,15 +63,18 @@ def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence
     Returns:
         The clipped tensor.
 
+    Raises:
+        ArgumentError: (a ValueError) No tensor, a limit that is negative or NaN, or a dimension it does not have.
+
     Example:
         >>> bridle.clip_by_norm(torch.tensor([[3.0, 4.0], [0.0, 0.5]]), 1.0, axes=1)
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.5000]])
     """
     limit = _validate.threshold(clip_norm, "clip_norm")
-    _refuse_dtensors([tensor], "clip_by_norm")
+    x = _checked(tensor, "clip_by_norm").detach()
+    _check_axes(axes, x.dim())
     with torch.no_grad():
-        x = tensor.detach()
         return _times(x, _factor(limit, _measure.norm_along(x, axes)))
 
 
@@ -72,27 +83,92 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
 
     Args:
         tensor: The tensor.
-        clip_value_min: The lower limit, a number or a tensor that broadcasts.
-        clip_value_max: The upper limit, a number or a tensor that broadcasts.
+        clip_value_min: The lower limit, a number or a tensor that broadcasts to its shape.
+        clip_value_max: The upper limit, a number or a tensor that broadcasts to its shape.
 
     Returns:
         The clipped tensor.
+
+    Raises:
+        ArgumentError: (a ValueError) No real tensor, or limits that are NaN, the wrong way round, of another shape, or
+            fractions for a tensor of integers.
 
     Example:
         >>> bridle.clip_by_value(torch.tensor([-2.0, 0.5, 3.0]), -1.0, 1.0)
         tensor([-1.0000,  0.5000,  1.0000])
     """
-    with torch.no_grad():
-        low, high = (torch.as_tensor(v, device=tensor.device) for v in (clip_value_min, clip_value_max))
-        return torch.clamp(tensor.detach(), low.to(tensor.dtype), high.to(tensor.dtype))
-
-
-def _refuse_dtensors(tensors: Sequence[Tensor], name: str) -> None:
-    if any_dtensor(tensors):
+    _check_tensor(tensor, "clip_by_value")
+    if tensor.is_complex():
         raise UnsupportedGradientError(
-            f"{name} takes plain tensors, and was given a DTensor. Use clip_grad_norm_ or clip_, which take DTensors, "
-            "or pass `full_tensor()`."
+            "clip_by_value: complex numbers have no order, and the tensor is complex. Use bridle.clip_by_norm."
         )
+    limits = {"clip_value_min": clip_value_min, "clip_value_max": clip_value_max}
+    low, high = (_bound(value, name, tensor) for name, value in limits.items())
+    if isinstance(low, float) and isinstance(high, float) and low > high:
+        raise ArgumentError(f"clip_by_value: clip_value_min is {low:g} and clip_value_max {high:g}; swap them.")
+    with torch.no_grad():
+        ends = (torch.as_tensor(bound, device=tensor.device).to(tensor.dtype) for bound in (low, high))
+        return torch.clamp(tensor.detach(), *ends)
+
+
+def _check_tensor(found: Any, caller: str) -> None:
+    if not isinstance(found, Tensor):
+        raise ArgumentTypeError(
+            f"{caller}: a tensor was expected, found {type(found).__name__}: {found!r:.80}. Pass a tensor; several of "
+            "them go to clip_by_global_norm, as in clip_by_global_norm([p.grad for p in model.parameters()], 1.0)."
+        )
+
+
+def _checked(found: Any, caller: str) -> Tensor:
+    """Return what is a plain tensor of real or complex numbers; refuse anything else."""
+    _check_tensor(found, caller)
+    tensor: Tensor = found
+    if any_dtensor([tensor]):
+        raise UnsupportedGradientError(
+            f"{caller} takes plain tensors, and was given a DTensor. Use clip_grad_norm_ or clip_, which take "
+            "DTensors, or pass `full_tensor()`."
+        )
+    _measure.check_kind(tensor)
+    return tensor
+
+
+def _check_axes(axes: Any, dims: int) -> None:
+    several = [axes] if isinstance(axes, int) else [] if axes is None else axes
+    if not isinstance(several, list | tuple) or not all(isinstance(d, int) and -dims <= d < dims for d in several):
+        raise ArgumentError(
+            f"clip_by_norm: `axes` are dimensions of the tensor, which has {dims}, as in axes=0 or axes=(0, 1); found "
+            f"{axes!r:.80}."
+        )
+
+
+def _bound(value: Any, name: str, tensor: Tensor) -> float | Tensor:
+    whole = not tensor.is_floating_point()
+    if isinstance(value, Tensor):
+        fits = len(value.shape) <= tensor.dim() and all(
+            size in (1, full) for size, full in zip(reversed(value.shape), reversed(tensor.shape), strict=False)
+        )
+        if not fits or value.is_complex() or (whole and value.is_floating_point()):
+            raise ArgumentError(
+                f"clip_by_value: `{name}` broadcasts to the tensor, {tensor.dtype} of shape {tuple(tensor.shape)}; "
+                f"found {value.dtype} of shape {tuple(value.shape)}."
+            )
+        return value
+    bound = _validate.real(value, f"clip_by_value: `{name}` is a number or a tensor")
+    if math.isnan(bound) or (whole and not (bound.is_integer() or math.isinf(bound))):
+        raise ArgumentError(f"clip_by_value: `{name}` is a number that {tensor.dtype} can hold; found {bound}.")
+    return bound
+
+
+def _norm(tensors: list[Tensor]) -> tuple[Tensor, torch.dtype]:
+    """Return the norm of all tensors, and the dtype to return it in."""
+    if not tensors:
+        return torch.tensor(0.0), torch.float32
+    if inside_func_transform():  # no kernel and no multi-tensor operation can be vectorised
+        each = [_measure.norm_along(t, None).reshape(()) for t in tensors]
+        norm = _measure.total(torch.stack([n.to(each[0].device) for n in each]), 2.0)
+        return norm, _measure.result_dtype(tensors, None)
+    norm = _measure.total_norm(tensors, 2.0, None)[0]
+    return norm, norm.dtype
 
 
 def _factor(limit: float | Tensor, norm: Tensor) -> Tensor:

@@ -8,7 +8,12 @@ import torch
 
 import bridle
 from bridle import by_norm, by_rms, by_unit, by_value
-from bridle.errors import ArgumentError, GradientTypeError, NonFiniteGradientError, UnsupportedGradientError
+from bridle.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    NonFiniteGradientError,
+    UnsupportedGradientError,
+)
 
 
 def model(seed=0):
@@ -139,9 +144,9 @@ def test_patterns_that_cannot_be_meant():
         bridle.clip_(m, {"2.*": by_norm(0.5)})
     with pytest.raises(ValueError, match="name patterns need names"):
         bridle.clip_(m.parameters(), {"*": by_norm(0.5)})
-    with pytest.raises(GradientTypeError, match=r"a policy was expected, found float: 1\.0"):
+    with pytest.raises(ArgumentTypeError, match=r"a policy was expected, found float: 1\.0"):
         bridle.clip_(m, 1.0)
-    with pytest.raises(GradientTypeError, match="a policy was expected, found str"):
+    with pytest.raises(ArgumentTypeError, match="a policy was expected, found str"):
         bridle.clip_(m, {"*": "norm"})
 
 

@@ -1,10 +1,13 @@
 """TensorFlow's forms, against their documented formulas in float64."""
 
 import math
+from collections import OrderedDict
+from typing import NamedTuple
 
 import helpers
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 import bridle
 
@@ -85,3 +88,60 @@ def test_thresholds_are_checked():
         bridle.clip_by_norm(torch.ones(1), math.nan)
     with pytest.raises(ValueError, match="`use_norm` is a limit"):
         bridle.clip_by_global_norm([torch.ones(1)], 1.0, use_norm=-2.0)
+
+
+def nests():
+    yield {"a": torch.tensor([3.0]), "b": {"c": torch.tensor([[4.0]]), "d": None}}
+    yield (torch.tensor([3.0]), [torch.tensor([4.0]), ()])
+    yield [torch.tensor([3.0]), {"x": (torch.tensor([4.0]),)}]
+    yield OrderedDict(b=torch.tensor([3.0]), a=torch.tensor([4.0]))
+    yield torch.tensor([3.0, 4.0])
+    yield Pair(torch.tensor([3.0]), torch.tensor([4.0]))
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@pytest.mark.parametrize("nest", list(nests()), ids=lambda nest: type(nest).__name__)
+def test_any_nest_keeps_its_structure(nest):
+    clipped, norm = bridle.clip_by_global_norm(nest, 1.0)
+    assert norm.item() == 5
+    assert type(clipped) is type(nest)
+    before, after = tree_flatten(nest), tree_flatten(clipped)
+    assert before[1] == after[1]
+    for old, new in zip(before[0], after[0], strict=True):
+        assert (old is None) == (new is None)
+        if old is not None:
+            torch.testing.assert_close(new, old / 5)
+
+
+def test_an_iterator_is_walked_once_and_gives_a_list():
+    tensors = [torch.tensor([3.0]), torch.tensor([4.0])]
+    clipped, _ = bridle.clip_by_global_norm(iter(tensors), 1.0)
+    torch.testing.assert_close(clipped, [torch.tensor([0.6]), torch.tensor([0.8])])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
+def test_under_vmap_as_in_a_loop(dtype):
+    x, y = torch.randn(5, 3, 2, dtype=dtype), torch.randn(5, dtype=dtype)
+    x[0] *= 1e-3
+    limits = torch.tensor([1.0, 0.5, 2.0, 1e3, 0.0])
+
+    def clip(a, b, limit):
+        clipped, norm = bridle.clip_by_global_norm({"a": a, "b": (b, None)}, limit)
+        return clipped["a"], clipped["b"][0], norm, bridle.clip_by_norm(a, limit, axes=1)
+
+    found = torch.func.vmap(clip)(x, y, limits)
+    for i in range(5):
+        for whole, one in zip(found, clip(x[i], y[i], limits[i]), strict=True):
+            assert whole.dtype == one.dtype
+            torch.testing.assert_close(whole[i], one)
+
+
+def test_under_vmap_at_every_size():
+    x = torch.tensor([[3e38, 3e38], [1e-30, 1e-30], [0.0, 0.0], [math.nan, 1.0], [math.inf, 1.0]])
+    found = torch.func.vmap(lambda t: bridle.clip_by_global_norm([t], 1.0)[0][0])(x)
+    for i in range(5):
+        torch.testing.assert_close(found[i], bridle.clip_by_global_norm([x[i]], 1.0)[0][0], equal_nan=True)

@@ -261,10 +261,12 @@ def test_what_clip_takes_is_passed_on(monkeypatch):
         "bridle.clip._clipper.clip_", lambda *a, **k: seen.append(k) or clip(*a, **{**k, "placement": None})
     )
     optimizer = torch.optim.SGD([p], lr=1.0)
-    bridle.Clipper(optimizer, bridle.by_norm(1.0), nonfinite="zero", dry_run=True, placement={"*": "mark"})
+    bridle.Clipper(
+        optimizer, bridle.by_norm(1.0), nonfinite="zero", dry_run=True, placement=bridle.distributed.Replicated("mark")
+    )
     p.grad = gradient(1.0)
     optimizer.step()
-    assert seen == [{"nonfinite": "zero", "dry_run": True, "placement": {"*": "mark"}}]
+    assert seen == [{"nonfinite": "zero", "dry_run": True, "placement": bridle.distributed.Replicated("mark")}]
 
 
 def through_pickle(value):

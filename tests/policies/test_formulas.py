@@ -189,3 +189,27 @@ def test_overshoot_of_other_kinds(dtype, size):
         p.grad = gradient_now.clone()
         found.append(bridle.clip_([p], policy).norm_after / (5 * size))
     assert found == pytest.approx([0.1, 0.1 * math.e, 0.1], rel=1e-5 if dtype != torch.bfloat16 else 2e-2)
+
+
+@pytest.mark.parametrize("decay", [0.9, 0.999, 0.999999, 1 - 1e-12])
+@pytest.mark.parametrize("size", [1e-40, 1e-38, 1e-30, 1.0, 1e30])
+def test_element_spike_at_every_size_and_decay(size, decay):
+    policy, p = bridle.policies.ByElementSpike(theta=4.0, decay=decay, warmup=3), torch.nn.Parameter(torch.zeros(1))
+    values = [1.0, 1.5, 0.5, 1.0, 100.0]
+    for value in values:
+        p.grad = torch.tensor([value * size])
+        bridle.clip_([p], policy)
+    expected = reference_impl.element_spike(values, theta=4.0, decay=decay, warmup=3)[-1]
+    assert p.grad.item() == pytest.approx(expected * size, rel=1e-4, abs=0)
+
+
+def test_by_unit_takes_a_tensor():
+    grads = []
+    for ratio in (0.25, torch.tensor(0.25), torch.tensor([0.25], dtype=torch.float64)):
+        p = torch.nn.Parameter(torch.ones(2, 3))
+        p.grad = torch.tensor([[3.0, 4.0, 0.0], [0.1, 0.0, 0.0]])
+        bridle.clip_([p], bridle.by_unit(ratio))
+        grads.append(p.grad)
+    assert all(torch.equal(grads[0], g) for g in grads)
+    with pytest.raises(bridle.errors.ArgumentError, match="`ratio` is a limit on a size"):
+        bridle.clip_([p], bridle.by_unit(torch.tensor(-1.0)))

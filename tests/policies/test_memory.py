@@ -116,7 +116,7 @@ def test_state_with_other_settings_is_refused():
     policy = bridle.policies.ByMedian(window=8)
     follow(policy, [1.0, 2.0])
     other = bridle.policies.ByMedian(window=9)
-    with pytest.raises(ArgumentError, match=r"'window' has shape \(1, 8\), this policy expects \(1, 9\)"):
+    with pytest.raises(ArgumentError, match="saved with window=8; this one has window=9"):
         other.load_state_dict(policy.state_dict())
     follow(other, [1.0])  # nothing of it was taken
 
@@ -251,7 +251,7 @@ def test_a_skip_folds_into_a_fused_optimizer():
         (lambda: bridle.policies.ByElementSpike(floor=2, ceiling=1), "swap them"),
         (lambda: bridle.policies.SkipSpikes(at_most=-1), "`at_most` is a whole number"),
         (lambda: bridle.policies.SkipSpikes(bridle.policies.SkipSpikes()), "one is enough"),
-        (lambda: bridle.policies.SkipSpikes(1.0), "`policy` is a policy such as"),
+        (lambda: bridle.policies.SkipSpikes(1.0), "a policy was expected, found float: 1.0"),
         (lambda: bridle.policies.SkipSpikes().see(torch.ones(2)), "the loss is one number"),
     ],
 )

@@ -11,9 +11,11 @@ from .._torch.modes import is_tensor_like, same_shape
 from .._torch.nodes import is_cpp_nested, is_cpp_nested_edge
 from ..errors import (
     ArgumentError,
+    ArgumentTypeError,
     BackwardError,
     GradientMismatchError,
     GradientTypeError,
+    NoGraphError,
     NonScalarOutputError,
 )
 from ..graph import describe
@@ -27,7 +29,7 @@ def as_outputs(outputs: Output | Iterable[Output]) -> tuple[Output, ...]:
     """Return one output or several as a tuple."""
     if is_tensor_like(outputs) or isinstance(outputs, GradientEdge):
         return (outputs,)  # type: ignore[return-value]
-    return tuple(outputs)
+    return _as_tuple(outputs, "an output")
 
 
 def as_inputs(inputs: Any, caller: str) -> Inputs:
@@ -49,11 +51,51 @@ def as_inputs(inputs: Any, caller: str) -> Inputs:
             "Other Mapping types are not supported."
         )
     else:
-        values = tuple(inputs)
+        values = _as_tuple(inputs, "an input")
     if not values:
         found = "a module without trainable parameters" if isinstance(inputs, nn.Module) else "an empty container"
         raise BackwardError(f"`inputs` argument to `{caller}()` cannot be empty.\nIt is {found}.")
     return Inputs(values, names)
+
+
+def _as_tuple(several: Any, what: str) -> tuple[Any, ...]:
+    if isinstance(several, Iterable):
+        return tuple(several)
+    instead = "the loss, or its parameters, as in bridle.grad(loss, model)"
+    if isinstance(several, torch.optim.Optimizer):
+        instead = "[p for group in optimizer.param_groups for p in group['params']]"
+    raise GradientTypeError(
+        f"'{type(several).__name__}' object is not iterable\n{what} is a tensor or a gradient edge, or there are "
+        f"several of them; found {several!r:.80}. Pass {instead}."
+    )
+
+
+def check_is_loss(loss: Any, caller: str) -> None:
+    """Refuse what is not a tensor, for functions of our own that take a loss and a model."""
+    if not isinstance(loss, Tensor):
+        swapped = "The loss comes first, then the model: " if isinstance(loss, nn.Module) else "Call "
+        raise ArgumentTypeError(
+            f"{caller}: `loss` is a tensor, found {type(loss).__name__}. {swapped}bridle.{caller}(loss, model)."
+        )
+
+
+def check_has_graph(loss: Tensor, caller: str) -> None:
+    """Refuse a loss without a recorded graph."""
+    if not loss.requires_grad:
+        raise NoGraphError(
+            f"{caller}: element 0 of tensors does not require grad and does not have a grad_fn: `loss` has no recorded "
+            "graph. Compute it with gradients on, and pass it undetached.",
+            (),
+        )
+
+
+def check_model(model: Any, caller: str) -> None:
+    """Refuse what is not a module, for functions of our own that use its names."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"{caller}: `model` is the module whose names to use, found {type(model).__name__}: {model!r:.80}. Pass "
+            "the model."
+        )
 
 
 def _tensors_in(module: nn.Module) -> tuple[Output, ...]:
@@ -77,7 +119,7 @@ def gradients_for(outputs: Sequence[Output], grads: Gradients, *, batched: bool)
     """
     if grads is None:
         return tuple(_implicit_grad(output, index, batched) for index, output in enumerate(outputs))
-    given = (grads,) if isinstance(grads, Tensor) else tuple(grads)
+    given = (grads,) if isinstance(grads, Tensor) else _as_tuple(grads, "a gradient")
     for index, grad in enumerate(given):
         if grad is not None and not isinstance(grad, Tensor):
             raise GradientTypeError(

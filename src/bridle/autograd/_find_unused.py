@@ -8,6 +8,7 @@ from torch.autograd.graph import GradientEdge
 from .. import graph
 from .._torch.checkpoint import is_reentrant
 from ..errors import UnsupportedOperationError
+from ._arguments import as_outputs, check_is_loss, check_model
 
 
 def find_unused_parameters(
@@ -35,7 +36,13 @@ def find_unused_parameters(
         >>> bridle.autograd.find_unused_parameters(model["used"](torch.ones(1, 2)).sum(), model)
         ['idle.weight', 'idle.bias']
     """
-    recorded = graph.read(loss)
+    caller = "autograd.find_unused_parameters"
+    outputs = (loss,) if isinstance(loss, nn.Module) else as_outputs(loss)
+    for output in outputs:
+        if not isinstance(output, GradientEdge):
+            check_is_loss(output, caller)
+    check_model(model, caller)
+    recorded = graph.read(outputs)
     reached = {id(leaf) for leaf in recorded.leaves}
     missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in reached]
     checkpoint = next((node for node in recorded.nodes if is_reentrant(node)), None)

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from ..distributed import PlacementSpec
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..policies import Policy, Stateful
+from ..policies.built_once import check_is_state
 from ._clip import NonFinite, clip_
 from ._copy import carry, drop, refuse_shallow
-from ._parameters import Target
+from ._parameters import Target, named
+from ._patterns import check_names, check_policies
+from ._placement import placements_of
 from ._report import ClipReport
 from ._step import StepClipper
 
@@ -43,7 +46,8 @@ class Clipper:
         placement: Where plain tensors are on other ranks, as for `bridle.clip_`.
 
     Raises:
-        ArgumentError: (a ValueError) An unknown mode, or a parameter of the optimizer that `model` does not have.
+        ArgumentError: (a ValueError) No optimizer or policy, an unknown mode, name patterns that do not fit, or a
+            parameter of the optimizer that `model` does not have.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -68,6 +72,7 @@ class Clipper:
     ) -> None:
         if nonfinite not in get_args(NonFinite):
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
+        _check_types(optimizer, model)
         self.optimizer = optimizer
         self.policy = policy
         self.nonfinite: NonFinite = nonfinite
@@ -76,7 +81,7 @@ class Clipper:
         self.report: ClipReport | None = None
         self._names = None if model is None else {id(p): name for name, p in model.named_parameters()}
         self._step: StepClipper | None = None
-        self._target()  # refuses now what would fail in the first step
+        self._check_target()
         self._attach(optimizer)
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -131,13 +136,20 @@ class Clipper:
             ArgumentError: (a ValueError) The patterns or policies are not those that were saved.
         """
         policies = self._stateful()
+        check_is_state(saved, "a Clipper")
         if set(policies) != set(saved):
             raise ArgumentError(
-                f"the saved state is of the patterns {sorted(saved)}, this clipper has policies with a memory for "
-                f"{sorted(policies)}. Build it as it was when it was saved."
+                f"the saved state is of the patterns {sorted(map(str, saved))}, this clipper has policies with a "
+                f"memory for {sorted(policies)}. Build it as it was when it was saved."
             )
-        for pattern, policy in policies.items():
-            policy.load_state_dict(saved[pattern])
+        before = self.state_dict()
+        try:
+            for pattern, policy in policies.items():
+                policy.load_state_dict(saved[pattern])
+        except Exception:
+            for pattern, policy in policies.items():  # none is loaded if one is refused
+                policy.load_state_dict(before[pattern])
+            raise
 
     def _stateful(self) -> dict[str, Stateful]:
         rules = self.policy if isinstance(self.policy, Mapping) else {"*": self.policy}
@@ -155,6 +167,15 @@ class Clipper:
             )
         return [(self._names[id(p)], p) for p in parameters]
 
+    def _check_target(self) -> None:
+        """Refuse now what would fail in the first step."""
+        check_policies(self.policy)
+        names, parameters = named(self._target())
+        if self.placement is not None:
+            placements_of(self.placement, names, len(parameters))
+        trainable = [p.requires_grad for p in parameters]
+        check_names(self.policy, names, trainable, all_here=self.placement is None)
+
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
@@ -162,3 +183,16 @@ class Clipper:
         mode: NonFinite = "propagate" if scaler_driven else self.nonfinite
         self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, placement=self.placement)
         return self.report
+
+
+def _check_types(optimizer: Any, model: Any) -> None:
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "register_step_pre_hook"):
+        raise ArgumentTypeError(
+            f"a Clipper clips at the steps of an optimizer, found {type(optimizer).__name__}: {optimizer!r:.80}. Call "
+            "bridle.Clipper(optimizer, policy), with model=model for name patterns; bridle.clip_ takes a module."
+        )
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise ArgumentTypeError(
+            f"`model` is the module whose names a mapping uses, found {type(model).__name__}: {model!r:.80}. Call "
+            "bridle.Clipper(optimizer, policy, model=model)."
+        )

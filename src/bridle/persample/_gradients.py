@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -77,6 +78,8 @@ class BatchGradients:
     def _unscaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1 else x / self._scale
 
+    @cached_property
     def _dtype(self) -> torch.dtype:
+        """The dtype of norms and products of all parameters: that of the widest."""
         dtypes = [real_dtype(p.dtype) for p in self._parameters.values()]
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)

@@ -19,7 +19,7 @@ class Stats:
         norm_of_mean: norm of the mean gradient.
         trace_of_covariance: summed variance of one sample's gradient, estimated without bias.
         squared_signal: squared norm of the true gradient, estimated without bias; may be negative.
-        signal_to_noise: squared signal divided by the trace of the covariance.
+        signal_to_noise: squared signal divided by the trace of the covariance; NaN where both are zero.
         noise_scale: its inverse, the batch size at which noise and signal are equal; infinite when the
             signal cannot be told from zero.
         alignment: mean cosine between a sample's gradient and the mean gradient.
@@ -51,7 +51,7 @@ def numbers_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Tens
         norm_of_mean,
         noise * unit * unit,
         signal * unit * unit,
-        torch.where(noise == 0, torch.inf, signal / noise),
+        torch.where((noise == 0) & (signal != 0), torch.inf, signal / noise),
         torch.where(signal > 0, noise / signal, torch.inf),
         cosines.mean(),
     ]

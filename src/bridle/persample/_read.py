@@ -41,7 +41,7 @@ class ReadAnswers(BatchGradients):
         if gathered:
             self._handshake("norms")
             length = self._ranks.gather(length, self._ranks.order(self._samples))
-        return length.to(self._dtype())
+        return length.to(self._dtype)
 
     def grads(self) -> dict[str, Tensor]:
         """Return every sample's gradient, written down: name -> (samples, *shape)."""
@@ -76,7 +76,7 @@ class ReadAnswers(BatchGradients):
                 mean gradient.
         """
         chosen = self._local_mean() if direction is None else read_direction(direction, self._parameters)
-        return self._dot(chosen).to(self._dtype())
+        return self._dot(chosen).to(self._dtype)
 
     def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
@@ -85,14 +85,14 @@ class ReadAnswers(BatchGradients):
         length = row_norms(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
         unit = {name: double(v) / length.where(length > 0, 1) for name, v in chosen.items()}
         own = self._lengths()
-        return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype())
+        return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype)
 
     def gram(self) -> Tensor:
         """Return the inner products between all samples' gradients: (samples, samples)."""
         with self._asked():
             parts = [form.gram() for form in self._forms.values()]
         total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
-        return self._unscaled(self._unscaled(total)).to(self._dtype())
+        return self._unscaled(self._unscaled(total)).to(self._dtype)
 
     def stats(self, *, gathered: bool = False) -> Stats:
         """Return how large the gradients are, how they agree, and how large a batch would pay.

@@ -37,7 +37,7 @@ class WriteAnswers(BatchGradients):
                 lengths = self._lengths()
                 agreed = self._handshake("weighted_ with a function", sparse=self._sparse())
                 order = self._ranks.order(self._samples)
-                found = weights(self._ranks.gather(lengths, order).to(self._dtype()))
+                found = weights(self._ranks.gather(lengths, order).to(self._dtype))
                 check_weights(found, agreed.total)
                 weights = found[order.mine]
             else:
@@ -106,7 +106,7 @@ class WriteAnswers(BatchGradients):
             weigh = weigher(self._forms, weights, good if bad else None)
             deviation = settings.deviation(len(self._parameters), self._scale / divisor)
             self._write(agreed, weigh, deviation, generator)
-        return total.to(self._dtype())
+        return total.to(self._dtype)
 
     def _clip_factors(self, settings: ClipSettings, total: Tensor, good: Tensor) -> dict[str, Tensor]:
         """Return what each sample is multiplied by: for each parameter, or by the name "" for all of them."""

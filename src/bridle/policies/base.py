@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentTypeError
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -133,6 +135,24 @@ def check(policy: Policy | None, grads: GradientView) -> None:
     refuse = getattr(policy, "check", None)
     if refuse is not None:
         refuse(grads)
+
+
+def refuse_no_policy(found: object) -> None:
+    """Refuse what is not a policy, with the call that would make one."""
+    # Not isinstance: torch.compile cannot trace a runtime protocol.
+    if callable(getattr(found, "decide", None)) and not isinstance(found, type):
+        return
+    kind, instead = type(found).__name__, "bridle.by_norm(1.0)"
+    if isinstance(found, type):
+        kind, instead = "the class", f"{found.__name__}(...), built once"
+    elif isinstance(found, int | float) and not isinstance(found, bool):
+        instead = f"bridle.by_norm({found!r})"
+    elif callable(found):
+        kind, instead = "a function", "what it returns, as in bridle.by_norm(1.0)"
+    raise ArgumentTypeError(
+        f"a policy was expected, found {kind}: {found!r:.80}. Pass {instead}, or a mapping from name patterns to "
+        "policies."
+    )
 
 
 def clip_factor(limit: float | Tensor, norm: Tensor) -> Tensor:

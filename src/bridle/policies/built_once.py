@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from .._warn import warn
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ArgumentTypeError
 from .base import GradientView
 
 _Key = tuple[int, type]  # the first parameter a policy is for, and the class of the policy
@@ -73,14 +73,45 @@ class BuiltOnce:
 
     def _saved(self, **state: Any) -> dict[str, Any]:
         self._uses.saved = True
-        return {"policy": type(self).__name__, **state}
+        return {"policy": type(self).__name__, "settings": self._settings(), **state}
 
     def _check_saved(self, saved: Mapping[str, Any]) -> None:
-        """Refuse the state of another class of policy."""
-        found, name = saved.get("policy"), type(self).__name__
-        if found != name:
-            raise ArgumentError(f"this is the state of {found!r}, and it was to be loaded into {name!r}.")
+        """Refuse what is no state, and the state of another class of policy or of other settings."""
+        name = type(self).__name__
+        check_is_state(saved, name)
+        if saved.get("policy") != name:
+            raise ArgumentError(
+                f"this is the state of {saved.get('policy')!r}, and it was to be loaded into {name!r}. Load what "
+                f"`state_dict()` of a {name} returned."
+            )
+        was, now = saved.get("settings"), self._settings()
+        if was != now:
+            raise ArgumentError(
+                f"this is the state of a {name} with other settings: saved with {_difference(was, now)}; this one has "
+                f"{_difference(now, was)}. Build the policy as it was when it was saved."
+            )
         self._uses.saved = True
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the arguments it was built with: numbers and words. Of a policy among them, the class."""
+        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}
+        plain = bool | int | float | str | None
+        return {name: value if isinstance(value, plain) else type(value).__name__ for name, value in found.items()}
+
+
+def check_is_state(saved: Any, name: str) -> None:
+    """Refuse what is not a mapping."""
+    if not isinstance(saved, Mapping):
+        raise ArgumentTypeError(
+            f"a state of {name} is the dict that `state_dict()` returned; found {type(saved).__name__}: {saved!r:.80}."
+        )
+
+
+def _difference(settings: Any, other: Any) -> str:
+    """Describe the settings that are not those of another policy."""
+    if not isinstance(settings, Mapping) or not isinstance(other, Mapping):
+        return str(settings)
+    return ", ".join(f"{k}={v!r}" for k, v in settings.items() if k not in other or other[k] != v) or "no others"
 
 
 def _discarded_after_one_call(key: _Key) -> int:

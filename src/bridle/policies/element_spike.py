@@ -20,9 +20,9 @@ class ByElementSpike(BuiltOnce):
 
     v is the moving average of the square of that element after clipping, corrected for its start at zero. For complex
     elements, magnitudes are clipped and phases preserved. Costs one float32 of memory per element, as Adam's own
-    second moment does; elements below about 1e-37 are remembered with few digits or none. Huang et al., SPAM (arXiv
-    2501.06842), of which this is the clipping; its reset of the moments belongs to the optimizer. There v is not
-    corrected, so early limits are tighter.
+    second moment does. The root of v is what is remembered, so an element is remembered with as many digits as its
+    type has at its size. Huang et al., SPAM (arXiv 2501.06842), of which this is the clipping; its reset of the moments
+    belongs to the optimizer. There v is not corrected, so early limits are tighter.
 
     Args:
         theta: How many times the average square is too large.
@@ -38,7 +38,7 @@ class ByElementSpike(BuiltOnce):
         ...     weight.grad = torch.tensor([size, 1.0])
         ...     report = bridle.clip_([weight], policy)
         >>> weight.grad
-        tensor([5.0000, 1.0000])
+        tensor([5., 1.])
     """
 
     p: ClassVar[float] = 2.0
@@ -55,7 +55,8 @@ class ByElementSpike(BuiltOnce):
         self.theta, self.decay = number(self.theta, "theta"), decay_below_one(self.decay, "decay")
         self.warmup = count(self.warmup, "warmup", 0)
         self.floor, self.ceiling = floor_and_ceiling(self.floor, self.ceiling)
-        # By key: the root of the moving average of squares, for every element, and how many steps it has seen.
+        # By key: for every element the root of the moving average of squares, corrected for its start at zero (so that
+        # it is as large as the element, however slow the average), and how many steps it has seen.
         self._rms: dict[str, Tensor] = {}
         self._seen: dict[str, Tensor] = {}
 
@@ -85,11 +86,12 @@ class ByElementSpike(BuiltOnce):
 
     def _limit(self, key: str, g: Tensor, good: Tensor) -> Tensor:
         size, rms, seen = self._read(key, g)
-        unbiased = rms / (1 - self.decay**seen).sqrt()  # corrected for the start at zero
         known = (rms > 0) & (seen >= self.warmup)  # an element that never had a gradient has no history
-        limit = torch.where(known, (math.sqrt(self.theta) * unbiased).clamp(self.floor, self.ceiling), self.ceiling)
+        limit = torch.where(known, (math.sqrt(self.theta) * rms).clamp(self.floor, self.ceiling), self.ceiling)
         clipped = torch.minimum(size, limit)
-        after = torch.hypot(math.sqrt(self.decay) * rms, math.sqrt(1 - self.decay) * clipped)
+        weight = 1 - self.decay ** (seen + 1)  # of all steps so far, relative to the first
+        old, new = self.decay * (1 - self.decay**seen) / weight, (1 - self.decay) / weight
+        after = torch.hypot(old.sqrt().to(rms) * rms, new.sqrt().to(rms) * clipped)
         self._rms[key] = torch.where(good & torch.isfinite(after), after, rms)
         self._seen[key] = seen + good
         return torch.where(good, limit, math.inf)
@@ -106,11 +108,21 @@ class ByElementSpike(BuiltOnce):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
-        rows = {"rms": self._rms, "seen": self._seen}
+        rows = {"corrected_rms": self._rms, "seen": self._seen}
         return self._saved(**{name: {k: t.clone() for k, t in each.items()} for name, each in rows.items()})
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
+        """Continue from a checkpoint. Build the policy with the same settings first.
+
+        Raises:
+            ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
+        """
         self._check_saved(saved)
-        self._rms = {key: t.clone() for key, t in saved["rms"].items()}
-        self._seen = {key: t.clone() for key, t in saved["seen"].items()}
+        rms, seen = saved.get("corrected_rms"), saved.get("seen")
+        if not isinstance(rms, Mapping) or not isinstance(seen, Mapping) or rms.keys() != seen.keys():
+            raise ArgumentError(
+                "the saved state has no `corrected_rms` and `seen` for each parameter: it is damaged, or of another "
+                "version. Load what `state_dict()` of a ByElementSpike returned."
+            )
+        self._rms = {key: t.clone() for key, t in rms.items()}
+        self._seen = {key: t.clone() for key, t in seen.items()}

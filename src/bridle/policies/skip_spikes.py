@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._validate import count, number
+from .._validate import count, number, one_number
 from ..errors import ArgumentError
-from .base import GradientView, Policy, Scale, Skip, Stateful, check
+from .base import GradientView, Policy, Scale, Skip, Stateful, check, refuse_no_policy
 from .built_once import BuiltOnce
 from .state import State, StateRows, accept_finite
 from .window import empty, push, quantile
@@ -57,14 +57,17 @@ class SkipSpikes(BuiltOnce):
         """Validate the arguments."""
         if isinstance(self.policy, SkipSpikes):
             raise ArgumentError("SkipSpikes was given another SkipSpikes; one is enough.")
-        if self.policy is not None and not isinstance(self.policy, Policy):
-            raise ArgumentError(f"`policy` is a policy such as bridle.by_norm(1.0); found {self.policy!r:.80}.")
+        if self.policy is not None:
+            refuse_no_policy(self.policy)
         self.z, self.window = number(self.z, "z"), count(self.window, "window")
         self.warmup, self.at_most = count(self.warmup, "warmup", 0), count(self.at_most, "at_most", 0)
-        self._norms = StateRows({"window": empty(self.window), "streak": torch.zeros((), dtype=torch.float64)})
-        self._losses = StateRows({"window": empty(self.window)})
+        self._norms, self._losses = self._empty_rows()
         self._loss: Tensor | None = None
         self._loss_used_by: set[str] = set()
+
+    def _empty_rows(self) -> tuple[StateRows, StateRows]:
+        streak = torch.zeros((), dtype=torch.float64)
+        return StateRows({"window": empty(self.window), "streak": streak}), StateRows({"window": empty(self.window)})
 
     @property
     def p(self) -> float:
@@ -75,11 +78,9 @@ class SkipSpikes(BuiltOnce):
         """Take the loss of the coming step into account. On several ranks, pass the same (reduced) loss on each.
 
         Raises:
-            ArgumentError: (a ValueError) More than one number.
+            ArgumentError: (a ValueError) Not one real number.
         """
-        found = torch.as_tensor(loss).detach()
-        if found.numel() != 1:
-            raise ArgumentError(f"the loss is one number; found a tensor of shape {tuple(found.shape)}.")
+        found = one_number(loss, "see: the loss is one number, such as loss.detach()")
         self._loss, self._loss_used_by = found.reshape(1), set()
 
     def check(self, grads: GradientView) -> None:
@@ -133,7 +134,9 @@ class SkipSpikes(BuiltOnce):
             ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
         """
         self._check_saved(saved)
+        norms, losses = self._empty_rows()
+        norms.load_state_dict(saved.get("norms", {}))
+        losses.load_state_dict(saved.get("losses", {}))
         if isinstance(self.policy, Stateful):
-            self.policy.load_state_dict(saved["inner"] or {})
-        self._norms.load_state_dict(saved["norms"])
-        self._losses.load_state_dict(saved["losses"])
+            self.policy.load_state_dict(saved.get("inner") or {})
+        self._norms, self._losses = norms, losses

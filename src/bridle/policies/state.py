@@ -54,10 +54,11 @@ class StateRows:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load atomically: validate every shape before assigning."""
-        keys, rows = list(saved.get("keys", ())), dict(saved.get("rows", {}))
+        is_state = isinstance(saved, Mapping) and isinstance(saved.get("rows"), Mapping)
+        keys, rows = (list(saved["keys"]), dict(saved["rows"])) if is_state and "keys" in saved else ([], {})
         for name, row in self._initial.items():
             expected = (len(keys), *row.shape)
-            found = tuple(rows[name].shape) if name in rows else None
+            found = tuple(rows[name].shape) if isinstance(rows.get(name), Tensor) else None
             if found != expected:
                 raise ArgumentError(
                     f"the saved {name!r} has shape {found}, this policy expects {expected}: it was saved by a policy "

@@ -4,19 +4,20 @@ import torch
 from torch import Tensor
 
 from .._measure import norm_along, shares_memory
-from .._validate import threshold
+from .._validate import finite, tensor_threshold, threshold
 from ..errors import ArgumentError, UnsupportedGradientError
 from .base import GradientView, Policy, Scale, clip_factor
 
 
 @dataclass(frozen=True)
 class _ByUnit:
-    ratio: float
+    ratio: float | Tensor
     eps: float
     unit_dims: tuple[int, ...]
     p: float = 2.0
 
     def check(self, grads: GradientView) -> None:
+        tensor_threshold(self.ratio, "ratio")
         grads.refuse_sharded("by_unit")
         for g in grads.tensors:
             if g.layout is not torch.strided:
@@ -38,8 +39,9 @@ class _ByUnit:
 
     def _factor(self, weight: Tensor, grad: Tensor) -> Tensor:
         axes = self._axes(grad.dim())
-        limit = norm_along(weight, axes).clamp(min=self.eps) * self.ratio
-        return clip_factor(limit, norm_along(grad, axes))
+        size = norm_along(weight, axes).clamp(min=self.eps)
+        ratio = self.ratio.to(size) if isinstance(self.ratio, Tensor) else self.ratio
+        return clip_factor(size * ratio, norm_along(grad, axes))
 
     def _axes(self, dims: int) -> tuple[int, ...] | None:
         """Return the dimensions of a unit: all but `unit_dims`; everything for vectors and scalars, as in NFNets."""
@@ -49,7 +51,7 @@ class _ByUnit:
         return tuple(d for d in range(dims) if d not in units)
 
 
-def by_unit(ratio: float = 0.01, eps: float = 1e-3, unit_dims: int | tuple[int, ...] = 0) -> Policy:
+def by_unit(ratio: float | Tensor = 0.01, eps: float = 1e-3, unit_dims: int | tuple[int, ...] = 0) -> Policy:
     """Limit each unit's gradient relative to the size of that unit's weights (adaptive gradient clipping).
 
     A unit is one output: a row of a linear layer, a filter of a convolution, the whole of a bias or gain. Where
@@ -58,7 +60,7 @@ def by_unit(ratio: float = 0.01, eps: float = 1e-3, unit_dims: int | tuple[int, 
     that here: `{"head.*": None, "*": by_unit()}`.
 
     Args:
-        ratio: The largest size of a gradient relative to its weights.
+        ratio: The largest size of a gradient relative to its weights, a number or a 0-dim tensor.
         eps: The least size a unit's weights are taken to have, so that zero weights can leave zero.
         unit_dims: The dimensions that index the units. 0 is right for linear layers and convolutions; 1 for
             transposed convolutions.
@@ -74,7 +76,7 @@ def by_unit(ratio: float = 0.01, eps: float = 1e-3, unit_dims: int | tuple[int, 
         tensor([[0.0100, 0.0100, 0.0100, 0.0100],
                 [0.0100, 0.0000, 0.0000, 0.0000]])
     """
-    for value, name in ((ratio, "ratio"), (eps, "eps")):
-        if isinstance(threshold(value, name), Tensor):
-            raise ArgumentError(f"`{name}` is a number; found a tensor.")
-    return _ByUnit(float(ratio), float(eps), (unit_dims,) if isinstance(unit_dims, int) else tuple(unit_dims))
+    dims = unit_dims if isinstance(unit_dims, list | tuple) else (unit_dims,)
+    if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):
+        raise ArgumentError(f"`unit_dims` is a dimension or several, as in 0 or (0, 1); found {unit_dims!r:.80}.")
+    return _ByUnit(threshold(ratio, "ratio"), finite(eps, "`eps` is a number"), tuple(dims))

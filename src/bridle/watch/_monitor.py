@@ -14,8 +14,9 @@ import torch
 
 from .._notebook import card
 from .._warn import warn
-from ..errors import ArgumentError
-from ._clip_policy import ClipOption, policy_of
+from ..errors import ArgumentError, RecordError
+from ._arguments import check_arguments, check_norms
+from ._clip_policy import ClipOption
 from .analysis.advice import Advice
 from .analysis.finding import Finding
 from .record.claim import claim
@@ -52,7 +53,7 @@ class Monitor:
         on_step: Called after each recorded step with what `latest` holds.
 
     Raises:
-        ArgumentError: (a ValueError) `every`, `clip` or `max_bytes` has no meaning.
+        ArgumentError: (a ValueError) an argument has no meaning, or the optimizer holds none of the model's parameters.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)
@@ -79,11 +80,7 @@ class Monitor:
         max_bytes: int = 32_000_000,
         on_step: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
-        if not isinstance(every, int) or every < 1:
-            raise ArgumentError(f"`every` is a whole number of steps, 1 or more; found {every!r}.")
-        if not isinstance(max_bytes, int) or max_bytes < 10_000:
-            raise ArgumentError(f"`max_bytes` is a number of bytes, 10000 or more; found {max_bytes!r}.")
-        policy_of(clip)  # a wrong one is refused here, not in the middle of the run
+        check_arguments(model, optimizer, record, clip, every, max_bytes, on_step)
         rank = self._rank = rank_info()
         self._record = None if record is None else Path(record).absolute()  # the program may go to another folder
         file = self._record if self._record is None or rank is None else rank_file(self._record, rank.rank)
@@ -188,10 +185,20 @@ class Monitor:
         Args:
             norms: A vector with one norm for each sample, of the gradient of that sample's own loss.
         """
+        check_norms(norms)
         self._recorder.on_samples(norms)
 
     def report(self) -> Report:
-        """Return what the record so far shows, of every optimizer."""
+        """Return what the record so far shows, of every optimizer.
+
+        Raises:
+            RecordError: (a ValueError) the monitor was never started.
+        """
+        if not self._started:
+            raise RecordError(
+                "this monitor was never started, so there is no record to report on. Train inside `with monitor:`, or "
+                "between monitor.start() and monitor.stop()."
+            )
         return read_report(self.path)
 
     def findings(self) -> list[Finding]:

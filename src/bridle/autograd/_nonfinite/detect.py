@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from ..._torch.engine import intercept_engine, restore_engine
 from ..._torch.modes import values_are_real
 from ..._torch.nodes import donates_buffers, is_distributed
 from ...errors import NonFiniteGradientError
+from .._arguments import check_model
 from .._values import all_finite
 from .backward_origin import FinishedPass, find_origin
 
@@ -37,8 +38,7 @@ _open_blocks = 0
 _lock = threading.Lock()
 
 
-@contextmanager
-def detect_nonfinite(model: nn.Module | None = None) -> Generator[None, None, None]:
+def detect_nonfinite(model: nn.Module | None = None) -> AbstractContextManager[None]:
     """Raise, with its origin, when a backward pass in this block produces NaN or infinite gradients.
 
     Every pass that this thread starts from Python counts: ``loss.backward()``, `torch.autograd.grad`,
@@ -57,12 +57,13 @@ def detect_nonfinite(model: nn.Module | None = None) -> Generator[None, None, No
         model: the model whose names to use. Without it, the live modules of the process are searched when
             something has been found. Required for a sharded model, whose parameters are not in the graph.
 
-    Yields:
-        Nothing.
+    Returns:
+        A context manager, which raises at the end of a pass.
 
     Raises:
         NonFiniteGradientError: a pass produced NaN or infinity; the message and the error's attributes name
             the node, its module, and the saved operand that caused it.
+        ArgumentError: (a ValueError and TypeError) `model` is no module, at the call.
 
     Example:
         >>> import torch, bridle
@@ -74,6 +75,13 @@ def detect_nonfinite(model: nn.Module | None = None) -> Generator[None, None, No
         ...         print(error.node, error.operand, error.rows)
         SqrtBackward0 result (1,)
     """
+    if model is not None:
+        check_model(model, "detect_nonfinite")
+    return _detecting(model)
+
+
+@contextmanager
+def _detecting(model: nn.Module | None) -> Generator[None, None, None]:
     global _open_blocks
     with _lock:
         if _open_blocks == 0:

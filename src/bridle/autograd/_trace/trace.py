@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ... import graph
+from ...errors import ArgumentTypeError
+from .._arguments import check_has_graph, check_is_loss, check_model, gradients_for
 from .grad_stats import GradStats, Meter, combine
 from .records import NodeRecord
 from .result import Trace
@@ -49,6 +51,10 @@ def trace(
     Returns:
         The trace. ``print`` it for a table by module.
 
+    Raises:
+        ArgumentError: (a ValueError and TypeError) `loss` is no tensor, `model` no module.
+        BackwardError: (a RuntimeError) `loss` has no graph, or is no scalar and `gradient` was left out.
+
     Example:
         >>> import torch, bridle
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -64,6 +70,15 @@ def trace(
         TBackward0 4 of 4 are zero
         AccumulateGrad None
     """
+    check_is_loss(loss, "trace")
+    check_has_graph(loss, "trace")
+    if model is not None:
+        check_model(model, "trace")
+    if modules is not None and not isinstance(modules, graph.ModuleRecord):
+        raise ArgumentTypeError(
+            f"trace: `modules` is what graph.record_modules() yields, found {type(modules).__name__}."
+        )
+    gradients_for((loss,), gradient, batched=False)
     recorded = graph.read(loss)
     names = graph.find_names(model)
     recorder = _Recorder(len(recorded.nodes), Meter() if norms else None)

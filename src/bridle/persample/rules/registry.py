@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 
 from torch import Tensor
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, ArgumentTypeError
 from ..ownership.layout import NotSeparableError
 from ..representations.base import Dense, SampleGrads
 from .context import RuleContext
@@ -63,7 +63,8 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
         replace: allow an existing rule to be replaced.
 
     Raises:
-        ArgumentError: there is a rule for this op already and `replace` was not given.
+        ArgumentError: there is a rule for this op already and `replace` was not given; or these are no name and no
+            function.
 
     Example:
         >>> import bridle, torch
@@ -86,6 +87,11 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
         tensor([[1., 2.],
                 [3., 4.]])
     """
+    if not isinstance(op, str) or not callable(rule):
+        raise ArgumentTypeError(
+            f"register_rule: expected torch's name for an op and a function, as in register_rule('ScaleBackward', "
+            f"rule); found {op!r:.40} and {rule!r:.40}."
+        )
     if op in _RULES and not replace:
         raise ArgumentError(f"register_rule: there is a rule for `{op}` already. Pass replace=True to replace it.")
     _RULES[op] = Rule(rule, runs_op=True)

@@ -1,0 +1,510 @@
+"""Mistakes get their error at once: one of ours, also the builtin people expect, with what was given and what is right.
+
+Each row is a wrong call, the class of the error, a builtin that it also is, and words that its text has: what was found,
+and the call or the thing that would have been right.
+"""
+
+import math
+import warnings
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+import bridle
+from bridle import errors, policies
+from bridle.errors import ArgumentError, ArgumentTypeError, GradientTypeError
+
+
+class Step:
+    """A model, its optimizer, a batch, its losses with a graph, and gradients."""
+
+    def __init__(self):
+        self.model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.x = torch.randn(4, 3)
+        self.losses = self.model(self.x).square().sum(1)
+        self.loss = self.losses.sum()
+        self.model(self.x).sum().backward()
+
+    @property
+    def per_sample(self):
+        return bridle.per_sample(self.losses, self.model)
+
+    def monitor(self):
+        return bridle.Monitor(self.model, self.optimizer)
+
+    def losses_in(self, mode):
+        with mode:
+            return self.model(self.x).square().sum(1)
+
+
+def jagged(s):
+    return torch.nested.as_nested_tensor([s.losses[:1], s.losses[1:]], layout=torch.jagged)
+
+
+def other_optimizer():
+    return torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+NORM = bridle.by_norm(1.0)
+
+MONITOR = [
+    (lambda s: bridle.Monitor(s.optimizer), ArgumentTypeError, TypeError, "found SGD", "Monitor(model, optimizer)"),
+    (lambda s: bridle.Monitor(s.optimizer, s.model), ArgumentTypeError, TypeError, "SGD", "Monitor(model, optimizer)"),
+    (
+        lambda s: bridle.Monitor(s.model, s.model),
+        ArgumentTypeError,
+        TypeError,
+        "Sequential",
+        "Monitor(model, optimizer)",
+    ),
+    (lambda s: bridle.Monitor(s.model.parameters()), ArgumentTypeError, TypeError, "generator", "Monitor(model"),
+    (lambda s: bridle.Monitor(3), ArgumentTypeError, TypeError, "found int: 3", "Monitor(model, optimizer)"),
+    (
+        lambda s: bridle.Monitor(s.model, other_optimizer()),
+        ArgumentError,
+        ValueError,
+        "holds none of the model's parameters",
+        "the model that the optimizer was built for",
+    ),
+    (lambda s: bridle.Monitor(on_step=3), ArgumentTypeError, TypeError, "found int: 3", "on_step=print"),
+    (lambda s: bridle.Monitor(record=3), ArgumentTypeError, TypeError, "found int: 3", "record='run.jsonl'"),
+    (lambda s: bridle.Monitor(record=True), ArgumentTypeError, TypeError, "found bool: True", "record='run.jsonl'"),
+    (lambda s: bridle.Monitor(every=0), ArgumentError, ValueError, "found 0", "whole number of at least 1"),
+    (lambda s: bridle.Monitor(every=True), ArgumentError, ValueError, "found True", "whole number of at least 1"),
+    (lambda s: bridle.Monitor(max_bytes=1), ArgumentError, ValueError, "found 1", "at least 10000"),
+    (lambda s: bridle.Monitor(clip=True), ArgumentTypeError, TypeError, "found bool: True", "bridle.by_norm(1.0)"),
+    (lambda s: bridle.Monitor(clip=[1.0]), ArgumentTypeError, TypeError, "found list: [1.0]", "bridle.by_norm(1.0)"),
+    (lambda s: bridle.Monitor(clip=policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
+    (lambda s: bridle.Monitor(clip=-1), ArgumentError, ValueError, "found -1", "zero or more"),
+    (lambda s: bridle.Monitor(clip="zzz"), ArgumentError, ValueError, "'zzz'", "auto"),
+    (lambda s: s.monitor().findings(), errors.RecordError, ValueError, "never started", "with monitor:"),
+    (lambda s: s.monitor().report(), errors.RecordError, ValueError, "never started", "monitor.start()"),
+    (lambda s: s.monitor().advice(), errors.RecordError, ValueError, "never started", "monitor.start()"),
+    (lambda s: s.monitor().per_sample(3), ArgumentTypeError, TypeError, "found int: 3", "ps.norms()"),
+    (lambda s: s.monitor().per_sample(torch.ones(2, 2)), ArgumentError, ValueError, "(2, 2)", "ps.norms()"),
+]
+
+CLIP = [
+    (lambda s: bridle.Clipper(s.model, NORM), ArgumentTypeError, TypeError, "found Sequential", "Clipper(optimizer"),
+    (lambda s: bridle.Clipper(None, NORM), ArgumentTypeError, TypeError, "found NoneType", "Clipper(optimizer"),
+    (lambda s: bridle.Clipper(s.optimizer, 1.0), ArgumentTypeError, TypeError, "float: 1.0", "bridle.by_norm(1.0)"),
+    (
+        lambda s: bridle.Clipper(s.optimizer, None),
+        ArgumentTypeError,
+        TypeError,
+        "NoneType: None",
+        "bridle.by_norm(1.0)",
+    ),
+    (lambda s: bridle.Clipper(s.optimizer, policies.ByMedian), ArgumentTypeError, TypeError, "class", "ByMedian(...)"),
+    (lambda s: bridle.Clipper(s.optimizer, bridle.by_norm), ArgumentTypeError, TypeError, "function", "by_norm(1.0)"),
+    (lambda s: bridle.Clipper(s.optimizer, "zzz"), ArgumentError, ValueError, "'zzz'", "by_norm(1.0)"),
+    (lambda s: bridle.Clipper(s.optimizer, {"*": NORM}), ArgumentError, ValueError, "has none", "model=model"),
+    (
+        lambda s: bridle.Clipper(s.optimizer, {"zzz": NORM, "*": NORM}, model=s.model),
+        ArgumentError,
+        ValueError,
+        "'zzz' is never used",
+        "Names here: 0.weight",
+    ),
+    (
+        lambda s: bridle.Clipper(s.optimizer, {"0.*": NORM}, model=s.model),
+        ArgumentError,
+        ValueError,
+        "no pattern matches the parameter '1.weight'",
+        '"*" matches all',
+    ),
+    (lambda s: bridle.Clipper(s.optimizer, {}, model=s.model), ArgumentError, ValueError, "0.weight", '"*" matches'),
+    (
+        lambda s: bridle.Clipper(s.optimizer, {"*": 1.0}, model=s.model),
+        ArgumentTypeError,
+        TypeError,
+        "1.0",
+        "by_norm(1.0)",
+    ),
+    (
+        lambda s: bridle.Clipper(s.optimizer, {0: NORM}, model=s.model),
+        ArgumentTypeError,
+        TypeError,
+        "int: 0",
+        "'head.*'",
+    ),
+    (
+        lambda s: bridle.Clipper(s.optimizer, NORM, model=s.optimizer),
+        ArgumentTypeError,
+        TypeError,
+        "SGD",
+        "model=model",
+    ),
+    (
+        lambda s: bridle.Clipper(s.optimizer, NORM, model=nn.Linear(1, 1)),
+        ArgumentError,
+        ValueError,
+        "4 of the 4 parameters",
+        "the model the optimizer was built for",
+    ),
+    (lambda s: bridle.Clipper(s.optimizer, NORM, nonfinite="zzz"), ArgumentError, ValueError, "'zzz'", "raise, skip"),
+    (lambda s: bridle.Clipper(s.optimizer, NORM, placement=3), ArgumentError, ValueError, "int: 3", "Sharded(group)"),
+    (
+        lambda s: bridle.Clipper(s.optimizer, policies.ByMedian()).load_state_dict(None),
+        ArgumentTypeError,
+        TypeError,
+        "NoneType: None",
+        "state_dict()",
+    ),
+    (
+        lambda s: bridle.Clipper(s.optimizer, policies.ByMedian()).load_state_dict({"*": None}),
+        ArgumentTypeError,
+        TypeError,
+        "NoneType: None",
+        "state_dict()",
+    ),
+    (lambda s: bridle.clip_(s.model, policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
+    (lambda s: bridle.clip_(s.model, {"*": policies.ByMedian}), ArgumentTypeError, TypeError, "class", "ByMedian(...)"),
+    (lambda s: bridle.clip_(s.model, {0: NORM}), ArgumentTypeError, TypeError, "int: 0", "'head.*'"),
+    (lambda s: bridle.clip_(s.model, {"*": 0}), ArgumentTypeError, TypeError, "int: 0", "bridle.by_norm"),
+    (lambda s: bridle.clip_(s.model, {"*": False}), ArgumentTypeError, TypeError, "bool: False", "bridle.by_norm"),
+    (lambda s: bridle.clip_(s.model, 1.0), ArgumentTypeError, ValueError, "float: 1.0", "bridle.by_norm(1.0)"),
+    (lambda s: bridle.clip_(s.model, None), ArgumentTypeError, TypeError, "NoneType: None", "bridle.by_norm(1.0)"),
+    (lambda s: bridle.clip_(NORM, s.model), GradientTypeError, TypeError, "_ByNorm", "a module, an optimizer"),
+    (lambda s: bridle.clip_(None, NORM), GradientTypeError, TypeError, "NoneType: None", "a module, an optimizer"),
+    (lambda s: bridle.clip_([s.model], NORM), errors.NotAParameterError, TypeError, "Sequential", "a module"),
+    (
+        lambda s: bridle.clip_(s.model, NORM, fold_into=s.model),
+        errors.FoldError,
+        RuntimeError,
+        "Sequential",
+        "fused=True",
+    ),
+    (lambda s: bridle.clip_(s.model, NORM, placement="x"), ArgumentError, ValueError, "str: 'x'", "Sharded(group)"),
+    (lambda s: bridle.by_norm(torch.tensor(1j)), ArgumentTypeError, TypeError, "complex", "one number"),
+    (lambda s: bridle.by_norm(torch.ones(2)), ArgumentError, ValueError, "shape (2,)", "one number"),
+    (lambda s: bridle.by_unit(unit_dims="a"), ArgumentError, ValueError, "'a'", "0 or (0, 1)"),
+    (lambda s: bridle.by_unit(unit_dims=1.5), ArgumentError, ValueError, "1.5", "0 or (0, 1)"),
+]
+
+POLICIES = [
+    (lambda s: policies.ByMedian().load_state_dict(None), ArgumentTypeError, TypeError, "NoneType", "state_dict()"),
+    (lambda s: policies.ByMedian().load_state_dict([]), ArgumentTypeError, TypeError, "list: []", "state_dict()"),
+    (lambda s: policies.ByMedian().load_state_dict({}), ArgumentError, ValueError, "None", "state_dict()"),
+    (
+        lambda s: policies.ByMedian(k=3).load_state_dict(policies.ByMedian(k=2).state_dict()),
+        ArgumentError,
+        ValueError,
+        "k=2.0; this one has k=3.0",
+        "as it was when it was saved",
+    ),
+    (
+        lambda s: policies.ByOvershoot(rate=0.5).load_state_dict(policies.ByOvershoot().state_dict()),
+        ArgumentError,
+        ValueError,
+        "rate=0.1; this one has rate=0.5",
+        "as it was when it was saved",
+    ),
+    (
+        lambda s: policies.SkipSpikes(NORM).load_state_dict(policies.SkipSpikes().state_dict()),
+        ArgumentError,
+        ValueError,
+        "policy=None; this one has policy='_ByNorm'",
+        "as it was when it was saved",
+    ),
+    (lambda s: policies.SkipSpikes().load_state_dict(None), ArgumentTypeError, TypeError, "NoneType", "state_dict()"),
+    (lambda s: policies.SkipSpikes(policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
+    (lambda s: policies.SkipSpikes(3), ArgumentTypeError, TypeError, "int: 3", "bridle.by_norm(3)"),
+    (lambda s: policies.SkipSpikes().see("a"), ArgumentError, ValueError, "'a'", "loss.detach()"),
+    (lambda s: policies.SkipSpikes().see(None), ArgumentTypeError, TypeError, "None", "loss.detach()"),
+    (lambda s: policies.SkipSpikes().see(torch.tensor(1j)), ArgumentTypeError, TypeError, "complex", "one number"),
+    (lambda s: policies.ByElementSpike().load_state_dict(None), ArgumentTypeError, TypeError, "None", "state_dict()"),
+]
+
+PER_SAMPLE = [
+    (
+        lambda s: bridle.per_sample(s.model, s.losses),
+        ArgumentTypeError,
+        TypeError,
+        "Sequential",
+        "per_sample(losses, model)",
+    ),
+    (
+        lambda s: bridle.per_sample(s.optimizer, s.model),
+        ArgumentTypeError,
+        TypeError,
+        "SGD",
+        "per_sample(losses, model)",
+    ),
+    (lambda s: bridle.per_sample(None, s.model), ArgumentTypeError, TypeError, "NoneType", "reduction='none'"),
+    (lambda s: bridle.per_sample([1.0, 2.0], s.model), ArgumentTypeError, TypeError, "list", "reduction='none'"),
+    (lambda s: bridle.per_sample(list(s.losses), s.model), ArgumentTypeError, TypeError, "list", "torch.stack(losses)"),
+    (lambda s: bridle.per_sample(numpy.ones(4), s.model), ArgumentTypeError, TypeError, "ndarray", "reduction='none'"),
+    (
+        lambda s: bridle.per_sample(s.losses.mean(), s.model),
+        ArgumentError,
+        ValueError,
+        "single number",
+        "reduction='none'",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses.to(torch.complex64), s.model),
+        ArgumentError,
+        ValueError,
+        "complex64",
+        "losses.real",
+    ),
+    (lambda s: bridle.per_sample(jagged(s), s.model), ArgumentError, ValueError, "nested", "torch.stack"),
+    (lambda s: bridle.per_sample(s.losses.to_sparse(), s.model), ArgumentError, ValueError, "sparse", "to_dense()"),
+    (
+        lambda s: bridle.per_sample(s.losses.detach(), s.model),
+        errors.NoGraphError,
+        RuntimeError,
+        "no recorded",
+        "gradients on",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses_in(torch.inference_mode()), s.model),
+        errors.NoGraphError,
+        RuntimeError,
+        "inference_mode",
+        "outside",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses_in(torch.no_grad()), s.model),
+        errors.NoGraphError,
+        RuntimeError,
+        "no_grad",
+        "gradients on",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, s.optimizer),
+        GradientTypeError,
+        TypeError,
+        "SGD",
+        "per_sample(losses, model)",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, None),
+        GradientTypeError,
+        TypeError,
+        "NoneType",
+        "per_sample(losses, model)",
+    ),
+    (lambda s: bridle.per_sample(s.losses, 3), GradientTypeError, TypeError, "int: 3", "per_sample(losses, model)"),
+    (
+        lambda s: bridle.per_sample(s.losses, s.model.parameters),
+        GradientTypeError,
+        TypeError,
+        "method",
+        "Pass the model",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, [s.model]),
+        GradientTypeError,
+        TypeError,
+        "Sequential",
+        "named_parameters()",
+    ),
+    (lambda s: bridle.per_sample(s.losses, [(1, 2, 3)]), GradientTypeError, TypeError, "tuple", "a name and a tensor"),
+    (lambda s: bridle.per_sample(s.losses, s.model, scaler=1), ArgumentTypeError, TypeError, "found 1", "GradScaler"),
+    (
+        lambda s: bridle.per_sample(s.losses, s.model, sample_groups=torch.tensor([0.0, math.nan, 1, 1])),
+        ArgumentError,
+        ValueError,
+        "NaN",
+        "int64",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, s.model, sample_groups=torch.zeros(4, dtype=torch.complex64)),
+        ArgumentError,
+        ValueError,
+        "complex",
+        "int64",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, s.model, sample_groups=[0, 0, 1, 1]),
+        ArgumentTypeError,
+        TypeError,
+        "list",
+        "tensor",
+    ),
+    (lambda s: bridle.per_sample(s.losses, s.model, memory_budget=-1), ArgumentError, ValueError, "-1", "whole number"),
+    (
+        lambda s: bridle.per_sample(s.losses, s.model, memory_budget=None),
+        ArgumentError,
+        ValueError,
+        "None",
+        "whole number",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, s.model, memory_budget="1GB"),
+        ArgumentError,
+        ValueError,
+        "1GB",
+        "whole number",
+    ),
+    (lambda s: s.per_sample.clip_(None), ArgumentTypeError, TypeError, "None", "clip_(1.0)"),
+    (lambda s: s.per_sample.clip_(torch.ones(2)), ArgumentError, ValueError, "shape (2,)", "clip_(1.0)"),
+    (lambda s: s.per_sample.clip_("a"), ArgumentError, ValueError, "'a'", "clip_(1.0)"),
+    (lambda s: s.per_sample.clip_(True), ArgumentTypeError, TypeError, "True", "clip_(1.0)"),
+    (lambda s: s.per_sample.clip_(NORM), ArgumentTypeError, TypeError, "_ByNorm", "clip_(1.0)"),
+    (lambda s: s.per_sample.clip_(torch.tensor(1j)), ArgumentTypeError, TypeError, "complex", "clip_(1.0)"),
+    (lambda s: s.per_sample.clip_(0), ArgumentError, ValueError, "0.0", "positive"),
+    (lambda s: s.per_sample.clip_(1.0, gamma="a"), ArgumentError, ValueError, "'a'", "gamma is a number"),
+    (lambda s: s.per_sample.clip_(1.0, gamma=math.inf), ArgumentError, ValueError, "inf", "finite"),
+    (lambda s: s.per_sample.clip_(1.0, divide_by=math.inf), ArgumentError, ValueError, "inf", "finite"),
+    (lambda s: s.per_sample.clip_(1.0, divide_by=0), ArgumentError, ValueError, "found 0", "above zero"),
+    (lambda s: s.per_sample.clip_(1.0, noise_multiplier=math.inf), ArgumentError, ValueError, "inf", "finite"),
+    (lambda s: s.per_sample.clip_(1.0, noise_multiplier=None), ArgumentTypeError, TypeError, "None", "is a number"),
+    (lambda s: s.per_sample.clip_(1.0, generator=3), ArgumentTypeError, TypeError, "found 3", "torch.Generator()"),
+    (lambda s: s.per_sample.dot(3), ArgumentTypeError, TypeError, "int", "named_parameters()"),
+    (lambda s: s.per_sample.dot(torch.ones(3)), ArgumentTypeError, TypeError, "Tensor", "named_parameters()"),
+    (lambda s: s.per_sample.dot({"0.weight": 3}), ArgumentTypeError, TypeError, "int", "must be a tensor"),
+    (lambda s: s.per_sample.dot({"zzz": torch.ones(1)}), ArgumentError, ValueError, "'zzz'", "0.weight"),
+    (lambda s: s.per_sample.cosine([torch.ones(2, 3)]), ArgumentTypeError, TypeError, "list", "named_parameters()"),
+    (lambda s: s.per_sample.stream(samples=1.5), ArgumentError, ValueError, "1.5", "whole number"),
+    (lambda s: s.per_sample.stream(samples=0), ArgumentError, ValueError, "found 0", "at least 1"),
+    (lambda s: s.per_sample.weighted_([1, 2, 3, 4]), ArgumentTypeError, TypeError, "list", "shape (4,)"),
+    (lambda s: s.per_sample.weighted_(torch.ones(4) * 1j), ArgumentError, ValueError, "complex", "real"),
+    (lambda s: s.per_sample.audit(tolerance="a"), ArgumentError, ValueError, "'a'", "is a number"),
+    (lambda s: s.per_sample.audit(tolerance=-1), ArgumentError, ValueError, "-1", "not negative"),
+    (lambda s: bridle.register_rule(3, 3), ArgumentTypeError, TypeError, "found 3", "register_rule('ScaleBackward'"),
+    (lambda s: bridle.call_for_per_sample_grads(3), errors.CallArgumentError, RuntimeError, "int", "nn.Module"),
+]
+
+AUTOGRAD = [
+    (lambda s: bridle.trace(s.model, s.loss), ArgumentTypeError, TypeError, "Sequential", "bridle.trace(loss, model)"),
+    (lambda s: bridle.trace(None), ArgumentTypeError, TypeError, "NoneType", "bridle.trace(loss, model)"),
+    (lambda s: bridle.trace(s.losses, s.model), errors.NonScalarOutputError, RuntimeError, "(4,)", ".sum()"),
+    (lambda s: bridle.trace(s.loss.detach()), errors.NoGraphError, RuntimeError, "no recorded graph", "gradients on"),
+    (lambda s: bridle.trace(s.loss, s.optimizer), ArgumentTypeError, TypeError, "SGD", "Pass the model"),
+    (lambda s: bridle.trace(s.loss, s.model, gradient=3), GradientTypeError, TypeError, "found 3", "a gradient is"),
+    (lambda s: bridle.trace(s.loss, s.model, modules=3), ArgumentTypeError, TypeError, "int", "record_modules()"),
+    (lambda s: bridle.detect_nonfinite(True), ArgumentTypeError, TypeError, "bool: True", "Pass the model"),
+    (lambda s: bridle.detect_nonfinite(s.optimizer), ArgumentTypeError, TypeError, "SGD", "Pass the model"),
+    (lambda s: bridle.grad(s.loss, 3), GradientTypeError, TypeError, "found 3", "bridle.grad(loss, model)"),
+    (lambda s: bridle.grad(s.loss, None), GradientTypeError, TypeError, "None", "bridle.grad(loss, model)"),
+    (lambda s: bridle.grad(s.loss, s.optimizer), GradientTypeError, TypeError, "SGD", "optimizer.param_groups"),
+    (lambda s: bridle.grad(3, s.model), GradientTypeError, TypeError, "found 3", "bridle.grad(loss, model)"),
+    (lambda s: bridle.backward(None), GradientTypeError, TypeError, "None", "the loss"),
+    (lambda s: bridle.backward(s.loss, inputs=3), GradientTypeError, TypeError, "found 3", "parameters"),
+    (
+        lambda s: bridle.autograd.find_unused_parameters(s.model, s.loss),
+        ArgumentTypeError,
+        TypeError,
+        "Sequential",
+        "find_unused_parameters(loss, model)",
+    ),
+    (lambda s: bridle.autograd.find_unused_parameters(s.loss, 3), ArgumentTypeError, TypeError, "int: 3", "the model"),
+    (lambda s: bridle.autograd.replay(3, s.x), GradientTypeError, TypeError, "found 3", "the loss"),
+]
+
+ONES = torch.ones(2)
+
+FUNCTIONAL = [
+    (lambda s: bridle.clip_by_global_norm(3, 1.0), ArgumentTypeError, TypeError, "int: 3", "clip_by_global_norm(["),
+    (lambda s: bridle.clip_by_global_norm([3.0], 1.0), ArgumentTypeError, TypeError, "float: 3.0", "([p.grad for"),
+    (lambda s: bridle.clip_by_global_norm(s.model, 1.0), ArgumentTypeError, TypeError, "Sequential", "([p.grad for"),
+    (lambda s: bridle.clip_by_global_norm({"a": [3]}, 1.0), ArgumentTypeError, TypeError, "int: 3", "([p.grad for"),
+    (lambda s: bridle.clip_by_global_norm([ONES], torch.ones(2)), ArgumentError, ValueError, "(2,)", "one number"),
+    (lambda s: bridle.clip_by_norm(3, 1.0), ArgumentTypeError, TypeError, "int: 3", "clip_by_global_norm(["),
+    (lambda s: bridle.clip_by_norm([ONES], 1.0), ArgumentTypeError, TypeError, "list", "clip_by_global_norm(["),
+    (lambda s: bridle.clip_by_norm(ONES, 1.0, axes=5), ArgumentError, ValueError, "found 5", "axes=0"),
+    (lambda s: bridle.clip_by_norm(ONES, 1.0, axes="a"), ArgumentError, ValueError, "'a'", "axes=0"),
+    (
+        lambda s: bridle.clip_by_norm(ONES.long(), 1.0),
+        errors.UnsupportedGradientError,
+        NotImplementedError,
+        "int64",
+        "Convert it first",
+    ),
+    (lambda s: bridle.clip_by_value(3, 0, 1), ArgumentTypeError, TypeError, "int: 3", "Pass a tensor"),
+    (lambda s: bridle.clip_by_value(ONES, 1, 0), ArgumentError, ValueError, "is 1 and clip_value_max 0", "swap them"),
+    (lambda s: bridle.clip_by_value(ONES, None, 1), ArgumentTypeError, TypeError, "None", "a number or a tensor"),
+    (lambda s: bridle.clip_by_value(ONES, math.nan, 1), ArgumentError, ValueError, "nan", "float32 can hold"),
+    (lambda s: bridle.clip_by_value(ONES, torch.ones(3), 1), ArgumentError, ValueError, "(3,)", "broadcasts"),
+    (lambda s: bridle.clip_by_value(ONES, torch.ones(3, 2), 1), ArgumentError, ValueError, "(3, 2)", "broadcasts"),
+    (lambda s: bridle.clip_by_value(ONES.long(), 0.5, 1.5), ArgumentError, ValueError, "0.5", "int64 can hold"),
+    (
+        lambda s: bridle.clip_by_value(ONES * 1j, 0, 1),
+        errors.UnsupportedGradientError,
+        NotImplementedError,
+        "complex",
+        "clip_by_norm",
+    ),
+]
+
+# The drop-ins, with the exception of torch's own function.
+DROP_INS = [
+    (lambda s: bridle.clip_grad_norm_(None, 1.0), GradientTypeError, TypeError, "None", "a module"),
+    (lambda s: bridle.clip_grad_norm_([None], 1.0), errors.NotAParameterError, AttributeError, "None", "a module"),
+    (lambda s: bridle.clip_grad_norm_(s.model.parameters(), None), ArgumentTypeError, TypeError, "None", "number"),
+    (lambda s: bridle.clip_grad_norm_(s.model.parameters(), "a"), ArgumentError, ValueError, "'a'", "number"),
+    (lambda s: bridle.clip_grad_norm_(s.model.parameters(), 1.0, "a"), ArgumentError, ValueError, "'a'", "'inf'"),
+    (lambda s: bridle.clip_grad_value_(s.model.parameters(), None), ArgumentTypeError, TypeError, "None", "number"),
+    (lambda s: bridle.get_total_norm([3]), errors.NotAParameterError, AttributeError, "int: 3", "a module"),
+]
+
+ROWS = [*MONITOR, *CLIP, *POLICIES, *PER_SAMPLE, *AUTOGRAD, *FUNCTIONAL, *DROP_INS]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
+def test_a_mistake_gets_its_error_at_once(row):
+    call, kind, builtin, found, right = row
+    step = Step()
+    before = [p.grad.clone() for p in step.model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about nested tensors being a prototype
+        with pytest.raises(kind) as caught:
+            call(step)
+    assert isinstance(caught.value, errors.BridleError)
+    assert isinstance(caught.value, builtin)
+    text = str(caught.value)
+    assert found in text
+    assert right in text
+    assert len(text) < 600
+    assert all(torch.equal(p.grad, g) for p, g in zip(step.model.parameters(), before, strict=True))
+
+
+def test_there_are_many():
+    assert len(ROWS) >= 60
+
+
+def test_a_wrong_clipper_leaves_no_hook():
+    step = Step()
+    for wrong in (1.0, policies.ByMedian, {"zzz": NORM}):
+        with pytest.raises(ArgumentError):
+            bridle.Clipper(step.optimizer, wrong, model=step.model)
+    before = [p.detach().clone() for p in step.model.parameters()]
+    for p in step.model.parameters():
+        p.grad = torch.full_like(p, 100.0)
+    step.optimizer.step()
+    for p, was in zip(step.model.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), was - 10.0)
+
+
+def test_a_clipper_loads_all_states_or_none():
+    step = Step()
+    make = lambda k: {"0.*": policies.ByMedian(), "*": policies.ByMedian(k=k)}  # noqa: E731
+    with bridle.Clipper(step.optimizer, make(2.0), model=step.model) as clipper:
+        step.optimizer.step()
+        saved = clipper.state_dict()
+    with bridle.Clipper(step.optimizer, make(3.0), model=step.model) as other:
+        with pytest.raises(ArgumentError, match="k=2.0"):
+            other.load_state_dict(saved)
+        assert other.state_dict()["0.*"]["keys"] == []
+
+
+def test_frozen_parameters_need_no_pattern():
+    step = Step()
+    step.model[1].requires_grad_(False)
+    bridle.Clipper(step.optimizer, {"0.*": NORM}, model=step.model).remove()
+
+
+def test_what_is_right_is_taken():
+    step = Step()
+    bridle.Monitor(step.model, step.optimizer, every=2, record=None, on_step=print, clip=torch.tensor(1.0))
+    bridle.Monitor(None, step.optimizer, clip="zscore")
+    assert (
+        len(bridle.per_sample(step.losses, step.model, memory_budget=0, sample_groups=torch.tensor([3, 3, -1, 0]))) == 3
+    )
+    step.per_sample.clip_(torch.tensor([1.0]), gamma=0, divide_by=numpy.float32(2))

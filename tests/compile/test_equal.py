@@ -56,6 +56,16 @@ class Recurrent(nn.Module):
         return self.head(self.cell(x)[0][:, -1])
 
 
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(D, 8)
+        self.inner, self.head = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), nn.Linear(8, C)
+
+    def forward(self, x):
+        return self.head(self.inner(self.up(x)).mean(1))
+
+
 class Called(nn.Module):
     """Uses one layer three times, functionally and with a scale."""
 
@@ -94,6 +104,8 @@ MODELS = {
     "batch norm": (lambda: nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.Linear(6, C)).eval(), batch),
     "double": (lambda: mlp().double(), lambda: (batch()[0].double(), batch()[1])),
     "bfloat16": (lambda: mlp().bfloat16(), lambda: (batch()[0].bfloat16(), batch()[1])),
+    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(D, C))), batch),
+    "transformer": (lambda: Pooled(), sequences),
     "dropout": (lambda: nn.Sequential(nn.Linear(D, 6), nn.Dropout(0.3), nn.Linear(6, C)), batch),
 }
 
@@ -229,3 +241,61 @@ def test_gradients_of_two_parameters_are_two_tensors():
         twins.run(*sequences())
     grads = [p.grad for p in twins.model.parameters()]
     assert len({g.untyped_storage().data_ptr() for g in grads}) == len(grads)
+
+
+@pytest.mark.parametrize("gamma", [None, 0.1])
+def test_a_threshold_that_is_a_tensor(gamma):
+    def make(model):
+        def step(x, y, quantile):
+            ps = bridle.per_sample(losses_of(model, x, y), model)
+            return ps.clip_(torch.quantile(ps.norms(), quantile), gamma=gamma)
+
+        return step
+
+    twins = Twins(mlp(), make)
+    twins.run(*batch(), torch.tensor(0.5))
+    for quantile in (0.2, 0.7):
+        twins.captured(*batch(), torch.tensor(quantile))
+    bad = bridle.compile(
+        lambda x, y, limit: bridle.per_sample(losses_of(twins.model, x, y), twins.model).clip_(limit),
+        twins.model,
+        backend="captured",
+    )
+    bad(*batch(), torch.tensor(1.0))
+    bad(*batch(), torch.tensor(1.0))
+    with pytest.raises(bridle.errors.ArgumentError, match="must be positive, found -1.0"):
+        bad(*batch(), torch.tensor(-1.0))
+
+
+def test_a_log_of_tensors():
+    def make(model):
+        model.log = []
+
+        def step(x, y):
+            norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+            model.log.append(norms.mean())
+            return norms
+
+        return step
+
+    twins = Twins(mlp(), make)
+    for _ in range(4):
+        twins.run(*batch())
+    assert torch.equal(torch.stack(twins.model.log), torch.stack(twins.other.log))
+
+
+def test_inputs_that_the_step_changes():
+    def make(model):
+        def step(x, y):
+            x.mul_(2).add_(1)
+            return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+
+        return step
+
+    twins = Twins(mlp(), make)
+    for _ in range(3):
+        x, y = batch()
+        first, second = x.clone(), x.clone()
+        assert torch.equal(twins.step(first, y), twins.plain(second, y))
+        assert torch.equal(first, second)
+    assert twins.ran == "captured"

@@ -324,3 +324,16 @@ def test_a_buffer_that_the_step_sets_anew():
     warm(twins, *batch())
     assert twins.captured(*batch()) is held
     assert held == 3
+
+
+def test_the_default_dtype():
+    twins = Twins(mlp())
+    x, y = batch()
+    warm(twins, x, y)
+    torch.set_default_dtype(torch.float64)
+    try:
+        twins.run(x, y)
+        twins.run(x, y)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    twins.run(x, y)

@@ -161,7 +161,11 @@ EAGER = {
     "groups": (mlp, answers(lambda ps: ps.norms(), sample_groups=GROUPS), "was given `sample_groups`"),
     "stream": (mlp, answers(lambda ps: [g for _, _, g in ps.stream()]), "stream hands out"),
     "plan": (mlp, answers(lambda ps: ps.plan()), "plan returns text"),
-    "threshold": (mlp, answers(lambda ps: ps.clip_(ps.norms().median())), "a threshold that is a tensor"),
+    "threshold and noise": (
+        mlp,
+        answers(lambda ps: ps.clip_(ps.norms().median(), noise_multiplier=1.0)),
+        "a threshold that is a tensor",
+    ),
     "host": (mlp, answers(lambda ps: ps.norms().tolist()), "."),
     "nothing asked": (mlp, lambda model: lambda x, y: losses_of(model, x, y).detach(), "does not ask"),
     "one sample": (mlp, lambda model: lambda x, y: clipped(model)(x[:1], y[:1]), "at least two"),

@@ -17,7 +17,7 @@ from .._torch.storage import is_fake, storage_of
 from ..errors import BridleError
 from ..persample import PerSample, per_sample, rules, tracing
 from ..persample.ownership.find import Source
-from ._stand_in import Asked
+from ._stand_in import asked
 
 
 class NotCapturedError(Exception):
@@ -122,11 +122,11 @@ class _Tracer:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        tracing.local.tracer, Asked.answer = self, self._answer
+        tracing.local.tracer, asked.answer = self, self._answer
         try:
             yield
         finally:
-            tracing.local.tracer = Asked.answer = None
+            tracing.local.tracer = asked.answer = None
 
     def _answer(
         self,
@@ -151,7 +151,9 @@ class _Tracer:
             return list(ps._stats(ps._ranks).unbind())
         if question == "weighted_":
             ps.weighted_(others[0])
-            return [ps.norms()]
+            return [losses.new_zeros(())]
+        if question == "clip_" and others:
+            given["max_norm"] = others[0]
         if "direction" in given:
             given["direction"] = dict(zip(given["direction"], others, strict=True))
         found: Tensor = getattr(ps, question)(**given)

@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from math import isfinite, prod
-from typing import Literal, overload
+from math import prod
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from .._torch.dtensor import is_dtensor
 from ..errors import ArgumentError, NonFiniteGradientError, UnusedInputError
+from . import tracing
 from ._audit import Audit, audit
 from ._held_versions import HeldVersions
 from ._noise_stats import Stats, numbers_of
@@ -167,14 +168,14 @@ class PerSample:
         """
         if nonfinite not in ("raise", "drop"):
             raise ArgumentError(f"clip_: nonfinite must be 'raise' or 'drop', found {nonfinite!r}.")
-        limit = float(max_norm)
-        if not limit > 0:
+        limit: Any = tracing.number(max_norm)
+        if not all_hold(limit > 0):
             raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
         if not noise_multiplier >= 0 or (divide_by is not None and not divide_by > 0):
             raise ArgumentError("clip_: noise_multiplier must not be negative and divide_by must be positive.")
         if gamma is not None and not gamma >= 0:
             raise ArgumentError(f"clip_: gamma must not be negative, found {gamma}.")
-        if not isfinite(limit) and (gamma is not None or noise_multiplier):
+        if (gamma is not None or noise_multiplier) and not all_hold(limit < torch.inf):
             raise ArgumentError("clip_: max_norm must be finite where gamma or noise is multiplied by it, found inf.")
         same = {
             "max_norm": limit,

@@ -9,7 +9,9 @@ included. The allocator is told to hand back what is freed, for all methods alik
 it, and adds a fifth to a half that depends on little more than the order of sizes.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
+    python benchmarks/persample.py mlp --methods plain "plain compiled" bridle "bridle compiled"
     python benchmarks/persample.py --batches mlp      # how cost grows with the batch
+    python benchmarks/persample.py --depths           # and with the depth of a language model of fixed width
     python benchmarks/persample.py --memories         # peak memory
 """
 
@@ -28,7 +30,7 @@ import warnings
 import torch
 
 from persample_methods import METHODS, NOT_CLIPPED
-from persample_models import MODELS
+from persample_models import MODELS, deep
 from side_by_side import ratio, save, show
 
 
@@ -81,7 +83,24 @@ def measured(problem, methods, seconds):
         }
         if found is not None and truth is not None:
             row["gradient_error"] = float(f"{gap(found, truth):.1e}")
+        if hasattr(step, "info"):
+            row["runs"] = " ".join(step.info.split("\n  ")[1:])
         rows.append(row)
+    return rows
+
+
+# What a growth is measured of; `--methods` chooses others.
+GROWTH = ["plain", "plain compiled", "bridle", "bridle compiled"]
+BATCHES, DEPTHS = (2, 8, 32, 128, 512), (2, 4, 8, 16, 32)
+
+
+def growth(of, what, sizes, make, methods, seconds):
+    """Return the rows of several sizes, under their name."""
+    rows = []
+    for size in sizes:
+        found = measured(make(size), methods, seconds / len(sizes))
+        report(f"{of}, {what} {size}", found)
+        rows += [{what: size, **row} for row in found]
     return rows
 
 
@@ -129,7 +148,7 @@ def report(title, rows):
             continue
         error = f"error {row['gradient_error']:.0e}" if "gradient_error" in row else ""
         both = f"clock {show(row['clock'])}  processor {show(row['processor'])}"
-        print(f"  {row['method']:17} {both}  {error}")
+        print(f"  {row['method']:17} {both}  {error} {row.get('runs', '')}")
 
 
 def main():
@@ -137,10 +156,11 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=60, help="how long to measure each model")
-    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="*", choices=list(METHODS), help="all, or those of GROWTH")
     parser.add_argument("--memories", action="store_true", help="measure peak memory instead")
     parser.add_argument("--threads", type=int, help="how many threads torch may use")
     parser.add_argument("--batches", action="store_true", help="measure growth with the batch instead")
+    parser.add_argument("--depths", action="store_true", help="measure growth with the depth instead")
     parser.add_argument("--memory", nargs=2, metavar=("MODEL", "METHOD"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.threads:
@@ -149,19 +169,19 @@ def main():
         measure_memory(*options.memory)
         return
     if options.memories:
-        measure_memories(options.models, options.methods)
+        measure_memories(options.models, options.methods or METHODS)
+        return
+    if options.depths:
+        rows = growth("gpt", "depth", DEPTHS, deep, options.methods or GROWTH, options.seconds)
+        save("persample-depths", __doc__, rows)
         return
     for name in options.models:
         torch.manual_seed(0)
         if options.batches:
-            rows = []
-            for batch in (8, 32, 128, 512):
-                found = measured(MODELS[name](batch), ["plain", "bridle"], options.seconds / 4)
-                report(f"{name}, batch {batch}", found)
-                rows += [{"batch": batch, **row} for row in found]
+            rows = growth(name, "batch", BATCHES, MODELS[name], options.methods or GROWTH, options.seconds)
             save(f"persample-batches-{name}", __doc__, rows)
             continue
-        rows = measured(MODELS[name](), options.methods, options.seconds)
+        rows = measured(MODELS[name](), options.methods or list(METHODS), options.seconds)
         report(name, rows)
         save(f"persample-{name}", __doc__, rows)
 

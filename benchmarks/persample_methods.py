@@ -35,6 +35,47 @@ def bridle_clip(p: Problem) -> Step:
     return step
 
 
+def compiled_clip(p: Problem, backend: str) -> Step:
+    """Call until it is settled how the step runs: `step.info` says how, and after how many seconds."""
+
+    def clip(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return bridle.per_sample(p.losses(p.model(x), y), p.model, retain_graph=False).clip_(1.0)
+
+    clip = bridle.compile(clip, p.model, backend=backend)
+
+    def step() -> None:
+        p.model.zero_grad()
+        clip(p.x, p.y)
+
+    for _ in range(20):
+        step()
+    step.info = clip.explain()
+    return step
+
+
+def bridle_captured(p: Problem) -> Step:
+    return compiled_clip(p, "captured")
+
+
+def bridle_compiled(p: Problem) -> Step:
+    return compiled_clip(p, "inductor")
+
+
+def bridle_fastest(p: Problem) -> Step:
+    return compiled_clip(p, "fastest")
+
+
+def plain_compiled(p: Problem) -> Step:
+    torch._dynamo.reset()
+    loss = torch.compile(lambda x, y: p.losses(p.model(x), y).mean())
+
+    def step() -> None:
+        p.model.zero_grad()
+        loss(p.x, p.y).backward()
+
+    return step
+
+
 def bridle_norms(p: Problem) -> Step:
     def step() -> None:
         bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).norms()
@@ -57,7 +98,7 @@ def clip_written(parameters: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         parameter.grad = torch.tensordot(factors, g, 1)
 
 
-def torch_func(p: Problem, *, clip: bool = True) -> Step:
+def torch_func(p: Problem, *, clip: bool = True, compiled: bool = False) -> Step:
     from torch.func import functional_call, grad, vmap
 
     named = dict(p.model.named_parameters())
@@ -67,6 +108,7 @@ def torch_func(p: Problem, *, clip: bool = True) -> Step:
         return p.losses(functional_call(p.model, parameters, (x[None],)), y[None]).squeeze(0)
 
     each = vmap(grad(loss), in_dims=(None, 0, 0))
+    each = torch.compile(each) if compiled else each
 
     def step() -> None:
         grads = each(detached, p.x, p.y)
@@ -74,6 +116,10 @@ def torch_func(p: Problem, *, clip: bool = True) -> Step:
             clip_written([(named[name], g) for name, g in grads.items()])
 
     return step
+
+
+def torch_func_compiled(p: Problem) -> Step:
+    return torch_func(p, compiled=True)
 
 
 def torch_func_grads(p: Problem) -> Step:
@@ -150,17 +196,29 @@ def backpack_batch_grad(p: Problem) -> Step:
     return step
 
 
+def jax_vmap(p: Problem) -> Step:
+    from persample_jax import clipped_step
+
+    return clipped_step(p)
+
+
 METHODS = {
     "plain": plain,
+    "plain compiled": plain_compiled,
     "bridle": bridle_clip,
+    "bridle captured": bridle_captured,
+    "bridle compiled": bridle_compiled,
+    "bridle fastest": bridle_fastest,
     "bridle norms": bridle_norms,
     "bridle grads": bridle_grads,
     "torch.func": torch_func,
+    "torch.func compiled": torch_func_compiled,
     "torch.func grads": torch_func_grads,
     "ExpandedWeights": expanded_weights,
     "Opacus hooks": opacus_hooks,
     "Opacus ghost": opacus_ghost,
     "BackPACK": backpack_batch_grad,
+    "JAX": jax_vmap,
 }
 # These end without a clipped gradient, so there is none to compare.
-NOT_CLIPPED = {"plain", "bridle norms", "bridle grads", "torch.func grads"}
+NOT_CLIPPED = {"plain", "plain compiled", "bridle norms", "bridle grads", "torch.func grads"}

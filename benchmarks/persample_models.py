@@ -1,4 +1,4 @@
-"""The five models that per-sample methods are measured on, each with its data and one loss per sample."""
+"""The seven models that per-sample methods are measured on, each with its data and one loss per sample."""
 
 from __future__ import annotations
 
@@ -122,4 +122,85 @@ def lstm(batch: int = 32) -> Problem:
     return Problem(Recurrent(), torch.randn(batch, 64, 128), torch.randint(10, (batch,)))
 
 
-MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "gpt": gpt, "lstm": lstm}
+class LlamaBlock(nn.Module):
+    """Causal attention with grouped queries and rotated positions, and a gated part, each behind an RMS norm."""
+
+    def __init__(self, width: int, heads: int, groups: int, steps: int) -> None:
+        super().__init__()
+        self.heads, self.groups, size = heads, groups, width // heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(width, groups * size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down, self.act = nn.Linear(3 * width, width, bias=False), nn.SiLU()
+        angles = torch.arange(steps)[:, None] / 10000 ** (torch.arange(0, size, 2) / size)
+        self.register_buffer("cos", angles.cos().repeat(1, 2))
+        self.register_buffer("sin", angles.sin().repeat(1, 2))
+
+    def rotated(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * self.cos[: x.shape[-2]] + torch.cat([-second, first], -1) * self.sin[: x.shape[-2]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, d = x.shape
+        h = self.norm1(x)
+        q = self.rotated(self.q(h).view(b, t, self.heads, -1).transpose(1, 2))
+        k = self.rotated(self.k(h).view(b, t, self.groups, -1).transpose(1, 2))
+        v = self.v(h).view(b, t, self.groups, -1).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
+        h = self.norm2(x)
+        return x + self.down(self.act(self.gate(h)) * self.up(h))
+
+
+class Experts(nn.Module):
+    """Each token goes to the one expert that its router prefers."""
+
+    def __init__(self, width: int, count: int) -> None:
+        super().__init__()
+        self.norm, self.router = nn.LayerNorm(width), nn.Linear(width, count, bias=False)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width)) for _ in range(count)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = self.norm(x).flatten(0, 1)
+        share, chosen = self.router(flat).softmax(1).max(1)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(chosen == number)[0]
+            out = out.index_add(0, rows, expert(flat[rows]) * share[rows, None])
+        return x + out.view_as(x)
+
+
+class Language(nn.Module):
+    """Words, some blocks, and a head."""
+
+    def __init__(self, width: int, blocks: list[nn.Module], words: int = 512) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(words, width), nn.Sequential(*blocks)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.words(ids))))
+
+
+def tokens(model: nn.Module, batch: int, steps: int = 128) -> Problem:
+    return Problem(model, torch.randint(512, (batch, steps)), torch.randint(512, (batch, steps)))
+
+
+def llama(batch: int = 16) -> Problem:
+    return tokens(Language(256, [LlamaBlock(256, 8, 2, 128) for _ in range(4)]), batch)
+
+
+def experts(batch: int = 16) -> Problem:
+    blocks = [part for _ in range(2) for part in (Attention(256, 4), Experts(256, 8))]
+    return tokens(Language(256, blocks), batch)
+
+
+def deep(depth: int) -> Problem:
+    """A language model of some depth at fixed width."""
+    return tokens(Gpt(128, depth), 8)
+
+
+MODELS = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "gpt": gpt, "lstm": lstm, "llama": llama, "experts": experts}

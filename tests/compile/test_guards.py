@@ -297,3 +297,43 @@ def test_steps_of_one_function_do_not_count_together():
     for _ in range(10):
         twins = Twins(nn.Linear(D, C), clipped)
         warm(twins, *batch())
+
+
+def test_where_dynamo_is_switched_off():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    with torch.compiler.set_stance("force_eager"):
+        twins.eager(*batch())
+    twins.captured(*batch())
+
+
+def test_a_buffer_that_the_step_sets_anew():
+    def make(model):
+        model.register_buffer("seen", torch.zeros(()))
+        model.register_buffer("last", torch.zeros(B))
+
+        def step(x, y):
+            model.seen += 1
+            model.last = bridle.per_sample(losses_of(model, x, y), model).norms()
+            return model.seen
+
+        return step
+
+    twins = Twins(mlp(), make)
+    held = twins.model.seen
+    warm(twins, *batch())
+    assert twins.captured(*batch()) is held
+    assert held == 3
+
+
+def test_the_default_dtype():
+    twins = Twins(mlp())
+    x, y = batch()
+    warm(twins, x, y)
+    torch.set_default_dtype(torch.float64)
+    try:
+        twins.run(x, y)
+        twins.run(x, y)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    twins.run(x, y)

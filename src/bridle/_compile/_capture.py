@@ -17,7 +17,7 @@ from .._torch.storage import is_fake, storage_of
 from ..errors import BridleError
 from ..persample import PerSample, per_sample, rules, tracing
 from ..persample.ownership.find import Source
-from ._stand_in import Asked
+from ._stand_in import asked
 
 
 class NotCapturedError(Exception):
@@ -33,8 +33,8 @@ class Captured:
 
     Attributes:
         graph: the graph.
-        with_history: which outputs of the step have a graph of their own in the eager step.
-        outputs: how many outputs the step has.
+        with_history: for each output of the step, whether it has a graph in the eager step.
+        same: outputs of the step that are inputs, and which.
         changed: inputs that the step changes in place.
         written: inputs to whose ``.grad`` it adds, once for each time.
         is_random: whether it draws random numbers.
@@ -42,14 +42,15 @@ class Captured:
 
     graph: fx.GraphModule
     with_history: tuple[bool, ...]
-    outputs: int
+    same: dict[int, int]
     changed: tuple[int, ...]
     written: tuple[int, ...]
     is_random: bool
 
     def split(self, found: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Tensor], Sequence[Tensor]]:
         """Return outputs, new values and gradients among the outputs of the graph."""
-        start, end = 1 + self.outputs, 1 + self.outputs + len(self.changed)
+        start = 1 + len(self.with_history)
+        end = start + len(self.changed)
         return found[1:start], found[start:end], found[end:]
 
 
@@ -81,15 +82,17 @@ def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -
         seen["history"] = tuple(isinstance(out, Tensor) and out.requires_grad for out in outputs)
         number = {id(x): i for i, x in enumerate(own)}
         seen["written"] = tuple(number[id(parameter)] for parameter, _ in tracer.written)
-        seen["outputs"] = len(outputs)
+        same = seen["same"] = {i: number[id(out)] for i, out in enumerate(outputs) if id(out) in number}
+        flag = tracer.flag()
+        outputs = [flag if i in same else out for i, out in enumerate(outputs)]
         _refuse_aliases(outputs, [own[i] for i in changed])
-        return [tracer.flag(), *outputs, *(own[i] for i in changed), *(g for _, g in tracer.written)]
+        return [flag, *outputs, *(own[i] for i in changed), *(g for _, g in tracer.written)]
 
     with mode, torch.enable_grad():
         traced = torch_fx.trace(run, fakes)
     _refuse_fakes(traced)
     is_random = any(torch_fx.is_random(node) for node in traced.graph.nodes)
-    return Captured(traced, seen["history"], seen["outputs"], changed, seen["written"], is_random)
+    return Captured(traced, seen["history"], seen["same"], changed, seen["written"], is_random)
 
 
 class _Tracer:
@@ -119,11 +122,11 @@ class _Tracer:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        tracing.local.tracer, Asked.answer = self, self._answer
+        tracing.local.tracer, asked.answer = self, self._answer
         try:
             yield
         finally:
-            tracing.local.tracer = Asked.answer = None
+            tracing.local.tracer = asked.answer = None
 
     def _answer(
         self,
@@ -148,7 +151,9 @@ class _Tracer:
             return list(ps._stats(ps._ranks).unbind())
         if question == "weighted_":
             ps.weighted_(others[0])
-            return [ps.norms()]
+            return [losses.new_zeros(())]
+        if question == "clip_" and others:
+            given["max_norm"] = others[0]
         if "direction" in given:
             given["direction"] = dict(zip(given["direction"], others, strict=True))
         found: Tensor = getattr(ps, question)(**given)

@@ -87,7 +87,6 @@ class Entry:
         self._refuse(inputs)
         if self.way == "eager":
             raise Redo(self)
-        self.ran = self.way
         try:
             found = self._runners[self.way](inputs)
         except UnusualValuesError:
@@ -95,7 +94,7 @@ class Entry:
             raise Redo(self) from None
         except Exception:  # the eager step says in the user's terms what is wrong
             raise Redo(self) from None
-        self._redone = 0
+        self.ran, self._redone = self.way, 0
         return found
 
     def timed(self, way: Way, seconds: float) -> None:
@@ -135,8 +134,11 @@ class Entry:
         with progress(f"bridle.compile: `{self.name}` for {self.label}"):
             try:
                 self._capture(inputs)
-            except NotCapturedError as error:
-                self.reason = str(error)
+            except Redo:
+                raise
+            except Exception as error:  # an eager step is always right
+                captured = isinstance(error, NotCapturedError)
+                self.reason = str(error) if captured else f"{type(error).__name__}: {error}".split("\n")[0]
                 raise Redo(self) from None
         self.took = time.perf_counter() - start
 

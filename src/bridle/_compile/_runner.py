@@ -22,6 +22,7 @@ class Runner:
 
     def __init__(self, captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> None:
         self._captured, self._function = captured, function
+        self._grad_mode = torch_fx.needs_grad_mode(captured.graph)
         self._borrowed = self._find_borrowed(inputs)
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Any]:
@@ -48,10 +49,15 @@ class Runner:
                 inputs[i].copy_(value)
             for i, gradient in zip(captured.written, gradients, strict=True):
                 accumulate(inputs[i], gradient)
-        return [_without_graph(x) if had else x for x, had in zip(outputs, captured.with_history, strict=True)]
+        found = [_without_graph(x) if had else x for x, had in zip(outputs, captured.with_history, strict=True)]
+        for i, number in captured.same.items():
+            found[i] = inputs[number]
+        return found
 
     def _pure(self, inputs: Sequence[Tensor]) -> Sequence[Any]:
-        with torch_fx.as_recorded():
+        if self._grad_mode:
+            inputs = [x.detach() for x in inputs]
+        with torch_fx.as_recorded(grad_mode=self._grad_mode):
             return self._function(*inputs)
 
     def _find_borrowed(self, inputs: Sequence[Tensor]) -> frozenset[int]:
@@ -64,7 +70,7 @@ class Runner:
         state.restore()
         kept, given = ({storage_of(x) for x in some} for some in (first, inputs))
         places = [storage_of(x) for x in second]
-        returned = 1 + self._captured.outputs
+        returned = 1 + len(self._captured.with_history)
         return frozenset(
             i
             for i, place in enumerate(places)

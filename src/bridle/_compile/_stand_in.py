@@ -1,5 +1,6 @@
 """What stands in for a `PerSample` while Dynamo reads a step: each question becomes one node of its graph."""
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -15,10 +16,13 @@ from ..persample.representations.numerics import real_dtype
 Answer = Callable[..., list[Tensor]]
 
 
-class Asked:
-    """Who answers questions, if anybody does."""
+class _Asked(threading.local):
+    """Who answers questions in this thread, if anybody does."""
 
     answer: Answer | None = None
+
+
+asked = _Asked()
 
 
 def ask(
@@ -44,8 +48,8 @@ def ask(
     Returns:
         The answer as a list of tensors; those without values while the step is only read.
     """
-    if Asked.answer is not None:
-        return Asked.answer(question, settings, names, options, losses, parameters, others)
+    if asked.answer is not None:
+        return asked.answer(question, settings, names, options, losses, parameters, others)
     return _shapes(question, losses, parameters)
 
 
@@ -65,6 +69,8 @@ def _shapes(question: str, losses: Tensor, parameters: list[Tensor]) -> list[Ten
         return [losses.new_empty(samples, samples, dtype=dtype)]
     if question == "stats":
         return [losses.new_empty((), dtype=torch.float64) for _ in range(7)]
+    if question == "weighted_":
+        return [losses.new_empty(())]
     return [losses.new_empty(samples, dtype=dtype)]
 
 
@@ -104,10 +110,12 @@ class StandIn:
         self._ask("weighted_", (), [found])
 
     def clip_(self, max_norm: Any, **settings: Any) -> Tensor:
-        if isinstance(max_norm, Tensor):
-            dynamo.stop("clip_ was given a threshold that is a tensor")
         if settings.get("generator") is not None:
             dynamo.stop("clip_ was given a generator")
+        if isinstance(max_norm, Tensor):
+            if settings.get("noise_multiplier"):
+                dynamo.stop("clip_ was given a threshold that is a tensor, and noise, whose size follows from it")
+            return self._ask("clip_", tuple(settings.items()), [max_norm])[0]
         return self._ask("clip_", (("max_norm", max_norm), *settings.items()))[0]
 
     def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:

@@ -79,7 +79,7 @@ class CompiledStep(Generic[P, R]):
         self._draws = self._has_stats = False
         self._holds_compiled = any(dynamo.is_compiled(module) for module in model.modules())
         self._read, self._cached = dynamo.read(_as_read(step), self._make_entry)
-        self._failures: tuple[type[Exception], ...] = (Redo, *dynamo.failures())
+        self._failures: tuple[type[Exception], ...] = (Redo, _NotRead, *dynamo.failures())
         dynamo.as_one_node(ask)
         functools.update_wrapper(self, step, updated=())
 
@@ -136,7 +136,7 @@ class CompiledStep(Generic[P, R]):
                 entry.timed("eager", time.perf_counter() - start)
             reason = entry.reason
         else:
-            reason = dynamo.reason(error)
+            reason = "" if isinstance(error, _NotRead) else dynamo.reason(error)  # reading may be switched off for now
         if reason:
             self._eager_forms[self._form(args, kwargs)] = reason
         return found
@@ -150,11 +150,7 @@ class CompiledStep(Generic[P, R]):
     def _make_entry(self, graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         """Make what Dynamo is to call in place of a step that it has read."""
         asked = {node.args[0] for node in graph.graph.nodes if node.target is ask}
-        entry = Entry(graph, self._model, self._name, self._backend)
-        if not asked:
-            entry.reason = "it does not ask per_sample for anything"
-        elif asked.intersection(_WRITES) and dynamo.touches_grad():
-            entry.reason = "it looks at `.grad`, or sets it; leave zero_grad and the optimizer outside of the step"
+        entry = Entry(graph, self._model, self._name, self._backend, _why_not(graph, asked))
         self._has_stats |= "stats" in asked
         self._draws |= "RandomValueSource" in dynamo.sources(graph)
         self._entries.append(entry)
@@ -164,6 +160,17 @@ class CompiledStep(Generic[P, R]):
             return entry(*inputs)
 
         return call
+
+
+def _why_not(graph: fx.GraphModule, asked: set[Any]) -> str:
+    """Return why a step that was read cannot be captured, as far as that can be told at once."""
+    if not asked:
+        return "it does not ask per_sample for anything"
+    if asked.intersection(_WRITES) and dynamo.touches_grad():
+        return "it looks at `.grad`, or sets it; leave zero_grad and the optimizer outside of the step"
+    if any("checkpoint" in str(node.target) for node in graph.graph.nodes):
+        return "it holds a checkpoint, which would save no memory in one graph"
+    return ""
 
 
 class _NotRead(Exception):  # noqa: N818

@@ -78,10 +78,15 @@ def is_random(node: fx.Node) -> bool:
 
 
 @contextmanager
-def as_recorded() -> Generator[None, None, None]:
+def as_recorded(*, grad_mode: bool = False) -> Generator[None, None, None]:
     """While open, ops run as they were recorded: every cast is in the graph, and none has a gradient."""
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.set_grad_enabled(grad_mode), torch._C._DisableAutocast():
         yield
+
+
+def needs_grad_mode(graph: fx.GraphModule) -> bool:
+    """Return whether an op of a graph leaves out what the graph needs of it unless gradients are recorded."""
+    return any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in graph.graph.nodes)
 
 
 def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:

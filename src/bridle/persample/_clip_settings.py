@@ -9,6 +9,9 @@ import torch
 
 from .._validate import finite, real
 from ..errors import ArgumentError, ArgumentTypeError
+from . import tracing
+
+_MAX_NORM = "clip_: max_norm is one number, as in clip_(1.0)"
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,15 @@ class ClipSettings:
                 f"clip_: generator must be a torch.Generator, found {generator!r:.80}. Pass "
                 "torch.Generator().manual_seed(0)."
             )
-        limit = real(max_norm, "clip_: max_norm is one number, as in clip_(1.0)")
-        if not limit > 0:
+        is_traced = tracing.is_traced() and isinstance(max_norm, torch.Tensor)
+        limit: Any = tracing.number(max_norm) if is_traced else real(max_norm, _MAX_NORM)
+        if not tracing.all_hold(limit > 0):
             raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
         gamma = None if gamma is None else finite(gamma, "clip_: gamma is a number")
         if divide_by is not None:
             divide_by = finite(divide_by, "clip_: divide_by is a number of samples", above_zero=True)
         noise = finite(noise_multiplier, "clip_: noise_multiplier is a number")
-        if limit == inf and (gamma is not None or noise):
+        if (gamma is not None or noise) and not tracing.all_hold(limit < inf):
             raise ArgumentError("clip_: max_norm must be finite where gamma or noise is multiplied by it, found inf.")
         return cls(limit, bool(per_parameter), gamma, divide_by, noise, nonfinite == "drop")
 
@@ -66,7 +70,7 @@ class ClipSettings:
     def deviation(self, parameters: int, scale: float) -> float:
         """Return the standard deviation of the noise, given how many parameters there are and the sum's scale."""
         found = self.noise_multiplier * self.max_norm * (parameters**0.5 if self.per_parameter else 1) * scale
-        if self.noise_multiplier and not 0 < found < inf:
+        if self.noise_multiplier and not (tracing.all_hold(found > 0) and tracing.all_hold(found < inf)):
             raise ArgumentError(
                 f"clip_: noise of standard deviation {found} cannot be drawn: noise_multiplier is "
                 f"{self.noise_multiplier:g} and max_norm {self.max_norm:g}."

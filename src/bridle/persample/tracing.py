@@ -50,12 +50,19 @@ def is_traced() -> bool:
     return local.tracer is not None
 
 
-def all_hold(condition: Tensor) -> bool:
+def all_hold(condition: Tensor | bool) -> bool:
     """Return whether a condition holds for every element, which it nearly always does."""
+    if isinstance(condition, bool):
+        return condition
     if local.tracer is None:
         return bool(condition.all())
     local.tracer.assume(condition.all())
     return True
+
+
+def number(value: float | Tensor) -> float | Tensor:
+    """Return a number, or while a step is traced, what stands for it."""
+    return value.detach().double() if local.tracer is not None and isinstance(value, Tensor) else float(value)
 
 
 def structure() -> AbstractContextManager[None]:

@@ -1,0 +1,119 @@
+"""With a real compiler, and without one."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import bridle
+from bridle._compile import _entry
+
+from .helpers import C, D, Twins, batch, losses_of, mlp
+
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="inductor needs a C++ compiler"
+)
+
+
+@needs_compiler
+def test_compiled_with_dropout_and_buffers():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.drop, self.second = nn.Linear(D, 6), nn.Dropout(0.5), nn.Linear(6, C)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += 1
+            return self.second(self.drop(torch.tanh(self.first(x))))
+
+    twins = Twins(Model(), backend="inductor")
+    for _ in range(4):
+        twins.run(*batch(), exact=False)
+    assert twins.ran == "compiled", twins.step.explain()
+    assert twins.model.seen == 4
+
+
+@needs_compiler
+def test_the_fastest_is_kept_and_all_are_right():
+    twins = Twins(mlp(), backend="fastest")
+    for _ in range(25):
+        twins.run(*batch(), exact=False)
+    text = twins.step.explain()
+    assert all(f"{way} " in text for way in ("eager", "captured", "compiled"))
+    assert "being timed" not in text
+
+
+def test_without_a_compiler_the_captured_graph_runs_and_that_is_said_once(monkeypatch):
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def compiled(*_):
+        raise RuntimeError("backend failed") from InvalidCxxCompiler()
+
+    monkeypatch.setattr("bridle._torch.fx.compiled", compiled)
+    monkeypatch.setattr(_entry, "_said", set())
+    for times in (1, 0):
+        twins = Twins(mlp(), backend="inductor")
+        twins.run(*batch())
+        if times:
+            with pytest.warns(bridle.errors.BridleWarning, match="runs uncompiled: there is no C\\+\\+ compiler"):
+                twins.run(*batch())
+        else:
+            twins.run(*batch())
+        assert twins.ran == "captured"
+        assert "there is no C++ compiler" in twins.step.explain()
+
+
+def test_progress_is_shown_when_it_takes_long(monkeypatch, capsys):
+    from bridle._compile import _progress
+
+    monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
+    twins = Twins(mlp())
+    twins.run(*batch())
+    twins.run(*batch())
+    assert "bridle.compile: `step` for (4, 5), (4,)" in capsys.readouterr().err
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_model_that_was_compiled_already(in_place):
+    model = Own()
+    if in_place:
+        model.compile(backend="aot_eager")
+        compiled = model
+    else:
+        compiled = torch.compile(model, backend="aot_eager")
+
+    def make(run):
+        def step(x, y):
+            return bridle.per_sample(losses_of(run, x, y), model).clip_(0.5)
+
+        return step
+
+    plain = Own()
+    plain.load_state_dict(model.state_dict())
+    with pytest.raises(bridle.errors.UnsupportedOperationError, match="whole step with bridle.compile"):
+        make(compiled)(*batch())
+    step = bridle.compile(make(compiled), compiled, backend="captured")
+    for _ in range(3):
+        x, y = batch()
+        expected = bridle.per_sample(losses_of(plain, x, y), plain).clip_(0.5)
+        assert torch.equal(step(x, y), expected)
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
+    assert ": captured (" in step.explain()
+
+
+def test_importing_bridle_does_not_import_dynamo():
+    code = "import sys, bridle; assert 'torch._dynamo' not in sys.modules and 'torch._inductor' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

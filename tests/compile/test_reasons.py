@@ -1,0 +1,282 @@
+"""What stays eager, for which reason."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bridle
+from bridle import errors
+
+from .helpers import B, C, D, Twins, batch, clipped, losses_of, mlp
+
+
+class Experts(nn.Module):
+    """Rows are routed to experts by their values."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(D, 2)
+        self.experts, self.head = nn.ModuleList(nn.Linear(D, D) for _ in range(2)), nn.Linear(D, C)
+
+    def forward(self, x):
+        scores, chosen = self.gate(x).softmax(1).max(1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = torch.where(chosen == number)[0]
+            out = out.index_add(0, rows, expert(x[rows]) * scores[rows, None])
+        return self.head(out)
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return self.inner(x if x.sum() > 0 else -x)
+
+
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(D, D), nn.Linear(D, C)
+
+    def forward(self, x):
+        h = self.inner(x)
+        h.register_hook(lambda g: g * 2)
+        return self.head(h)
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0]
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x):
+        return Square.apply(self.inner(x))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner, self.head, self.reentrant = nn.Sequential(nn.Linear(D, D), nn.Tanh()), nn.Linear(D, C), reentrant
+
+    def forward(self, x):
+        return self.head(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+
+
+def answers(ask, **options):
+    def make(model):
+        return lambda x, y: ask(bridle.per_sample(losses_of(model, x, y), model, **options))
+
+    return make
+
+
+def with_zero_grad(model):
+    def step(x, y):
+        model.zero_grad()
+        return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+
+    return step
+
+
+def with_optimizer(model):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x, y):
+        norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        optimizer.step()
+        return norms
+
+    return step
+
+
+def that_reads_grad(model):
+    def step(x, y):
+        norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        if model[0].weight.grad is not None:
+            norms = norms + model[0].weight.grad.sum()
+        return norms
+
+    return step
+
+
+def that_sets_grad(model):
+    def step(x, y):
+        norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        model[0].weight.grad = None
+        return norms
+
+    return step
+
+
+def that_calls_backward(model):
+    def step(x, y):
+        losses = losses_of(model, x, y)
+        norms = bridle.per_sample(losses, model).norms()
+        losses.sum().backward()
+        return norms
+
+    return step
+
+
+def that_prints(model):
+    def step(x, y):
+        losses = losses_of(model, x, y)
+        print("mean loss", float(losses.detach().mean()))
+        return bridle.per_sample(losses, model).norms()
+
+    return step
+
+
+GROUPS = torch.tensor([0, 0, 1, 1])
+EAGER = {
+    "checkpoint": (lambda: Checkpointed(False), clipped, "holds a checkpoint"),
+    "reentrant checkpoint": (lambda: Checkpointed(True), clipped, "."),
+    "experts": (Experts, clipped, "."),
+    "branch on values": (Branches, clipped, "[Dd]ata-dependent"),
+    "hook on a tensor": (Hooked, clipped, "."),
+    "custom Function": (Custom, clipped, "."),
+    "zero_grad": (mlp, with_zero_grad, "looks at `.grad`"),
+    "optimizer": (mlp, with_optimizer, "."),
+    "reads grad": (mlp, that_reads_grad, "looks at `.grad`"),
+    "sets grad": (mlp, that_sets_grad, "looks at `.grad`"),
+    "backward": (mlp, that_calls_backward, "."),
+    "prints": (mlp, that_prints, "."),
+    "groups": (mlp, answers(lambda ps: ps.norms(), sample_groups=GROUPS), "was given `sample_groups`"),
+    "stream": (mlp, answers(lambda ps: [g for _, _, g in ps.stream()]), "stream hands out"),
+    "plan": (mlp, answers(lambda ps: ps.plan()), "plan returns text"),
+    "threshold and noise": (
+        mlp,
+        answers(lambda ps: ps.clip_(ps.norms().median(), noise_multiplier=1.0)),
+        "a threshold that is a tensor",
+    ),
+    "host": (mlp, answers(lambda ps: ps.norms().tolist()), "."),
+    "nothing asked": (mlp, lambda model: lambda x, y: losses_of(model, x, y).detach(), "does not ask"),
+    "one sample": (mlp, lambda model: lambda x, y: clipped(model)(x[:1], y[:1]), "at least two"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("name", EAGER)
+def test_stays_eager_and_says_why(name):
+    model, make, reason = EAGER[name]
+    twins = Twins(model(), make)
+    for _ in range(4):
+        twins.run(*batch())
+    assert twins.ran == "eager", twins.step.explain()
+    assert re.search(f"eager: .*{reason}", twins.step.explain()), twins.step.explain()
+
+
+def test_coupling_is_refused_at_every_call():
+    model = nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.Linear(6, C))
+    step = bridle.compile(clipped(model), model, backend="captured")
+    for _ in range(3):
+        with pytest.raises(errors.BatchCouplingError):
+            step(*batch())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_coupling_that_is_allowed():
+    def make(model):
+        def step(x, y):
+            return bridle.per_sample(losses_of(model, x, y), model, allow_coupling=True).norms()
+
+        return step
+
+    twins = Twins(nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.Linear(6, C)), make)
+    for _ in range(3):
+        twins.run(*batch())
+
+
+def test_errors_of_the_step_are_its_own():
+    model = mlp()
+
+    def step(x, y):
+        if x.shape[0] == 2:
+            raise KeyError("two")
+        return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+
+    step = bridle.compile(step, model, backend="captured")
+    for _ in range(3):
+        step(*batch())
+        with pytest.raises(KeyError, match="two"):
+            step(*batch(2, D))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            step(*batch(B, D + 1))
+        with pytest.raises(errors.ArgumentError, match="single number"):
+            bridle.compile(lambda x: bridle.per_sample(model(x).sum(), model), model)(batch()[0])
+
+
+def test_an_error_in_clip_is_that_of_the_eager_step():
+    model = mlp()
+    step = bridle.compile(answers(lambda ps: ps.clip_(-1.0))(model), model, backend="captured")
+    for _ in range(3):
+        with pytest.raises(errors.ArgumentError, match="max_norm must be positive"):
+            step(*batch())
+
+
+def test_what_cannot_be_compiled_at_all():
+    with pytest.raises(errors.ArgumentTypeError, match="`step` must be a function"):
+        bridle.compile(3, mlp())
+    with pytest.raises(errors.ArgumentTypeError, match="`model` must be a module"):
+        bridle.compile(lambda: 0, 3)
+    with pytest.raises(errors.ArgumentError, match="backend must be"):
+        bridle.compile(lambda: 0, mlp(), backend="fast")
+
+
+def test_a_process_group(monkeypatch):
+    model = mlp()
+    step = bridle.compile(clipped(model), model, backend="captured")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert "a process group is initialised" in step.explain()
+
+
+def test_many_shapes_end_in_the_eager_step():
+    twins = Twins(nn.Linear(D, C))
+    for size in range(2, 14):
+        twins.run(*batch(size, D))
+    twins.run(*batch(13, D))
+    assert "eager: " in twins.step.explain()
+
+
+def test_before_the_first_call():
+    model = mlp()
+    step = bridle.compile(clipped(model), model)
+    assert step.explain() == "`step`, backend 'fastest'\n  not called yet"
+    assert step.__name__ == "step"
+
+
+def test_dropped_samples():
+    twins = Twins(mlp(), answers(lambda ps: ps.clip_(0.5, nonfinite="drop")))
+    x, y = batch()
+    twins.run(x, y)
+    twins.captured(x, y)
+    x[1] = torch.inf
+    twins.eager(x, y)
+    assert all(torch.isfinite(p.grad).all() for p in twins.model.parameters())
+
+
+def test_functional_losses_of_another_model():
+    model, other = mlp(), mlp()
+    step = bridle.compile(
+        lambda x, y: bridle.per_sample(F.cross_entropy(other(x), y, reduction="none"), model).norms(), model
+    )
+    for _ in range(3):
+        with pytest.raises(errors.UnusedInputError):
+            step(*batch())

@@ -21,6 +21,8 @@ ORDER = [
     "graph",
 ]
 ORDER += ["autograd", "persample", "_compile", "policies", "distributed", "clip", "functional", "watch", "integrations"]
+# The same for the sub-packages of a package; its own files may import all of them.
+INSIDE = {"persample": ["engine", "ownership", "representations", "rules"]}
 # What the root of the package offers and who runs it may import everything.
 TOP = {"__init__", "__main__"}
 
@@ -68,6 +70,24 @@ def test_imports_go_one_way():
         for where, parts, target in edges()
         if parts[0] not in TOP and target[0] in ORDER and ORDER.index(target[0]) > ORDER.index(parts[0])
     ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_every_sub_package_has_its_place(package):
+    assert {parts[1] for _, parts in modules() if parts[0] == package and len(parts) > 2} == {*INSIDE[package]}
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_imports_between_sub_packages_go_one_way(package):
+    order = INSIDE[package]
+
+    def place(parts):
+        return order.index(parts[1]) if len(parts) > 1 and parts[1] in order else len(order)
+
+    within = [edge for edge in edges() if edge[1][0] == edge[2][0] == package]
+    wrong = [f"{where} imports {'.'.join(target)}" for where, here, target in within if place(target) > place(here)]
+    assert within
     assert not wrong
 
 

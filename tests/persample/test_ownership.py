@@ -236,3 +236,58 @@ def test_elements_of_data_that_enter_one_loss_each(function):
     m, x = model(), data()
     for _ in range(2):
         assert check(function(m, x), m) is Source.PROVED
+
+
+# Convolutions over the batch -------------------------------------------------------------------------------------------
+
+
+def along_the_batch(conv, x):
+    """Return losses of a convolution to which the batch is its length."""
+    return conv(x.t()).t().tanh().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [(nn.Conv1d, {}), (nn.Conv1d, {"groups": 2}), (nn.Conv1d, {"dilation": 2}), (nn.ConvTranspose1d, {})],
+)
+def test_a_kernel_of_one_mixes_no_samples(kind, options):
+    conv = kind(D, 2, 1, **options)
+    for _ in range(2):
+        assert check(along_the_batch(conv, data()), conv) is Source.PROVED
+
+
+def test_a_kernel_of_one_along_the_batch_alone():
+    conv = nn.Conv2d(D, 3, (1, 3), padding=(0, 1))
+    x = torch.randn(B, D, 5)
+    assert check(conv(x.permute(1, 0, 2)[None])[0].permute(1, 0, 2).square().flatten(1).sum(1), conv) is Source.PROVED
+
+
+@pytest.mark.parametrize(("kind", "options"), [(nn.Conv1d, {}), (nn.Conv1d, {"groups": 2}), (nn.ConvTranspose1d, {})])
+def test_a_larger_kernel_over_the_batch_is_refused(kind, options):
+    conv = kind(D, 2, 3, padding=1, **options)
+    for _ in range(2):
+        with pytest.raises(BatchCouplingError):
+            bridle.per_sample(along_the_batch(conv, data()), conv)
+
+
+# Names -----------------------------------------------------------------------------------------------------------------
+
+
+class Mul(torch.autograd.Function):
+    """A Function of the user's with the name of one of torch's ops, above all parameters."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, g):
+        (y,) = ctx.saved_tensors
+        return g * y, None
+
+
+def test_a_function_with_the_name_of_an_op():
+    m = model()
+    for _ in range(2):
+        assert check(Mul.apply(plain(m), torch.rand(B)), m) is Source.ASKED

@@ -48,7 +48,10 @@ def _headline(report: Report) -> str:
     loss = finite(run.loss)
     ends = f"loss {number(loss[0])} -> {number(loss[-1])}" if loss else "no loss seen"
     ranks = f" on each of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
-    seen = [f"{c.name} {number(c.values[0])} -> {number(c.values[-1])}, {len(c)} values ({c.origin})" for c in run.curves[:2]]
+    seen = [
+        f"{c.name} {number(c.values[0])} -> {number(c.values[-1])}, {len(c)} values ({c.origin})"
+        for c in run.curves[:2]
+    ]
     more = run.n_optimizers - 1
     others = f"; {more} more optimizer{'s' if more > 1 else ''} in the record" if more else ""
     return (
@@ -67,6 +70,7 @@ def _finding(number: int, finding: Finding) -> str:
 
 def _advice(advice: Advice) -> str:
     head = "What to change" if advice.actions else "Clipping: no change advised"
+    head += f", {advice.optimizer}" if advice.optimizer else ""
     lines = [_wrap(f"{head}. {advice.because}", "", "   ")]
     for i, action in enumerate(advice.actions, start=1):
         lines.append(_wrap(f"{i}) {action.do[:1].upper()}{action.do[1:]}. {action.why}", "   ", "      "))

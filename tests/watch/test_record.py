@@ -148,6 +148,7 @@ def test_every_key_is_in_the_schema(tmp_path, monkeypatch):
                 weight.grad[0] = float("nan")
             monitor.per_sample(torch.ones(4))
             optimizer.step()
+            print("epoch", t, "val loss 0.5")
         monitor.note("test", loss=0.5)
     header, *lines = map(json.loads, Path(monitor.path).read_text().splitlines())
     kinds = {
@@ -155,12 +156,14 @@ def test_every_key_is_in_the_schema(tmp_path, monkeypatch):
         "optimizer": set(schema.OptimizerLine.__annotations__),
         "note": set(schema.NoteLine.__annotations__),
         "ended": set(schema.NoteLine.__annotations__),
+        "site": set(schema.SiteLine.__annotations__),
+        "curve": set(schema.CurveLine.__annotations__),
     }
     for line in lines:
         allowed = next(keys for kind, keys in kinds.items() if kind in line)
         assert set(line) <= allowed
     written = set(header).union(*lines)
-    of_other_runs = {"shards", "partial_sums", "anomaly", "stopped", "unmeasured", "reason"}
+    of_other_runs = {"shards", "partial_sums", "anomaly", "stopped", "unmeasured", "reason", "unnamed", "library"}
     assert set().union(*kinds.values()) - written == of_other_runs
     page = (Path(__file__).parents[2] / "docs" / "watch.md").read_text()
     assert [key for key in set().union(*kinds.values()) if f"`{key}`" not in page] == []

@@ -69,6 +69,7 @@ class Advice:
         candidates: What other thresholds would have done.
         actions: What to change, the best first.
         learning_rate: The learning rate to try; None where it is not the matter.
+        optimizer: Which optimizer, where the run has several. Set by the report.
     """
 
     threshold: float | None
@@ -78,6 +79,7 @@ class Advice:
     candidates: list[Candidate]
     actions: list[Action] = field(default_factory=list)
     learning_rate: float | None = None
+    optimizer: str | None = None
 
     @property
     def policy(self) -> str | None:
@@ -89,6 +91,8 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     """Recommend changes for a run with these findings."""
     norms, names = finite(run.norm), {finding.name for finding in findings}
     levels = {f"{q:.0%}": quantile(norms, q) for q in _QUANTILES} if norms else {}
+    if len(norms) < _LEAST and "nonfinite" in names:
+        return _diverged_at_once(run, levels)
     if len(norms) < _LEAST:
         return Advice(None, f"{len(norms)} steps are too few to judge by; {_LEAST} are needed.", None, levels, [])
     levels["largest"] = max(norms)
@@ -102,7 +106,8 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     if not reasons or threshold <= 0:
         return plain
     rate = _slower(run)
-    slower = _slow_down(run, rate) if not names.isdisjoint((*SYMPTOMS, "edge_of_stability")) else []
+    is_calm = names.isdisjoint((*SYMPTOMS, "edge_of_stability")) and run.optimizer not in ADAPTIVE
+    slower = [] if is_calm else _slow_down(run, rate)
     clip = _clip(run, threshold)
     leads = run.optimizer in ADAPTIVE or ("edge_of_stability" in names and names.isdisjoint(_OUTLIERS))
     if run.optimizer in ADAPTIVE and names.isdisjoint(_OUTLIERS):  # clipping would change next to nothing
@@ -111,6 +116,15 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     because = _why(run, reasons)
     effect = _candidate(norms, threshold)
     return Advice(threshold, because, effect, levels, candidates, actions, rate if slower else None)
+
+
+def _diverged_at_once(run: Run, levels: dict[str, float]) -> Advice:
+    """Advise on a run that has no healthy part to learn from: nothing but smaller steps will do."""
+    because = f"The gradients were finite for {len(finite(run.norm))} steps only, which is too few for a threshold."
+    rate = _slower(run, 10)
+    auto = [] if run.optimizer in ADAPTIVE else _clip(run, 1.0)[:1]
+    actions = [*(_slow_down(run, rate)[:1] if rate else []), *auto]
+    return Advice(None, because, None, levels, [], actions, rate)
 
 
 def _loosen(run: Run, names: set[str], plain: Advice) -> Advice:
@@ -184,18 +198,17 @@ def _healthy_norms(run: Run) -> list[float]:
     return kept if len(kept) >= _LEAST else [n for n in finite(run.norm) if n > 0][:_LEAST] or [0.0]
 
 
-def _slower(run: Run) -> float | None:
+def _slower(run: Run, by: float = _SLOWER) -> float | None:
     rates = finite(run.lr)
-    return _round(max(rates) / _SLOWER) if rates and max(rates) > 0 else None
+    return _round(max(rates) / by) if rates and max(rates) > 0 else None
 
 
 def _slow_down(run: Run, rate: float | None) -> list[Action]:
     if rate is None:
         return []
     why = "Every step becomes shorter by that, whatever the gradients are."
-    found = [
-        Action(f"lower the learning rate to {rate:g}", why, paste_rate(run, rate), f"--lr-scale {1 / _SLOWER:.2g}")
-    ]
+    scale = f"--lr-scale {rate / max(finite(run.lr)):.2g}"
+    found = [Action(f"lower the learning rate to {rate:g}", why, paste_rate(run, rate), scale)]
     betas = run.settings.get("betas")
     if run.optimizer in ADAPTIVE and isinstance(betas, list) and len(betas) == 2 and betas[1] > 0.95:
         why = (

@@ -1,7 +1,7 @@
 """The losses of a run that are judged: that of the batches, and those on other data."""
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from statistics import median
 
@@ -56,6 +56,11 @@ def swing_of(run: Run, loss: Loss) -> Swing | None:
     return find_swing(loss.values, batches=loss.batches, explained=_explained(run, loss))
 
 
+def is_unsteady(run: Run) -> bool:
+    """Return whether a loss of a run swings, or gradients were not finite."""
+    return bool(run.nonfinite) or any(swing_of(run, loss) for loss in losses_of(run))
+
+
 def _name(curve: str) -> str:
     return f"{curve} loss" if " " not in curve and "_" not in curve else curve
 
@@ -67,7 +72,9 @@ def _kept(name: str, batches: bool, steps: list[int], values: list[float], origi
 
 def _explained(run: Run, loss: Loss) -> Explain:
     def row(index: int) -> int:
-        return max(0, bisect_right(run.steps, loss.steps[index]) - 1)
+        # A loss on other data came after so many steps: the last of them has the number before.
+        place = bisect_right if loss.batches else bisect_left
+        return max(0, place(run.steps, loss.steps[index]) - 1)
 
     def explained(start: int, end: int) -> str | None:
         before, after = row(start), row(end)

@@ -31,7 +31,7 @@ def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
     why = _why(happened, causes)
     if advice.actions:
         others = f"; or {advice.actions[1].do}" if len(advice.actions) > 1 else ""
-        do = f"What to do: {advice.actions[0].do}{others}."
+        do = f"What to do{f' ({advice.optimizer})' if advice.optimizer else ''}: {advice.actions[0].do}{others}."
     elif happened or causes:
         do = f"What to do: {(happened or causes)[0].advice}"
     else:

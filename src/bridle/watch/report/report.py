@@ -131,13 +131,18 @@ def report_on(run: Run, *others: Run) -> Report:
 
 
 def _advise(*judged: tuple[Run, list[Finding]]) -> Advice:
-    """Advise on the first optimizer whose findings call for something; on the first of all where none do."""
-    each = [advise(run, findings) for run, findings in judged]
-    return next((advice for advice in each if advice.actions), each[0])
+    """Advise on the optimizer with the weightiest finding that calls for something; on the first where none does."""
+    each = [(advise(run, findings), run, max((f.weight for f in findings), default=0.0)) for run, findings in judged]
+    advice, run, _ = max(each, key=lambda one: one[2] if one[0].actions else -1.0)
+    return dataclasses.replace(advice, optimizer=_label(run)) if len(judged) > 1 and advice.actions else advice
 
 
 def _labelled(finding: Finding, run: Run) -> Finding:
-    return dataclasses.replace(finding, optimizer=f"optimizer {run.opt} ({run.optimizer})")
+    return dataclasses.replace(finding, optimizer=_label(run))
+
+
+def _label(run: Run) -> str:
+    return f"optimizer {run.opt} ({run.optimizer})"
 
 
 def _plain(v: Any) -> Any:

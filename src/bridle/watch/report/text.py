@@ -70,6 +70,7 @@ def _finding(number: int, finding: Finding) -> str:
 
 def _advice(advice: Advice) -> str:
     head = "What to change" if advice.actions else "Clipping: no change advised"
+    head += f", {advice.optimizer}" if advice.optimizer else ""
     lines = [_wrap(f"{head}. {advice.because}", "", "   ")]
     for i, action in enumerate(advice.actions, start=1):
         lines.append(_wrap(f"{i}) {action.do[:1].upper()}{action.do[1:]}. {action.why}", "   ", "      "))

@@ -30,7 +30,7 @@ def cluster(run: Run) -> Finding | None:
         name="cluster",
         clipping_helps=True,
         title=f"{share:.0%} of the batches are of another kind: their gradients are {ratio:.3g} times larger",
-        weight=0.86,
+        weight=0.895,
         test=f"the norms over their running median (101 steps) fall into two groups whose middles are a factor of "
         f"{_RATIO:g} and {_SPREADS:g} spreads apart, with next to nothing between",
         evidence={

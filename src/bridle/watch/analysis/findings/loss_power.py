@@ -1,18 +1,18 @@
 from ...run.run import Run
 from ..finding import Finding
-from ..losses import losses_of, swing_of
+from ..losses import is_unsteady
 from ..paste import site_of
 from .heavy_tail import loss_correlation
 
 
 def loss_power(run: Run) -> Finding | None:
-    """Find, in a run that swings, a loss whose terms are raised to a power: large errors count out of proportion."""
+    """Find, in a run that swings or diverges, a loss raised to a power: large errors count out of proportion."""
     site = site_of(run, "backward")
     graph = site.get("loss_graph", {}) if site is not None else {}
     power, base = graph.get("power", 1.0), graph.get("of", "")
     if power <= 1 or (power <= 2 and base in ("Sub", "Abs")):  # a squared error is what everybody uses
         return None
-    if not any(swing_of(run, loss) for loss in losses_of(run)):
+    if not is_unsteady(run):
         return None
     weighted = bool(graph.get("weighted"))
     ten = 10 ** (power - 1)
@@ -22,7 +22,7 @@ def loss_power(run: Run) -> Finding | None:
         title=f"the loss raises its terms to the power {power:g}{' and weighs them' if weighted else ''}: a term ten "
         f"times larger pulls {ten:.3g} times harder than without",
         weight=0.87,
-        test="the run swings, and the graph of the loss holds a power above 1 (of a difference: above 2)",
+        test="the run swings or diverges, and the graph of the loss holds a power above 1 (of a difference: above 2)",
         evidence={
             "power": power,
             "of": base or "unknown",

@@ -39,6 +39,8 @@ def nonfinite(run: Run) -> Finding | None:
         test="any gradient or loss that is NaN or infinite",
         evidence=evidence,
         advice=known if origins else unknown,
+        plain="the training broke down: gradients became infinite or NaN"
+        + (f" at step {run.nonfinite[0].step}" if run.nonfinite else ""),
     )
 
 

@@ -1,3 +1,4 @@
+import math
 from itertools import pairwise
 from statistics import median
 
@@ -25,7 +26,7 @@ def oscillation(run: Run) -> Finding | None:
         name="oscillation",
         clipping_helps=True,
         title=title + (f"; it ends {ends:.3g} times above its lowest" if ends > 1.2 else ""),
-        weight=min(0.98, 0.9 + 0.01 * len(rises)),
+        weight=0.9 + 0.01 * min(len(rises), 5) + 0.03 * min(1.0, math.log10(1 + largest) / 3),
         test="the loss rises, falls and rises again, each time by more than 20% and by more than its noise explains; a "
         "learning rate that is raised, or new data, is no swing",
         evidence={
@@ -44,8 +45,12 @@ def oscillation(run: Run) -> Finding | None:
            if period is not None and loss.batches else ""),
         chart=_chart(loss, swing),
         plain=f"the {loss.name} goes up and down instead of settling ({len(rises)} rises"
-        + (f", up to {largest:.2g} times its level)" if positive else ")"),
+        + (f", up to {_fold(largest)} times its level)" if positive else ")"),
     )  # fmt: skip
+
+
+def _fold(factor: float) -> str:
+    return f"{factor:.2g}" if factor < 100 else f"{factor:.0f}" if factor < 1e5 else f"{factor:.0e}"
 
 
 def _size(loss: Loss, rise: Rise) -> float:

@@ -2,7 +2,7 @@ from statistics import fmean
 
 from ...run.run import Run
 from ..finding import Finding
-from ..losses import losses_of, swing_of
+from ..losses import is_unsteady
 from ..statistics import finite
 
 _LEAST = 100
@@ -21,7 +21,7 @@ def small_batch(run: Run) -> Finding | None:
     if len(cosines) < _LEAST:
         return None
     signal, positive = -fmean(cosines), sum(1 for c in cosines if c > 0) / len(cosines)
-    if abs(signal) > _SIGNAL or not 0.3 < positive < 0.7 or not any(swing_of(run, loss) for loss in losses_of(run)):
+    if abs(signal) > _SIGNAL or not 0.3 < positive < 0.7 or not is_unsteady(run):
         return None
     return Finding(
         name="small_batch",

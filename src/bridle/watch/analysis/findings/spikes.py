@@ -61,7 +61,7 @@ def spikes(run: Run) -> Finding | None:
 
 
 def _times(n: int) -> str:
-    return "once" if n == 1 else f"{n} times"
+    return {1: "once", 2: "twice"}.get(n, f"{n} times")
 
 
 def _large_update(run: Run, i: int) -> bool:

@@ -68,3 +68,39 @@ def test_clipping_by_both_is_recorded_as_what_happened(tmp_path, ours):
     assert min(run.norm) > 1e-2
     assert run.clip == pytest.approx([min(ours, 1e-3) / n for n in run.norm], rel=1e-3)
     assert run.threshold == min(ours, 1e-3)
+
+
+class Validated(Model):
+    def validation_step(self, batch, index):
+        self.log("val/Loss", self.net(batch[0]).square().mean())
+        self.log("other", 3.0)
+
+
+@pytest.mark.parametrize(("name", "expected"), [(None, None), ("other", 3.0), ("none", [])])
+def test_the_validation_loss_is_a_curve(tmp_path, name, expected):
+    callback = MonitorCallback(tmp_path / "run.jsonl", validation_loss=name)
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(32, 4)), batch_size=4)
+    trainer = pl.Trainer(
+        max_epochs=2, callbacks=[callback], enable_progress_bar=False, enable_checkpointing=False, logger=False,
+        enable_model_summary=False, accelerator="cpu", default_root_dir=tmp_path, val_check_interval=4,
+    )  # fmt: skip
+    module = Validated()
+    trainer.fit(module, data, data)
+    noted = read_run(tmp_path / "run.jsonl").noted_losses("test")
+    if expected == []:
+        assert noted == []
+        return
+    assert [after for after, _ in noted] == [4, 8, 12, 16]  # not the check before the fit
+    assert noted[-1][1] == pytest.approx(expected or float(trainer.callback_metrics["val/Loss"]), rel=1e-6)
+
+
+def test_a_second_fit_goes_on_with_the_record(tmp_path):
+    callback = MonitorCallback(tmp_path / "run.jsonl")
+    module, data = Model(), torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 4)), batch_size=4)
+    for _ in range(2):
+        pl.Trainer(
+            max_epochs=1, callbacks=[callback], enable_progress_bar=False, enable_checkpointing=False, logger=False,
+            enable_model_summary=False, accelerator="cpu", default_root_dir=tmp_path,
+        ).fit(module, data)  # fmt: skip
+    assert callback.monitor.steps == 4
+    assert read_run(tmp_path / "run.jsonl").n_optimizers == 2

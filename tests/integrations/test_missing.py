@@ -8,6 +8,9 @@ PACKAGES = {
     "transformers": "transformers",
     "accelerate": "accelerate",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "notebook": "IPython",
 }
 
 

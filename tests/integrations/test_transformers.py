@@ -7,7 +7,7 @@ pytest.importorskip("transformers", reason="pip install 'bridle[transformers]'")
 pytest.importorskip("accelerate", reason="the Trainer needs it: pip install 'bridle[transformers]'")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import Trainer, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from bridle.integrations.transformers import MonitorCallback
 
@@ -46,3 +46,35 @@ def test_a_training_is_recorded(tmp_path, capsys):
     assert min(run.norm) > 1e-3  # before the trainer's own clipping
     assert [step for step, _ in run.noted_losses("test")] == [3, 6]
     assert "'bridle_norm'" in capsys.readouterr().out
+
+
+class Tracker(TrainerCallback):
+    """A tracker as those of `report_to`: it logs what it is given, when it is called."""
+
+    def __init__(self):
+        self.logged = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.logged.append((state.global_step, dict(logs)))
+
+
+def test_the_numbers_reach_trackers_that_come_before(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="pip install 'bridle[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker, callback = Tracker(), MonitorCallback(tmp_path / "run.jsonl")
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=4, per_device_train_batch_size=4, logging_steps=1, use_cpu=True,
+        report_to=["tensorboard"], disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
+    trainer = Trainer(model=Model(), args=args, train_dataset=data(), callbacks=[tracker, callback])
+    trainer.train()
+    norms = [logs["bridle_norm"] for _, logs in tracker.logged if "loss" in logs]
+    assert norms == pytest.approx(read_run(tmp_path / "run.jsonl").norm)
+    events = next(tmp_path.rglob("events.out.tfevents.*")).parent
+    found = EventAccumulator(str(events))
+    found.Reload()
+    assert [e.value for e in found.Scalars("train/bridle_norm")] == pytest.approx(norms, rel=1e-5)
+    trainer.train()  # goes on with the same record
+    assert len(read_run(tmp_path / "run.jsonl").steps) == 8

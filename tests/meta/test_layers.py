@@ -22,7 +22,7 @@ ORDER = [
 ]
 ORDER += ["autograd", "persample", "_compile", "policies", "distributed", "clip", "functional", "watch", "integrations"]
 # The same for the sub-packages of a package; its own files may import all of them.
-INSIDE = {"persample": ["engine", "ownership", "representations", "rules"]}
+INSIDE = {"persample": ["tracing", "engine", "ownership", "representations", "rules"]}
 # What the root of the package offers and who runs it may import everything.
 TOP = {"__init__", "__main__"}
 

@@ -20,8 +20,9 @@ def scalars(run: Run, prefix: str = "bridle", *, commit: bool = True) -> Callabl
     Args:
         run: What `wandb.init` returned; it is not finished here.
         prefix: What the names begin with.
-        commit: As in `run.log`. False where the script calls `run.log(..., step=...)` itself at each step: the numbers
-            then go into the row of its next call, and do not advance the run's own count.
+        commit: As in `run.log`: whether each step is a row of its own. wandb counts rows, and drops what is logged with
+            a smaller `step=` than its count. So pass False where the script calls `run.log(..., step=...)` itself: the
+            numbers then join the row that is open, which changes no count; of several in one row the last stays.
 
     Returns:
         The function.

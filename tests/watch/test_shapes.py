@@ -1,0 +1,26 @@
+"""Scripts in the shapes that people write run under `bridle watch` as they run alone."""
+
+import sys
+
+import pytest
+
+from bridle.watch import read_run
+
+from .processes import run_process
+from .shapes import EXPECTED, write
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_output_is_the_same(tmp_path, name):
+    script, steps, code = write(tmp_path)[name]
+    plain = run_process([sys.executable, script.name], cwd=tmp_path)
+    watched = run_process([sys.executable, "-m", "bridle", "watch", script.name], cwd=tmp_path)
+    assert plain.returncode == watched.returncode == code, watched.stderr
+    assert watched.stdout == plain.stdout
+    assert plain.stdout.count("\n") >= 2
+    assert watched.stderr.startswith(plain.stderr)
+    record = tmp_path / f"{name}.bridle.jsonl"
+    runs = [read_run(record, optimizer=opt) for opt in range(len(steps))]
+    assert [len(run.steps) for run in runs] == steps
+    assert all(loss == loss for run in runs for loss in run.loss)  # known at every step
+    assert f"{sum(runs[0].n_steps)} steps recorded" in watched.stderr

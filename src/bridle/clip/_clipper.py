@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError
-from ..policies import Policy, Stateful
+from ..policies import Stateful
+from ..policies.named import Rules, build_all
 from ._clip import NonFinite, clip_
 from ._copy import carry, drop, refuse_shallow
 from ._parameters import Target
@@ -35,7 +36,7 @@ class Clipper:
 
     Args:
         optimizer: Whose gradients to clip.
-        policy: A policy, or a mapping from name patterns to policies, as for `bridle.clip_`.
+        policy: A policy, its name, or a mapping from name patterns to those, as for `bridle.clip_`.
         model: Where the names for a mapping come from, if the optimizer was not built from
             `named_parameters()`.
         nonfinite: As for `bridle.clip_`.
@@ -59,7 +60,7 @@ class Clipper:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        policy: Policy | Mapping[str, Policy | None],
+        policy: Rules,
         *,
         model: torch.nn.Module | None = None,
         nonfinite: NonFinite = "raise",
@@ -69,7 +70,7 @@ class Clipper:
         if nonfinite not in get_args(NonFinite):
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
         self.optimizer = optimizer
-        self.policy = policy
+        self.policy = build_all(policy)
         self.nonfinite: NonFinite = nonfinite
         self.dry_run = dry_run
         self.placement = placement

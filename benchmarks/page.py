@@ -16,8 +16,8 @@ HEAD = """# Benchmarks
 Written by `python benchmarks/page.py` from `benchmarks/results/`. Every row is a ratio taken within one interleaved run
 (contenders take turns; the ratio is taken in each round; shown is the median with quartiles). In columns that say
 "faster" a value below 1 is a loss for bridle; all other ratios are bridle's time over a plain pass, torch or the memory
-limit, and above 1 is what it costs. Nothing here was measured on a GPU. How the policies that adapt compare on
-tasks that swing is in [adaptive.md](adaptive.md), what watching costs in [watch.md](watch.md).
+limit, and above 1 is what it costs. Nothing here was measured on a GPU. What watching costs is in
+[watch.md](watch.md). The last section is no timing: how the ways to clip compare on tasks that swing.
 
 ## In short
 
@@ -33,6 +33,15 @@ tasks that swing is in [adaptive.md](adaptive.md), what watching costs in [watch
 tiny tensors, where torch loses ten:
 
 ![Time of clipping over the memory limit](charts/clip-limit.svg)
+"""
+
+STEADY = """## steady
+
+Written by `python benchmarks/steady.py`, which explains the columns. Each cell: final and best test loss over those of
+the best fixed threshold (below 1 is better than the best of eight thresholds, chosen in hindsight), and the swing. The
+tasks of the second list, and the healthy runs, were written down before `auto` was changed for the last time, were run
+without clipping only until then, and have not been changed since.
+
 """
 
 
@@ -64,6 +73,9 @@ def section(path: pathlib.Path) -> str:
 def main() -> None:
     found = sorted((HERE / "results").glob("*.json"))
     sections = [section(path) for path in found if "rows" in json.loads(path.read_text())]
+    steady = HERE / "results" / "steady.md"
+    if steady.exists():
+        sections.append(STEADY + steady.read_text())
     PAGE.write_text("\n".join([HEAD, *sections]))
 
 

@@ -146,7 +146,9 @@ def test_patterns_that_cannot_be_meant():
         bridle.clip_(m.parameters(), {"*": by_norm(0.5)})
     with pytest.raises(ArgumentTypeError, match=r"a policy was expected, found float: 1\.0"):
         bridle.clip_(m, 1.0)
-    with pytest.raises(ArgumentTypeError, match="a policy was expected, found str"):
+    with pytest.raises(ArgumentTypeError, match="a policy was expected, found int"):
+        bridle.clip_(m, {"*": 1})
+    with pytest.raises(ArgumentError, match="no policy is called 'norm'"):
         bridle.clip_(m, {"*": "norm"})
 
 

@@ -155,7 +155,7 @@ def spikes(norms, losses=None, z=6.0, window=128, warmup=20, at_most=5):
     return out
 
 
-def overshoot(path, grads, rate=0.1, start=0.1, window=100, floor=0.0, ceiling=math.inf):
+def overshoot(path, grads, rate=0.2, start=0.3, window=100, floor=0.0, ceiling=math.inf):
     """The norm after each step, from where the parameters were and what their gradients were."""
     limit, history, out = None, [], []
     for step, g in enumerate(grads):
@@ -168,7 +168,8 @@ def overshoot(path, grads, rate=0.1, start=0.1, window=100, floor=0.0, ceiling=m
         cosine = sum(a * b for a, b in zip(change, g, strict=True)) / (length * norm) if length else 0.0
         history.append(norm)
         usual = statistics.median(history[-window:])
-        limit = start * norm if limit is None else limit * math.exp(-rate * cosine)
-        limit = min(max(limit, 1e-3 * usual), usual)
+        moved = None if limit is None else limit * math.exp(-rate * cosine)
+        limit = start * norm if moved is None else moved * (usual / moved) ** 0.03
+        limit = min(max(limit, 0.1 * usual), 2 * usual)
         out.append(_after(norm, _bounded(limit, 1, 0, floor, ceiling)))
     return out

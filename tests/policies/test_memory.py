@@ -86,7 +86,7 @@ def test_every_step_bad_from_the_start(make):
     policy = make()
     follow(policy, [math.nan, math.inf, math.nan] * 20)
     (g,) = follow(policy, [2.0])[0]
-    first = {bridle.policies.ByStableNorm: 1.0, bridle.policies.ByOvershoot: 0.2}.get(make, 2.0)
+    first = {bridle.policies.ByStableNorm: 1.0, bridle.policies.ByOvershoot: 0.6}.get(make, 2.0)
     assert g.norm().item() == pytest.approx(first)
 
 
@@ -271,7 +271,7 @@ def test_element_spike_refuses_what_it_cannot_remember():
         q.grad = torch.ones(shape)
         if shape == 3:
             bridle.clip_({"q": q}, policy)
-    with pytest.raises(ArgumentError, match=r"'q' has shape \(3,\) and its gradient \(4,\)"):
+    with pytest.raises(ArgumentError, match=r"'q' has shape \(4,\) and had \(3,\) before"):
         bridle.clip_({"q": q}, policy)
 
 

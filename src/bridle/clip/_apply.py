@@ -47,20 +47,24 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
             t.copy_(_shortened(t, torch.as_tensor(limit, dtype=accumulation_dtype(t.device)).to(t.device)))
 
 
-def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> None:
+def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> None:
     """Limit every element by its own entry of a tensor of the gradient's shape."""
     found = clamped(grads, limits)
     with _writing(grads):
         for g, values in zip(grads, found, strict=True):
-            once = _once(g)
-            once.copy_(values[tuple(slice(0, size) for size in once.shape)])
+            if values is not g:
+                once = _once(g)
+                once.copy_(values[tuple(slice(0, size) for size in once.shape)])
 
 
-def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor]) -> list[Tensor]:
-    """Return new tensors with every element limited by its own entry; of a complex element, its magnitude."""
+def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return tensors with every element limited by its own entry, of a complex one its magnitude; new where limited."""
     found = []
     with torch.no_grad():
         for g, own in zip(grads, limits, strict=True):
+            if own is None:
+                found.append(g)
+                continue
             _measure.check_kind(g)
             # Elements that share memory are limited by the least of their entries.
             shared = [d for d, (size, step) in enumerate(zip(g.shape, g.stride(), strict=True)) if size and not step]

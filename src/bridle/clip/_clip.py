@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -15,6 +14,7 @@ from ..distributed import PlacementSpec
 from ..errors import ArgumentError, NonFiniteGradientError
 from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
+from ..policies.named import Rules, kept_for
 from . import _apply
 from ._describe import describe_policy
 from ._fold import check_fold, fold
@@ -32,7 +32,7 @@ NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
 @notify_clip_policy
 def clip_(
     target: Target,
-    policy: Policy | Mapping[str, Policy | None],
+    policy: Rules,
     *,
     nonfinite: NonFinite = "raise",
     fold_into: torch.optim.Optimizer | None = None,
@@ -46,7 +46,8 @@ def clip_(
     Args:
         target: A module, an optimizer, `named_parameters()`, a dict, a tensor or an iterable of tensors.
         policy: Such as `by_norm(1.0)`, or a mapping from name patterns to policies: the first pattern that matches
-            a name wins, each group has its own norm, None leaves a group alone.
+            a name wins, each group has its own norm, None leaves a group alone. A policy that needs no arguments may
+            be given by its name: `"auto"`. What it learns is kept for this set of parameters as long as they live.
         nonfinite: What to do where a gradient holds NaN or infinite values. `"raise"` names them and changes
             nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to zero.
             `"zero"` sets those values to zero and clips the rest. `"propagate"` does not look for them: gradients
@@ -78,10 +79,11 @@ def clip_(
     if nonfinite not in get_args(NonFinite):
         raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
     names, parameters = named(target)
+    rules = kept_for(policy, parameters)
     with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):
-        call = lambda: f"clip_({describe_policy(policy)}, {nonfinite=}, {dry_run=})"  # noqa: E731
+        call = lambda: f"clip_({describe_policy(rules)}, {nonfinite=}, {dry_run=})"  # noqa: E731
         grads = Gradients.of(names, parameters, placement, call)
-        parts = assign(policy, grads)
+        parts = assign(rules, grads)
         if fold_into is not None:
             check_fold(fold_into, parts, grads)
         return _clip(grads, parts, nonfinite, fold_into, dry_run)
@@ -225,6 +227,8 @@ def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tenso
     now = part.readable_now()
     if isinstance(decision, Clamp):
         if not isinstance(decision.limit, float | Tensor):
+            if all(limit is None for limit in decision.limit):
+                return part.norms(p)
             _apply.clamp_each_(part.local, decision.limit)
             return _measure.norms(part.local, p)
         limit = read_threshold(decision.limit, "limit") if now else decision.limit

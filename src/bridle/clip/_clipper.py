@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError, ArgumentTypeError
-from ..policies import Policy, Stateful
+from ..policies import Stateful
 from ..policies.built_once import check_is_state
+from ..policies.named import Rules, build_all
 from ._clip import NonFinite, clip_
 from ._copy import carry, drop, refuse_shallow
 from ._parameters import Target, named
@@ -38,7 +39,7 @@ class Clipper:
 
     Args:
         optimizer: Whose gradients to clip.
-        policy: A policy, or a mapping from name patterns to policies, as for `bridle.clip_`.
+        policy: A policy, its name, or a mapping from name patterns to those, as for `bridle.clip_`.
         model: Where the names for a mapping come from, if the optimizer was not built from
             `named_parameters()`.
         nonfinite: As for `bridle.clip_`.
@@ -63,7 +64,7 @@ class Clipper:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        policy: Policy | Mapping[str, Policy | None],
+        policy: Rules,
         *,
         model: torch.nn.Module | None = None,
         nonfinite: NonFinite = "raise",
@@ -74,7 +75,7 @@ class Clipper:
             raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
         _check_types(optimizer, model)
         self.optimizer = optimizer
-        self.policy = policy
+        self.policy = build_all(policy)
         self.nonfinite: NonFinite = nonfinite
         self.dry_run = dry_run
         self.placement = placement

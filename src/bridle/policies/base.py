@@ -29,10 +29,10 @@ class Clamp:
     """Limit every element to `[-limit, limit]`; of a complex element, its magnitude.
 
     Attributes:
-        limit: One for all, or for each gradient a tensor of its shape.
+        limit: One for all, or for each gradient a tensor of its shape, None for one that is left alone.
     """
 
-    limit: float | Tensor | Sequence[Tensor]
+    limit: float | Tensor | Sequence[Tensor | None]
 
 
 @dataclass(frozen=True)

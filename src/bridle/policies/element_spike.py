@@ -6,12 +6,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .._devices import accumulation_dtype
+from .. import _devices
 from .._measure import magnitudes
 from .._validate import count, decay_below_one, floor_and_ceiling, number
 from ..errors import ArgumentError, UnsupportedGradientError
 from .base import Clamp, GradientView
 from .built_once import BuiltOnce
+from .element_memory import Chunk, ElementMemory, flatten
+from .state import StateRows
 
 
 @dataclass(eq=False)
@@ -55,61 +57,65 @@ class ByElementSpike(BuiltOnce):
         self.theta, self.decay = number(self.theta, "theta"), decay_below_one(self.decay, "decay")
         self.warmup = count(self.warmup, "warmup", 0)
         self.floor, self.ceiling = floor_and_ceiling(self.floor, self.ceiling)
-        # By key: for every element the root of the moving average of squares, corrected for its start at zero (so that
-        # it is as large as the element, however slow the average), and how many steps it has seen.
-        self._rms: dict[str, Tensor] = {}
-        self._seen: dict[str, Tensor] = {}
+        # The root of the moving average of squares of each element, corrected for its start at zero: it is as large as
+        # the element, however slow the average.
+        self._rms = ElementMemory()
+        self._seen = StateRows({})  # how many steps each parameter has learned from
 
     def check(self, grads: GradientView) -> None:
         """Refuse gradients whose elements cannot be told apart, or have the history of another parameter."""
         super().check(grads)
         grads.refuse_sharded("ByElementSpike")
-        for key, g in zip(grads.keys(), grads.tensors, strict=True):
-            if g.layout is not torch.strided:
-                raise UnsupportedGradientError(
-                    f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
-                    "parameter another policy by a name pattern, or use a dense gradient."
-                )
-            rms = self._rms.get(key)
-            if rms is not None and rms.shape != g.shape:
-                raise ArgumentError(
-                    f"the history of {key!r} has shape {tuple(rms.shape)} and its gradient {tuple(g.shape)}: one "
-                    "policy was used for two models, or loaded from another one. Make a policy for each."
-                )
+        keys = grads.keys()
+        if any(g.layout is not torch.strided for g in grads.tensors):
+            key, g = next((k, g) for k, g in zip(keys, grads.tensors, strict=True) if g.layout is not torch.strided)
+            raise UnsupportedGradientError(
+                f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
+                "parameter another policy by a name pattern, or use a dense gradient."
+            )
+        self._rms.check(keys, grads.tensors)
 
     def decide(self, grads: GradientView) -> Clamp:
         """Limit each element by its own history, and learn from it."""
         with torch.no_grad():
-            finite = torch.isfinite(grads.norms(self.p)).unbind()
-            rows = zip(grads.keys(), grads.tensors, finite, strict=True)
-            return Clamp([self._limit(key, g.detach(), good.to(g.device)) for key, g, good in rows])
+            keys, norms = grads.keys(), grads.norms(self.p)
+            seen, good = self._seen.read(keys, norms)["seen"], torch.isfinite(norms)
+            times = torch.where(seen < self.warmup, math.inf, math.sqrt(self.theta))  # no limit without a history
+            # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
+            rate = math.log(self.decay) if self.decay else -math.inf
+            new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
+            bad = good.logical_not()
+            known_good = _devices.readable_now(grads.tensors) and not bool(bad.any())
+            limits: list[Tensor | None] = [None] * len(keys)
+            for chunk in self._rms.plan(keys, grads.tensors, grads.tensors):
+                found = self._limit(chunk, chunk.of(grads.tensors), times, new, None if known_good else bad)
+                for i, limit in zip(chunk.where, found, strict=False):
+                    limits[i] = limit
+            self._seen.write(keys, {"seen": seen + good})
+            return Clamp(limits)
 
-    def _limit(self, key: str, g: Tensor, good: Tensor) -> Tensor:
-        size, rms, seen = self._read(key, g)
-        known = (rms > 0) & (seen >= self.warmup)  # an element that never had a gradient has no history
-        limit = torch.where(known, (math.sqrt(self.theta) * rms).clamp(self.floor, self.ceiling), self.ceiling)
+    def _limit(self, chunk: Chunk, grads: list[Tensor], times: Tensor, new: Tensor, bad: Tensor | None) -> list[Tensor]:
+        """Return the limits of some gradients; nothing where none is exceeded. Learn from those that are not bad."""
+        size = _sizes(grads)
+        rms = self._rms.read(chunk.keys, grads, torch.zeros_like(size))
+        times = chunk.spread(times.to(size.dtype), size.device)
+        limit = torch.where(rms > 0, (times * rms).clamp_(self.floor, self.ceiling), self.ceiling)
         clipped = torch.minimum(size, limit)
-        weight = 1 - self.decay ** (seen + 1)  # of all steps so far, relative to the first
-        old, new = self.decay * (1 - self.decay**seen) / weight, (1 - self.decay) / weight
-        after = torch.hypot(old.sqrt().to(rms) * rms, new.sqrt().to(rms) * clipped)
-        self._rms[key] = torch.where(good & torch.isfinite(after), after, rms)
-        self._seen[key] = seen + good
-        return torch.where(good, limit, math.inf)
-
-    def _read(self, key: str, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        size = magnitudes(g)
-        if size.dtype in (torch.float16, torch.bfloat16):
-            size = size.float()
-        dtype = accumulation_dtype(size.device)
-        if key not in self._rms:
-            self._rms[key] = torch.zeros_like(size, memory_format=torch.contiguous_format)
-            self._seen[key] = torch.zeros((), dtype=dtype, device=size.device)
-        return size, self._rms[key].to(size), self._seen[key].to(device=size.device, dtype=dtype)
+        of_old, of_new = ((1 - new).clamp(min=0).sqrt(), new.sqrt())
+        of_old, of_new = (chunk.spread(part.to(size.dtype), size.device) for part in (of_old, of_new))
+        after = torch.hypot(of_old * rms, of_new * clipped)
+        after.clamp_(max=torch.finfo(after.dtype).max)
+        if bad is not None:
+            bad = chunk.spread(bad, size.device)
+            limit, after = torch.where(bad, math.inf, limit), torch.where(bad, rms, after)
+        self._rms.write(chunk.keys, after)
+        if bad is None and torch.equal(clipped, size):
+            return []
+        return [t.view(g.shape) for t, g in zip(limit.split_with_sizes(chunk.sizes.tolist()), grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
-        rows = {"corrected_rms": self._rms, "seen": self._seen}
-        return self._saved(**{name: {k: t.clone() for k, t in each.items()} for name, each in rows.items()})
+        return self._saved(corrected_rms=self._rms.state_dict(), seen=self._seen.state_dict())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Build the policy with the same settings first.
@@ -119,10 +125,16 @@ class ByElementSpike(BuiltOnce):
         """
         self._check_saved(saved)
         rms, seen = saved.get("corrected_rms"), saved.get("seen")
-        if not isinstance(rms, Mapping) or not isinstance(seen, Mapping) or rms.keys() != seen.keys():
+        if not isinstance(rms, Mapping) or not isinstance(seen, Mapping):
             raise ArgumentError(
-                "the saved state has no `corrected_rms` and `seen` for each parameter: it is damaged, or of another "
-                "version. Load what `state_dict()` of a ByElementSpike returned."
+                "the saved state has no `corrected_rms` and `seen`: it is damaged, or of another version. Load what "
+                "`state_dict()` of a ByElementSpike returned."
             )
-        self._rms = {key: t.clone() for key, t in rms.items()}
-        self._seen = {key: t.clone() for key, t in seen.items()}
+        self._seen.load_state_dict(seen)
+        self._rms.load_state_dict(rms)
+
+
+def _sizes(grads: list[Tensor]) -> Tensor:
+    """Return the magnitude of every element, end to end, as float32 or wider."""
+    size = magnitudes(flatten(grads))
+    return size.float() if size.dtype in (torch.float16, torch.bfloat16) else size

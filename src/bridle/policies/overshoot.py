@@ -9,27 +9,34 @@ from torch import Tensor
 
 from .. import _measure
 from .._validate import count, floor_and_ceiling, number
-from ..errors import ArgumentError, UnsupportedGradientError
 from .adaptive import Bounds
 from .base import GradientView, Scale, clip_factor
 from .built_once import BuiltOnce
+from .element_memory import ElementMemory, Keys, flatten
 from .state import StateRows, accept_finite
 from .window import empty, push, quantile
 
-_LEAST = 1e-3  # of the median norm: a limit that fell further would take too long to come back
+# Of the median norm. Far below it weight decay, which is not clipped, undoes what was learned.
+_LEAST, _MOST = 0.1, 2.0
+_PULL = 0.03
 
 
 @dataclass(eq=False)
 class ByOvershoot(BuiltOnce):
-    """Clip to a limit that shrinks when steps go too far and grows while they do not.
+    """Clip to a limit that shrinks when steps go too far and grows while they do not. This is `"auto"`.
 
-    With d the last change of the parameters and g the gradient now, `limit <- limit exp(-rate cos(g, d))`, between a
-    thousandth of the median of the last norms and that median. A positive cosine says that the loss rises along the
-    last step, so it overshot; a negative one that it could have gone further. The limit starts at `start` times the
-    first norm, which is a warm-up of its own. The policy needs no threshold and no guess at the scale of the gradients,
-    and costs a copy of the parameters. The rule is hypergradient descent (Baydin et al., Online Learning Rate
-    Adaptation with Hypergradient Descent, arXiv 1703.04782) in a multiplicative form, for a limit on the norm instead
-    of a learning rate, and with what the optimizer really did instead of the previous gradient.
+    With d the last change of the parameters, g the gradient now and m the median of the last norms:
+    `limit <- limit exp(-rate cos(g, d))`, then pulled back by `limit <- limit (m / limit)^0.03`, between a tenth and
+    twice of m. A positive cosine says that the loss rises along the last step, so it overshot; a negative one that it
+    could have gone further. Late in a run noise alone makes the cosine positive, and weight decay, which is not
+    clipped, does too: the pull and the floor keep the gradient stronger than either. The limit starts at `start` times
+    the first norm, which is a warm-up of its own.
+
+    The policy needs no threshold and no guess at the scale of the gradients, and costs a copy of the parameters. A
+    parameter with a sparse gradient is compared where the gradient has entries, and copied whole. The rule is
+    hypergradient descent (Baydin et al., Online Learning Rate Adaptation with Hypergradient Descent, arXiv 1703.04782)
+    in a multiplicative form, for a limit on the norm instead of a learning rate, and with what the optimizer really did
+    instead of the previous gradient.
 
     Args:
         rate: How far one step moves the limit, on a logarithmic scale.
@@ -41,19 +48,19 @@ class ByOvershoot(BuiltOnce):
     Example:
         >>> policy = bridle.policies.ByOvershoot(rate=1.0)
         >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
-        >>> for change, gradient in ((0.0, 1.0), (-1.0, 1.0), (-1.0, -1.0)):
+        >>> for change, gradient in ((0.0, 1.0), (1.0, 1.0), (1.0, -1.0)):
         ...     _ = weight.data.add_(change)
         ...     weight.grad = torch.tensor([gradient])
         ...     print(round(bridle.clip_([weight], policy).norm_after, 3))
-        0.1
-        0.272
-        0.1
+        0.3
+        0.118
+        0.332
     """
 
     p: ClassVar[float] = 2.0
 
-    rate: float = 0.1
-    start: float = 0.1
+    rate: float = 0.2
+    start: float = 0.3
     window: int = 100
     _: KW_ONLY
     floor: float = 0.0
@@ -64,7 +71,7 @@ class ByOvershoot(BuiltOnce):
         self.rate, self.start = number(self.rate, "rate"), number(self.start, "start", 0, 1)
         self.window = count(self.window, "window")
         self.floor, self.ceiling = floor_and_ceiling(self.floor, self.ceiling)
-        self._before: dict[str, Tensor] = {}  # by key: the parameter as it was a step ago
+        self._before = ElementMemory()  # the parameters as they were a step ago
 
     @cached_property
     def _rows(self) -> StateRows:
@@ -75,18 +82,7 @@ class ByOvershoot(BuiltOnce):
         super().check(grads)
         grads.refuse_sharded("ByOvershoot")
         grads.refuse_disjoint("ByOvershoot")
-        for key, p, g in zip(grads.keys(), grads.parameters, grads.tensors, strict=True):
-            if g.layout is not torch.strided:
-                raise UnsupportedGradientError(
-                    f"ByOvershoot compares the gradient with a change of the parameter, and a gradient is {g.layout}. "
-                    "Give that parameter another policy by a name pattern, or use a dense gradient."
-                )
-            before = self._before.get(key)
-            if before is not None and before.shape != p.shape:
-                raise ArgumentError(
-                    f"the parameter {key!r} has shape {tuple(p.shape)} and had {tuple(before.shape)} before: one "
-                    "policy was used for two models, or loaded from another one. Make a policy for each."
-                )
+        self._before.check(grads.keys(), grads.parameters)
 
     def decide(self, grads: GradientView) -> Scale:
         """Move the limit by what the last step turned out to be, and bring the norm down to it."""
@@ -96,8 +92,9 @@ class ByOvershoot(BuiltOnce):
             window = push(state["window"], state["seen"], norm)
             median = quantile(window, 0.5)
             moved = state["limit"] * torch.exp(-self.rate * self._overshoot(grads, norm))
-            limit = torch.where(state["seen"] == 0, self.start * norm, moved)
-            limit = torch.minimum(torch.maximum(limit, _LEAST * median), median)
+            pulled = moved * (median / moved) ** _PULL
+            limit = torch.where(state["seen"] == 0, self.start * norm, pulled)
+            limit = torch.minimum(torch.maximum(limit, _LEAST * median), _MOST * median)
             good = (norm > 0) & (norm < math.inf)
             self._rows.write(keys, accept_finite(state, {"limit": limit, "window": window}, good))
             bounds = Bounds(torch.zeros_like(good), self.floor, self.ceiling)
@@ -105,26 +102,28 @@ class ByOvershoot(BuiltOnce):
 
     def _overshoot(self, grads: GradientView, norm: Tensor) -> Tensor:
         """Return the cosine between this gradient and the last change of the parameters: above 0, it went too far."""
-        keys, now = grads.keys(), [p.detach() for p in grads.parameters]
-        changes = [p - self._parameter_before(key, p) for key, p in zip(keys, now, strict=True)]
-        for key, p in zip(keys, now, strict=True):
-            self._before[key].copy_(p)
+        plan = self._before.plan(grads.keys(), grads.parameters, grads.tensors)
+        changes = [self._change(chunk.keys, chunk.of(grads.parameters)) for chunk in plan]
         length = _measure.total(_measure.norms(changes, self.p), self.p)
-        # Divided before they are multiplied, so that no product overflows.
-        pairs = zip(changes, grads.tensors, strict=True)
-        terms = [_dot(d.div_(length.to(d.device)), g.detach()).to(norm) for d, g in pairs]
+        terms = []
+        for chunk, change in zip(plan, changes, strict=True):
+            # Divided before they are multiplied, so that no product overflows.
+            change.div_(length.to(change.device))
+            terms.append(_dot(change, chunk.of(grads.tensors)).to(norm))
         cosine = torch.stack(terms).sum() / norm
         return torch.where(torch.isfinite(cosine), cosine, 0.0)  # no change yet, or nothing to compare
 
-    def _parameter_before(self, key: str, p: Tensor) -> Tensor:
-        if key not in self._before:
-            self._before[key] = p.clone(memory_format=torch.contiguous_format)
-        before = self._before[key] = self._before[key].to(p)
-        return before
+    def _change(self, keys: Keys, parameters: list[Tensor]) -> Tensor:
+        """Return how far parameters have moved since the last call, end to end, and remember where they are now."""
+        now = _flat(parameters)
+        before = self._before.read(keys, parameters, now)
+        change = _wide(now) - _wide(before)
+        before.copy_(now)
+        return change
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
-        return self._saved(**self._rows.state_dict(), before={key: t.clone() for key, t in self._before.items()})
+        return self._saved(**self._rows.state_dict(), before=self._before.state_dict())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Build the policy with the same settings first.
@@ -134,9 +133,24 @@ class ByOvershoot(BuiltOnce):
         """
         self._check_saved(saved)
         self._rows.load_state_dict(saved)
-        self._before = {key: t.clone() for key, t in saved["before"].items()}
+        self._before.load_state_dict(saved["before"])
 
 
-def _dot(change: Tensor, grad: Tensor) -> Tensor:
-    a, b = change.reshape(-1), grad.reshape(-1).to(change.dtype)
-    return torch.vdot(a, b).real if a.is_complex() else torch.dot(a, b)
+def _flat(tensors: list[Tensor]) -> Tensor:
+    """Return the elements of tensors end to end, a complex one as its two parts."""
+    flat = flatten(tensors)
+    return torch.view_as_real(flat.resolve_conj()).reshape(-1) if flat.is_complex() else flat
+
+
+def _wide(flat: Tensor) -> Tensor:
+    return flat.float() if flat.dtype in (torch.float16, torch.bfloat16) else flat
+
+
+def _dot(change: Tensor, grads: list[Tensor]) -> Tensor:
+    g = grads[0]
+    if g.layout is torch.strided:
+        return torch.dot(change, _wide(_flat(grads)).to(change))
+    g = g.coalesce()
+    parts = 2 if g.is_complex() else 1
+    rows = change.view(*g.shape, *[parts] * (parts - 1))[tuple(g.indices())]
+    return torch.dot(rows.reshape(-1), _wide(_flat([g.values()])).to(change))

@@ -1,11 +1,9 @@
 """The argument of `--clip` and `Monitor(clip=...)`, as a policy."""
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from .. import policies
-from ..errors import ArgumentError
-from ..policies import ByOvershoot, Policy, by_norm
+from ..policies import Policy, by_norm
+from ..policies.named import build
 
 ClipOption: TypeAlias = float | str | Policy | None
 """The largest norm, "auto", the name of a policy, a policy, or None for no clipping."""
@@ -20,27 +18,16 @@ def policy_of(clip: ClipOption) -> Policy | None:
     """Return a new policy for each call: those that adapt remember the norms of one optimizer.
 
     Raises:
-        ArgumentError: (a ValueError) not a number above 0, nor the name of a policy that works without arguments.
+        ArgumentError: (a ValueError) not a number above 0, nor the name of a policy.
     """
     if clip is None or isinstance(clip, Policy):
         return clip
-    if not isinstance(clip, str):
-        return by_norm(clip)
-    if clip == "auto":  # held every kind of run in benchmarks/steady.py
-        return ByOvershoot()
+    number = _number(clip) if isinstance(clip, str) else clip
+    return build(str(clip)) if number is None else by_norm(number)
+
+
+def _number(text: str) -> float | None:
     try:
-        return by_norm(float(clip))
-    except ValueError as error:
-        if isinstance(error, ArgumentError):
-            raise
-    name = f"by{clip}".replace("_", "").lower()  # "tracked_quantile" is ByTrackedQuantile
-    maker: Callable[[], Any] | None = next((getattr(policies, n) for n in policies.__all__ if n.lower() == name), None)
-    try:
-        found = maker() if maker is not None else None
-    except TypeError:  # a policy that needs an argument
-        found = None
-    if isinstance(found, Policy):
-        return found
-    raise ArgumentError(
-        f'clipping is a largest norm such as 1.0, "auto", or a policy such as "zscore"; found {clip!r}.'
-    )
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,119 @@
+"""The runs of `steady.py` in numbers and tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LENGTHS = ("1x", "4x")
+NOT_AN_ALARM = {"overfits": {"overfitting"}}  # what a healthy run of that name really shows
+
+
+def geometric(values: Iterable[float]) -> float:
+    return math.exp(statistics.fmean(math.log(max(v, 1e-300)) for v in values))
+
+
+def summary(runs: list[dict[str, Any]], compared: Sequence[str], fixed: Sequence[str]) -> dict[str, Any]:
+    """Return for each list, length and task what every way did, and what was found."""
+    by: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    for run in runs:
+        by[run["list"]][run["task"]][run["way"]].append(run)
+    found: dict[str, Any] = {"lists": {}, "healthy": {}}
+    for which in ("seen", "unseen"):
+        tasks = by.get(which, {})
+        found["lists"][which] = {
+            length: {name: task(ways, length, compared, fixed) for name, ways in tasks.items()} for length in LENGTHS
+        }
+    for name, ways in by.get("healthy", {}).items():
+        found["healthy"][name] = {length: alarms(name, ways["watched"], length) for length in LENGTHS}
+    return found
+
+
+def task(
+    ways: dict[str, list[dict[str, Any]]], length: str, compared: Sequence[str], fixed: Sequence[str]
+) -> dict[str, Any]:
+    """Return one row: the best fixed threshold, what it reached, and every way over that."""
+    finals = {way: geometric(r[length]["final"] for r in ways[way]) for way in fixed if ways.get(way)}
+    row: dict[str, Any] = {"ways": {}, **seen(ways.get("watched", []), length)}
+    if not finals:
+        return row
+    row["best_fixed"] = min(finals, key=lambda way: finals[way])
+    best = [r[length] for r in ways[row["best_fixed"]]]
+    row["final_of_best_fixed"] = finals[row["best_fixed"]]
+    for way in compared:
+        own = [r[length] for r in ways.get(way, [])]
+        if own:
+            row["ways"][way] = {
+                "final": geometric(r["final"] for r in own) / row["final_of_best_fixed"],
+                "best": geometric(r["best"] for r in own) / geometric(r["best"] for r in best),
+                "swing": statistics.fmean(r["swing"] for r in own),
+                "final_over_lowest": max(r["final"] / r["best"] for r in own),
+                "seeds": len(own),
+            }
+    return row
+
+
+def seen(watched: list[dict[str, Any]], length: str) -> dict[str, int]:
+    """Return how many runs without clipping swing, and how many of those have a finding."""
+    swinging = [r[length] for r in watched if r[length]["swings"]]
+    return {"swing": len(swinging), "seen": sum(bool(r["findings"]) for r in swinging), "watched": len(watched)}
+
+
+def alarms(name: str, watched: list[dict[str, Any]], length: str) -> dict[str, Any]:
+    """Return how many healthy runs have a finding, and which."""
+    found = [set(r[length]["findings"]) - NOT_AN_ALARM.get(name, set()) for r in watched]
+    return {"runs": len(found), "alarms": sum(map(bool, found)), "findings": sorted(set().union(*found))}
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Return all of it in Markdown."""
+    parts = []
+    for which, title in (
+        ("seen", "Tasks it was built on"),
+        ("unseen", "Tasks it was not built on, run once at the end"),
+    ):
+        for length in LENGTHS:
+            rows = found["lists"][which][length]
+            if any(row["ways"] for row in rows.values()):
+                parts.append(f"### {title}, length {length}\n\n" + _table(rows))
+    if found["healthy"]:
+        parts.append("### Healthy runs with a finding\n\n" + _healthy(found["healthy"]))
+    return "\n".join(parts)
+
+
+def _table(rows: dict[str, dict[str, Any]]) -> str:
+    ways = list(dict.fromkeys(way for row in rows.values() for way in row["ways"]))
+    lines = ["| task | best threshold | swing, seen | " + " | ".join(ways) + " |", "|---" * (len(ways) + 3) + "|"]
+    for name, row in rows.items():
+        cells = [_cell(row["ways"].get(way)) for way in ways]
+        seen_here = f"{row['seen']} of {row['swing']}" if row["watched"] else ""
+        lines.append(f"| {name} | {row.get('best_fixed', '')} | {seen_here} | " + " | ".join(cells) + " |")
+    finals = {way: [row["ways"][way]["final"] for row in rows.values() if way in row["ways"]] for way in ways}
+    swing, seen_all = (sum(row[key] for row in rows.values()) for key in ("swing", "seen"))
+    means = " | ".join(f"{geometric(values):.2f}" for values in finals.values())
+    worst = " | ".join(f"{max(values):.2f}" for values in finals.values())
+    held = " | ".join(
+        f"{max(row['ways'][way]['final_over_lowest'] for row in rows.values() if way in row['ways']):.1f}"
+        for way in ways
+    )
+    lines += [f"| **mean of final** | | {seen_all} of {swing} | {means} |", f"| **worst of final** | | | {worst} |"]
+    lines.append(f"| **final over lowest, worst run** | | | {held} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(way: dict[str, float] | None) -> str:
+    return "" if way is None else f"{way['final']:.2f}, {way['best']:.2f}, {way['swing']:.2f}"
+
+
+def _healthy(rows: dict[str, dict[str, Any]]) -> str:
+    lines = ["| run | 1x | 4x | findings |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        counts = " | ".join(f"{row[length]['alarms']} of {row[length]['runs']}" for length in LENGTHS)
+        names = sorted({n for length in LENGTHS for n in row[length]["findings"]})
+        lines.append(f"| {name} | {counts} | {', '.join(names)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,154 @@
+"""What a policy remembers for every element of a parameter: of small ones end to end, for few operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Size, Tensor
+
+from ..errors import ArgumentError
+
+Keys: TypeAlias = tuple[str, ...]
+_Kind: TypeAlias = tuple[Size, torch.dtype, torch.device, torch.layout]
+
+_SMALL = 2**16  # elements: a larger tensor is worth an operation of its own, and no copy
+_TOGETHER = 2**20  # elements: what is put end to end at once
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tensors that are handled as one.
+
+    Attributes:
+        keys: What they are remembered by.
+        where: Their indices in the call.
+        rows: The same as a tensor.
+        sizes: How many elements each has.
+    """
+
+    keys: Keys
+    where: list[int]
+    rows: Tensor
+    sizes: Tensor
+
+    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return those of the tensors of the call that are in it."""
+        return [tensors[i] for i in self.where]
+
+    def spread(self, values: Tensor, device: torch.device) -> Tensor:
+        """Return the value of each tensor of the call once for every element; of a single tensor, the value."""
+        own = values[self.rows.to(values.device)].to(device)
+        return own if len(self.where) == 1 else own.repeat_interleave(self.sizes.to(device))
+
+
+class ElementMemory:
+    """A vector for each key, as long as its parameter has elements. Vectors that are read together lie end to end."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[str, Size] = {}
+        self._flat: dict[Keys, Tensor] = {}
+        self._planned_for: tuple[list[str], list[_Kind]] = [], []
+        self._planned_shapes: list[Size] = []
+        self._plan: list[Chunk] = []
+
+    def plan(self, keys: list[str], tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Chunk]:
+        """Return what to handle as one: small tensors of a kind with a strided gradient; others alone."""
+        kinds = [(t.shape, t.dtype, t.device, g.layout) for t, g in zip(tensors, grads, strict=True)]
+        if self._planned_for != (keys, kinds):
+            self._plan = [_chunk(where, keys, tensors) for where in _together(kinds)]
+            self._planned_for, self._planned_shapes = (keys, kinds), [kind[0] for kind in kinds]
+        return self._plan
+
+    def check(self, keys: list[str], tensors: Sequence[Tensor]) -> None:
+        """Refuse tensors of another shape than their keys had before."""
+        found = [t.shape for t in tensors]
+        if found == self._planned_shapes and keys == self._planned_for[0]:
+            return
+        for key, shape in zip(keys, found, strict=True):
+            before = self._shapes.get(key, shape)
+            if before != shape:
+                raise ArgumentError(
+                    f"the parameter {key!r} has shape {tuple(shape)} and had {tuple(before)} before: one policy was "
+                    "used for two models, or loaded from another one. Make a policy for each."
+                )
+
+    def read(self, keys: Keys, tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:
+        """Return what is remembered for these tensors, with the device and dtype of `fresh`, which new keys start from.
+
+        Args:
+            keys: The keys.
+            tensors: The tensor of each.
+            fresh: A vector: as many numbers for each element of these tensors as are remembered.
+        """
+        if keys not in self._flat:
+            self._shapes.update(zip(keys, (t.shape for t in tensors), strict=True))
+            known = self._take(keys)
+            pieces = self._pieces(keys, fresh)
+            self._flat[keys] = torch.cat([known.get(key, new).to(fresh) for key, new in pieces])
+        found = self._flat[keys] = self._flat[keys].to(fresh)
+        return found
+
+    def write(self, keys: Keys, flat: Tensor) -> None:
+        """Store what was read and changed."""
+        self._flat[keys] = flat
+
+    def _take(self, keys: Keys) -> dict[str, Tensor]:
+        """Return what is remembered for these keys under other combinations, which are dissolved."""
+        wanted, found = set(keys), dict[str, Tensor]()
+        for held in [held for held in self._flat if not wanted.isdisjoint(held)]:
+            for key, piece in self._pieces(held, self._flat.pop(held)):
+                if key in wanted:
+                    found[key] = piece
+                else:
+                    self._flat[(key,)] = piece.clone()
+        return found
+
+    def _pieces(self, keys: Keys, flat: Tensor) -> Iterator[tuple[str, Tensor]]:
+        sizes = [self._shapes[key].numel() for key in keys]
+        each = len(flat) // max(sum(sizes), 1)  # two for the parts of a complex element
+        return zip(keys, flat.split_with_sizes([each * size for size in sizes]), strict=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return shapes and vectors by key."""
+        flat = {key: t.clone() for keys, held in self._flat.items() for key, t in self._pieces(keys, held)}
+        return {"shapes": {key: tuple(self._shapes[key]) for key in flat}, "flat": flat}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from what was remembered."""
+        self._shapes = {key: Size(shape) for key, shape in saved["shapes"].items()}
+        self._flat = {(key,): t.clone() for key, t in saved["flat"].items()}
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the elements of the strided tensors of a chunk end to end; of a single tensor a view, where it can be."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    join = torch.cat if tensors[0].dim() else torch.stack
+    return join(list(tensors)).reshape(-1)
+
+
+def _together(kinds: Sequence[_Kind]) -> list[list[int]]:
+    """Return the indices of each chunk. Its tensors differ in their first dimension only, so that `cat` takes them."""
+    found: list[list[int]] = []
+    last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # with how many more elements it takes
+    for i, (shape, dtype, device, layout) in enumerate(kinds):
+        size = shape.numel()
+        if layout is not torch.strided or size >= _SMALL:
+            found.append([i])
+            continue
+        kind = (len(shape), shape[1:], dtype, device)
+        where, room = last.get(kind, ([], 0))
+        if room < size or not where:
+            where, room = [], _TOGETHER
+            found.append(where)
+        where.append(i)
+        last[kind] = where, room - size
+    return found
+
+
+def _chunk(where: list[int], keys: list[str], tensors: Sequence[Tensor]) -> Chunk:
+    sizes = torch.tensor([tensors[i].numel() for i in where])
+    return Chunk(tuple(keys[i] for i in where), where, torch.tensor(where), sizes)

@@ -1,0 +1,153 @@
+"""Policies that remember every element: many small tensors at once give what one at a time gives, in few operations."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import bridle
+from bridle.policies import ByElementSpike, ByOvershoot, element_memory
+
+SHAPES = [(3,), (), (2, 3), (4, 3), (0,), (5,), (2, 3), (7, 2, 2), (1,), (40,)]
+MAKE = {"ByElementSpike": lambda: ByElementSpike(theta=4.0, decay=0.9, warmup=2), "ByOvershoot": ByOvershoot}
+
+
+def parameters(dtypes):
+    torch.manual_seed(0)
+    return {
+        f"{i}": torch.nn.Parameter(torch.randn(shape).to(dtypes[i % len(dtypes)])) for i, shape in enumerate(SHAPES)
+    }
+
+
+def follow(policy, ps, steps=12, missing=lambda step, i: False):
+    """Return every gradient after every step; parameters move along what is left of them."""
+    rng, found = torch.Generator().manual_seed(1), []
+    for step in range(steps):
+        for i, p in enumerate(ps.values()):
+            g = torch.randn(p.shape, generator=rng).to(p.dtype) * (30.0 if (step + i) % 5 == 0 else 1.0)
+            p.grad = None if missing(step, i) else g
+        bridle.clip_(ps, policy)
+        found.append([None if p.grad is None else p.grad.clone() for p in ps.values()])
+        with torch.no_grad():
+            for p in ps.values():
+                if p.grad is not None:
+                    p -= 0.1 * p.grad
+    return found
+
+
+def assert_same(found, expected):
+    for ours, theirs in zip(found, expected, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=0)
+
+
+DTYPES = [
+    [torch.float32],
+    [torch.float64, torch.float32],
+    [torch.complex64, torch.float32],
+    [torch.bfloat16, torch.float64, torch.float32],
+]
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+@pytest.mark.parametrize("together", [1, 9, 50])
+def test_however_they_are_put_together(make, dtypes, together, monkeypatch):
+    """The twin handles every tensor alone."""
+    found = follow(make(), parameters(dtypes))
+    monkeypatch.setattr(element_memory, "_TOGETHER", together)
+    assert_same(follow(make(), parameters(dtypes)), found)
+    monkeypatch.setattr(element_memory, "_SMALL", 0)
+    assert_same(follow(make(), parameters(dtypes)), found)
+
+
+def test_each_element_has_a_history_of_its_own():
+    """The twin is a policy for each parameter."""
+    names = [f"{i}" for i in range(len(SHAPES))]
+    together = follow(MAKE["ByElementSpike"](), parameters([torch.float32]))
+    each = follow({name: MAKE["ByElementSpike"]() for name in names}, parameters([torch.float32]))
+    assert_same(together, each)
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_a_gradient_that_is_missing_for_a_while(make, monkeypatch):
+    missing = lambda step, i: (step + i) % 3 == 0 and step > 1  # noqa: E731
+    found = follow(make(), parameters([torch.float32]), missing=missing)
+    monkeypatch.setattr(element_memory, "_SMALL", 0)
+    assert_same(follow(make(), parameters([torch.float32]), missing=missing), found)
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_a_checkpoint_in_the_middle(make, tmp_path):
+    ps, policy, again = parameters([torch.float32]), make(), make()
+    follow(policy, ps, 6)
+    torch.save(policy.state_dict(), tmp_path / "policy.pt")
+    again.load_state_dict(torch.load(tmp_path / "policy.pt", weights_only=True))
+    copies = {name: torch.nn.Parameter(p.detach().clone()) for name, p in ps.items()}
+    assert_same(follow(again, copies, 4), follow(policy, ps, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_overshoot_of_a_sparse_gradient(dtype):
+    """The twin has the same gradient in dense form."""
+    found = []
+    for to in (torch.Tensor.to_dense, lambda g: g):
+        torch.manual_seed(0)
+        table, head = torch.nn.Parameter(torch.randn(6, 3).to(dtype)), torch.nn.Parameter(torch.randn(3).to(dtype))
+        policy, norms = ByOvershoot(rate=1.0), []
+        for _ in range(8):
+            rows = torch.randint(6, (1, 4))  # some twice: not coalesced
+            table.grad = to(torch.sparse_coo_tensor(rows, torch.randn(4, 3).to(dtype), (6, 3), check_invariants=True))
+            head.grad = torch.randn(3).to(dtype)
+            norms.append(bridle.clip_({"table": table, "head": head}, policy).norm_after)
+            with torch.no_grad():
+                table -= 0.5 * table.grad.to_dense()
+                head -= 0.5 * head.grad
+        found.append(norms)
+    assert found[1] == pytest.approx(found[0], rel=1e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+class Count(TorchDispatchMode):
+    """Count operations."""
+
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_the_number_of_operations_does_not_grow_with_the_number_of_tensors(make):
+    calls = []
+    for n in (10, 300):
+        ps, policy = [torch.nn.Parameter(torch.ones(4, 3)) for _ in range(n)], make()
+        for _ in range(5):
+            for p in ps:
+                p.grad = torch.ones(4, 3)
+            with Count() as count:
+                bridle.clip_(ps, policy)
+        calls.append(count.calls)
+    assert calls[1] <= calls[0] + 5
+
+
+@pytest.mark.parametrize("decay", [0.0, 1e-2, 1e-1])
+@pytest.mark.parametrize("seed", range(3))
+def test_auto_keeps_a_long_run_where_it_is(decay, seed):
+    """A bowl with noisy gradients and weight decay: the loss stays near the lowest it can have, for thousands of steps."""
+    torch.manual_seed(seed)
+    target = torch.randn(20, dtype=torch.float64)
+    w = torch.nn.Parameter(torch.zeros(20, dtype=torch.float64))
+    optimizer = torch.optim.SGD([w], lr=0.02, momentum=0.9, weight_decay=decay)
+    bridle.Clipper(optimizer, "auto")
+    losses = []
+    for _ in range(3000):
+        w.grad = w.detach() - target + torch.randn(20, dtype=torch.float64)
+        optimizer.step()
+        losses.append((w.detach() - target).square().mean().item())
+    smooth = [sum(losses[i : i + 100]) / 100 for i in range(0, 3000, 100)]
+    assert smooth[-1] <= 2 * min(smooth)
+    assert math.isfinite(smooth[-1])

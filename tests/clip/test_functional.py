@@ -145,3 +145,20 @@ def test_under_vmap_at_every_size():
     found = torch.func.vmap(lambda t: bridle.clip_by_global_norm([t], 1.0)[0][0])(x)
     for i in range(5):
         torch.testing.assert_close(found[i], bridle.clip_by_global_norm([x[i]], 1.0)[0][0], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
+def test_whole_numbers_are_limited_exactly(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, 1, 5, info.max], dtype=dtype)
+    assert bridle.clip_by_value(x, 2, 10**30).tolist() == [2, 2, 5, info.max]
+    assert bridle.clip_by_value(x, -math.inf, 3.0).tolist() == [info.min, 1, 3, 3]
+    assert bridle.clip_by_value(x, -(10**30), math.inf).tolist() == x.tolist()
+    assert bridle.clip_by_value(torch.tensor([2**53 + 3]), 0, 2**53 + 1).tolist() == [2**53 + 1]
+
+
+def test_a_limit_that_the_type_cannot_hold_limits_infinity():
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1.0], dtype=torch.float16)
+    found = bridle.clip_by_value(x, -1e6, 1e6).nan_to_num(7.0, math.inf, -math.inf)
+    assert found.tolist() == [65504, -65504, 7, 1]
+    assert bridle.clip_by_value(x, -math.inf, math.inf)[0] == math.inf

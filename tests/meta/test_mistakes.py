@@ -305,6 +305,20 @@ PER_SAMPLE = [
         "named_parameters()",
     ),
     (lambda s: bridle.per_sample(s.losses, [(1, 2, 3)]), GradientTypeError, TypeError, "tuple", "a name and a tensor"),
+    (
+        lambda s: bridle.per_sample(s.losses, [*s.model[0].named_parameters(), *s.model[1].named_parameters()]),
+        ArgumentError,
+        ValueError,
+        "two parameters are called 'weight'",
+        "ModuleDict",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, [tuple(s.model.parameters())[:2]]),
+        GradientTypeError,
+        TypeError,
+        "tuple",
+        "name",
+    ),
     (lambda s: bridle.per_sample(s.losses, s.model, scaler=1), ArgumentTypeError, TypeError, "found 1", "GradScaler"),
     (
         lambda s: bridle.per_sample(s.losses, s.model, sample_groups=torch.tensor([0.0, math.nan, 1, 1])),

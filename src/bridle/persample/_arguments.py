@@ -110,6 +110,12 @@ def read_parameters(parameters: Parameters) -> dict[str, Tensor]:
                 "as model.named_parameters()."
             )
         if tensor.requires_grad and id(tensor) not in seen:
+            if str(name) in named:
+                raise ArgumentError(
+                    f"per_sample: two parameters are called {str(name)!r}, of shapes {tuple(named[str(name)].shape)} "
+                    f"and {tuple(tensor.shape)}. Give each a name of its own: of several models, pass one "
+                    "torch.nn.ModuleDict of them."
+                )
             seen.add(id(tensor))
             named[str(name)] = tensor
     return named
@@ -128,7 +134,7 @@ def _pairs(parameters: Any) -> list[tuple[Any, Any]]:
             f"{type(parameters).__name__}: {parameters!r:.80}. Pass the model: {_CALL}."
         )
     items = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(parameters)]
-    if any(len(item) != 2 for item in items):
+    if any(len(item) != 2 or not isinstance(item[0], str) for item in items):
         raise GradientTypeError("per_sample: `parameters` holds a tuple that is no pair of a name and a tensor.")
     return items
 

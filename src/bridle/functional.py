@@ -1,4 +1,4 @@
-"""TensorFlow's clipping functions: out of place, over plain tensors."""
+"""TensorFlow's clipping functions: out of place, over plain tensors. Results have no graph."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _measure, _validate
 from ._torch.dtensor import any_dtensor
-from ._torch.modes import inside_func_transform
+from ._torch.modes import inside_func_transform, is_differentiated_by_func
 from ._torch.trees import flatten
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedGradientError
 
@@ -98,6 +98,7 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
         tensor([-1.0000,  0.5000,  1.0000])
     """
     _check_tensor(tensor, "clip_by_value")
+    _refuse_derivative(tensor, "clip_by_value")
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise UnsupportedGradientError(
             f"clip_by_value: only numbers that have an order can be limited, and the tensor is {tensor.dtype}. Of "
@@ -120,10 +121,20 @@ def _check_tensor(found: Any, caller: str) -> None:
         )
 
 
+def _refuse_derivative(tensor: Tensor, caller: str) -> None:
+    """Refuse to be differentiated by a `torch.func` transform; elsewhere the result is seen to have no graph."""
+    if inside_func_transform() and is_differentiated_by_func(tensor):
+        raise UnsupportedGradientError(
+            f"{caller} is not differentiated, and torch.func would take its derivative as zero. Clip gradients after "
+            "they are computed; to clip a tensor that needs a gradient, pass `tensor.detach()`."
+        )
+
+
 def _checked(found: Any, caller: str) -> Tensor:
     """Return what is a plain tensor of real or complex numbers; refuse anything else."""
     _check_tensor(found, caller)
     tensor: Tensor = found
+    _refuse_derivative(tensor, caller)
     if any_dtensor([tensor]):
         raise UnsupportedGradientError(
             f"{caller} takes plain tensors, and was given a DTensor. Use clip_grad_norm_ or clip_, which take "

@@ -1,7 +1,7 @@
 """Arguments of `per_sample` and of its answers: what has no meaning is refused, with the call that has."""
 
 from collections.abc import Collection, Iterable, Mapping
-from math import prod
+from math import inf, prod
 from typing import Any, TypeAlias
 
 import torch
@@ -148,7 +148,13 @@ def read_scale(scaler: Any) -> float:
             f"per_sample: `scaler` is the torch.amp.GradScaler that has scaled the losses; found {scaler!r:.80}. Pass "
             "the scaler itself, or leave it out where losses are not scaled."
         )
-    return float(scaler.get_scale())
+    scale = float(scaler.get_scale())
+    if not 0 < scale < inf:
+        raise ArgumentError(
+            f"per_sample: the scale of `scaler` is {scale}, so gradients cannot be unscaled. Start the GradScaler "
+            "again with a smaller init_scale."
+        )
+    return scale
 
 
 def refuse_unreached(parameters: Collection[str], reached: bool, samples: int) -> None:

@@ -1,4 +1,4 @@
-"""TensorFlow's clipping functions: out of place, over plain tensors."""
+"""TensorFlow's clipping functions: out of place, over plain tensors. Results have no graph."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _measure, _validate
 from ._torch.dtensor import any_dtensor
-from ._torch.modes import inside_func_transform
+from ._torch.modes import inside_func_transform, is_differentiated_by_func
 from ._torch.trees import flatten
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedGradientError
 
@@ -98,14 +98,16 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
         tensor([-1.0000,  0.5000,  1.0000])
     """
     _check_tensor(tensor, "clip_by_value")
-    if tensor.is_complex():
+    _refuse_derivative(tensor, "clip_by_value")
+    if tensor.is_complex() or tensor.dtype == torch.bool:
         raise UnsupportedGradientError(
-            "clip_by_value: complex numbers have no order, and the tensor is complex. Use bridle.clip_by_norm."
+            f"clip_by_value: only numbers that have an order can be limited, and the tensor is {tensor.dtype}. Of "
+            "complex tensors, bridle.clip_by_norm limits the norm."
         )
-    limits = {"clip_value_min": clip_value_min, "clip_value_max": clip_value_max}
-    low, high = (_bound(value, name, tensor) for name, value in limits.items())
-    if isinstance(low, float) and isinstance(high, float) and low > high:
-        raise ArgumentError(f"clip_by_value: clip_value_min is {low:g} and clip_value_max {high:g}; swap them.")
+    low = _bound(clip_value_min, "clip_value_min", tensor)
+    high = _bound(clip_value_max, "clip_value_max", tensor)
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
+        raise ArgumentError(f"clip_by_value: clip_value_min is {low} and clip_value_max {high}; swap them.")
     with torch.no_grad():
         ends = (torch.as_tensor(bound, device=tensor.device).to(tensor.dtype) for bound in (low, high))
         return torch.clamp(tensor.detach(), *ends)
@@ -119,10 +121,20 @@ def _check_tensor(found: Any, caller: str) -> None:
         )
 
 
+def _refuse_derivative(tensor: Tensor, caller: str) -> None:
+    """Refuse to be differentiated by a `torch.func` transform; elsewhere the result is seen to have no graph."""
+    if inside_func_transform() and is_differentiated_by_func(tensor):
+        raise UnsupportedGradientError(
+            f"{caller} is not differentiated, and torch.func would take its derivative as zero. Clip gradients after "
+            "they are computed; to clip a tensor that needs a gradient, pass `tensor.detach()`."
+        )
+
+
 def _checked(found: Any, caller: str) -> Tensor:
     """Return what is a plain tensor of real or complex numbers; refuse anything else."""
     _check_tensor(found, caller)
     tensor: Tensor = found
+    _refuse_derivative(tensor, caller)
     if any_dtensor([tensor]):
         raise UnsupportedGradientError(
             f"{caller} takes plain tensors, and was given a DTensor. Use clip_grad_norm_ or clip_, which take "
@@ -142,21 +154,29 @@ def _check_axes(axes: Any, dims: int) -> None:
 
 
 def _bound(value: Any, name: str, tensor: Tensor) -> float | Tensor:
-    whole = not tensor.is_floating_point()
+    """Return a limit that the type of the tensor can hold."""
     if isinstance(value, Tensor):
-        fits = len(value.shape) <= tensor.dim() and all(
-            size in (1, full) for size, full in zip(reversed(value.shape), reversed(tensor.shape), strict=False)
-        )
-        if not fits or value.is_complex() or (whole and value.is_floating_point()):
-            raise ArgumentError(
-                f"clip_by_value: `{name}` broadcasts to the tensor, {tensor.dtype} of shape {tuple(tensor.shape)}; "
-                f"found {value.dtype} of shape {tuple(value.shape)}."
-            )
+        _check_bounds(value, name, tensor)
         return value
     bound = _validate.real(value, f"clip_by_value: `{name}` is a number or a tensor")
-    if math.isnan(bound) or (whole and not (bound.is_integer() or math.isinf(bound))):
+    info = torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
+    if math.isinf(bound):
+        return bound if tensor.is_floating_point() else info.max if bound > 0 else info.min
+    if math.isnan(bound) or (not tensor.is_floating_point() and not bound.is_integer()):
         raise ArgumentError(f"clip_by_value: `{name}` is a number that {tensor.dtype} can hold; found {bound}.")
-    return bound
+    exact = value if isinstance(value, int) else bound  # a float may have fewer digits than a whole number
+    return max(min(exact, info.max), info.min)
+
+
+def _check_bounds(value: Tensor, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor of limits that does not broadcast to the tensor, or that its type cannot hold."""
+    sizes = zip(reversed(value.shape), reversed(tensor.shape), strict=False)
+    fits = value.dim() <= tensor.dim() and all(size in (1, full) for size, full in sizes)
+    if not fits or value.is_complex() or (value.is_floating_point() and not tensor.is_floating_point()):
+        raise ArgumentError(
+            f"clip_by_value: `{name}` broadcasts to the tensor, {tensor.dtype} of shape {tuple(tensor.shape)}; found "
+            f"{value.dtype} of shape {tuple(value.shape)}."
+        )
 
 
 def _norm(tensors: list[Tensor]) -> tuple[Tensor, torch.dtype]:

@@ -145,3 +145,51 @@ def test_under_vmap_at_every_size():
     found = torch.func.vmap(lambda t: bridle.clip_by_global_norm([t], 1.0)[0][0])(x)
     for i in range(5):
         torch.testing.assert_close(found[i], bridle.clip_by_global_norm([x[i]], 1.0)[0][0], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64])
+def test_whole_numbers_are_limited_exactly(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.tensor([info.min, 1, 5, info.max], dtype=dtype)
+    assert bridle.clip_by_value(x, 2, 10**30).tolist() == [2, 2, 5, info.max]
+    assert bridle.clip_by_value(x, -math.inf, 3.0).tolist() == [info.min, 1, 3, 3]
+    assert bridle.clip_by_value(x, -(10**30), math.inf).tolist() == x.tolist()
+    assert bridle.clip_by_value(torch.tensor([2**53 + 3]), 0, 2**53 + 1).tolist() == [2**53 + 1]
+
+
+def test_a_limit_that_the_type_cannot_hold_limits_infinity():
+    x = torch.tensor([math.inf, -math.inf, math.nan, 1.0], dtype=torch.float16)
+    found = bridle.clip_by_value(x, -1e6, 1e6).nan_to_num(7.0, math.inf, -math.inf)
+    assert found.tolist() == [65504, -65504, 7, 1]
+    assert bridle.clip_by_value(x, -math.inf, math.inf)[0] == math.inf
+
+
+def test_per_sample_gradients_are_clipped_under_vmap():
+    model, x = torch.nn.Linear(3, 1), torch.randn(5, 3)
+    parameters = dict(model.named_parameters())  # which require a gradient
+
+    def clipped(sample):
+        loss = lambda ps: torch.func.functional_call(model, ps, (sample,)).square().sum()  # noqa: E731
+        return bridle.clip_by_global_norm(torch.func.grad(loss)(parameters), 0.1)
+
+    found, norms = torch.func.vmap(clipped)(x)
+    ps = bridle.per_sample(model(x).square().sum(1), model)
+    torch.testing.assert_close(norms, ps.norms())
+    for name, each in ps.grads().items():
+        factor = (0.1 / ps.norms()).clamp(max=1).view(-1, *[1] * (each.dim() - 1))
+        torch.testing.assert_close(found[name], each * factor)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, lambda f: lambda t: torch.func.jvp(f, (t,), (t,))])
+def test_what_would_be_differentiated_in_silence_is_refused(transform):
+    for clip in (
+        lambda t: bridle.clip_by_global_norm([t], 1.0)[0][0].sum(),
+        lambda t: torch.func.vmap(lambda row: bridle.clip_by_norm(row, 1.0))(t[None]).sum(),
+    ):
+        with pytest.raises(bridle.errors.UnsupportedGradientError, match="is not differentiated"):
+            transform(clip)(torch.ones(3))
+
+
+def test_a_detached_tensor_is_clipped_inside_a_derivative():
+    found = torch.func.grad(lambda t: (bridle.clip_by_norm(t.detach(), 1.0) * t).sum())(torch.tensor([3.0, 4.0]))
+    torch.testing.assert_close(found, torch.tensor([0.6, 0.8]))

@@ -50,6 +50,30 @@ def other_optimizer():
 
 NORM = bridle.by_norm(1.0)
 
+
+class NoOrder:
+    """A policy that forgets to say which norm it looks at."""
+
+    def decide(self, grads):
+        return policies.Scale(torch.tensor(0.5))
+
+
+class NoDecision:
+    """A policy that returns a number."""
+
+    p = 2.0
+
+    def decide(self, grads):
+        return 0.5
+
+
+class Scaler:
+    """A GradScaler that has gone wrong."""
+
+    def get_scale(self):
+        return math.inf
+
+
 MONITOR = [
     (lambda s: bridle.Monitor(s.optimizer), ArgumentTypeError, TypeError, "found SGD", "Monitor(model, optimizer)"),
     (lambda s: bridle.Monitor(s.optimizer, s.model), ArgumentTypeError, TypeError, "SGD", "Monitor(model, optimizer)"),
@@ -179,6 +203,14 @@ CLIP = [
         "fused=True",
     ),
     (lambda s: bridle.clip_(s.model, NORM, placement="x"), ArgumentError, ValueError, "str: 'x'", "Sharded(group)"),
+    (lambda s: bridle.clip_(s.model, NoOrder()), ArgumentTypeError, TypeError, "NoOrder", "p = 2.0"),
+    (
+        lambda s: bridle.clip_(s.model, {"0.*": bridle.by_norm(1e-3), "*": NoDecision()}),
+        ArgumentTypeError,
+        TypeError,
+        "float: 0.5",
+        "Scale, Clamp or Skip",
+    ),
     (lambda s: bridle.by_norm(torch.tensor(1j)), ArgumentTypeError, TypeError, "complex", "one number"),
     (lambda s: bridle.by_norm(torch.ones(2)), ArgumentError, ValueError, "shape (2,)", "one number"),
     (lambda s: bridle.by_unit(unit_dims="a"), ArgumentError, ValueError, "'a'", "0 or (0, 1)"),
@@ -305,6 +337,21 @@ PER_SAMPLE = [
         "named_parameters()",
     ),
     (lambda s: bridle.per_sample(s.losses, [(1, 2, 3)]), GradientTypeError, TypeError, "tuple", "a name and a tensor"),
+    (
+        lambda s: bridle.per_sample(s.losses, [*s.model[0].named_parameters(), *s.model[1].named_parameters()]),
+        ArgumentError,
+        ValueError,
+        "two parameters are called 'weight'",
+        "ModuleDict",
+    ),
+    (
+        lambda s: bridle.per_sample(s.losses, [tuple(s.model.parameters())[:2]]),
+        GradientTypeError,
+        TypeError,
+        "tuple",
+        "name",
+    ),
+    (lambda s: bridle.per_sample(s.losses, s.model, scaler=Scaler()), ArgumentError, ValueError, "inf", "init_scale"),
     (lambda s: bridle.per_sample(s.losses, s.model, scaler=1), ArgumentTypeError, TypeError, "found 1", "GradScaler"),
     (
         lambda s: bridle.per_sample(s.losses, s.model, sample_groups=torch.tensor([0.0, math.nan, 1, 1])),
@@ -406,6 +453,20 @@ FUNCTIONAL = [
     (lambda s: bridle.clip_by_global_norm(s.model, 1.0), ArgumentTypeError, TypeError, "Sequential", "([p.grad for"),
     (lambda s: bridle.clip_by_global_norm({"a": [3]}, 1.0), ArgumentTypeError, TypeError, "int: 3", "([p.grad for"),
     (lambda s: bridle.clip_by_global_norm([ONES], torch.ones(2)), ArgumentError, ValueError, "(2,)", "one number"),
+    (
+        lambda s: torch.func.grad(lambda t: bridle.clip_by_norm(t, 1.0).sum())(ONES),
+        errors.UnsupportedGradientError,
+        NotImplementedError,
+        "not differentiated",
+        "tensor.detach()",
+    ),
+    (
+        lambda s: torch.func.grad(lambda t: bridle.clip_by_value(t, 0, 1).sum())(ONES),
+        errors.UnsupportedGradientError,
+        NotImplementedError,
+        "not differentiated",
+        "tensor.detach()",
+    ),
     (lambda s: bridle.clip_by_norm(3, 1.0), ArgumentTypeError, TypeError, "int: 3", "clip_by_global_norm(["),
     (lambda s: bridle.clip_by_norm([ONES], 1.0), ArgumentTypeError, TypeError, "list", "clip_by_global_norm(["),
     (lambda s: bridle.clip_by_norm(ONES, 1.0, axes=5), ArgumentError, ValueError, "found 5", "axes=0"),

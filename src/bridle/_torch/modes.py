@@ -17,6 +17,21 @@ def inside_func_transform() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def is_differentiated_by_func(tensor: Tensor) -> bool:
+    """Return whether `torch.func.grad`, `jvp` or the like is differentiating with respect to this tensor."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_gradtrackingtensor(tensor) and (tensor.requires_grad or _has_tangent(tensor)):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    unpacked = torch.autograd.forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]
+    return unpacked.tangent is not None
+
+
 def traces_autograd() -> bool:
     """Return whether the compiler is tracing this call and is configured to trace autograd into its graph."""
     return torch.compiler.is_compiling() and getattr(torch._dynamo.config, "trace_autograd_ops", False)

@@ -59,7 +59,7 @@ def as_inputs(inputs: Any, caller: str) -> Inputs:
 
 
 def _as_tuple(several: Any, what: str) -> tuple[Any, ...]:
-    if isinstance(several, Iterable):
+    if isinstance(several, Iterable) or hasattr(several, "__getitem__"):
         return tuple(several)
     instead = "the loss, or its parameters, as in bridle.grad(loss, model)"
     if isinstance(several, torch.optim.Optimizer):

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import _measure
 from .._validate import read_threshold
 from ..distributed import PlacementSpec
-from ..errors import ArgumentError, NonFiniteGradientError
+from ..errors import ArgumentError, ArgumentTypeError, NonFiniteGradientError
 from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
 from ..policies.named import Rules, kept_for
@@ -126,6 +126,11 @@ def _clip(
 def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor]:
     """Return what to do with the gradients of a policy, and whether to set them to zero instead."""
     decision = rule.decide(part)
+    if not isinstance(decision, Scale | Clamp | Skip):
+        raise ArgumentTypeError(
+            f"a policy decides for Scale, Clamp or Skip of bridle.policies; {type(rule).__name__} returned "
+            f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."
+        )
     if isinstance(decision, Skip):
         return decision.otherwise, bool(decision.when) if part.readable_now() else decision.when
     return decision, False

@@ -1,7 +1,7 @@
 """Arguments of `per_sample` and of its answers: what has no meaning is refused, with the call that has."""
 
 from collections.abc import Collection, Iterable, Mapping
-from math import prod
+from math import inf, prod
 from typing import Any, TypeAlias
 
 import torch
@@ -112,6 +112,12 @@ def read_parameters(parameters: Parameters) -> dict[str, Tensor]:
                 "as model.named_parameters()."
             )
         if tensor.requires_grad and id(tensor) not in seen:
+            if str(name) in named:
+                raise ArgumentError(
+                    f"per_sample: two parameters are called {str(name)!r}, of shapes {tuple(named[str(name)].shape)} "
+                    f"and {tuple(tensor.shape)}. Give each a name of its own: of several models, pass one "
+                    "torch.nn.ModuleDict of them."
+                )
             seen.add(id(tensor))
             named[str(name)] = tensor
     return named
@@ -130,7 +136,7 @@ def _pairs(parameters: Any) -> list[tuple[Any, Any]]:
             f"{type(parameters).__name__}: {parameters!r:.80}. Pass the model: {_CALL}."
         )
     items = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(parameters)]
-    if any(len(item) != 2 for item in items):
+    if any(len(item) != 2 or not isinstance(item[0], str) for item in items):
         raise GradientTypeError("per_sample: `parameters` holds a tuple that is no pair of a name and a tensor.")
     return items
 
@@ -144,7 +150,13 @@ def read_scale(scaler: Any) -> float:
             f"per_sample: `scaler` is the torch.amp.GradScaler that has scaled the losses; found {scaler!r:.80}. Pass "
             "the scaler itself, or leave it out where losses are not scaled."
         )
-    return float(scaler.get_scale())
+    scale = float(scaler.get_scale())
+    if not 0 < scale < inf:
+        raise ArgumentError(
+            f"per_sample: the scale of `scaler` is {scale}, so gradients cannot be unscaled. Start the GradScaler "
+            "again with a smaller init_scale."
+        )
+    return scale
 
 
 def refuse_unreached(parameters: Collection[str], reached: bool, samples: int) -> None:

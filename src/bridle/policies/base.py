@@ -141,6 +141,11 @@ def refuse_no_policy(found: object) -> None:
     """Refuse what is not a policy, with the call that would make one."""
     # Not isinstance: torch.compile cannot trace a runtime protocol.
     if callable(getattr(found, "decide", None)) and not isinstance(found, type):
+        if not hasattr(found, "p"):
+            raise ArgumentTypeError(
+                f"a policy says by `p` which order of norm it looks at, and {type(found).__name__} has none. Write "
+                "`p = 2.0` in the class."
+            )
         return
     kind, instead = type(found).__name__, "bridle.by_norm(1.0)"
     if isinstance(found, type):

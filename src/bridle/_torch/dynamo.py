@@ -4,6 +4,7 @@ It is slow to import, so that this is left to the first call.
 """
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,18 @@ def read(function: Callable[..., Any], backend: Backend) -> tuple[Callable[..., 
 
     whole = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
     return whole, torch._dynamo.run(function)
+
+
+def loses_globals(function: Any, root: dict[str, Any]) -> bool:
+    """Return whether it would look the globals of a function up in another place than the function does.
+
+    It takes those of all functions but the one it starts with from the module of that name. Code that was run by
+    `exec`, or a module that was loaded twice, may have others.
+    """
+    scope = getattr(function, "__globals__", root)
+    if scope is root or "__name__" not in scope:
+        return False
+    return scope is not getattr(sys.modules.get(scope["__name__"]), "__dict__", None)
 
 
 @contextmanager

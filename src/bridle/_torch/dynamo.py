@@ -58,7 +58,8 @@ def failures() -> tuple[type[Exception], ...]:
     """Return the errors with which it gives up."""
     from torch._dynamo import exc
 
-    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+    # Older torch has no error of its own for too many forms.
+    return exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException)
 
 
 def stop(why: str) -> None:
@@ -87,8 +88,7 @@ def touches_grad() -> bool:
     output = InstructionTranslator.current_tx().output
     if any(re.search(r"\._?grad\b", guard.name) for guard in output.guards):
         return True
-    stored = output.side_effects.store_attr_mutations
-    return any("grad" in names and variable.is_tensor() for variable, names in stored.items())
+    return any("grad" in names for names in output.side_effects.store_attr_mutations.values())
 
 
 def sources(graph: GraphModule) -> list[str]:

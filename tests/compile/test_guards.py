@@ -337,3 +337,41 @@ def test_the_default_dtype():
     finally:
         torch.set_default_dtype(torch.float32)
     twins.run(x, y)
+
+
+SOURCE = """
+import torch.nn.functional as F
+import bridle
+
+class Scaled(Base):
+    def forward(self, x):
+        return self.inner(x) * factor
+
+def step(x, y):
+    return bridle.per_sample(F.cross_entropy(model(x), y, reduction="none") * factor, model).norms()
+"""
+factor = 100.0  # of the same name in the module that code below claims to be of
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = mlp()
+
+
+def test_code_whose_globals_are_not_those_of_its_module():
+    mine, theirs = ({"__name__": __name__, "Base": Base, "factor": 2.0} for _ in range(2))
+    for names in (mine, theirs):
+        exec(SOURCE, names)
+        names["model"] = names["Scaled"]()
+    step = bridle.compile(mine["step"], mine["model"], backend="captured")
+    x, y = batch()
+    for value in (2.0, 2.0, 3.0, 3.0, 2.0):
+        mine["factor"] = value
+        assert torch.equal(step(x, y), mine["step"](x, y))
+    assert ": captured (" in step.explain()
+    mine["model"] = theirs["model"]  # whose forward pass has other globals again
+    step = bridle.compile(mine["step"], theirs["model"], backend="captured")
+    for _ in range(3):
+        assert torch.equal(step(x, y), mine["step"](x, y))
+    assert "the globals of the step or of a module are not those" in step.explain()

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
@@ -78,7 +79,10 @@ class CompiledStep(Generic[P, R]):
         self._last = threading.local()
         self._draws = self._has_stats = False
         self._holds_compiled = any(dynamo.is_compiled(module) for module in model.modules())
-        self._read, self._cached = dynamo.read(_as_read(step), self._make_entry)
+        function = _as_read(step)
+        functions = (step, *(type(module).forward for module in model.modules()))
+        self._is_unreadable = any(dynamo.loses_globals(one, function.__globals__) for one in functions)
+        self._read, self._cached = dynamo.read(function, self._make_entry)
         self._failures: tuple[type[Exception], ...] = (Redo, _NotRead, *dynamo.failures())
         dynamo.as_one_node(ask)
         functools.update_wrapper(self, step, updated=())
@@ -86,7 +90,7 @@ class CompiledStep(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step."""
         form = self._form(args, kwargs) if self._eager_forms else None
-        if form in self._eager_forms or len(self._eager_forms) >= _FORMS_AT_MOST or _is_distributed():
+        if form in self._eager_forms or len(self._eager_forms) >= _FORMS_AT_MOST or self._stays_eager:
             return self._eager(*args, **kwargs)
         self._last.entry, start = None, time.perf_counter()
         drawn = random.getstate() if self._draws else None
@@ -113,11 +117,20 @@ class CompiledStep(Generic[P, R]):
         lines += [f"  {entry.describe()}" for entry in self._entries]
         known = {entry.reason for entry in self._entries}
         lines += [f"  eager: {why}" for why in dict.fromkeys(self._eager_forms.values()) if why not in known]
-        if _is_distributed():
-            lines.append("  eager: a process group is initialised, and steps over ranks are not captured")
+        if self._stays_eager:
+            lines.append(f"  eager: {self._stays_eager}")
         if len(lines) == 1:
             lines.append("  not called yet")
         return "\n".join(lines)
+
+    @property
+    def _stays_eager(self) -> str:
+        """Why every call is eager, if it is."""
+        if dist.is_available() and dist.is_initialized():
+            return "a process group is initialised, and steps over ranks are not captured"
+        if self._is_unreadable:
+            return "the globals of the step or of a module are not those of the module of that name"
+        return ""
 
     def _eager(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not self._holds_compiled:
@@ -179,21 +192,20 @@ class _NotRead(Exception):  # noqa: N818
 
 def _as_read(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function for Dynamo to read, with graphs of its own."""
+    is_read, missing, flags, stand_in = torch.compiler.is_dynamo_compiling, _NotRead, tracing.flags, StandIn
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            raise _NotRead
-        tracing.flags.stand_in = StandIn
+        if not is_read():
+            raise missing
+        flags.stand_in = stand_in
         found = step(*args, **kwargs)
-        tracing.flags.stand_in = None
+        flags.stand_in = None
         return found
 
-    run.__code__ = run.__code__.replace()  # graphs are kept with the code, which all steps would share
-    return run
-
-
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    # Graphs are kept with the code, which all steps would share. The globals of the step are sure to be found where
+    # they are those of the function that is read.
+    scope = getattr(step, "__globals__", run.__globals__)
+    return FunctionType(run.__code__.replace(), scope, "run", None, run.__closure__)
 
 
 def _on_host(found: R) -> R:

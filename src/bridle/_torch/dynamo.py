@@ -4,6 +4,7 @@ It is slow to import, so that this is left to the first call.
 """
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,18 @@ def read(function: Callable[..., Any], backend: Backend) -> tuple[Callable[..., 
     return whole, torch._dynamo.run(function)
 
 
+def loses_globals(function: Any, root: dict[str, Any]) -> bool:
+    """Return whether it would look the globals of a function up in another place than the function does.
+
+    It takes those of all functions but the one it starts with from the module of that name. Code that was run by
+    `exec`, or a module that was loaded twice, may have others.
+    """
+    scope = getattr(function, "__globals__", root)
+    if scope is root or "__name__" not in scope:
+        return False
+    return scope is not getattr(sys.modules.get(scope["__name__"]), "__dict__", None)
+
+
 @contextmanager
 def reading() -> Generator[None, None, None]:
     """While open, recurrent layers are read too, and hooks on modules that come or go mean another graph."""
@@ -45,7 +58,8 @@ def failures() -> tuple[type[Exception], ...]:
     """Return the errors with which it gives up."""
     from torch._dynamo import exc
 
-    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
+    # Older torch has no error of its own for too many forms.
+    return exc.TorchDynamoException, getattr(exc, "FailOnRecompileLimitHit", exc.TorchDynamoException)
 
 
 def stop(why: str) -> None:
@@ -74,8 +88,7 @@ def touches_grad() -> bool:
     output = InstructionTranslator.current_tx().output
     if any(re.search(r"\._?grad\b", guard.name) for guard in output.guards):
         return True
-    stored = output.side_effects.store_attr_mutations
-    return any("grad" in names and variable.is_tensor() for variable, names in stored.items())
+    return any("grad" in names for names in output.side_effects.store_attr_mutations.values())
 
 
 def sources(graph: GraphModule) -> list[str]:

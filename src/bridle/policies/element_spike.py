@@ -8,10 +8,12 @@ from torch import Tensor
 
 from .._devices import accumulation_dtype
 from .._measure import magnitudes
+from .._torch.dtensor import local_tensor, spec_of, spread
 from .._validate import count, decay_below_one, floor_and_ceiling, number
 from ..errors import ArgumentError, UnsupportedGradientError
 from .base import Clamp, GradientView
 from .built_once import BuiltOnce
+from .state import check_complete
 
 
 @dataclass(eq=False)
@@ -58,21 +60,22 @@ class ByElementSpike(BuiltOnce):
         # By key: the root of the moving average of squares, for every element, and how many steps it has seen.
         self._rms: dict[str, Tensor] = {}
         self._seen: dict[str, Tensor] = {}
+        self._specs: dict[str, Any] = {}  # how it is spread over ranks
 
     def check(self, grads: GradientView) -> None:
         """Refuse gradients whose elements cannot be told apart, or have the history of another parameter."""
         super().check(grads)
-        grads.refuse_sharded("ByElementSpike")
-        for key, g in zip(grads.keys(), grads.tensors, strict=True):
+        grads.refuse_plain_shards("ByElementSpike")
+        for key, g, w in zip(grads.keys(), grads.values, grads.weights(), strict=True):
             if g.layout is not torch.strided:
                 raise UnsupportedGradientError(
                     f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
                     "parameter another policy by a name pattern, or use a dense gradient."
                 )
             rms = self._rms.get(key)
-            if rms is not None and rms.shape != g.shape:
+            if rms is not None and rms.shape != w.shape:
                 raise ArgumentError(
-                    f"the history of {key!r} has shape {tuple(rms.shape)} and its gradient {tuple(g.shape)}: one "
+                    f"the history of {key!r} has shape {tuple(rms.shape)} and its gradient {tuple(w.shape)}: one "
                     "policy was used for two models, or loaded from another one. Make a policy for each."
                 )
 
@@ -80,10 +83,13 @@ class ByElementSpike(BuiltOnce):
         """Limit each element by its own history, and learn from it."""
         with torch.no_grad():
             finite = torch.isfinite(grads.norms(self.p)).unbind()
-            rows = zip(grads.keys(), grads.tensors, finite, strict=True)
-            return Clamp([self._limit(key, g.detach(), good.to(g.device)) for key, g, good in rows])
+            self._specs.update(zip(grads.keys(), map(spec_of, grads.parameters), strict=True))
+            rows = zip(grads.keys(), grads.values, grads.weights(), finite, strict=True)
+            return Clamp([self._limit(key, g.detach(), w.shape, good.to(g.device)) for key, g, w, good in rows])
 
-    def _limit(self, key: str, g: Tensor, good: Tensor) -> Tensor:
+    def _limit(self, key: str, g: Tensor, shape: torch.Size, good: Tensor) -> Tensor:
+        if g.shape != shape:  # this rank lacks a gradient that others have
+            return torch.full_like(magnitudes(g), math.inf)
         size, rms, seen = self._read(key, g)
         unbiased = rms / (1 - self.decay**seen).sqrt()  # corrected for the start at zero
         known = (rms > 0) & (seen >= self.warmup)  # an element that never had a gradient has no history
@@ -105,12 +111,17 @@ class ByElementSpike(BuiltOnce):
         return size, self._rms[key].to(size), self._seen[key].to(device=size.device, dtype=dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
-        rows = {"rms": self._rms, "seen": self._seen}
-        return self._saved(**{name: {k: t.clone() for k, t in each.items()} for name, each in rows.items()})
+        """Return what it has learned. It loads with `torch.load(..., weights_only=True)`.
+
+        Of sharded parameters it is sharded as they are.
+        """
+        rms = {key: spread(t.clone(), self._specs.get(key)) for key, t in self._rms.items()}
+        return self._saved(rms=rms, seen={key: t.clone() for key, t in self._seen.items()}, keys=list(rms))
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint."""
         self._check_saved(saved)
-        self._rms = {key: t.clone() for key, t in saved["rms"].items()}
+        check_complete(saved.get("keys", saved["rms"]), saved["rms"])
+        self._specs = {key: spec_of(t) for key, t in saved["rms"].items()}
+        self._rms = {key: local_tensor(t).clone() for key, t in saved["rms"].items()}
         self._seen = {key: t.clone() for key, t in saved["seen"].items()}

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from .. import _measure
+from .._torch.dtensor import local_tensor, spec_of, spread
 from .._validate import count, floor_and_ceiling, number
 from ..errors import ArgumentError, UnsupportedGradientError
 from .adaptive import Bounds
 from .base import GradientView, Scale, clip_factor
 from .built_once import BuiltOnce
-from .state import StateRows, accept_finite
+from .state import StateRows, accept_finite, check_complete
 from .window import empty, push, quantile
 
 _LEAST = 1e-3  # of the median norm: a limit that fell further would take too long to come back
@@ -65,6 +66,7 @@ class ByOvershoot(BuiltOnce):
         self.window = count(self.window, "window")
         self.floor, self.ceiling = floor_and_ceiling(self.floor, self.ceiling)
         self._before: dict[str, Tensor] = {}  # by key: the parameter as it was a step ago
+        self._specs: dict[str, Any] = {}  # how it is spread over ranks
 
     @cached_property
     def _rows(self) -> StateRows:
@@ -73,9 +75,9 @@ class ByOvershoot(BuiltOnce):
     def check(self, grads: GradientView) -> None:
         """Refuse gradients that cannot be compared with a change of their parameters."""
         super().check(grads)
-        grads.refuse_sharded("ByOvershoot")
+        grads.refuse_plain_shards("ByOvershoot")
         grads.refuse_disjoint("ByOvershoot")
-        for key, p, g in zip(grads.keys(), grads.parameters, grads.tensors, strict=True):
+        for key, p, g in zip(grads.keys(), grads.weights(), grads.values, strict=True):
             if g.layout is not torch.strided:
                 raise UnsupportedGradientError(
                     f"ByOvershoot compares the gradient with a change of the parameter, and a gradient is {g.layout}. "
@@ -105,15 +107,16 @@ class ByOvershoot(BuiltOnce):
 
     def _overshoot(self, grads: GradientView, norm: Tensor) -> Tensor:
         """Return the cosine between this gradient and the last change of the parameters: above 0, it went too far."""
-        keys, now = grads.keys(), [p.detach() for p in grads.parameters]
+        keys, now = grads.keys(), grads.weights()
+        self._specs.update(zip(keys, map(spec_of, grads.parameters), strict=True))
         changes = [p - self._parameter_before(key, p) for key, p in zip(keys, now, strict=True)]
         for key, p in zip(keys, now, strict=True):
             self._before[key].copy_(p)
-        length = _measure.total(_measure.norms(changes, self.p), self.p)
+        length = _measure.total(grads.over_ranks(_measure.norms(changes, self.p), self.p), self.p)
         # Divided before they are multiplied, so that no product overflows.
-        pairs = zip(changes, grads.tensors, strict=True)
+        pairs = zip(changes, grads.values, strict=True)
         terms = [_dot(d.div_(length.to(d.device)), g.detach()).to(norm) for d, g in pairs]
-        cosine = torch.stack(terms).sum() / norm
+        cosine = grads.over_ranks(torch.stack(terms)).sum() / norm
         return torch.where(torch.isfinite(cosine), cosine, 0.0)  # no change yet, or nothing to compare
 
     def _parameter_before(self, key: str, p: Tensor) -> Tensor:
@@ -124,7 +127,8 @@ class ByOvershoot(BuiltOnce):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
-        return self._saved(**self._rows.state_dict(), before={key: t.clone() for key, t in self._before.items()})
+        before = {key: spread(t.clone(), self._specs.get(key)) for key, t in self._before.items()}
+        return self._saved(**self._rows.state_dict(), before=before, before_keys=list(before))
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Build the policy with the same settings first.
@@ -133,10 +137,14 @@ class ByOvershoot(BuiltOnce):
             ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
         """
         self._check_saved(saved)
+        check_complete(saved.get("before_keys", saved["before"]), saved["before"])
         self._rows.load_state_dict(saved)
-        self._before = {key: t.clone() for key, t in saved["before"].items()}
+        self._specs = {key: spec_of(t) for key, t in saved["before"].items()}
+        self._before = {key: local_tensor(t).clone() for key, t in saved["before"].items()}
 
 
 def _dot(change: Tensor, grad: Tensor) -> Tensor:
+    if change.shape != grad.shape:  # this rank lacks a gradient that others have
+        return torch.zeros((), device=change.device)
     a, b = change.reshape(-1), grad.reshape(-1).to(change.dtype)
     return torch.vdot(a, b).real if a.is_complex() else torch.dot(a, b)

@@ -125,8 +125,9 @@ def rms_of_plain_pieces():
 
 
 def units_of_pieces():
-    case = {"seed": 1, "tensors": [((4, 3), "line", "0", ())]}
-    return error(lambda: bridle.clip_(layouts.build(case)[0], bridle.by_unit()))
+    mine = grads(("w", [3.0, 4.0]))
+    placement = bridle.distributed.Sharded(line())
+    return error(lambda: bridle.clip_(mine, bridle.by_unit(), placement=placement))
 
 
 def not_a_placement():

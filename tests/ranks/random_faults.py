@@ -5,6 +5,7 @@
 
 import argparse
 import collections
+import datetime
 import math
 import os
 import random
@@ -34,7 +35,8 @@ def any_case(rng):
     for k in range(rng.randint(2, 5)):
         where = rng.choice([*WHOLE] if k == 0 else [*WHOLE, *SLICES, "plain"])
         dims = {**WHOLE, **SLICES, "plain": 0}[where]
-        shape = tuple(rng.randint(1, 6) for _ in range(rng.randint(1, 3)))
+        least = 4 if k == 0 else 1  # every rank holds some of the first
+        shape = tuple(rng.randint(least, 6) for _ in range(rng.randint(1, 3)))
         letters = "".join(rng.choice(["r", *map(str, range(len(shape)))]) for _ in range(dims))
         rows.append((shape, where, letters, ()))
     return {"seed": rng.randint(0, 99), "tensors": rows}
@@ -93,9 +95,10 @@ def prepare(parameters, fault):
         parameters["p0"].grad = first.grad.double()
 
 
-def run(case, fault, at, how):
+def run(case, fault, at, how, timeout):
     """What this rank found: the kind of error, its text, seconds, whether gradients are as they were."""
     parameters, _ = layouts.build(case)
+    limit_groups(parameters, timeout)
     odd = dist.get_rank() == at
     if odd and fault in ("nan", "inf"):
         grads = [layouts.piece(p.grad) for p in parameters.values()]
@@ -111,6 +114,13 @@ def run(case, fault, at, how):
     kind, text = error_of(lambda: clip(parameters, how, odd, fault))
     same = [torch.equal(local(p).nan_to_num(7.0), before[name].nan_to_num(7.0)) for name, p in parameters.items()]
     return kind, text, time.monotonic() - start, all(same)
+
+
+def limit_groups(parameters, timeout):
+    """Give the groups of meshes, which otherwise wait for half an hour, the timeout of all ranks."""
+    for p in parameters.values():
+        for group in p.device_mesh.get_all_groups() if hasattr(p, "device_mesh") else ():
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=timeout), group)
 
 
 def error_of(call):
@@ -177,7 +187,7 @@ class Fuzzer:
     def try_one(self, seed, fatal=False):
         case, fault, at, how = any_fault(seed, fatal)
         self._crew = self._crew or crew.Crew(SIZE, timeout=2.0 if fatal else 8.0)
-        answers = self._crew.outcomes(run, case, fault, at, how)
+        answers = self._crew.outcomes(run, case, fault, at, how, self._crew.timeout)
         wrong = judge(case, fault, at, how, answers, self._crew.timeout)
         if fatal or wrong or any("could not exchange" in str(answer) for _, answer in answers):
             self.close()

@@ -28,7 +28,7 @@ def test_pieces_and_stages_at_once(four):
             r"ranks [0, 1] hold different numbers of parameters under one Replicated",
         ),
         (placements.rms_of_plain_pieces, "UnsupportedGradientError", "w is Sharded by `placement`"),
-        (placements.units_of_pieces, "UnsupportedGradientError", "that of p0 lies on several ranks"),
+        (placements.units_of_pieces, "UnsupportedGradientError", "that of w is Sharded by `placement`"),
         (
             placements.not_a_placement,
             "ArgumentError",

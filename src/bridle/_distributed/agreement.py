@@ -10,6 +10,7 @@ Only where ranks disagree does a second exchange find out who was called with wh
 a fault goes on to tell the other groups it is in, so that all stop before anything is written.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from .meshes import Group
 
 MESSAGE = 1024  # float64 values in a first message
 _UNCHANGED = " No gradient was changed on this rank."
+_AT_ONCE = 1.0  # seconds in which a rank finds that another is gone, rather than late
 _WORDS = 4
 _PRIME = 65521  # below 2**16; the sum of n equal words is 0 modulo a prime only if they are
 _HEADER = 4 * _WORDS + 1
@@ -41,6 +43,7 @@ class Agreement:
         call: What this rank was called with: the same words on every rank.
 
     Attributes:
+        disagreed: Whether the ranks of a group have found that they do not agree, or that one of them has a fault.
         alike: Whether the ranks of the last group, and those they heard from before, lack the same values. False where
             finding out would wait for a device.
     """
@@ -50,6 +53,8 @@ class Agreement:
         self._call = call
         self._fault = ""
         self._missing = [0] * _WORDS
+        self._gone = False
+        self.disagreed = False
         self.alike = False
 
     def fail(self, fault: str) -> None:
@@ -96,6 +101,7 @@ class Agreement:
         if not self._reduce(sent, group, largest):
             return torch.zeros_like(values)
         if not self._agreed(sent[:_HEADER], header, group, largest):
+            self.disagreed = True
             self.fail(disagreement(self._what, self._fault, asked, compared, group))
             return torch.zeros_like(values)
         rest = self.again(values[CAPACITY:], group, largest=largest)
@@ -116,11 +122,19 @@ class Agreement:
             self.fail(fault)
 
     def _reduce(self, values: Tensor, group: Group, largest: bool) -> bool:
-        """Reduce over a group. A rank that could not goes on to tell so in the groups that are left."""
+        """Reduce over a group.
+
+        A rank that finds another gone goes on to tell so in the groups that are left. One that has waited for the
+        timeout does not: the others have waited as long.
+        """
+        if self._gone:
+            return False
+        start = time.monotonic()
         try:
             all_reduce_(values, group.group, self._what, largest=largest)
         except RankError as error:
             self.fail(str(error))
+            self._gone = time.monotonic() - start > _AT_ONCE
             return False
         return True
 

@@ -29,6 +29,12 @@ class MeshGroups:
     groups: tuple[Group, ...]
     order: tuple[Any, ...] = field(compare=False)  # larger first, then by ranks: the same on all of its ranks
 
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks of the mesh."""
+        found: list[int] = self.order[1]
+        return found
+
     def contains(self, other: MeshGroups) -> bool:
         """Return whether the other's groups are among these, in the same order: its values can be sent along."""
         rest = iter(self.groups)

@@ -55,3 +55,20 @@ def stored_shards(dtensors: Iterable[Any]) -> list[Tensor]:
     """Return this rank's shard of each DTensor, at a tenth of the cost of `to_local`, which autograd records."""
     shards = [t._local_tensor for t in dtensors]
     return [t if type(t) is Tensor else wait_tensor(t) for t in shards]
+
+
+def spec_of(tensor: Any) -> Any:
+    """Return mesh, placements and shape of a DTensor, for `spread`; None for another tensor."""
+    return tensor._spec if is_dtensor(tensor) else None
+
+
+def spread(shard: Tensor, spec: Any) -> Tensor:
+    """Return the DTensor of which this is the shard here; the shard itself where there is no spec."""
+    if spec is None:
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    found: Tensor = DTensor.from_local(
+        shard, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
+    )
+    return found

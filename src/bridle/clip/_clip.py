@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import _measure
 from .._validate import read_threshold
 from ..distributed import PlacementSpec
-from ..errors import ArgumentError, ArgumentTypeError, NonFiniteGradientError
+from ..errors import ArgumentError, ArgumentTypeError, BridleError, NonFiniteGradientError
 from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
 from ..policies.named import Rules, kept_for
@@ -114,9 +114,15 @@ def _clip(
         fold(fold_into, decided[0][0], skipped | decided[0][1])
     writes = fold_into is None and not dry_run
     looked = nonfinite != "propagate" and not dry_run  # so that no norm is NaN any more
+    writes_now = writes and skipped is not True
+    # Ranks exchange norms before any of them writes.
+    expected = [
+        _predict_norms(decision, part, rule.p) if part.sharded is not None or not writes_now else None
+        for (_, rule, part), (decision, _) in zip(active, decided, strict=True)
+    ]
     outcomes = [
-        _clip_group(pattern, rule.p, part, decision, skip, writes and skipped is not True, looked)
-        for (pattern, rule, part), (decision, skip) in zip(active, decided, strict=True)
+        _clip_group(pattern, rule.p, part, decision, skip, after, writes_now, looked)
+        for (pattern, rule, part), (decision, skip), after in zip(active, decided, expected, strict=True)
     ]
     if skipped is not False and writes:
         _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
@@ -137,12 +143,21 @@ def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor
 
 
 def _clip_group(
-    pattern: str, p: float, part: Gradients, decision: Scale | Clamp, skipped: bool | Tensor, writes: bool, looked: bool
+    pattern: str,
+    p: float,
+    part: Gradients,
+    decision: Scale | Clamp,
+    skipped: bool | Tensor,
+    after: Tensor | None,
+    writes: bool,
+    looked: bool,
 ) -> Outcome:
     """Apply the decision of one policy to its gradients."""
     before, terms = part.norms(p), part.norm_terms(p)
     beside_nan = False if looked else _limits_beside_nan(decision, part, before)
-    after = _apply_decision(decision, part, p) if writes else _predict_norms(decision, part, p)
+    if writes:
+        measured = _apply_decision(decision, part, p)
+        after = measured if after is None else after
     if writes and skipped is not False:
         _apply.zero_(part.local, skipped if isinstance(skipped, Tensor) else None)
     return Outcome(pattern, p, part, before, terms, decision, after, skipped, beside_nan)
@@ -196,11 +211,14 @@ def _zero_nonfinite(active: list[tuple[Policy, Gradients]], offending: list[list
     for (_, part), values in zip(active, offending, strict=True):
         _apply.zero_nonfinite_(values)
         part.invalidate()
-    measure_together([(part, rule.p) for rule, part in active])
-    if not waits and bool(_any_nonfinite(active)):
+    try:
+        measure_together([(part, rule.p) for rule, part in active])
+        if not waits and bool(_any_nonfinite(active)):
+            raise _nonfinite(active, {})
+    except BridleError:
         for values, kept in zip(offending, copies, strict=True):
             _apply.restore_(values, kept)
-        raise _nonfinite(active, {})
+        raise
     for _, part in active:
         part.write_back_partial()
 
@@ -220,10 +238,10 @@ def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]
 def _predict_norms(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
     """Return the norms after a decision that is not applied, where they do not follow from it."""
     if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
-        return _measure.norms(_apply.clamped(part.local, decision.limit), p)
+        return part.over_ranks(_measure.norms(_apply.clamped(part.values, decision.limit), p), p)
     if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
-        pairs = zip(part.local, decision.by, strict=True)
-        return _measure.norms([g.detach() * factor for g, factor in pairs], p)
+        pairs = zip(part.values, decision.by, strict=True)
+        return part.over_ranks(_measure.norms([g.detach() * factor for g, factor in pairs], p), p)
     return None
 
 
@@ -232,10 +250,10 @@ def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tenso
     now = part.readable_now()
     if isinstance(decision, Clamp):
         if not isinstance(decision.limit, float | Tensor):
-            if all(limit is None for limit in decision.limit):
+            if part.sharded is None and all(limit is None for limit in decision.limit):
                 return part.norms(p)
-            _apply.clamp_each_(part.local, decision.limit)
-            return _measure.norms(part.local, p)
+            _apply.clamp_each_(part.values, decision.limit)
+            return _measured_after(part, p)
         limit = read_threshold(decision.limit, "limit") if now else decision.limit
         if not now or not bool((part.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
             _apply.clamp_(part.values, limit)
@@ -255,5 +273,10 @@ def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | No
         elif bool((by != 1).any()):
             _apply.scale_(part.local, by)
         return None
-    _apply.scale_slices_(part.local, by)
-    return _measure.norms(part.local, p)
+    _apply.scale_slices_(part.values, by)
+    return _measured_after(part, p)
+
+
+def _measured_after(part: Gradients, p: float) -> Tensor | None:
+    part.write_back_partial()
+    return _measure.norms(part.values, p) if part.sharded is None else None

@@ -162,21 +162,45 @@ class Gradients:
                 "each would decide for itself. Use a policy that looks at norms, such as ByMedian."
             )
 
-    def refuse_sharded(self, policy: str) -> None:
-        """Raise if a gradient is sharded, for a policy that looks inside gradients."""
+    def refuse_plain_shards(self, policy: str) -> None:
+        """Raise if a gradient is a shard in a plain tensor, for a policy that looks inside gradients."""
         for k, i in enumerate(self._where if self.sharded is not None else ()):
-            if self.sharded is not None and not self.sharded.is_whole(i):
+            if self.sharded is not None and not self.sharded.numel_known(i):
                 raise UnsupportedGradientError(
-                    f"{policy} compares parts of a gradient, and that of {self.names()[k]} lies on several ranks. "
-                    "Give such parameters another policy by a name pattern."
+                    f"{policy} compares parts of a gradient, and that of {self.names()[k]} is Sharded by `placement`: "
+                    "a plain tensor does not know which part of the whole it is. Use a DTensor, or by_norm for it."
                 )
+
+    def weights(self) -> list[Tensor]:
+        """Return what this rank holds of each parameter."""
+        if self.sharded is None:
+            return [p.detach() for p in self.parameters]
+        return [self.sharded.weight(i, p) for i, p in zip(self._where, self.parameters, strict=True)]
+
+    def spans_ranks(self) -> bool:
+        """Return whether some of the gradients lie on several ranks."""
+        return self.sharded is not None
+
+    def over_ranks(self, each: Tensor, p: float = 1.0) -> Tensor:
+        """Return what values of each gradient on this rank come to over all ranks: a p-norm; of order 1, a sum."""
+        if self.sharded is None:
+            return each
+        if p != 1:
+            return self.sharded.combine(each, self._where, p).to(each.device)
+        parts = torch.stack([each.clamp(min=0), -each.clamp(max=0)])  # of copies, the largest may be taken
+        found = self.sharded.combine(parts, self._where, p).to(each.device)
+        return found[0] - found[1]
+
+    def slices_over_ranks(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
+        """Return the 2-norms of slices along some dimensions of each gradient, given those of this rank's part."""
+        return [*slices] if self.sharded is None else self.sharded.combine_slices(slices, self._where, dims)
 
     def count_nonfinite(self) -> Tensor:
         """Return how many values of each are NaN or infinite, over all ranks: a vector on the device of the first."""
         here = _measure.count_nonfinite(self.values)
         if self.sharded is None:
             return here
-        return self.sharded.combine(here.to(torch.float64), self._where, 1.0).round()
+        return self.sharded.combine(here, self._where, 1.0).round()
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""

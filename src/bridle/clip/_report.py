@@ -69,16 +69,18 @@ class Outcome:
         )
 
     def factor(self) -> float | None:
-        """Return the smallest factor used; None for a clamp, which has none."""
+        """Return the smallest factor used; None for a clamp, which has none, and where other ranks have others."""
         if isinstance(self.decision, Clamp):
             return None
         by = self.decision.by
+        if not isinstance(by, Tensor) and self.grads.sharded is not None:
+            return None
         each = [by] if isinstance(by, Tensor) else by
         return min((float(f.amin()) for f in each if f.numel()), default=1.0)
 
     def clipped(self) -> bool:
         """Return whether anything was changed."""
-        if isinstance(self.decision, Clamp):
+        if isinstance(self.decision, Clamp) or (self.measured_after is not None and self.grads.sharded is not None):
             return bool((self.after() < self.before).any()) or bool(self.beside_nan)
         by = self.decision.by
         return any(bool((f != 1).any()) for f in ([by] if isinstance(by, Tensor) else by))
@@ -138,7 +140,10 @@ class ClipReport:
 
     @property
     def coefficient(self) -> float | None:
-        """What the gradients were multiplied by: the smallest such factor; None where only values were limited."""
+        """What the gradients were multiplied by: the smallest such factor; None where only values were limited.
+
+        None also where parts of sharded gradients have factors of their own (`by_unit`): other ranks have others.
+        """
         factors = [f for o in self._outcomes if (f := o.factor()) is not None]
         return min(factors) if factors else None if self._outcomes else 1.0
 

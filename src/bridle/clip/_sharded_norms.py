@@ -18,7 +18,7 @@ from .._distributed.agreement import Agreement
 from .._distributed.collectives import collective
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, MeshGroups, groups_of, order_meshes, read_mesh
-from .._torch.dtensor import dtensor_class, is_dtensor, wait_tensor
+from .._torch.dtensor import dtensor_class, is_dtensor, stored_shards, wait_tensor
 from ..distributed import Disjoint, Placement, Replicated, Sharded
 from ..errors import BridleError, RankError, UnsupportedGradientError
 from ._norm_exchange import WHAT, Entry, Kind, NormExchange
@@ -60,6 +60,12 @@ class _Layout:
     mesh: MeshGroups
     sharded: tuple[bool, ...]  # for each dimension of the mesh: shards on its ranks, or copies
     partial: bool
+    dims: tuple[int, ...]  # for each dimension of the mesh: which of the tensor's it cuts; -1 for none
+
+    def cut_dims(self, group: Group) -> set[int]:
+        """Return the dimensions of the tensor that a process group cuts."""
+        found = zip(self.mesh.groups, self.dims, strict=True)
+        return {dim for each, dim in found if each == group and dim >= 0}
 
 
 class ShardedNorms:
@@ -194,11 +200,54 @@ class ShardedNorms:
         self._norm_terms(exchange, norms, sets, [p for _, p in parts])
 
     def combine(self, each: Tensor, where: Sequence[int], p: float) -> Tensor:
-        """Return what values of some gradients come to over all ranks that hold shards or copies of them."""
-        exchange = NormExchange(self._call)
-        self._combine(exchange, each, [[i] for i in where], [Kind(p, False)] * len(where))
+        """Return what values of some gradients come to over all ranks that hold shards or copies of them.
+
+        Args:
+            each: A value for each gradient, or several: a row for each kind of value.
+            where: The gradients.
+            p: The order of the norm they are terms of; of order 1 they are added up, and may be negative.
+        """
+        exchange, found = NormExchange(self._call), each.flatten().to(torch.float64)
+        sets = [[i] for i in where] * (len(found) // max(1, len(where)))
+        self._combine(exchange, found, sets, [self._kind(members, p) for members in sets])
         exchange.finish()
-        return each
+        return found.view(each.shape)
+
+    def combine_slices(self, slices: Sequence[Tensor], where: Sequence[int], dims: Sequence[set[int]]) -> list[Tensor]:
+        """Return the 2-norms of slices of which this rank knows the norm of its own part.
+
+        Args:
+            slices: For each gradient a tensor of norms.
+            where: The gradients.
+            dims: For each the dimensions that its slices run along.
+        """
+        exchange, found = NormExchange(self._call), [t.to(torch.float64).flatten() for t in slices]
+        for group, entries in self._groups():
+            here = {i for i, sharded in entries if sharded and group.group.size() > 1}
+            cut = [k for k, i in enumerate(where) if i in here and self._layout_of[i].cut_dims(group) & dims[k]]
+            if cut:
+                every = torch.cat([found[k] for k in cut])
+                by = torch.ones_like(every)
+                if any(self._wide[where[k]] for k in cut):
+                    by = _measure.safe_divisor(exchange.again(every.nan_to_num(0.0, math.inf), group, largest=True))
+                every = exchange.again((every / by).square(), group).sqrt() * by
+                for k, part in zip(cut, torch.split(every, [len(found[k]) for k in cut]), strict=True):
+                    found[k] = part
+        exchange.finish()
+        return [t.view(own.shape).to(own.device) for t, own in zip(found, slices, strict=True)]
+
+    def weight(self, i: int, parameter: Any) -> Tensor:
+        """Return what this rank holds of a parameter, which must lie as its gradient does."""
+        layout = self._layout_of.get(i)
+        if layout is None:
+            found: Tensor = parameter.detach()
+            return found
+        if _cut_dims(parameter.placements) != layout.dims:
+            raise UnsupportedGradientError(
+                f"a parameter of shape {tuple(parameter.shape)} lies on its mesh as {parameter.placements}, its "
+                "gradient does not, and this policy compares the two. Redistribute the gradient before clipping."
+            )
+        return stored_shards([parameter])[0].detach()
 
     def _own_norms(self, sets: Sequence[Sequence[int]], p: float) -> Tensor:
         """Return the norm of what this rank holds of each set of gradients."""
@@ -229,13 +278,16 @@ class ShardedNorms:
             A value that is not finite if one of a rank is not that others do not see: that of a plain tensor, which is
             taken to be the same everywhere. All ranks then know. None if there is none.
         """
-        set_of = {i: k for k, members in enumerate(sets) for i in members}
+        at: dict[int, list[int]] = {}
+        for k, members in enumerate(sets):
+            for i in members:
+                at.setdefault(i, []).append(k)
         bad = each[each.isfinite().logical_not()].sum().reshape(1)
         values = torch.cat([each, bad])
-        for group, found in self._groups():
-            here = [(i, sharded) for i, sharded in found if i in set_of]
-            entries = {set_of[i]: sharded for i, sharded in here}
-            compared = [i for i, _ in here] if self.has_placement else set_of  # else ranks list the same everywhere
+        for group, found in self._groups(exchange):
+            here = [(i, sharded) for i, sharded in found if i in at]
+            entries = {k: sharded for i, sharded in here for k in at[i]}
+            compared = [i for i, _ in here] if self.has_placement else at  # else ranks list the same everywhere
             exchange.reduce_norms(
                 values,
                 [Entry(k, sharded) for k, sharded in entries.items()] + [Entry(len(sets), True)] * bool(entries),
@@ -249,9 +301,15 @@ class ShardedNorms:
         readable = values.device.type == "cpu"
         return values[-1:] if readable and not math.isfinite(values[-1]) and bool(each.isfinite().all()) else None
 
-    def _groups(self) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
-        """Yield process groups in order, with the gradients on each and whether they are sharded (else copied)."""
-        for mesh, submeshes in order_meshes(layout.mesh for layout in self._layouts.values()):
+    def _groups(self, exchange: Agreement | None = None) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
+        """Yield process groups in order, with the gradients on each and whether they are sharded (else copied).
+
+        Once all ranks of a mesh know of a fault in the exchange, meshes of no other ranks are left out.
+        """
+        meshes, told = order_meshes(layout.mesh for layout in self._layouts.values()), set[int]()
+        for mesh, submeshes in meshes:
+            if told.issuperset(mesh.ranks):
+                continue
             for group in mesh.groups:
                 on = {
                     id(layout): layout.sharded[layout.mesh.groups.index(group)]
@@ -259,6 +317,8 @@ class ShardedNorms:
                     if layout.mesh in submeshes and group in layout.mesh.groups
                 }
                 yield group, [(i, on[id(layout)]) for i, layout in self._layout_of.items() if id(layout) in on]
+            if exchange is not None and exchange.disagreed:
+                told.update(mesh.ranks)
         for group in _groups_of(self._patterns, (Sharded,)):
             over = [group in _groups_of([placements], (Sharded,)) for placements in self._patterns]
             yield group, [(i, True) for i, number in enumerate(self._pattern_of) if over[number]]
@@ -301,7 +361,12 @@ def _sharded_patterns(patterns: Sequence[tuple[Placement, ...]]) -> list[bool]:
 
 def _read_layout(mesh: Any, placements: Sequence[Any]) -> _Layout:
     partial = any(kind.is_partial() for kind in placements)
-    return _Layout(read_mesh(mesh), tuple(not (k.is_replicate() or k.is_partial()) for k in placements), partial)
+    sharded = tuple(not (k.is_replicate() or k.is_partial()) for k in placements)
+    return _Layout(read_mesh(mesh), sharded, partial, _cut_dims(placements))
+
+
+def _cut_dims(placements: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(-1 if k.is_replicate() or k.is_partial() else k.dim for k in placements)
 
 
 def _groups_of(patterns: Iterable[tuple[Placement, ...]], kinds: tuple[type, ...]) -> list[Group]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .._distributed.collectives import all_reduce_, reduce_scatter
+from .._torch.dtensor import spec_of, spread
 
 _WHAT = "per-sample gradients"
 
@@ -33,7 +34,7 @@ def scatter_sums(bucket: Sequence[tuple[str, Tensor]], held: Mapping[str, Any]) 
     received = _reduced(sent, mesh, along)
     shards = zip(torch.split(received, widths), [total for _, total in bucket], strict=True)
     local = [_shard(slot, total, dim, n, mine) for slot, total in shards]
-    return [(name, _spread(shard, held[name])) for (name, _), shard in zip(bucket, local, strict=True)]
+    return [(name, spread(shard, spec_of(held[name]))) for (name, _), shard in zip(bucket, local, strict=True)]
 
 
 def is_scattered(parameter: Any) -> bool:
@@ -68,17 +69,3 @@ def _shard(slot: Tensor, total: Tensor, dim: int, n: int, mine: int) -> Tensor:
     shape = list(total.shape)
     shape[dim] = chunks[mine].shape[dim] if mine < len(chunks) else 0
     return slot[: torch.Size(shape).numel()].view(shape).clone()
-
-
-def _spread(shard: Tensor, parameter: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
-    found: Tensor = DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-    return found

@@ -59,11 +59,13 @@ class GradientView(Protocol):
     Attributes:
         parameters: The parameters that have a gradient, each once.
         tensors: The gradient of each. Do not write to it.
+        values: What this rank holds of each gradient: itself, or of a DTensor the shard. Do not write to it.
         pattern: The name pattern that selected them, `"*"` where there was none.
     """
 
     parameters: list[Tensor]
     tensors: list[Tensor]
+    values: list[Tensor]
     pattern: str
 
     def names(self) -> list[str]:
@@ -81,8 +83,27 @@ class GradientView(Protocol):
     def numels(self) -> list[int]:
         """Return how many elements each gradient has over all ranks."""
 
-    def refuse_sharded(self, policy: str) -> None:
-        """Raise if a gradient is sharded, for a policy that looks inside gradients."""
+    def weights(self) -> list[Tensor]:
+        """Return what this rank holds of each parameter."""
+
+    def spans_ranks(self) -> bool:
+        """Return whether some of the gradients lie on several ranks: then each has to be asked about by itself."""
+
+    def over_ranks(self, each: Tensor, p: float = 1.0) -> Tensor:
+        """Return what values of each gradient on this rank come to over all ranks: a p-norm; of order 1, a sum.
+
+        Every rank has to ask, and so whether it asks must not depend on what it holds.
+
+        Args:
+            each: A float64 value for each gradient, or a row of them for each kind of value.
+            p: The order.
+        """
+
+    def slices_over_ranks(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
+        """Return the 2-norms of slices along some dimensions of each gradient, given those of this rank's part."""
+
+    def refuse_plain_shards(self, policy: str) -> None:
+        """Raise if a gradient is a shard in a plain tensor, for a policy that looks inside gradients."""
 
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other ranks hold other parameters, for a policy that each rank would decide for itself."""

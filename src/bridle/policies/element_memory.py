@@ -9,7 +9,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Size, Tensor
 
+from .._torch.dtensor import local_tensor, spec_of, spread
 from ..errors import ArgumentError
+from .state import check_complete
 
 Keys: TypeAlias = tuple[str, ...]
 _Kind: TypeAlias = tuple[Size, torch.dtype, torch.device, torch.layout]
@@ -53,12 +55,28 @@ class ElementMemory:
         self._planned_for: tuple[list[str], list[_Kind]] = [], []
         self._planned_shapes: list[Size] = []
         self._plan: list[Chunk] = []
+        self._specs: dict[str, Any] = {}  # how a DTensor is sharded
 
-    def plan(self, keys: list[str], tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Chunk]:
-        """Return what to handle as one: small tensors of a kind with a strided gradient; others alone."""
+    def plan(
+        self,
+        keys: list[str],
+        tensors: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        over_ranks: Sequence[Tensor] | None = None,
+    ) -> list[Chunk]:
+        """Return what to handle as one: small tensors of a kind with a strided gradient; others alone.
+
+        Args:
+            keys: What to remember each by.
+            tensors: What this rank holds of each parameter.
+            grads: And of its gradient.
+            over_ranks: The parameters, where some lie on several ranks: then each is handled alone, in order.
+        """
         kinds = [(t.shape, t.dtype, t.device, g.layout) for t, g in zip(tensors, grads, strict=True)]
         if self._planned_for != (keys, kinds):
-            self._plan = [_chunk(where, keys, tensors) for where in _together(kinds)]
+            together = _together(kinds) if over_ranks is None else [[i] for i in range(len(keys))]
+            self._plan = [_chunk(where, keys, tensors) for where in together]
+            self._specs = {} if over_ranks is None else dict(zip(keys, map(spec_of, over_ranks), strict=True))
             self._planned_for, self._planned_shapes = (keys, kinds), [kind[0] for kind in kinds]
         return self._plan
 
@@ -112,14 +130,35 @@ class ElementMemory:
         return zip(keys, flat.split_with_sizes([each * size for size in sizes]), strict=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return shapes and vectors by key."""
+        """Return vectors by key, of a sharded parameter a tensor that is sharded as it is; and shapes."""
         flat = {key: t.clone() for keys, held in self._flat.items() for key, t in self._pieces(keys, held)}
-        return {"shapes": {key: tuple(self._shapes[key]) for key in flat}, "flat": flat}
+        sharded = {key: spec for key in flat if (spec := self._specs.get(key)) is not None}
+        for key, spec in sharded.items():
+            flat[key] = spread(_shaped(flat[key], self._shapes[key]), spec)
+        shapes = {key: tuple(self._shapes[key]) for key in flat if key not in sharded}
+        return {"shapes": shapes, "flat": flat, "keys": list(flat)}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from what was remembered."""
+        flat = saved["flat"]
+        check_complete(saved["keys"], flat)
         self._shapes = {key: Size(shape) for key, shape in saved["shapes"].items()}
-        self._flat = {(key,): t.clone() for key, t in saved["flat"].items()}
+        self._specs = {key: spec_of(t) for key, t in flat.items()}
+        self._flat = {}
+        for key, t in flat.items():
+            own = local_tensor(t)
+            if self._specs[key] is not None:
+                self._shapes[key] = own.shape
+                own = torch.view_as_real(own) if own.is_complex() else own
+            self._flat[(key,)] = own.reshape(-1).clone()
+        self._planned_for = [], []
+
+
+def _shaped(flat: Tensor, shape: Size) -> Tensor:
+    """Return a vector in the shape of a parameter; of two numbers for each element, as complex ones."""
+    if flat.numel() == shape.numel():
+        return flat.view(shape)
+    return torch.view_as_complex(flat.view(*shape, 2))
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

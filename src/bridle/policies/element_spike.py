@@ -65,30 +65,34 @@ class ByElementSpike(BuiltOnce):
     def check(self, grads: GradientView) -> None:
         """Refuse gradients whose elements cannot be told apart, or have the history of another parameter."""
         super().check(grads)
-        grads.refuse_sharded("ByElementSpike")
+        grads.refuse_plain_shards("ByElementSpike")
         keys = grads.keys()
-        if any(g.layout is not torch.strided for g in grads.tensors):
-            key, g = next((k, g) for k, g in zip(keys, grads.tensors, strict=True) if g.layout is not torch.strided)
+        if any(g.layout is not torch.strided for g in grads.values):
+            key, g = next((k, g) for k, g in zip(keys, grads.values, strict=True) if g.layout is not torch.strided)
             raise UnsupportedGradientError(
                 f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
                 "parameter another policy by a name pattern, or use a dense gradient."
             )
-        self._rms.check(keys, grads.tensors)
+        self._rms.check(keys, grads.weights())
 
     def decide(self, grads: GradientView) -> Clamp:
         """Limit each element by its own history, and learn from it."""
         with torch.no_grad():
-            keys, norms = grads.keys(), grads.norms(self.p)
+            keys, values, norms = grads.keys(), grads.values, grads.norms(self.p)
             seen, good = self._seen.read(keys, norms)["seen"], torch.isfinite(norms)
             times = torch.where(seen < self.warmup, math.inf, math.sqrt(self.theta))  # no limit without a history
             # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
             rate = math.log(self.decay) if self.decay else -math.inf
             new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
             bad = good.logical_not()
-            known_good = _devices.readable_now(grads.tensors) and not bool(bad.any())
+            known_good = _devices.readable_now(values) and not bool(bad.any())
             limits: list[Tensor | None] = [None] * len(keys)
-            for chunk in self._rms.plan(keys, grads.tensors, grads.tensors):
-                found = self._limit(chunk, chunk.of(grads.tensors), times, new, None if known_good else bad)
+            spans = grads.spans_ranks()
+            held = grads.weights() if spans else values
+            for chunk in self._rms.plan(keys, held, values, grads.parameters if spans else None):
+                if values[chunk.where[0]].shape != held[chunk.where[0]].shape:
+                    continue  # this rank lacks a gradient that others have
+                found = self._limit(chunk, chunk.of(values), times, new, None if known_good else bad)
                 for i, limit in zip(chunk.where, found, strict=False):
                     limits[i] = limit
             self._seen.write(keys, {"seen": seen + good})

@@ -80,9 +80,9 @@ class ByOvershoot(BuiltOnce):
     def check(self, grads: GradientView) -> None:
         """Refuse gradients that cannot be compared with a change of their parameters."""
         super().check(grads)
-        grads.refuse_sharded("ByOvershoot")
+        grads.refuse_plain_shards("ByOvershoot")
         grads.refuse_disjoint("ByOvershoot")
-        self._before.check(grads.keys(), grads.parameters)
+        self._before.check(grads.keys(), grads.weights())
 
     def decide(self, grads: GradientView) -> Scale:
         """Move the limit by what the last step turned out to be, and bring the norm down to it."""
@@ -102,15 +102,18 @@ class ByOvershoot(BuiltOnce):
 
     def _overshoot(self, grads: GradientView, norm: Tensor) -> Tensor:
         """Return the cosine between this gradient and the last change of the parameters: above 0, it went too far."""
-        plan = self._before.plan(grads.keys(), grads.parameters, grads.tensors)
-        changes = [self._change(chunk.keys, chunk.of(grads.parameters)) for chunk in plan]
-        length = _measure.total(_measure.norms(changes, self.p), self.p)
+        weights, spans = grads.weights(), grads.spans_ranks()
+        plan = self._before.plan(grads.keys(), weights, grads.values, grads.parameters if spans else None)
+        changes = [self._change(chunk.keys, chunk.of(weights)) for chunk in plan]
+        length = _measure.total(grads.over_ranks(_measure.norms(changes, self.p), self.p), self.p)
         terms = []
         for chunk, change in zip(plan, changes, strict=True):
             # Divided before they are multiplied, so that no product overflows.
             change.div_(length.to(change.device))
-            terms.append(_dot(change, chunk.of(grads.tensors)).to(norm))
-        cosine = torch.stack(terms).sum() / norm
+            own = chunk.of(grads.values)
+            lacks = spans and own[0].shape != weights[chunk.where[0]].shape  # a gradient that others have
+            terms.append(norm.new_zeros(()) if lacks else _dot(change, own).to(norm))
+        cosine = grads.over_ranks(torch.stack(terms)).sum() / norm
         return torch.where(torch.isfinite(cosine), cosine, 0.0)  # no change yet, or nothing to compare
 
     def _change(self, keys: Keys, parameters: list[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -65,6 +65,17 @@ class StateRows:
                     "with other settings. Build the policy as it was when it was saved."
                 )
         self._keys, self._rows = keys, {name: rows[name].clone() for name in self._initial}
+
+
+def check_complete(keys: Iterable[str], found: Mapping[str, Tensor]) -> None:
+    """Refuse a state that was read from a checkpoint only in part."""
+    missing = sorted(set(keys) - set(found))
+    if missing:
+        raise ArgumentError(
+            f"the state of {len(missing)} of {len(found) + len(missing)} parameters is missing, {missing[0]!r} among "
+            "them. torch.distributed.checkpoint fills in what it is given: clip once with the policy (dry_run=True "
+            "will do) before its state_dict() is loaded into."
+        )
 
 
 def accept_finite(old: State, new: Mapping[str, Tensor], good: Tensor) -> State:

@@ -18,8 +18,8 @@ class _ByUnit:
 
     def check(self, grads: GradientView) -> None:
         tensor_threshold(self.ratio, "ratio")
-        grads.refuse_sharded("by_unit")
-        for g in grads.tensors:
+        grads.refuse_plain_shards("by_unit")
+        for g in grads.values:
             if g.layout is not torch.strided:
                 raise UnsupportedGradientError(
                     f"by_unit compares rows of a weight and its gradient, and this gradient is {g.layout}. "
@@ -34,19 +34,24 @@ class _ByUnit:
 
     def decide(self, grads: GradientView) -> Scale:
         with torch.no_grad():
-            pairs = zip(grads.parameters, grads.tensors, strict=True)
-            return Scale([self._factor(p.detach(), g.detach()) for p, g in pairs])
+            weights, axes = grads.weights(), [self._axes(p.dim()) for p in grads.parameters]
+            # Where this rank lacks a gradient that others have, it takes part with zeros.
+            lacks = [g.shape != w.shape for w, g in zip(weights, grads.values, strict=True)]
+            own = [torch.zeros_like(w) if no else g for w, g, no in zip(weights, grads.values, lacks, strict=True)]
+            parts = zip(weights, own, axes, strict=True)
+            sizes = [torch.stack([norm_along(w, along), norm_along(g.detach(), along)]) for w, g, along in parts]
+            sizes = grads.slices_over_ranks(sizes, [set(along) for along in axes])
+            by = [clip_factor(self._limit(weight), grad) for weight, grad in sizes]
+            return Scale([torch.ones_like(f).amax() if no else f for f, no in zip(by, lacks, strict=True)])
 
-    def _factor(self, weight: Tensor, grad: Tensor) -> Tensor:
-        axes = self._axes(grad.dim())
-        size = norm_along(weight, axes).clamp(min=self.eps)
-        ratio = self.ratio.to(size) if isinstance(self.ratio, Tensor) else self.ratio
-        return clip_factor(size * ratio, norm_along(grad, axes))
+    def _limit(self, weight: Tensor) -> Tensor:
+        size = weight.clamp(min=self.eps)
+        return size * (self.ratio.to(size) if isinstance(self.ratio, Tensor) else self.ratio)
 
-    def _axes(self, dims: int) -> tuple[int, ...] | None:
+    def _axes(self, dims: int) -> tuple[int, ...]:
         """Return the dimensions of a unit: all but `unit_dims`; everything for vectors and scalars, as in NFNets."""
         if dims <= 1:
-            return None
+            return tuple(range(dims))
         units = {d % dims for d in self.unit_dims if -dims <= d < dims}
         return tuple(d for d in range(dims) if d not in units)
 

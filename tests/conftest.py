@@ -5,19 +5,26 @@ import torch
 
 from bridle import _kernels
 from bridle._torch import saved
+from bridle._torch.amp import takes_grad_scale
 
 # What tests need of torch that not every torch we support has.
 FEATURES = {
-    "DLPack exchange table": _kernels.cpu.exchange_table() is not None,
-    "SavedTensor.data": saved.READS_HANDLES,
-    "Tensor.grad_dtype": hasattr(torch.Tensor, "grad_dtype"),
+    "GraphExecGroup": lambda: hasattr(torch.utils.checkpoint, "GraphExecGroup"),
+    "SavedTensor.data": lambda: saved.READS_HANDLES,
+    "Tensor.grad_dtype": lambda: hasattr(torch.Tensor, "grad_dtype"),
+    "compiler that traces context managers": lambda: hasattr(torch._dynamo.config, "enable_trace_contextlib"),
+    "dicts for torch.autograd.grad": lambda: "Mapping" in str(torch.autograd.grad.__annotations__["inputs"]),
+    "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
+    "fused Adagrad on the CPU": lambda: takes_grad_scale(torch.optim.Adagrad([torch.zeros(1)], fused=True)),
+    "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),
 }
 
 
 def pytest_runtest_setup(item):
     for mark in item.iter_markers("needs"):
-        if not FEATURES[mark.args[0]]:
-            pytest.skip(f"torch {torch.__version__} has no {mark.args[0]}")
+        for feature in mark.args:
+            if not FEATURES[feature]():
+                pytest.skip(f"torch {torch.__version__} has no {feature}")
 
 
 @pytest.fixture(autouse=True)

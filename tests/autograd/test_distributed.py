@@ -1,8 +1,5 @@
 """Two processes under DistributedDataParallel: observing a pass does not change its communication."""
 
-import os
-import tempfile
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -112,22 +109,25 @@ def sharded_models_are_traced(rank):
     assert first.op == "SqrtBackward0"
 
 
-def _process(rank, store):
+def _process(rank, store, scenarios):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    for scenario in (
-        unchanged_communication,
-        one_process_goes_wrong,
-        replay_refuses,
-        sharded_models_are_checked,
-        sharded_models_are_traced,
-    ):
+    for scenario in scenarios:
         scenario(rank)
         dist.barrier()
     dist.destroy_process_group()  # not after a failure: it would abort, and hide what failed
 
 
-def test_two_processes():
-    # One pair of processes for all scenarios: starting them takes longer than anything they do.
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_process, (os.path.join(folder, "store"),), nprocs=2)
+# One pair of processes for several scenarios: starting them takes longer than anything they do.
+SCENARIOS = [
+    [unchanged_communication, one_process_goes_wrong, replay_refuses],
+    pytest.param(
+        [sharded_models_are_checked, sharded_models_are_traced],
+        marks=pytest.mark.needs("fully_shard on the CPU"),
+    ),
+]
+
+
+@pytest.mark.parametrize("scenarios", SCENARIOS, ids=["ddp", "fully_shard"])
+def test_two_processes(scenarios, tmp_path):
+    mp.spawn(_process, (str(tmp_path / "store"), scenarios), nprocs=2)

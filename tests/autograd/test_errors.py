@@ -181,6 +181,7 @@ def test_a_graph_freed_by_someone_else_is_not_guessed_at(net):
 STALE = "has been modified by an inplace operation"
 
 
+@pytest.mark.needs("SavedTensor.data")
 def test_every_stale_tensor_with_op_module_versions_and_writer(net):
     hidden = net.body(torch.ones(2, 3)).tanh()
     loss = (net.head(hidden).sum() * hidden.exp()).sum()
@@ -196,6 +197,7 @@ def test_every_stale_tensor_with_op_module_versions_and_writer(net):
     assert "`.clone()` the tensor before the change" in str(caught.value)
 
 
+@pytest.mark.needs("SavedTensor.data")
 def test_a_parameter_stepped_too_early(net):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     first, second = net(torch.ones(2, 3)).sum(), net(torch.ones(2, 3)).sum()
@@ -206,6 +208,7 @@ def test_a_parameter_stepped_too_early(net):
     assert "most likely written by an optimizer step between forward and backward" in text
 
 
+@pytest.mark.needs("SavedTensor.data")
 def test_written_without_autograd_looking():
     mask = torch.ones(2)
     loss = (torch.ones(2, requires_grad=True) * mask).sum()

@@ -234,7 +234,7 @@ def test_torchs_error_about_a_run_inside_a_backward_is_not_diagnosed_as_one_of_t
             first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
             return torch.autograd.grad(first.sum(), second)[0]
 
-    with pytest.raises(RuntimeError, match="index 0 appears to not have been used") as caught:
+    with pytest.raises(RuntimeError, match="appears to not have been used") as caught:
         bridle.backward(own_function(inner, [])(leaf).sum())
     assert type(caught.value) is RuntimeError
 
@@ -276,6 +276,7 @@ def test_no_mode_sees_the_search_for_a_cause(leaf):
     assert ops_of(bridle.grad) == ops_of(torch.autograd.grad)
 
 
+@pytest.mark.needs("SavedTensor.data")
 def test_a_tensor_without_memory_is_no_reason_to_warn(leaf):
     with FakeTensorMode():
         fake = torch.ones(3, requires_grad=True) * 2  # noqa: F841 - alive is all it has to be
@@ -318,6 +319,7 @@ def test_sizes_that_are_not_known_while_tracing():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("grad", [torch.autograd.grad, bridle.grad])
+@pytest.mark.needs("trace_autograd_ops")
 def test_compiled_whole_where_torchs_is(grad):
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -334,6 +336,7 @@ def test_compiled_whole_where_torchs_is(grad):
 # -- containers ----------------------------------------------------------------------------------------------
 
 
+DICTS = pytest.mark.needs("dicts for torch.autograd.grad")
 CONTAINERS = {
     "list": list,
     "tuple": tuple,
@@ -356,7 +359,9 @@ class Bag(nn.Module):
         return self.values[index]
 
 
-@pytest.mark.parametrize("container", [*CONTAINERS, "Bag"])
+@pytest.mark.parametrize(
+    "container", [*[name for name in CONTAINERS if name != "dict"], pytest.param("dict", marks=DICTS), "Bag"], ids=str
+)
 @pytest.mark.parametrize("of", ["parameters", "inner"])
 def test_the_result_has_the_form_that_torch_gives_it(container, of):
     if of == "inner" and container == "ParameterList":
@@ -393,7 +398,7 @@ def test_backward_into_a_parameter_list(leaf):
 
 def test_an_empty_parameter_list_is_refused_as_in_torch(leaf):
     for grad in (torch.autograd.grad, bridle.grad):
-        with pytest.raises(RuntimeError, match="cannot be empty"):
+        with pytest.raises((RuntimeError, ValueError), match="cannot be empty|requires non-empty"):
             grad(leaf.sum(), nn.ParameterList())
 
 

@@ -200,6 +200,7 @@ def test_outputs_inputs_and_gradients_in_every_form():
     assert torch.equal(ours, torch.full((2,), 2.0))
 
 
+@pytest.mark.needs("GraphExecGroup")
 def test_a_checkpoint_is_computed_again_once():
     calls = []
 

@@ -13,6 +13,7 @@ from bridle import graph
 from bridle.autograd import replay
 
 SAMPLES_PER_OP = 3
+PARTS = 8  # each is a test of its own, with its own time limit
 
 
 def same_bits(ours, torchs):
@@ -69,12 +70,13 @@ def samples_of(op):
 
 # torch's own sample inputs warn about deprecated arguments, beta features and the like.
 @pytest.mark.filterwarnings("ignore")
-def test_every_op_of_torchs_database_bit_for_bit(capsys):
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_op_of_torchs_database_bit_for_bit(part, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         op_db = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
     compared, kinds, skips = Counter(), set(), defaultdict(list)
-    for op in op_db:
+    for op in op_db[part::PARTS]:
         name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
         try:
             for sample in samples_of(op):
@@ -89,4 +91,4 @@ def test_every_op_of_torchs_database_bit_for_bit(capsys):
         print(f"\nreplay equals torch: {len(compared)} ops, {compared.total()} samples, {len(kinds)} node kinds")
         for reason, names in skips.items():
             print(f"  skipped, {reason} ({len(names)}): {', '.join(dict.fromkeys(names))}")
-    assert len(compared) > 500
+    assert len(compared) > 500 // PARTS

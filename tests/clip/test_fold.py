@@ -9,7 +9,8 @@ import torch
 import bridle
 from bridle import by_norm
 
-FUSED = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad]
+ADAGRAD = pytest.param(torch.optim.Adagrad, marks=pytest.mark.needs("fused Adagrad on the CPU"))
+FUSED = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, ADAGRAD]
 
 
 def pair(kind, seed=0):

@@ -231,6 +231,7 @@ def test_mixed_dtypes():
     torch.testing.assert_close(helpers.vector(clipped), before * 0.5 / norm.item(), rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.needs("Tensor.grad_dtype")
 def test_kinds_that_are_refused_by_name():
     p = torch.nn.Parameter(torch.zeros(3))
     p.grad_dtype = None

@@ -97,17 +97,20 @@ def compare(ps, expected, which):
         torch.testing.assert_close(ps.norms(), norms)
 
 
-def table():
-    """Return for each module how many of its sample inputs ended how."""
+def short_name(info):
+    """Return the name of a module as the page has it."""
+    return info.name.removeprefix("nn_").replace("nn.", "")
+
+
+def table(infos=common_modules.module_db):
+    """Return for each module with parameters how many of its sample inputs ended how."""
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for info in common_modules.module_db:
+        for info in infos:
             kinds = list(outcomes(info))
             if kinds:
-                found[info.name.removeprefix("nn_").replace("nn.", "")] = {
-                    k: kinds.count(k) for k in sorted(set(kinds))
-                }
+                found[short_name(info)] = {k: kinds.count(k) for k in sorted(set(kinds))}
     return dict(sorted(found.items()))
 
 
@@ -127,6 +130,11 @@ OPS = (
 )
 
 
+def row(name, kinds):
+    """Return the line of one module."""
+    return f"| {name} | {', '.join(f'{n} {kind}' for kind, n in kinds.items())} |"
+
+
 def page(found):
     """Return the docs page."""
     lines = [
@@ -140,7 +148,7 @@ def page(found):
         "| module | sample inputs |",
         "|---|---|",
     ]
-    lines += [f"| {name} | {', '.join(f'{n} {kind}' for kind, n in kinds.items())} |" for name, kinds in found.items()]
+    lines += [row(name, kinds) for name, kinds in found.items()]
     lines += [
         "",
         "## Ops",

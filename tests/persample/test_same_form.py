@@ -146,5 +146,6 @@ def form(node):
 def test_the_settings_have_one_form(name):
     routing = ROUTINGS[name]
     model = routing.model(4)
-    forms = [form(routing.losses(model, routing.draw(4), setting).grad_fn) for setting in routing.verdicts]
+    losses = [routing.losses(model, routing.draw(4), setting) for setting in routing.verdicts]
+    forms = [form(each.grad_fn) for each in losses]
     assert all(found == forms[0] for found in forms)

@@ -1,5 +1,9 @@
+from pathlib import Path
+
 import crew
 import pytest
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +31,9 @@ def doomed():
     group = crew.Crew(3, timeout=3.0)
     yield group
     group.close()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.parent == HERE and any(word in item.nodeid for word in ("fsdp", "hsdp", "fully_shard")):
+            item.add_marker(pytest.mark.needs("fully_shard on the CPU"))

@@ -69,7 +69,7 @@ def native(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor =
 
 def partition(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor = 1.0) -> tuple[list[int], list[int]]:
     """Return the indices of tensors that one native backend takes, and of those left to torch."""
-    first = next((t for t in tensors if BACKENDS.get(t.device.type) is not None), None)
-    backend = None if first is None else native([first], foreach, factor)
+    supported = [t for t in tensors if BACKENDS.get(t.device.type) is not None]
+    backend = native(supported[:1], foreach, factor)
     taken = [i for i, t in enumerate(tensors) if backend is not None and backend.takes(t)]
     return taken, sorted(set(range(len(tensors))) - set(taken))

@@ -76,13 +76,20 @@ def _ids_under(state: Any) -> Iterator[int]:
 
 def shards(states: Iterable[Any]) -> list[tuple[Tensor, ...]]:
     """Return each parameter as the optimizer holds it, as the recorded graph knows it, and in other forms it takes."""
-    held = [param for state in states for group in state._fsdp_param_groups for param in group.fsdp_params]
+    held = [param for state in states for group in _groups(state) for param in group.fsdp_params]
     names = ("_unsharded_param", "_sharded_post_forward_param")
     others = ([getattr(param, name, None) for name in names] for param in held)
     return [
         (param.sharded_param, *(param.sharded_param if form is None else form for form in forms))
         for param, forms in zip(held, others, strict=True)
     ]
+
+
+def _groups(state: Any) -> list[Any]:
+    """Return the groups of parameters that are gathered together; a state had at most one before it had several."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def versions(states: Iterable[Any]) -> list[int]:
@@ -108,7 +115,7 @@ def gathered(states: Iterable[Any]) -> Iterator[None]:
     The engine's passes then communicate nothing, so ranks may differ in how many they need.
     """
     states = list(states)
-    groups = [group for state in states for group in state._fsdp_param_groups]
+    groups = [group for state in states for group in _groups(state)]
     before = [
         *((state._state_ctx, "iter_forward_root") for state in states),
         # A checkpoint that is computed again stops half-way, and leaves behind that a forward pass is running.

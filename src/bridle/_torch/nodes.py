@@ -19,13 +19,9 @@ _RELAYOUT = re.compile(
 )
 
 
-# Nodes of Python Functions have no `name` in torch 2.6; that of their type is the same.
-_ALL_HAVE_NAMES = hasattr(torch._C._FunctionBase, "name")
-
-
 def op(node: Node) -> str:
     """Return torch's name for the node, without the namespace some names carry."""
-    if not _ALL_HAVE_NAMES and is_custom(node):
+    if is_custom(node):  # the same name, which torch 2.6 does not tell any more once the op's outputs are gone
         return type(node).__name__
     return node.name().rsplit("::", 1)[-1]
 

@@ -1,8 +1,10 @@
 """Values that nodes saved for their backward, and the texts with which torch refuses to unpack them."""
 
+import gc
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -60,27 +62,32 @@ class _PythonCalledError(BaseException):
     """A Python function was called, and has not begun to run."""
 
 
-def _runs_python(read: Callable[[], Any]) -> bool:
+def _runs_python(read: partial[Any]) -> bool:
     """Return whether something calls a function that is written in Python, which is stopped before it begins.
 
     A hook written in C is not seen: it runs, and the value it returns is taken for the one that was saved.
     """
-
-    def stop(frame: FrameType, event: str, argument: Any) -> None:  # noqa: ARG001  # a profiler's signature
-        if event == "call":
-            raise _PythonCalledError
-
     before = sys.getprofile()
-    sys.setprofile(stop)
+    steps = (partial(sys.setprofile, _stop), read, partial(sys.setprofile, before))
+    # In one call from C, and with no collection in between: only the hook can run, no finalizer and no signal handler.
+    collects = gc.isenabled()
+    gc.disable()
     try:
-        read()
+        deque(map(partial.__call__, steps), maxlen=0)
     except _PythonCalledError:
         return True
     except RuntimeError:  # freed, or changed in place: whoever reads it is told
         return False
     finally:
         sys.setprofile(before)
+        if collects:
+            gc.enable()
     return False
+
+
+def _stop(frame: FrameType, event: str, argument: Any) -> None:  # noqa: ARG001  # a profiler's signature
+    if event == "call":
+        raise _PythonCalledError
 
 
 def held_tensor(handle: Any) -> Tensor | None:

@@ -27,6 +27,7 @@ from ._report import ClipReport, Outcome
 from ._sharded_norms import on_several_ranks
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
+_NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cannot trace the call
 
 
 @notify_clip_policy
@@ -76,8 +77,8 @@ def clip_(
         >>> report.by_pattern["1.*"].norm_after <= 0.5 + 1e-6
         True
     """
-    if nonfinite not in get_args(NonFinite):
-        raise ArgumentError(f"`nonfinite` is one of {', '.join(get_args(NonFinite))}; found {nonfinite!r}.")
+    if nonfinite not in _NONFINITE:
+        raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
     names, parameters = named(target)
     rules = kept_for(policy, parameters)
     with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):

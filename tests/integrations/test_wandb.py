@@ -58,7 +58,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return wandb.init(dir=tmp_path, project="test", settings=wandb.Settings(x_disable_stats=True))
+        return wandb.init(mode="offline", dir=tmp_path, project="test", settings=wandb.Settings(x_disable_stats=True))
 
 
 def test_numbers_reach_an_offline_run(run, tmp_path):

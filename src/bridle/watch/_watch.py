@@ -111,7 +111,8 @@ def _conclude(
     if rank is None:
         _print_report(monitor)
     elif reporter is not None:
-        await_reporter(reporter)
+        if monitor._started and monitor._writer.failure is None:  # else it waits for this process to be gone
+            await_reporter(reporter)
     elif rank.rank == 0:
         say(f"bridle: when all ranks have ended: bridle report {monitor.path}")
 

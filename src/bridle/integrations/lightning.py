@@ -13,7 +13,7 @@ except ImportError as error:
 
 
 class MonitorCallback(Callback):
-    """Record the fit, clip if asked to, and log the latest numbers as `bridle/...`.
+    """Record the fit, clip if asked to, note the validation loss, and log the latest numbers as `bridle/...`.
 
     Args:
         record: The file to write; None for a temporary one.
@@ -39,6 +39,15 @@ class MonitorCallback(Callback):
         if self.monitor is not None and trainer.logger is not None:
             numbers = {f"bridle/{k}": v for k, v in self.monitor.latest.items() if k != "step"}
             pl_module.log_dict(numbers, rank_zero_only=True, batch_size=1)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Note the validation loss, which the page draws and the report judges."""
+        if self.monitor is None or trainer.sanity_checking:
+            return
+        for key, value in trainer.callback_metrics.items():
+            if key in ("val_loss", "valid_loss", "validation_loss", "val/loss", "test_loss"):
+                self.monitor.note("val", loss=float(value))
+                return
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Complete the record."""

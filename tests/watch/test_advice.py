@@ -3,10 +3,22 @@ import math
 
 import pytest
 
+import bridle
+from bridle.watch._clip_policy import policy_of
+from bridle.watch.analysis.statistics import quantile
 from bridle.watch.report.report import report_on
 
 from .runs import healthy
-from .test_findings import heavy_tailed, spiking, vanishing
+from .test_findings import (
+    clipped_too_tightly,
+    heavy_tailed,
+    only_the_test_loss_swings,
+    rises_for_good,
+    spiking,
+    swinging,
+    two_kinds,
+    vanishing,
+)
 
 
 def test_a_healthy_run_needs_no_clipping():
@@ -53,6 +65,95 @@ def test_json_is_json_even_with_numbers_that_are_not():
     again = json.loads(json.dumps(found, allow_nan=False))
     assert again["findings"][0]["name"] == "spikes"
     assert again["advice"]["policy"] == "auto"
+
+
+def with_sites(run, text="loss.backward()", indent=8, library=None):
+    more = {"library": library} if library else {}
+    run.notes.append({"site": "backward", "file": "/home/me/train.py", "line": 41, "text": text, "indent": 8, **more})
+    names = {"optimizer": "opt", "model": "net"}
+    run.notes.append({"site": "step", "opt": 0, "file": "/home/me/train.py", "line": 44, "text": "opt.step()",
+                      "indent": indent, "names": names, **more})  # fmt: skip
+    return run
+
+
+def test_lines_to_paste_have_the_names_and_the_place():
+    text = str(report_on(with_sites(heavy_tailed())))
+    assert "in train.py, after line 41: loss.backward()" in text
+    assert "|         torch.nn.utils.clip_grad_norm_(net.parameters(), " in text
+    assert "bridle.Clipper(opt, bridle.policies.ByOvershoot())" in text
+    assert isinstance(policy_of("auto"), bridle.policies.ByOvershoot)
+
+
+def test_gradients_that_add_up_are_clipped_before_the_step():
+    text = str(report_on(with_sites(heavy_tailed(), indent=4)))
+    assert "in train.py, before line 44: opt.step()\n        |     torch.nn.utils" in text
+
+
+def test_a_scaler_unscales_first():
+    text = str(report_on(with_sites(heavy_tailed(), text="scaler.scale(loss).backward()")))
+    assert "|         scaler.unscale_(opt)\n        |         torch.nn.utils" in text
+
+
+@pytest.mark.parametrize(
+    ("library", "line"), [("lightning", "gradient_clip_val="), ("transformers", "max_grad_norm="), ("x", "by_norm(")]
+)
+def test_a_framework_is_told_in_its_own_words(library, line):
+    assert line in str(report_on(with_sites(heavy_tailed(), library=library)))
+
+
+@pytest.mark.parametrize("make", [swinging, heavy_tailed, spiking, two_kinds])
+def test_the_threshold_is_not_above_what_healthy_steps_need(make):
+    run = make()
+    assert report_on(run).advice.threshold <= quantile(run.norm, 0.5)
+
+
+def test_a_divergence_does_not_move_the_threshold():
+    calm = report_on(swinging()).advice.threshold
+    run = swinging()
+    run.norm[300:] = [10.0**t for t in range(100)]
+    run.loss[300:] = [10.0**t for t in range(100)]
+    assert report_on(run).advice.threshold == pytest.approx(calm, rel=0.5)
+
+
+def test_for_adam_the_learning_rate_comes_first():
+    run = swinging()
+    object.__setattr__(run, "optimizer", "Adam")
+    advice = report_on(run).advice
+    assert advice.threshold is None  # nothing stands out, and the scale divides out
+    assert advice.actions[0].do == "lower the learning rate to 0.033"
+    spiky = spiking()
+    object.__setattr__(spiky, "optimizer", "AdamW")
+    advice = report_on(spiky).advice
+    assert advice.actions[0].do.startswith("lower the learning rate")
+    assert advice.actions[-1].do.startswith("clip gradients at")
+
+
+def test_a_loss_that_rises_under_clipping_is_not_left_alone():
+    run = rises_for_good()
+    run.clip[:] = [0.5] * len(run.clip)
+    report = report_on(run)
+    assert "Keep it as it is" not in str(report)
+    assert report.advice.actions
+
+
+def test_tight_clipping_is_raised_and_never_lowered_as_well():
+    report = report_on(clipped_too_tightly())
+    assert report.advice.actions[0].do.startswith("raise the threshold")
+    assert "no change advised" not in str(report)
+    assert report.advice.threshold is None
+
+
+def test_the_report_says_first_what_happened_why_and_what_to_do():
+    run = only_the_test_loss_swings()
+    run.norm[100] *= 50
+    run.peak[:] = run.norm
+    first = " ".join(str(report_on(run)).split("\n\n")[0].split())
+    assert first.startswith("The val loss goes up and down instead of settling")
+    assert "The likely cause: once a single step had a gradient far larger than usual" in first
+    assert "What to do: clip gradients with `auto`; or clip gradients at a norm of" in first
+    calm = " ".join(str(report_on(healthy())).split("\n\n")[0].split())
+    assert calm.startswith("The training loss goes from 2")
+    assert calm.endswith("and does not swing.")
 
 
 def test_a_run_that_clipping_holds_is_left_alone():

@@ -60,6 +60,15 @@ class MonitorCallback(Callback):
         if name in found:
             self.monitor.note("test", loss=float(found[name]))
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Note the validation loss, which the page draws and the report judges."""
+        if self.monitor is None or trainer.sanity_checking:
+            return
+        for key, value in trainer.callback_metrics.items():
+            if key in ("val_loss", "valid_loss", "validation_loss", "val/loss", "test_loss"):
+                self.monitor.note("val", loss=float(value))
+                return
+
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Complete the record."""
         self._stop()

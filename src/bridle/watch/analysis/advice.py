@@ -109,7 +109,8 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     is_calm = names.isdisjoint((*SYMPTOMS, "edge_of_stability")) and run.optimizer not in ADAPTIVE
     slower = [] if is_calm else _slow_down(run, rate)
     clip = _clip(run, threshold)
-    leads = run.optimizer in ADAPTIVE or ("edge_of_stability" in names and names.isdisjoint(_OUTLIERS))
+    cause = next((name for name in reasons if name not in SYMPTOMS), "")  # the weightiest comes first
+    leads = run.optimizer in ADAPTIVE or cause == "edge_of_stability"
     if run.optimizer in ADAPTIVE and names.isdisjoint(_OUTLIERS):  # clipping would change next to nothing
         return Advice(None, _why_adaptive(run), None, levels, candidates, slower, rate)
     actions = [*slower, *clip] if leads else [*clip, *slower]

@@ -1,6 +1,6 @@
 """The first thing a report says: what happened, why, and what to do, for somebody who has read nothing yet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..run.run import Run
 from .advice import SYMPTOMS, Advice
@@ -27,11 +27,15 @@ def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
     """Say what happened, why, and what to do."""
     happened = [f for f in findings if f.name in _ABOUT_LOSS]
     causes = [f for f in findings if f.name not in _ABOUT_LOSS and (f.weight >= 0.5 or f.clipping_helps)]
+    about = next(iter(happened or causes), None)
+    label = about.optimizer if about is not None else None
+    same = [replace(f, optimizer=None) if f.optimizer == label else f for f in causes]  # said once is enough
     what = _sentence(_words(happened[0])) if happened else _calm(run)
-    why = _why(happened, causes)
+    why = _why(happened, same if happened else causes)
     if advice.actions:
         others = f"; or {advice.actions[1].do}" if len(advice.actions) > 1 else ""
-        do = f"What to do{f' ({advice.optimizer})' if advice.optimizer else ''}: {advice.actions[0].do}{others}."
+        whose = f", {advice.optimizer}" if advice.optimizer and advice.optimizer != label else ""
+        do = f"What to do{whose}: {advice.actions[0].do}{others}."
     elif happened or causes:
         do = f"What to do: {(happened or causes)[0].advice}"
     else:

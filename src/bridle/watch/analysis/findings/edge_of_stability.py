@@ -3,6 +3,7 @@ from statistics import median
 
 from ...run.run import Run
 from ..finding import Chart, Finding
+from ..losses import is_unsteady
 from ..statistics import finite, running_median
 
 _WINDOW = 40
@@ -16,7 +17,9 @@ def edge_of_stability(run: Run) -> Finding | None:
     On a quadratic of curvature h the cosine settles at half of lr * h, and at lr * h = 2 the steps no longer shrink.
     """
     known = [(i, c) for i, c in enumerate(run.step_grad_cosine) if math.isfinite(c)][10:]
-    worst = _worst_window([c for _, c in known])
+    # Where nothing swings, overshooting for a while after a restart or a warm-up does no harm.
+    width = _WINDOW if is_unsteady(run) else max(_WINDOW, len(known) // 2)
+    worst = _worst_window([c for _, c in known], width)
     if worst is None:
         return None
     at, cosine, share = worst
@@ -31,7 +34,8 @@ def edge_of_stability(run: Run) -> Finding | None:
         title=f"the learning rate is at the edge of stability: {share:.0%} of the steps overshoot around step "
         f"{run.steps[known[at][0]]}",
         weight=min(0.89, 0.6 + 0.4 * cosine),
-        test=f"cosine between a step and the gradient after it, over some {_WINDOW} steps in a row: mean above "
+        test=f"cosine between a step and the gradient after it, over {_WINDOW} steps in a row (half of the run "
+        "where nothing swings): mean above "
         f"{_COSINE}, and positive for more than {_SHARE:.0%}. Positive: the step went beyond the lowest point in its "
         "direction",
         evidence={
@@ -48,17 +52,17 @@ def edge_of_stability(run: Run) -> Finding | None:
     )  # fmt: skip
 
 
-def _worst_window(cosines: list[float]) -> tuple[int, float, float] | None:
+def _worst_window(cosines: list[float], width: int) -> tuple[int, float, float] | None:
     """Return the middle, mean and share above 0 of the window with the largest mean, if it is large enough."""
     best: tuple[int, float, float] | None = None
-    total = sum(cosines[:_WINDOW])
-    for end in range(_WINDOW, len(cosines) + 1):
-        mean, part = total / _WINDOW, cosines[end - _WINDOW : end]
-        share = sum(1 for c in part if c > 0) / _WINDOW
+    total, above = sum(cosines[:width]), sum(1 for c in cosines[:width] if c > 0)
+    for end in range(width, len(cosines) + 1):
+        mean, share = total / width, above / width
         if mean > _COSINE and share > _SHARE and (best is None or mean > best[1]):
-            best = (end - _WINDOW // 2, mean, share)
+            best = (end - width // 2, mean, share)
         if end < len(cosines):
-            total += cosines[end] - cosines[end - _WINDOW]
+            total += cosines[end] - cosines[end - width]
+            above += (cosines[end] > 0) - (cosines[end - width] > 0)
     return best
 
 

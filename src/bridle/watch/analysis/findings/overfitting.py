@@ -1,8 +1,11 @@
+from statistics import median
+
 from ...run.run import Run
 from ..finding import Chart, Finding
 from ..losses import Loss, losses_of, swing_of
 
 _FACTOR = 1.15
+_LEAST_FACTOR = 1.1
 _SINCE = 0.15  # of the points come after the best one
 
 
@@ -18,13 +21,11 @@ def overfitting(run: Run) -> Finding | None:
 
 def _overfits(loss: Loss, trained: Loss) -> Finding | None:
     best = min(range(len(loss.values)), key=lambda i: loss.values[i])
-    tail = loss.values[-max(2, len(loss.values) // 10) :]
-    last = sorted(tail)[len(tail) // 2]
-    if (
-        min(loss.values) <= 0
-        or last < _FACTOR * loss.values[best]
-        or len(loss.values) - 1 - best < _SINCE * len(loss.values)
-    ):
+    tail = loss.values[-max(2, len(loss.values) // 5) :]
+    last = median(tail)
+    around = median(loss.values[max(0, best - 1) : best + 2])  # one low value among others is no best
+    is_late = len(loss.values) - 1 - best < _SINCE * len(loss.values)
+    if min(loss.values) <= 0 or is_late or last < _FACTOR * around or min(tail) < _LEAST_FACTOR * around:
         return None
     then = [v for s, v in zip(trained.steps, trained.values, strict=True) if s <= loss.steps[best]]
     if not then or trained.level(-1) > trained.level(len(then) - 1):

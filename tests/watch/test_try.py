@@ -1,0 +1,117 @@
+"""`bridle watch --try`: the script as it is, then with what was advised, side by side."""
+
+import math
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from bridle.errors import ArgumentError
+from bridle.watch import read_run
+from bridle.watch._lr_scale import LearningRateScale
+from bridle.watch._try import comparison
+from bridle.watch.analysis.compare import Outcome, above_lowest
+
+from .processes import run_process
+
+# Full-batch descent on a quadratic-like loss at a step that makes it bounce, by design and on any machine.
+BOUNCES = """
+import torch
+weight = torch.nn.Parameter(torch.tensor([3.0, 1.0]))
+optimizer = torch.optim.SGD([weight], lr=0.9, momentum=0.95)
+for step in range(150):
+    optimizer.zero_grad()
+    loss = (weight.square() * torch.tensor([1.0, 0.02])).sum() + 0.1
+    loss.backward()
+    optimizer.step()
+    if step % 5 == 4:
+        with torch.no_grad():
+            print("step", step, "val loss", float(weight.square().sum()) + 0.1, flush=True)
+"""
+
+
+def test_the_runs_are_compared_and_kept(tmp_path):
+    (tmp_path / "train.py").write_text(BOUNCES)
+    command = [sys.executable, "-m", "bridle", "watch", "--try", "--record", "tried", "--steps", "120", "train.py"]
+    done = run_process(command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "run 1: as it is" in done.stderr
+    assert "as it is  " in done.stderr
+    assert "clip auto" in done.stderr
+    assert "learning rate x 0.33" in done.stderr
+    assert "To keep it: in train.py" in done.stderr or "None of them" in done.stderr
+    assert "What was tried" in (tmp_path / "tried" / "try.html").read_text()
+    first, slower = (read_run(tmp_path / "tried" / name) for name in ("as-it-is.jsonl", "lr-scale-0.33.jsonl"))
+    assert len(first.steps) == len(slower.steps) == 120
+    assert slower.lr[0] == pytest.approx(0.9 * 0.33)
+    assert first.loss[0] == slower.loss[0]
+
+
+def test_one_interrupt_keeps_what_is_there(tmp_path):
+    (tmp_path / "train.py").write_text(BOUNCES.replace("range(150)", "range(10**9)"))
+    command = [sys.executable, "-m", "bridle", "watch", "--try", "--record", "tried", "train.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        record = tmp_path / "tried" / "as-it-is.jsonl"
+        until = time.monotonic() + 120
+        while time.monotonic() < until and (not record.exists() or record.stat().st_size < 100_000):
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "interrupted: what was recorded is kept" in err
+    assert "as it is  " in err
+    assert len(read_run(record).steps) > 30
+
+
+def test_a_script_that_fails_is_shown(tmp_path):
+    (tmp_path / "train.py").write_text("raise ValueError('no data')")
+    done = run_process([sys.executable, "-m", "bridle", "watch", "--try", "train.py"], cwd=tmp_path)
+    assert done.returncode == 1
+    assert "ValueError: no data" in done.stderr
+
+
+def test_a_healthy_script_is_run_once(tmp_path):
+    (tmp_path / "train.py").write_text(BOUNCES.replace("lr=0.9, momentum=0.95", "lr=0.05"))
+    done = run_process([sys.executable, "-m", "bridle", "watch", "--try", "--record", "t", "train.py"], cwd=tmp_path)
+    assert done.returncode == 0
+    assert "There is nothing to try" in done.stderr
+    assert [p.name for p in (tmp_path / "t").glob("*.jsonl")] == ["as-it-is.jsonl"]
+
+
+def test_which_held():
+    def found(final, swings):
+        return Outcome("test loss", final, 0.1, 0.0, swings, "")
+
+    assert "Held: b. Best: b." in comparison([("as it is", found(1.0, True)), ("b", found(0.5, False))], 9)
+    assert "b came closest" in comparison([("as it is", found(1.0, True)), ("b", found(0.5, True))], 9)
+    assert "None of them is better" in comparison([("as it is", found(1.0, True)), ("b", found(2.0, True))], 9)
+    assert "None of them" in comparison([("as it is", found(1.0, True)), ("b", found(math.inf, True))], 9)
+
+
+def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    scale = LearningRateScale(0.1)
+    try:
+        for expected in (0.1, 0.05):
+            before = weight.item()
+            weight.grad = torch.ones(1)
+            optimizer.step()
+            schedule.step()
+            assert before - weight.item() == pytest.approx(expected, rel=1e-5)
+        assert optimizer.param_groups[0]["lr"] == 0.25
+    finally:
+        scale.remove()
+    with pytest.raises(ArgumentError, match="a finite number above 0"):
+        LearningRateScale(0.0)
+
+
+def test_above_the_lowest():
+    assert above_lowest([3.0, 2.0, 1.0]) == 0
+    assert above_lowest([1.0, 10.0, 100.0]) == pytest.approx(1)
+    assert math.isnan(above_lowest([1.0, -1.0]))

@@ -13,6 +13,7 @@ finite, or above ten times that at the start, counts as ten times that at the st
 - swing: the mean of log10(test loss / lowest so far); 0 for a curve that only falls;
 - swings: the test loss turns and rises by more than a fifth at least twice after the first quarter, or ends above
   twice its lowest. Seen: such a run without clipping has a finding of `bridle watch`;
+- final over lowest: the final loss over the lowest mean of three looks in a row, of the worst run;
 - advised: with the policy advised after a run of length 1x without clipping, from the start, for 4x.
 
 Every run is a line in `results/steady-runs.jsonl` (not kept in the repository) as soon as it is done, and is not run

@@ -73,7 +73,7 @@ def _lengths(curve: list[float]) -> dict[str, dict[str, Any]]:
 
 
 def judge(curve: list[float]) -> dict[str, Any]:
-    """Return the final loss (mean of the last three), the lowest, the swing, and whether the curve swings."""
+    """Return the final loss (mean of the last three), the lowest, the lowest such mean, and the swing."""
     lowest, above = curve[0], []
     for loss in curve[1:]:
         lowest = min(lowest, loss)
@@ -82,6 +82,7 @@ def judge(curve: list[float]) -> dict[str, Any]:
     return {
         "final": final,
         "best": lowest,
+        "settled": min(statistics.fmean(curve[i : i + 3]) for i in range(len(curve) - 2)),
         "swing": statistics.fmean(above),
         "swings": _rises(curve[len(curve) // 4 :]) >= 2 or final > 2 * lowest,
     }

@@ -52,7 +52,7 @@ def task(
                 "final": geometric(r["final"] for r in own) / row["final_of_best_fixed"],
                 "best": geometric(r["best"] for r in own) / geometric(r["best"] for r in best),
                 "swing": statistics.fmean(r["swing"] for r in own),
-                "final_over_lowest": max(r["final"] / r["best"] for r in own),
+                "final_over_lowest": max(r["final"] / r["settled"] for r in own),
                 "seeds": len(own),
             }
     return row

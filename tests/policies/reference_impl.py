@@ -167,9 +167,11 @@ def overshoot(path, grads, rate=0.2, start=0.3, window=100, floor=0.0, ceiling=m
         length = math.sqrt(sum(x * x for x in change))
         cosine = sum(a * b for a, b in zip(change, g, strict=True)) / (length * norm) if length else 0.0
         history.append(norm)
-        usual = statistics.median(history[-window:])
+        last = sorted(history[-window:])
+        at = (len(last) - 1) / 4
+        usual = last[int(at)] + (last[math.ceil(at)] - last[int(at)]) * (at - int(at))
         moved = None if limit is None else limit * math.exp(-rate * cosine)
-        limit = start * norm if moved is None else moved * (usual / moved) ** 0.03
-        limit = min(max(limit, 0.1 * usual), 2 * usual)
+        limit = start * norm if moved is None else moved * (usual / moved) ** 0.005
+        limit = min(max(limit, 0.1 * usual), 4 * usual)
         out.append(_after(norm, _bounded(limit, 1, 0, floor, ceiling)))
     return out

@@ -188,8 +188,8 @@ def test_overshoot_of_other_kinds(dtype, size):
         p.data.add_(change * g / size)
         p.grad = gradient_now.clone()
         found.append(bridle.clip_([p], policy).norm_after / (5 * size))
-    up = (0.3 * math.e) ** 0.97
-    expected = [0.3, up, (up / math.e) ** 0.97]
+    up = (0.3 * math.e) ** 0.995
+    expected = [0.3, up, (up / math.e) ** 0.995]
     assert found == pytest.approx(expected, rel=1e-5 if dtype != torch.bfloat16 else 2e-2)
 
 

@@ -5,6 +5,7 @@ the next. So nothing here depends on a single run.
 """
 
 import importlib.util
+import math
 import re
 import sys
 from pathlib import Path
@@ -13,12 +14,16 @@ from statistics import median
 import pytest
 
 import bridle
-from bridle.watch.analysis.compare import above_lowest
 
 from .processes import run_process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEEDS = range(3)
+
+
+def swing(losses):
+    """The mean of log10(loss / lowest so far)."""
+    return sum(math.log10(loss / min(losses[: i + 1])) for i, loss in enumerate(losses)) / len(losses)
 
 
 def test_the_script_does_not_mention_us():
@@ -37,30 +42,25 @@ def script():
 
 
 def test_clipping_steadies_it(script, monkeypatch, capsys):
-    """In the median of several seeds; and what calls for clipping is found in some of the runs without it."""
+    """In the median of several seeds."""
 
     def train(seed, clip):
         monkeypatch.setattr(sys, "argv", ["script", "--seed", str(seed), "--epochs", "20"])
-        with bridle.Monitor(clip=clip) as monitor:
+        with bridle.Monitor(clip=clip):
             script.main()
-        losses = [float(found) for found in re.findall(r"test\s+(\S+)", capsys.readouterr().out)]
-        report = monitor.report()
-        assert report.run.test.values == pytest.approx(losses)
-        return report, above_lowest(losses), min(losses), losses[-1]
+        return [float(found) for found in re.findall(r"test\s+(\S+)", capsys.readouterr().out)]
 
     before = [train(seed, None) for seed in SEEDS]
     after = [train(seed, "auto") for seed in SEEDS]
-    for name, i in (("swing of the test loss", 1), ("best test loss", 2), ("final test loss", 3)):
-        assert median(run[i] for run in after) < median(run[i] for run in before), name
-    assert any(run[0].advice.policy == "auto" for run in before)
+    for measure in (lambda run: run[-1], min, swing):
+        assert median(map(measure, after)) < median(map(measure, before))
 
 
 def test_the_demonstration_compares_both(tmp_path):
     pytest.importorskip("sklearn", reason="pip install 'bridle[demo]'")
-    done = run_process([sys.executable, EXAMPLES / "demo_steady.py", tmp_path, "--epochs", "20"])
+    done = run_process([sys.executable, EXAMPLES / "demo_steady.py", tmp_path, "--epochs", "8"])
     assert done.returncode == 0, done.stderr
-    assert "bridle watch --clip auto" in done.stderr
-    rows = dict(re.findall(r"^(\w[^\n]*?)\s{2,}(\S+\s+\S+)$", done.stdout, flags=re.MULTILINE))
-    for name in ("final test loss", "lowest test loss", "test loss above its lowest so far (mean of log10)"):
-        assert len(list(map(float, rows[name].split()))) == 2
+    rows = re.findall(r"^(\w[^\n]*?)\s{2,}(\S+)\s+(\S+)$", done.stdout, flags=re.MULTILINE)
+    assert [name for name, *_ in rows][-3:] == ["final test loss", "best test loss", "swing of the test loss"]
+    assert all(float(value) >= 0 for _, *values in rows[-3:] for value in values)
     assert "Before and after" in (tmp_path / "steady.html").read_text()

@@ -16,21 +16,22 @@ from .element_memory import ElementMemory, Keys, flatten
 from .state import StateRows, accept_finite
 from .window import empty, push, quantile
 
-# Of the median norm. Far below it weight decay, which is not clipped, undoes what was learned.
-_LEAST, _MOST = 0.1, 2.0
-_PULL = 0.03
+_CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
+# Of a calm step. Far below it weight decay, which is not clipped, undoes what was learned.
+_LEAST, _MOST = 0.1, 4.0
+_PULL = 0.005
 
 
 @dataclass(eq=False)
 class ByOvershoot(BuiltOnce):
     """Clip to a limit that shrinks when steps go too far and grows while they do not. This is `"auto"`.
 
-    With d the last change of the parameters, g the gradient now and m the median of the last norms:
-    `limit <- limit exp(-rate cos(g, d))`, then pulled back by `limit <- limit (m / limit)^0.03`, between a tenth and
-    twice of m. A positive cosine says that the loss rises along the last step, so it overshot; a negative one that it
-    could have gone further. Late in a run noise alone makes the cosine positive, and weight decay, which is not
-    clipped, does too: the pull and the floor keep the gradient stronger than either. The limit starts at `start` times
-    the first norm, which is a warm-up of its own.
+    With d the last change of the parameters, g the gradient now and q the lower quartile of the last norms, a calm
+    step: `limit <- limit exp(-rate cos(g, d))`, then pulled back by `limit <- limit (q / limit)^0.005`, between a tenth
+    and four times of q. A positive cosine says that the loss rises along the last step, so it overshot; a negative one
+    that it could have gone further. Late in a run noise alone makes the cosine positive, and weight decay, which is
+    not clipped, does too: the pull and the floor keep the gradient stronger than either. The limit starts at `start`
+    times the first norm, which is a warm-up of its own.
 
     The policy needs no threshold and no guess at the scale of the gradients, and costs a copy of the parameters. A
     parameter with a sparse gradient is compared where the gradient has entries, and copied whole. The rule is
@@ -41,7 +42,7 @@ class ByOvershoot(BuiltOnce):
     Args:
         rate: How far one step moves the limit, on a logarithmic scale.
         start: The first limit, relative to the first norm.
-        window: How many norms the median is taken over.
+        window: How many norms the quartile is taken over.
         floor: A norm below this is never clipped.
         ceiling: A norm above this always is.
 
@@ -53,8 +54,8 @@ class ByOvershoot(BuiltOnce):
         ...     weight.grad = torch.tensor([gradient])
         ...     print(round(bridle.clip_([weight], policy).norm_after, 3))
         0.3
-        0.118
-        0.332
+        0.112
+        0.305
     """
 
     p: ClassVar[float] = 2.0
@@ -90,11 +91,11 @@ class ByOvershoot(BuiltOnce):
             keys, norm = [grads.pattern], grads.total_norm(self.p).reshape(1)
             state = self._rows.read(keys, norm)
             window = push(state["window"], state["seen"], norm)
-            median = quantile(window, 0.5)
+            calm = quantile(window, _CALM)
             moved = state["limit"] * torch.exp(-self.rate * self._overshoot(grads, norm))
-            pulled = moved * (median / moved) ** _PULL
+            pulled = moved * (calm / moved) ** _PULL
             limit = torch.where(state["seen"] == 0, self.start * norm, pulled)
-            limit = torch.minimum(torch.maximum(limit, _LEAST * median), _MOST * median)
+            limit = torch.minimum(torch.maximum(limit, _LEAST * calm), _MOST * calm)
             good = (norm > 0) & (norm < math.inf)
             self._rows.write(keys, accept_finite(state, {"limit": limit, "window": window}, good))
             bounds = Bounds(torch.zeros_like(good), self.floor, self.ceiling)

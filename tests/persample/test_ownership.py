@@ -262,6 +262,12 @@ def test_a_kernel_of_one_along_the_batch_alone():
     assert check(conv(x.permute(1, 0, 2)[None])[0].permute(1, 0, 2).square().flatten(1).sum(1), conv) is Source.PROVED
 
 
+def test_one_number_for_the_strides_of_all_dimensions():
+    weight = nn.Parameter(torch.randn(3, D, 1, 2, 2))
+    out = torch.conv3d(torch.randn(D, B, 4, 5)[None], weight, None, [1], [0], [1])[0]
+    assert check(out.movedim(1, 0).square().flatten(1).sum(1), {"weight": weight}) is Source.PROVED
+
+
 @pytest.mark.parametrize(("kind", "options"), [(nn.Conv1d, {}), (nn.Conv1d, {"groups": 2}), (nn.ConvTranspose1d, {})])
 def test_a_larger_kernel_over_the_batch_is_refused(kind, options):
     conv = kind(D, 2, 3, padding=1, **options)

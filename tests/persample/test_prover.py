@@ -95,7 +95,7 @@ def check(function, sample, draw):
         for other in roots:
             if other.shape == root.shape and same_form(losses, again := Losses(other, sample_of, 4)):
                 assert not wrong(claimed, again)
-        if any(moves_by_index(node) for node in losses.read.nodes):
+        if any(moves_by_index(node) for node in losses.scan.nodes):
             assert not wrong(claims(losses, by_indices=True), losses)
 
 

@@ -20,7 +20,7 @@ from .routings import ROUTINGS
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def opened(losses, groups=None):
+def inlined(losses, groups=None):
     """Return the losses as `per_sample` reads them."""
     root = losses.reshape(len(losses), -1).sum(1)
     sample_of = torch.arange(len(root)) if groups is None else torch.unique(groups, return_inverse=True)[1]
@@ -30,12 +30,12 @@ def opened(losses, groups=None):
 def claims(losses, by_indices=False):
     """Return what is claimed of each node, in the order of the graph."""
     owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
-    return [owners.get(node) for node in losses.read.nodes]
+    return [owners.get(node) for node in losses.scan.nodes]
 
 
 def refuted(claimed, losses):
     """Return the ops at which the engine's own probe finds another owner than was claimed, or several."""
-    pairs = [(node, owners) for node, owners in zip(losses.read.nodes, claimed, strict=True) if owners is not None]
+    pairs = [(node, owners) for node, owners in zip(losses.scan.nodes, claimed, strict=True) if owners is not None]
     found = ask(losses, [node for node, _ in pairs])
     return [graph.op(node) for node, owners in pairs if contradicts(node, owners, found[node])]
 
@@ -60,21 +60,21 @@ def check(builds):
 @pytest.mark.parametrize("name", CASES)
 def test_cases(name):
     _, losses = CASES[name]()
-    check(opened(losses()) for _ in range(2))
+    check(inlined(losses()) for _ in range(2))
 
 
 @pytest.mark.parametrize("build", [getattr(test_transformers, name) for name in ("gpt2", "bert", "llama", "t5")])
 def test_transformers_of_all_kinds(build):
     model, ids = build().double(), torch.randint(test_transformers.V, (2, 3, 4))
     logits = [model(few).logits.transpose(1, 2) for few in ids]
-    check(opened(F.cross_entropy(out, few, reduction="none").sum(1)) for out, few in zip(logits, ids, strict=True))
+    check(inlined(F.cross_entropy(out, few, reduction="none").sum(1)) for out, few in zip(logits, ids, strict=True))
 
 
 @pytest.mark.parametrize("seed", range(100))
 def test_random_graphs(seed):
     described = drawn(1000 + seed)
     weights = described.weights()
-    check(opened(described.build(weights, build)) for build in range(len(described.moods)))
+    check(inlined(described.build(weights, build)) for build in range(len(described.moods)))
 
 
 @pytest.mark.parametrize("name", [name for name in ROUTINGS if not name.startswith("hook_")])
@@ -82,7 +82,7 @@ def test_routings(name):
     routing, batch = ROUTINGS[name], 4
     model = routing.model(batch)
     check(
-        opened(
+        inlined(
             routing.losses(model, routing.draw(batch), setting),
             routing.groups(batch, setting) if routing.groups else None,
         )

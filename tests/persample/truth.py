@@ -16,8 +16,8 @@ def flat_losses(outputs):
     return torch.cat([out.reshape(-1) for out in real])
 
 
-def edges_of(read):
-    return [GradientEdge(node, i) for node in read.nodes for i in range(len(graph.describe(node)))]
+def edges_of(scan):
+    return [GradientEdge(node, i) for node in scan.nodes for i in range(len(graph.describe(node)))]
 
 
 def senders(losses):
@@ -25,7 +25,7 @@ def senders(losses):
 
     NaN is no evidence: the engine multiplies the zeros of other samples by infinities.
     """
-    edges = edges_of(losses.read)
+    edges = edges_of(losses.scan)
     weights = torch.rand(losses.root.shape, dtype=torch.float64) + 0.5
     found = [torch.full(tuple(graph.describe(e.node)[e.output_nr].shape), NOBODY) for e in edges]
     for sample in range(losses.samples):
@@ -42,13 +42,13 @@ def senders(losses):
 def claims(losses, by_indices=False):
     """Return for each edge of the graph which sample is claimed to own each element."""
     owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
-    return [owners[e.node][e.output_nr].ids.expand(owners[e.node][e.output_nr].shape) for e in edges_of(losses.read)]
+    return [owners[e.node][e.output_nr].ids.expand(owners[e.node][e.output_nr].shape) for e in edges_of(losses.scan)]
 
 
 def contradictions(claimed, losses):
     """Return, edge by edge, where the engine sends a gradient from another sample than the one that was claimed."""
     wrong = []
-    for edge, claim, truth in zip(edges_of(losses.read), claimed, senders(losses), strict=True):
+    for edge, claim, truth in zip(edges_of(losses.scan), claimed, senders(losses), strict=True):
         bad = (claim != SEVERAL) & (truth != NOBODY) & (truth != claim)
         if bool(bad.any()):
             at = tuple(bad.nonzero()[0].tolist())

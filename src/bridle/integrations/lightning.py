@@ -52,22 +52,13 @@ class MonitorCallback(Callback):
             pl_module.log_dict(named(self.monitor.latest, "bridle/")[1], rank_zero_only=True, batch_size=1)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Note the validation loss of a fit."""
+        """Note the validation loss of a fit, which the page draws and the report judges."""
         if self.monitor is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         found = trainer.callback_metrics
         name = self._validation_loss or next((n for n in found if "val" in n.lower() and "loss" in n.lower()), None)
         if name in found:
-            self.monitor.note("test", loss=float(found[name]))
-
-    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Note the validation loss, which the page draws and the report judges."""
-        if self.monitor is None or trainer.sanity_checking:
-            return
-        for key, value in trainer.callback_metrics.items():
-            if key in ("val_loss", "valid_loss", "validation_loss", "val/loss", "test_loss"):
-                self.monitor.note("val", loss=float(value))
-                return
+            self.monitor.note("val", loss=float(found[name]))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Complete the record."""

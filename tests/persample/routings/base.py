@@ -82,7 +82,7 @@ def square(batch):
     return torch.randn(batch, batch, D)
 
 
-def pieces(batch):
+def packed_rows(batch):
     """Two rows of data for each sample, packed."""
     return torch.randn(2 * batch, D)
 

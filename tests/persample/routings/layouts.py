@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..cases import flat_sum
-from .base import ANY, COUPLED, EITHER, FREE, OFF_ON, D, T, ids, picked, pieces, routing, square, steps
+from .base import ANY, COUPLED, EITHER, FREE, OFF_ON, D, T, ids, packed_rows, picked, routing, square, steps
 
 # In place -------------------------------------------------------------------------------------------------------------
 
@@ -79,7 +79,7 @@ def windows_under_weights(m, x, c):
     return flat_sum(window * torch.tensor([1.0, c]))
 
 
-@routing(ANY, pieces)
+@routing(ANY, packed_rows)
 def pairs_by_as_strided(m, x, c):
     h = torch.tanh(m.a(x)).contiguous()
     return flat_sum(h.as_strided((len(x) // 2, 2, D), (2 * D, D, 1)) * torch.tensor([[1.0], [c]]))

@@ -17,8 +17,8 @@ from .base import (
     T,
     ids,
     links,
+    packed_rows,
     picked,
-    pieces,
     routing,
     square,
     steps,
@@ -142,7 +142,7 @@ def rows_repeated(m, x, c):
     return c * flat_sum(m.b(torch.tanh(m.a(x)).repeat(2, 1)))
 
 
-@routing({0: FREE, 1: FREE}, pieces, groups=lambda batch, setting: torch.arange(4 * batch) % (2 * batch))
+@routing({0: FREE, 1: FREE}, packed_rows, groups=lambda batch, setting: torch.arange(4 * batch) % (2 * batch))
 def rows_repeated_within_groups(m, x, setting):
     return flat_sum(m.b(torch.tanh(m.a(x)).repeat(2, 1)))
 

@@ -4,7 +4,21 @@ import torch
 import torch.nn.functional as F
 
 from ..cases import flat_sum
-from .base import COUPLED, EITHER, FREE, LINKS, PACKED, D, Routing, add, document_mask, links, pieces, routing, vectors
+from .base import (
+    COUPLED,
+    EITHER,
+    FREE,
+    LINKS,
+    PACKED,
+    D,
+    Routing,
+    add,
+    document_mask,
+    links,
+    packed_rows,
+    routing,
+    vectors,
+)
 
 # By a mask (samples, rows) --------------------------------------------------------------------------------------------
 
@@ -20,7 +34,7 @@ def pooled(function):
         h = torch.tanh(m.a(x))
         return flat_sum(h + m.b(function(h, links(len(x), setting).bool())))
 
-    add(f"documents_{function.__name__}", Routing(documents, PACKED, pieces))
+    add(f"documents_{function.__name__}", Routing(documents, PACKED, packed_rows))
     add(f"samples_{function.__name__}", Routing(samples, {**LINKS, "one other": COUPLED}, vectors))
     return function
 
@@ -120,7 +134,7 @@ def by_bias_to_attention(h, mask):
     return F.scaled_dot_product_attention(query[None], h[None], h[None], attn_mask=bias[None])[0]
 
 
-@routing({"equal": EITHER, "unequal": EITHER}, pieces)
+@routing({"equal": EITHER, "unequal": EITHER}, packed_rows)
 def documents_by_cumsum(m, x, setting):
     """Differences of running sums: what is between them cancels, up to rounding."""
     mask = document_mask(len(x) // 2, setting)
@@ -139,31 +153,31 @@ def document_ids(batch, setting):
 DOCUMENTS = {"equal": FREE, "unequal": FREE}
 
 
-@routing(DOCUMENTS, pieces)
+@routing(DOCUMENTS, packed_rows)
 def documents_by_index_add(m, x, setting):
     place = document_ids(len(x) // 2, setting)
     return flat_sum(torch.zeros(len(x) // 2, D).index_add(0, place, torch.tanh(m.a(x))))
 
 
-@routing(DOCUMENTS, pieces)
+@routing(DOCUMENTS, packed_rows)
 def documents_by_scatter_add(m, x, setting):
     place = document_ids(len(x) // 2, setting)[:, None].expand(-1, D)
     return flat_sum(torch.zeros(len(x) // 2, D).scatter_add(0, place, torch.tanh(m.a(x))))
 
 
-@routing(DOCUMENTS, pieces)
+@routing(DOCUMENTS, packed_rows)
 def documents_by_scatter_reduce(m, x, setting):
     place = document_ids(len(x) // 2, setting)[:, None].expand(-1, D)
     return flat_sum(torch.zeros(len(x) // 2, D).scatter_reduce(0, place, m.a(x), "amax", include_self=False))
 
 
-@routing(DOCUMENTS, pieces)
+@routing(DOCUMENTS, packed_rows)
 def documents_by_index_put(m, x, setting):
     place = document_ids(len(x) // 2, setting)
     return flat_sum(torch.zeros(len(x) // 2, D).index_put((place,), m.a(x), accumulate=True))
 
 
-@routing(DOCUMENTS, pieces)
+@routing(DOCUMENTS, packed_rows)
 def documents_by_embedding_bag(m, x, setting):
     """The hidden rows are the table."""
     lengths = document_mask(len(x) // 2, setting).sum(1)

@@ -18,8 +18,8 @@ from .base import (
     document_mask,
     links,
     mean_of,
+    packed_rows,
     picked,
-    pieces,
     routing,
     square,
     vectors,
@@ -115,7 +115,7 @@ def checkpointed_adjacency(m, h, setting):
     return torch.tanh(m.b(links(len(h), setting) @ h))
 
 
-@in_checkpoints(PACKED, pieces)
+@in_checkpoints(PACKED, packed_rows)
 def checkpointed_documents(m, h, setting):
     return (document_mask(len(h) // 2, setting)[:, :, None].double() * m.b(h)).sum(1)
 
@@ -198,7 +198,7 @@ def mixup_in(m, x, lam):
     return flat_sum(lam * h + (1 - lam) * h.flip(0))
 
 
-@in_precisions(PACKED, pieces)
+@in_precisions(PACKED, packed_rows)
 def documents_in(m, x, setting):
     mask = document_mask(len(x) // 2, setting)
     return mean_of((mask[:, :, None].to(x.dtype) * m.a(x)).sum(1), mask)

@@ -1,6 +1,6 @@
 """Runs of torch's engine over a recorded graph, and what its nodes saved."""
 
-from .errors import explain_errors, raise_explained
+from .errors import explain_errors
 from .losses import Losses
 from .runs import bypassed, call, gradients_at, inside_engine, passes_unchanged, pull, visit
 from .saved_values import is_packed, saved, saved_number, saved_tensors
@@ -15,7 +15,6 @@ __all__ = [
     "is_packed",
     "passes_unchanged",
     "pull",
-    "raise_explained",
     "saved",
     "saved_number",
     "saved_tensors",

@@ -56,7 +56,7 @@ class Losses:
     def passed_and_ends(self, nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
         """Return those ops through which the gradient goes to reach others of them, and the rest."""
         wanted = dict.fromkeys(nodes)
-        # Where checkpoints were opened the engine comes by twice, once to find the gradients inside them.
+        # Where checkpoints were inlined the engine comes by twice, once to find the gradients inside them.
         above = set() if runs.bypassed(self.root) else nodes_above(self.read, wanted)
         return [n for n in wanted if n in above], [n for n in wanted if n not in above]
 

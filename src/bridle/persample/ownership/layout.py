@@ -55,9 +55,9 @@ class SampleLayout:
                 raise NotSeparableError
             inner = self.block // width
             outer = _count(x.shape[:-1]) // (self.samples * inner)
-            rows = x.reshape(outer, self.samples, inner, x.shape[-1])
             if outer == 1:
-                return rows[0]
+                return x.reshape(self.samples, inner, x.shape[-1])
+            rows = x.reshape(outer, self.samples, inner, x.shape[-1])
             return rows.transpose(0, 1).reshape(self.samples, outer * inner, x.shape[-1])
         with structure():
             kept, places, most = self._row_places(width)
@@ -70,6 +70,8 @@ class SampleLayout:
 
         `x` has as many elements as the tensor this layout describes, and `shape` broadcasts to its shape.
         """
+        if self._has_one_row_each(x, shape):
+            return x.reshape(self.samples, *shape)
         apart = self._batch_first(x)
         if apart is not None:
             dim, moved = apart
@@ -85,6 +87,11 @@ class SampleLayout:
         out = x.new_zeros(self.samples * _count(shape))
         out.index_add_(0, places, x.reshape(-1)[kept])
         return out.view(self.samples, *shape)
+
+    def _has_one_row_each(self, x: Tensor, shape: Sequence[int]) -> bool:
+        """Return whether each sample owns one row of `x` of this very shape, as under a bias: nothing is summed."""
+        row = x.shape[x.dim() - len(shape) :]
+        return self.block == _count(shape) == x.numel() // self.samples and row == tuple(shape)
 
     def owner_of_each(self, count: int, device: torch.device) -> Tensor:
         """Return the owner of each of the `count` elements."""

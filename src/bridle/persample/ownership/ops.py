@@ -373,7 +373,8 @@ def _is_pointwise(step: Step, dim: int) -> bool:
     kernel, stride, padding = input_shape(step.node, 1), step.value("stride"), step.value("padding")
     if len(kernel) != len(step.shape) or not stride or not padding:
         return False
-    still = kernel[dim] == 1 and stride[dim - 2] == 1 and padding[dim - 2] == 0
+    at = dim - 2  # one number may stand for all dimensions
+    still = kernel[dim] == 1 and stride[at % len(stride)] == 1 and padding[at % len(padding)] == 0
     return bool(still and step.shape[dim] == step.out.shape[dim])
 
 

@@ -82,7 +82,7 @@ def _own_sends(node: Node) -> _Sends:
 
 
 def _links(root: Tensor) -> dict[Node, _Sends]:
-    """Return how gradients pass where reentrant checkpoints were opened.
+    """Return how gradients pass where reentrant checkpoints were inlined.
 
     The root above them passes on its gradient as it is, and each checkpoint passes what it gets to its region.
     """

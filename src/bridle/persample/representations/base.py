@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..tracing import all_hold
 from .gram_cache import GramCache
-from .numerics import HALF_TYPES, as_rows, row_norms, square, upcast_half, widen_for
+from .numerics import HALF_TYPES, as_rows, row_norms, square, upcast_half, weighted_sum
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -63,8 +63,7 @@ class SampleGrads(ABC):
         """Return the sum over samples of weight times gradient."""
         parts = []
         for part in self.chunks():
-            block = widen_for(self.dense(part), weights)
-            parts.append(torch.tensordot(weights[part].to(block), block, 1))
+            parts.append(weighted_sum(self.dense(part), weights[part]))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -134,6 +133,9 @@ class Dense(SampleGrads):
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         return square(row_norms(self.values))
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        return weighted_sum(self.values, weights)
 
     def joined(self, others: Sequence["Self"]) -> "Dense":
         total = self.values

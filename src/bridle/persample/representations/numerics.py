@@ -28,8 +28,9 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def as_rows(block: Tensor) -> Tensor:
     """Return (samples, ...) as a real matrix with one row per sample; a complex number is two real ones."""
-    block = torch.view_as_real(block.resolve_conj()) if block.is_complex() else block
-    return block.reshape(len(block), prod(block.shape[1:]))
+    if block.is_complex():
+        block = torch.view_as_real(block.resolve_conj())
+    return block if block.dim() == 2 else block.reshape(block.shape[0], prod(block.shape[1:]))
 
 
 def row_norms(block: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def row_norms(block: Tensor) -> Tensor:
     if is_traced():
         all_hold((lengths > smallest) & (lengths < torch.inf) | (row_max(rows) == 0))
         return lengths
-    if _are_within(lengths, smallest, torch.inf):
+    if _lie_within(lengths, smallest, torch.inf):
         return lengths
     lossless = (lengths > smallest) & (lengths < torch.inf)
     few = rows[~lossless].double()
@@ -68,20 +69,29 @@ def square(lengths: Tensor) -> Tensor:
 def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     """Return values in a dtype that can hold the weights they are about to be multiplied by: `x`, or float64."""
     x = upcast_half(x)
-    info, sizes = torch.finfo(x.dtype), weights.abs()
-    smallest, largest = info.tiny * 2.0**26, info.max * 2.0**-26
-    if not is_traced() and _are_within(sizes, smallest, largest):
-        return x
-    held = (sizes == 0) | ((sizes > smallest) & (sizes < largest))
-    return x if all_hold(held) else double(x)
+    info = torch.finfo(x.dtype)
+    sizes = weights.abs()
+    return x if _lie_within(sizes, info.tiny * 2.0**26, info.max * 2.0**-26, or_zero=True) else double(x)
 
 
-def _are_within(sizes: Tensor, smallest: float, largest: float) -> bool:
-    """Return whether all numbers lie between two bounds; no NaN does."""
-    if not sizes.numel():
-        return True
-    low, high = torch.aminmax(sizes)
-    return smallest < low.item() and high.item() < largest
+# So many numbers are looked at one by one sooner than a few kernels can be launched.
+_FEW = 128
+
+
+def _lie_within(sizes: Tensor, smallest: float, largest: float, *, or_zero: bool = False) -> bool:
+    """Return whether all numbers lie between two bounds, or are zero where that is allowed; no NaN does."""
+    if not is_traced() and sizes.numel() <= _FEW:
+        outside = [x for x in sizes.tolist() if not (smallest < x < largest or (or_zero and x == 0))]
+        return not outside
+    inside = (sizes > smallest) & (sizes < largest)
+    return all_hold(inside | (sizes == 0) if or_zero else inside)
+
+
+def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:
+    """Return the sum over samples of weight times what belongs to the sample."""
+    block = widen_for(block, weights)
+    rows = block.reshape(block.shape[0], prod(block.shape[1:]))
+    return (weights.to(block) @ rows).view(block.shape[1:])
 
 
 def scale_rows(x: Tensor, weights: Tensor) -> Tensor:

@@ -56,10 +56,7 @@ class RuleContext:
     def saved(self, name: str) -> Any:
         """Return what the op saved under torch's name for it, such as ``mat1`` or ``input``."""
         if name not in self._cache:
-            try:
-                value = getattr(self.node, f"_saved_{name}")
-            except RuntimeError as error:
-                engine.raise_explained(f"what `{self.op}` saved as `{name}`", error)
+            value = engine.saved(self.node, name)
             self._cache[name] = value.detach() if isinstance(value, Tensor) else value
         return self._cache[name]
 

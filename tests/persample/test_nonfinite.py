@@ -52,7 +52,7 @@ def test_statistics_and_audits_of_every_size(size):
 
 @pytest.mark.parametrize("size", [1e-170, 1e170])
 def test_an_audit_finds_a_wrong_rule_at_every_size(size):
-    class Scaled(torch.autograd.Function):
+    class OffByHalf(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, w):
             ctx.save_for_backward(x)
@@ -63,9 +63,9 @@ def test_an_audit_finds_a_wrong_rule_at_every_size(size):
             return None, (g * ctx.saved_tensors[0]).sum(0)
 
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    losses = Scaled.apply(torch.randn(4, 3, dtype=torch.float64) * size, w).sum(1)
+    losses = OffByHalf.apply(torch.randn(4, 3, dtype=torch.float64) * size, w).sum(1)
     wrong = lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape) * 1.5  # noqa: E731
-    bridle.register_rule("ScaledBackward", wrong, replace=True)
+    bridle.register_rule("OffByHalfBackward", wrong, replace=True)
     with pytest.raises(errors.AuditError, match="`w` is off"):
         bridle.per_sample(losses, {"w": w}).audit()
 

@@ -88,6 +88,8 @@ class SampleRanks:
             counts: of samples, of those without a finite norm, and of sparse gradients to be written.
             same: settings that must be the same on every rank.
         """
+        if not self.groups:
+            return Handshake(counts[0], counts[1], tuple(used))
         sent = torch.tensor([*counts, *used], dtype=torch.float64)
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
         asked = {"`sample_groups`": self.ids is not None, **same}

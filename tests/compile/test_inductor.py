@@ -33,6 +33,8 @@ def test_compiled_with_dropout_and_buffers():
     twins = Twins(Model(), backend="inductor")
     for _ in range(4):
         twins.run(*batch(), exact=False)
+        for model in (twins.model, twins.other):
+            torch.optim.SGD(model.parameters(), 0.1).step()
     assert twins.ran == "compiled", twins.step.explain()
     assert twins.model.seen == 4
 

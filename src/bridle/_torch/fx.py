@@ -1,5 +1,6 @@
 """Graphs of ATen ops: traced from Python without values, and compiled."""
 
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -94,7 +95,8 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    with as_recorded(), config.patch(fallback_random=True):
+    with as_recorded(), config.patch(fallback_random=True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's about itself, which would stop the compilation where they are errors
         found: Any = compile_fx(graph, list(inputs))
     return found  # type: ignore[no-any-return]
 

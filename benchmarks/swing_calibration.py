@@ -1,6 +1,6 @@
 """How often is a loss that does not swing said to, and how often is one that does found?
 
-    python benchmarks/swing_calibration.py            500 curves of each kind, to benchmarks/results/swing.json
+    python benchmarks/swing_calibration.py            300 curves of each kind, to benchmarks/results/swing.json
     python benchmarks/swing_calibration.py --count 50 --out /dev/null
 
 Built for false alarms on at most 1% of the curves of any healthy kind. Curves are synthetic, so what is true of each is
@@ -165,7 +165,7 @@ def judge(make: Callable[[random.Random], Curve], kind: bool, count: int) -> dic
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "swing.json")
     options = parser.parse_args()
     results = {}

@@ -4,6 +4,7 @@ from statistics import median
 
 from ...run.run import Run
 from ..finding import Chart, Finding
+from ..losses import is_unsteady
 from ..statistics import finite, mad, relative
 from .heavy_tail import loss_correlation, what_to_check
 
@@ -16,8 +17,11 @@ _VALLEY = 0.3
 
 def cluster(run: Run) -> Finding | None:
     """Find a second kind of batch, whose gradients are several times larger than those of the others."""
-    over = relative(run.norm, 101)
+    over, what = relative(run.norm, 101), "gradients"
     found = _split(sorted(finite(over)))
+    if found is None and is_unsteady(run):  # noisy norms hide what losses may show
+        over, what = relative(run.loss, 101), "losses"
+        found = _split(sorted(finite(over)))
     if found is None:
         return None
     limit, ratio = found
@@ -29,10 +33,10 @@ def cluster(run: Run) -> Finding | None:
     return Finding(
         name="cluster",
         clipping_helps=True,
-        title=f"{share:.0%} of the batches are of another kind: their gradients are {ratio:.3g} times larger",
+        title=f"{share:.0%} of the batches are of another kind: their {what} are {ratio:.3g} times larger",
         weight=0.895,
-        test=f"the norms over their running median (101 steps) fall into two groups whose middles are a factor of "
-        f"{_RATIO:g} and {_SPREADS:g} spreads apart, with next to nothing between",
+        test="norms, or in a run that swings losses, over their running median (101 steps) fall into two groups whose "
+        f"middles are a factor of {_RATIO:g} and {_SPREADS:g} spreads apart, with next to nothing between",
         evidence={
             "share of the steps": share,
             "how much larger": ratio,
@@ -42,7 +46,7 @@ def cluster(run: Run) -> Finding | None:
         },
         advice=f"Look at the data of those batches ({when}): corrupt or unscaled rows, a second source, wrong labels. "
         "Until that is mended, clip at what the other batches need. " + what_to_check(related),
-        plain=f"{share:.0%} of the batches have gradients about {ratio:.2g} times larger than the others, as if their "
+        plain=f"{share:.0%} of the batches have {what} about {ratio:.2g} times larger than the others, as if their "
         "data were corrupt or from elsewhere",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps], log=True),
     )

@@ -2,11 +2,13 @@ import math
 
 from ...run.run import Run
 from ..finding import Chart, Finding
+from ..losses import is_unsteady
 from ..statistics import hill, quantile, relative, slope
 
 _LEAST = 100
 _INDEX = 3.0
 _SHARE = 0.2
+_CALM_INDEX, _CALM_SHARE = 2.0, 0.35  # of a run whose loss does not suffer
 
 
 def heavy_tail(run: Run) -> Finding | None:
@@ -19,6 +21,8 @@ def heavy_tail(run: Run) -> Finding | None:
     index = hill(over, max(10, len(over) // 20))
     if index > _INDEX or share < _SHARE:
         return None
+    if (index > _CALM_INDEX or share < _CALM_SHARE) and not is_unsteady(run):
+        return None
     related = loss_correlation(run)
     return Finding(
         name="heavy_tail",
@@ -26,7 +30,8 @@ def heavy_tail(run: Run) -> Finding | None:
         title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the total",
         weight=min(0.89, 0.5 + share),
         test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
-        f"the sum, and Hill's tail index over them is below {_INDEX:g}. The index says how fast large values become "
+        f"the sum, and Hill's tail index over them is below {_INDEX:g} ({_CALM_SHARE:.0%} and {_CALM_INDEX:g} where no "
+        f"loss swings). The index says how fast large values become "
         "rare; of a normal distribution it is 10 and more",
         evidence={
             "share of the sum from the largest 5% of steps": share,

@@ -3,12 +3,13 @@ from statistics import median
 
 from ...run.run import Run
 from ..finding import Chart, Finding
+from ..losses import is_unsteady
 from ..statistics import finite, quantile, relative
 
 _LEAST = 50
 _SPREADS = 5.0  # of the upper half of the usual norms, on a logarithmic scale
 _RATIO = 3.0
-_LARGE = 10.0  # so much larger counts whether the loss suffers or not
+_LARGE, _CALM = 10.0, 30.0  # so much larger counts: in a run that swings, and in one that does not
 _HARM = 1.2
 _BEFORE = 5
 
@@ -27,9 +28,11 @@ def spikes(run: Run) -> Finding | None:
     starts = [i for i in above if i - 1 not in inside and i >= _BEFORE]
     if not starts:
         return None
+    unsteady = is_unsteady(run)
     harm = [a for i in starts if not math.isnan(a := _aftermath(run, i))]
     hurts = 2 * sum(1 for a in harm if a > _HARM) > len(harm)
-    if max(over[i] for i in starts) < math.log(_LARGE) and not hurts:
+    least = _LARGE if unsteady else _CALM
+    if max(over[i] for i in starts) < math.log(least) and not (hurts and unsteady):
         return None
     worst = max(above, key=lambda i: over[i])
     causes = {name: sum(1 for i in starts if test(run, i)) for name, test in _SIGNS.items()}
@@ -42,7 +45,8 @@ def spikes(run: Run) -> Finding | None:
         f"times its surroundings (step {run.steps[worst]})" + (f"; {likely[0]}" if likely else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
         test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_SPREADS:g} spreads of the "
-        f"upper half of the usual norms; {_LARGE:g} times, or a loss that is {_HARM:g} times higher after most of them",
+        f"upper half of the usual norms; {_LARGE:g} times ({_CALM:g} where nothing swings), or a loss that swings,  "
+        f"{_HARM:g} times higher after most of them",
         evidence={
             "steps": [run.steps[i] for i in starts[:20]],
             "largest, over its surroundings": math.exp(over[worst]),

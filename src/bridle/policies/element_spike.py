@@ -64,14 +64,10 @@ class ByElementSpike(BuiltOnce):
         """Refuse gradients whose elements cannot be told apart, or have the history of another parameter."""
         super().check(grads)
         grads.refuse_sharded("ByElementSpike")
-        keys = grads.keys()
-        if any(g.layout is not torch.strided for g in grads.tensors):
-            key, g = next((k, g) for k, g in zip(keys, grads.tensors, strict=True) if g.layout is not torch.strided)
-            raise UnsupportedGradientError(
-                f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
-                "parameter another policy by a name pattern, or use a dense gradient."
-            )
-        self._rms.check(keys, grads.tensors)
+        self._plan(grads)
+
+    def _plan(self, grads: GradientView) -> list[Chunk]:
+        return self._rms.plan(grads, grads.tensors, _refuse_sparse)
 
     def decide(self, grads: GradientView) -> Clamp:
         """Limit each element by its own history, and learn from it."""
@@ -83,7 +79,7 @@ class ByElementSpike(BuiltOnce):
             bad = good.logical_not()
             known_good = _devices.readable_now(grads.tensors) and not bool(bad.any())
             limits: list[Tensor | None] = [None] * len(keys)
-            for chunk in self._rms.plan(keys, grads.tensors, grads.tensors):
+            for chunk in self._plan(grads):
                 found = self._limit(chunk, chunk.of(grads.tensors), times, None if known_good else bad)
                 for i, limit in zip(chunk.where, found, strict=False):
                     limits[i] = limit
@@ -116,6 +112,15 @@ class ByElementSpike(BuiltOnce):
         self._check_saved(saved)
         self._seen.load_state_dict(saved["seen"])
         self._rms.load_state_dict(saved["rms"])
+
+
+def _refuse_sparse(grads: GradientView) -> None:
+    for key, g in zip(grads.keys(), grads.tensors, strict=True):
+        if g.layout is not torch.strided:
+            raise UnsupportedGradientError(
+                f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
+                "parameter another policy by a name pattern, or use a dense gradient."
+            )
 
 
 def _sizes(grads: list[Tensor]) -> Tensor:

@@ -1,6 +1,8 @@
 """Policies that remember every element: many small tensors at once give what one at a time gives, in few operations."""
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -87,6 +89,15 @@ def test_a_checkpoint_in_the_middle(make, tmp_path):
     torch.save(policy.state_dict(), tmp_path / "policy.pt")
     again.load_state_dict(torch.load(tmp_path / "policy.pt", weights_only=True))
     copies = {name: torch.nn.Parameter(p.detach().clone()) for name, p in ps.items()}
+    assert_same(follow(again, copies, 4), follow(policy, ps, 4))
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_a_copy_goes_on_by_itself(make, copied):
+    ps, policy = parameters([torch.float32]), make()
+    follow(policy, ps, 6)
+    again, copies = copied(policy), {name: torch.nn.Parameter(p.detach().clone()) for name, p in ps.items()}
     assert_same(follow(again, copies, 4), follow(policy, ps, 4))
 
 

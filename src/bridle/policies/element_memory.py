@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -11,10 +12,11 @@ from torch import Size, Tensor
 
 from .._torch.dtensor import local_tensor, spec_of, spread
 from ..errors import ArgumentError
+from .base import GradientView
 from .state import check_complete
 
 Keys: TypeAlias = tuple[str, ...]
-_Kind: TypeAlias = tuple[Size, torch.dtype, torch.device, torch.layout]
+_Kind: TypeAlias = tuple[Size, torch.dtype, torch.device, torch.layout, torch.layout]
 
 _SMALL = 2**16  # elements: a larger tensor is worth an operation of its own, and no copy
 _TOGETHER = 2**20  # elements: what is put end to end at once
@@ -53,43 +55,54 @@ class ElementMemory:
         self._shapes: dict[str, Size] = {}
         self._flat: dict[Keys, Tensor] = {}
         self._planned_for: tuple[list[str], list[_Kind]] = [], []
-        self._planned_shapes: list[Size] = []
         self._plan: list[Chunk] = []
         self._specs: dict[str, Any] = {}  # how a DTensor is sharded
+        self._planned: weakref.ref[GradientView] | None = None
 
     def plan(
-        self,
-        keys: list[str],
-        tensors: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        over_ranks: Sequence[Tensor] | None = None,
+        self, grads: GradientView, tensors: Sequence[Tensor], refuse: Callable[[GradientView], None]
     ) -> list[Chunk]:
-        """Return what to handle as one: small tensors of a kind with a strided gradient; others alone.
+        """Return which tensors to handle as one: small ones of a kind with a strided gradient; others alone.
+
+        Where some lie on several ranks each is handled alone, in order.
 
         Args:
-            keys: What to remember each by.
-            tensors: What this rank holds of each parameter.
-            grads: And of its gradient.
-            over_ranks: The parameters, where some lie on several ranks: then each is handled alone, in order.
+            grads: The gradients of the call. Asked again about the same, the answer is the same.
+            tensors: What is remembered for each: what this rank holds of its parameter, or of the gradient itself.
+            refuse: Raises for gradients that cannot be remembered. Not called for such as were accepted before.
+
+        Raises:
+            ArgumentError: (a ValueError) A tensor has another shape than its key had before.
         """
-        kinds = [(t.shape, t.dtype, t.device, g.layout) for t, g in zip(tensors, grads, strict=True)]
+        if self._planned is not None and self._planned() is grads:
+            return self._plan
+        keys, spans = grads.keys(), grads.spans_ranks()
+        kinds = [(t.shape, t.dtype, t.device, t.layout, g.layout) for t, g in zip(tensors, grads.values, strict=True)]
         if self._planned_for != (keys, kinds):
-            together = _together(kinds) if over_ranks is None else [[i] for i in range(len(keys))]
+            refuse(grads)
+            self._check_shapes(keys, tensors)
+            together = [[i] for i in range(len(keys))] if spans else _together(kinds)
             self._plan = [_chunk(where, keys, tensors) for where in together]
-            self._specs = {} if over_ranks is None else dict(zip(keys, map(spec_of, over_ranks), strict=True))
-            self._planned_for, self._planned_shapes = (keys, kinds), [kind[0] for kind in kinds]
+            self._specs = dict(zip(keys, map(spec_of, grads.parameters), strict=True)) if spans else {}
+            self._planned_for = keys, kinds
+        self._planned = None if torch.compiler.is_compiling() else weakref.ref(grads)
         return self._plan
 
-    def check(self, keys: list[str], tensors: Sequence[Tensor]) -> None:
-        """Refuse tensors of another shape than their keys had before."""
-        found = [t.shape for t in tensors]
-        if found == self._planned_shapes and keys == self._planned_for[0]:
-            return
-        for key, shape in zip(keys, found, strict=True):
-            before = self._shapes.get(key, shape)
-            if before != shape:
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is remembered. A plan is about the gradients of this process, and stays here."""
+        return {"_shapes": self._shapes, "_flat": self._flat, "_specs": self._specs}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Continue from it."""
+        self.__init__()  # type: ignore[misc]
+        vars(self).update(state)
+
+    def _check_shapes(self, keys: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        for key, t in zip(keys, tensors, strict=True):
+            before = self._shapes.get(key, t.shape)
+            if before != t.shape:
                 raise ArgumentError(
-                    f"the parameter {key!r} has shape {tuple(shape)} and had {tuple(before)} before: one policy was "
+                    f"the parameter {key!r} has shape {tuple(t.shape)} and had {tuple(before)} before: one policy was "
                     "used for two models, or loaded from another one. Make a policy for each."
                 )
 
@@ -151,7 +164,7 @@ class ElementMemory:
                 self._shapes[key] = own.shape
                 own = torch.view_as_real(own) if own.is_complex() else own
             self._flat[(key,)] = own.reshape(-1).clone()
-        self._planned_for = [], []
+        self._planned_for, self._planned = ([], []), None
 
 
 def _shaped(flat: Tensor, shape: Size) -> Tensor:
@@ -173,7 +186,7 @@ def _together(kinds: Sequence[_Kind]) -> list[list[int]]:
     """Return the indices of each chunk. Its tensors differ in their first dimension only, so that `cat` takes them."""
     found: list[list[int]] = []
     last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # with how many more elements it takes
-    for i, (shape, dtype, device, layout) in enumerate(kinds):
+    for i, (shape, dtype, device, _, layout) in enumerate(kinds):
         size = shape.numel()
         if layout is not torch.strided or size >= _SMALL:
             found.append([i])

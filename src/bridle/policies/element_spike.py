@@ -66,14 +66,10 @@ class ByElementSpike(BuiltOnce):
         """Refuse gradients whose elements cannot be told apart, or have the history of another parameter."""
         super().check(grads)
         grads.refuse_plain_shards("ByElementSpike")
-        keys = grads.keys()
-        if any(g.layout is not torch.strided for g in grads.values):
-            key, g = next((k, g) for k, g in zip(keys, grads.values, strict=True) if g.layout is not torch.strided)
-            raise UnsupportedGradientError(
-                f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
-                "parameter another policy by a name pattern, or use a dense gradient."
-            )
-        self._rms.check(keys, grads.weights())
+        self._plan(grads)
+
+    def _plan(self, grads: GradientView) -> list[Chunk]:
+        return self._rms.plan(grads, grads.weights() if grads.spans_ranks() else grads.values, _refuse_sparse)
 
     def decide(self, grads: GradientView) -> Clamp:
         """Limit each element by its own history, and learn from it."""
@@ -87,12 +83,11 @@ class ByElementSpike(BuiltOnce):
             bad = good.logical_not()
             known_good = _devices.readable_now(values) and not bool(bad.any())
             limits: list[Tensor | None] = [None] * len(keys)
-            spans = grads.spans_ranks()
-            held = grads.weights() if spans else values
-            for chunk in self._rms.plan(keys, held, values, grads.parameters if spans else None):
-                if values[chunk.where[0]].shape != held[chunk.where[0]].shape:
+            for chunk in self._plan(grads):
+                own = chunk.of(values)
+                if own[0].numel() != int(chunk.sizes[0]):
                     continue  # this rank lacks a gradient that others have
-                found = self._limit(chunk, chunk.of(values), times, new, None if known_good else bad)
+                found = self._limit(chunk, own, times, new, None if known_good else bad)
                 for i, limit in zip(chunk.where, found, strict=False):
                     limits[i] = limit
             self._seen.write(keys, {"seen": seen + good})
@@ -136,6 +131,15 @@ class ByElementSpike(BuiltOnce):
             )
         self._seen.load_state_dict(seen)
         self._rms.load_state_dict(rms)
+
+
+def _refuse_sparse(grads: GradientView) -> None:
+    for key, g in zip(grads.keys(), grads.values, strict=True):
+        if g.layout is not torch.strided:
+            raise UnsupportedGradientError(
+                f"ByElementSpike remembers every element, and the gradient {key!r} is {g.layout}. Give that "
+                "parameter another policy by a name pattern, or use a dense gradient."
+            )
 
 
 def _sizes(grads: list[Tensor]) -> Tensor:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .. import _measure
 from .._validate import count, floor_and_ceiling, number
+from ..errors import UnsupportedGradientError
 from .adaptive import Bounds
 from .base import GradientView, Scale, clip_factor
 from .built_once import BuiltOnce
-from .element_memory import ElementMemory, Keys, flatten
+from .element_memory import Chunk, ElementMemory, Keys, flatten
 from .state import StateRows, accept_finite
 from .window import empty, push, quantile
 
@@ -83,7 +84,10 @@ class ByOvershoot(BuiltOnce):
         super().check(grads)
         grads.refuse_plain_shards("ByOvershoot")
         grads.refuse_disjoint("ByOvershoot")
-        self._before.check(grads.keys(), grads.weights())
+        self._plan(grads)
+
+    def _plan(self, grads: GradientView) -> list[Chunk]:
+        return self._before.plan(grads, grads.weights(), _refuse_layouts)
 
     def decide(self, grads: GradientView) -> Scale:
         """Move the limit by what the last step turned out to be, and bring the norm down to it."""
@@ -103,8 +107,7 @@ class ByOvershoot(BuiltOnce):
 
     def _overshoot(self, grads: GradientView, norm: Tensor) -> Tensor:
         """Return the cosine between this gradient and the last change of the parameters: above 0, it went too far."""
-        weights, spans = grads.weights(), grads.spans_ranks()
-        plan = self._before.plan(grads.keys(), weights, grads.values, grads.parameters if spans else None)
+        weights, spans, plan = grads.weights(), grads.spans_ranks(), self._plan(grads)
         changes = [self._change(chunk.keys, chunk.of(weights)) for chunk in plan]
         length = _measure.total(grads.over_ranks(_measure.norms(changes, self.p), self.p), self.p)
         terms = []
@@ -138,6 +141,15 @@ class ByOvershoot(BuiltOnce):
         self._check_saved(saved)
         self._rows.load_state_dict(saved)
         self._before.load_state_dict(saved["before"])
+
+
+def _refuse_layouts(grads: GradientView) -> None:
+    for key, p, g in zip(grads.keys(), grads.parameters, grads.tensors, strict=True):
+        if p.layout is not torch.strided or g.layout not in (torch.strided, torch.sparse_coo):
+            raise UnsupportedGradientError(
+                f"ByOvershoot compares a gradient with the change of its parameter, and {key!r} is {p.layout} with a "
+                f"gradient that is {g.layout}. Give that parameter another policy by a name pattern."
+            )
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

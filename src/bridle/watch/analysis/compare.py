@@ -15,7 +15,7 @@ def swing(values: list[float]) -> float:
     """
     if len(values) < 3 or not all(0 < v < math.inf for v in values):
         return math.nan
-    return math.exp(fmean(abs(math.log(b / a)) for a, b in pairwise(values)))
+    return math.exp(fmean(abs(math.log(b) - math.log(a)) for a, b in pairwise(values)))
 
 
 def summary(run: Run) -> dict[str, float]:

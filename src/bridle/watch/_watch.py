@@ -12,7 +12,7 @@ from ..errors import ArgumentError, BridleError, RecordWriteError
 from ._fail_on import EXIT_CODE, check_names, matching
 from ._live_line import LiveLine, is_available
 from ._monitor import Monitor
-from ._run_script import check_script, run_module, run_script
+from ._run_script import check_module, check_script, run_module, run_script
 from ._say import say
 from .record.writer import reason
 from .report.background import await_reporter, start_reporter
@@ -25,8 +25,8 @@ def watch(options: argparse.Namespace) -> int:
     Returns:
         0, or the code of `--fail-on`. A script that exits or raises does so from here.
     """
-    if not options.module:
-        check_script(options.script)
+    check = check_module if options.module else check_script
+    check(options.script)
     rank = rank_info()
     check_names(options.fail_on)
     if options.fail_on and rank is not None:

@@ -231,3 +231,14 @@ def test_a_file_that_is_no_page_of_ours_is_left_alone_unless_it_is_named(record,
 def test_a_page_that_cannot_be_written_says_why(record, tmp_path):
     with pytest.raises(RecordWriteError, match=r"the page .* cannot be written: "):
         read_report(record).write_page(tmp_path / "none" / "run.html")
+
+
+def test_a_value_that_is_nearly_zero_beside_large_ones(tmp_path):
+    path = tmp_path / "run.jsonl"
+    steps = [{"step": t, "opt": 0, "norms": [1.0] * 3, "n_steps": 1, "norm": 9e99, "loss": 1.0} for t in range(100)]
+    for line in steps:
+        line["peak"] = 5e-324 if line["step"] % 10 == 0 else 9e99
+    path.write_text("".join(json.dumps(line) + "\n" for line in [HEADER, OPTIMIZER, *steps]))
+    report = read_report(path)
+    assert report.warnings == []
+    assert to_html([report])

@@ -166,6 +166,9 @@ def test_clipping_from_outside(folder):
     ("args", "why"),
     [
         (["watch", "none.py"], "can't open file"),
+        (["watch", "-m", "none_of_them.module"], "there is no module named 'none_of_them'"),
+        (["watch", "--record", "folder", "x.py"], "is a folder"),
+        (["watch", "folder"], "it is a folder without a __main__.py"),
         (["watch", "--clip", "sometimes", "x.py"], "clipping is"),
         (["report", "none.jsonl"], "cannot be read"),
     ],
@@ -173,6 +176,7 @@ def test_clipping_from_outside(folder):
 def test_a_mistake_is_said_and_is_2(args, why, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x.py").touch()
+    Path("folder").mkdir()
     monkeypatch.setattr(sys, "argv", ["bridle"])
     monkeypatch.setattr("atexit.register", lambda *_: None)
     assert main(args) == 2

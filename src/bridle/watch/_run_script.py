@@ -4,6 +4,7 @@ import builtins
 import contextlib
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import random
 import runpy
@@ -37,6 +38,18 @@ def check_script(path: str) -> None:
             raise ArgumentError(f"can't run {path!r}: it is a folder without a __main__.py.{name}")
     elif not os.path.isfile(path):
         raise ArgumentError(f"can't open file {path!r}: there is no such file.")
+
+
+def check_module(name: str) -> None:
+    """Refuse a module whose package is nowhere, before anything has begun. Nothing is imported.
+
+    Raises:
+        ArgumentError: (a ValueError) there is no such module.
+    """
+    top = name.partition(".")[0]
+    here = importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) if top else None
+    if here is None and (not top or importlib.util.find_spec(top) is None):
+        raise ArgumentError(f"there is no module named {top!r}.")
 
 
 def run_script(path: str, args: list[str]) -> None:

@@ -13,7 +13,7 @@ from ._fail_on import EXIT_CODE, check_names, matching
 from ._live_line import LiveLine, is_available
 from ._lr_scale import LearningRateScale
 from ._monitor import Monitor
-from ._run_script import check_script, end_after, run_module, run_script, seed_all
+from ._run_script import check_module, check_script, end_after, run_module, run_script, seed_all
 from ._say import say
 from .record.writer import reason
 from .report.background import await_reporter, start_reporter
@@ -26,8 +26,8 @@ def watch(options: argparse.Namespace) -> int:
     Returns:
         0, or the code of `--fail-on`. A script that exits or raises does so from here.
     """
-    if not options.module:
-        check_script(options.script)
+    check = check_module if options.module else check_script
+    check(options.script)
     if options.steps is not None and options.steps < 1:
         raise ArgumentError(f"--steps is a whole number, 1 or more; found {options.steps}.")
     rank = rank_info()

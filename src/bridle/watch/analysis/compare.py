@@ -23,7 +23,7 @@ def above_lowest(values: list[float]) -> float:
     lowest, found = math.inf, []
     for v in values:
         lowest = min(lowest, v)
-        found.append(math.log10(v / lowest))
+        found.append(math.log10(v) - math.log10(lowest))  # the ratio itself may overflow
     return fmean(found)
 
 

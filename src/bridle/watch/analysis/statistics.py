@@ -58,7 +58,8 @@ def relative(values: Sequence[float], width: int) -> list[float]:
     """Return the logarithm of each value over the running median: the trend is removed."""
     trend = running_median(values, width)
     return [
-        math.log(v / t) if v > 0 and t > 0 and v < math.inf else math.nan for v, t in zip(values, trend, strict=True)
+        math.log(v) - math.log(t) if v > 0 and t > 0 and v < math.inf else math.nan
+        for v, t in zip(values, trend, strict=True)
     ]
 
 
@@ -81,7 +82,7 @@ def hill(values: Sequence[float], k: int) -> float:
     top = sorted(v for v in finite(values) if v > 0)[-(k + 1) :]
     if len(top) < k + 1:
         return math.nan
-    excess = fmean(math.log(v / top[0]) for v in top[1:])
+    excess = fmean(math.log(v) - math.log(top[0]) for v in top[1:])
     return 1 / excess if excess > 0 else math.inf
 
 

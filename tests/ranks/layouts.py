@@ -12,6 +12,12 @@ import bridle
 # Meshes by number of ranks: shapes, orders of ranks that are not regular, and slices of another mesh ("2d/a").
 MESHES = {
     3: {"line": [0, 1, 2]},
+    8: {
+        "line": list(range(8)),
+        "2d": [[0, 1, 2, 3], [4, 5, 6, 7]],
+        "3d": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
+        "3d/ac": ("3d", ("a", "c")),
+    },
     2: {"line": [0, 1], "reversed": [1, 0], "1x2": [[0, 1]], "2x1": [[0], [1]]},
     4: {
         "line": [0, 1, 2, 3],

@@ -60,7 +60,7 @@ def total_norm(
         error = raised
         exchange.fail(f"{type(raised).__name__}: {raised}")
     assert found is not None, "a norm on the CPU is known at once"
-    dtypes = {spec.tensor_meta.dtype for spec in specs_of(parameters)} | {t.dtype for t in shards}
+    dtypes = {t.dtype for t in (shards if len(shards) == len(parameters) else [*shards, *parameters])}
     kind = Kind(p, not dtypes.isdisjoint((torch.float64, torch.complex128)))
     norm, what = (
         torch.tensor([found], dtype=torch.float64),

@@ -122,17 +122,19 @@ class ShardedNorms:
         """Note this rank's shard of each gradient, and the layout of each DTensor. Neighbours mostly share theirs."""
         held = [p if g is None else g for p, g in zip(parameters, grads, strict=True)]
         layout: Any = None
-        last: Any = None
-        for i, (p, g, spec) in enumerate(zip(parameters, grads, specs_of(held), strict=True)):
-            t = held[i]
+        last: Any = (None, None)
+        for i, (t, spec, own) in enumerate(zip(held, specs_of(held), specs_of(parameters), strict=True)):
+            local = t
             if spec is not None:
-                if last is None or spec.mesh is not last.mesh or spec.placements != last.placements:
-                    layout, last = self._layout(spec.mesh, spec.placements), spec
+                # That of the parameter: torch may give a gradient an equal mesh that was made before.
+                mesh = spec.mesh if own is None else own.mesh
+                if mesh is not spec.mesh and mesh != spec.mesh:
+                    raise _other_mesh(parameters[i], t)
+                if mesh is not last[0] or spec.placements != last[1]:
+                    layout, last = self._layout(mesh, spec.placements), (mesh, spec.placements)
                 self._layout_of[i] = layout
-                if g is not None and getattr(p, "device_mesh", spec.mesh) is not spec.mesh:
-                    _refuse_other_mesh(p, t)
-                t = stored_shards([t])[0]
-            self.local.append(t.detach().new_empty(0) if g is None else t)
+                local = stored_shards([t])[0]
+            self.local.append(local.detach().new_empty(0) if grads[i] is None else local)
 
     def _layout(self, mesh: Any, placements: Any) -> _Layout:
         found = self._layouts.get((id(mesh), placements))
@@ -405,9 +407,8 @@ def _writes_partial(grad: Any) -> bool:
     return all(at == 0 for at, kind in coordinates if kind.is_partial() and kind.reduce_op == "sum")
 
 
-def _refuse_other_mesh(parameter: Any, t: Any) -> None:
-    if parameter.device_mesh != t.device_mesh:
-        raise UnsupportedGradientError(
-            f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
-            "Redistribute the gradient to the parameter's mesh before clipping."
-        )
+def _other_mesh(parameter: Any, t: Any) -> UnsupportedGradientError:
+    return UnsupportedGradientError(
+        f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
+        "Redistribute the gradient to the parameter's mesh before clipping."
+    )

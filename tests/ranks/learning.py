@@ -3,6 +3,7 @@
 import layouts
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from layouts import reduced, spread
 
 import bridle
@@ -74,3 +75,66 @@ def as_in_one_process(case, name, dry_run=False):
         layouts.close(found.norm_after, expected.norm_after, 5)
         layouts.assert_same_everywhere(found.norm_after)
         layouts.assert_clipped(mine, [p.grad for p in whole.values()], 1.0, case)
+
+
+SAVED = {
+    **{name: POLICIES[name] for name in ("ByElementSpike", "ByOvershoot")},
+    "ByMedian": lambda: bridle.policies.ByMedian(window=4, per_parameter=True, warmup=1),
+    "ByZScore": lambda: bridle.policies.ByZScore(warmup=1),
+    "SkipSpikes": lambda: bridle.policies.SkipSpikes(bridle.by_norm(1.0), window=4),
+}
+LINE = {"seed": 5, "tensors": [((6, 3), "line", "0", ()), ((5,), "line", "0", ()), ((3, 4), "plain", "", ())]}
+
+
+def whole_state(state):
+    """A state with every DTensor whole."""
+    if isinstance(state, dict):
+        return {key: whole_state(value) for key, value in state.items()}
+    return state.full_tensor() if hasattr(state, "full_tensor") else state
+
+
+def clipper_of(name, parameters):
+    return bridle.Clipper(torch.optim.SGD(parameters.items(), lr=0.0), SAVED[name]())
+
+
+def learn_and_save(name, folder):
+    """Four steps, saved by torch.distributed.checkpoint; what was learned, whole, and a fifth step."""
+    parameters = blank(LINE, True)
+    clipper = clipper_of(name, parameters)
+    for step in range(STEPS):
+        set_step(LINE, parameters, step)
+        clipper.optimizer.step()
+    dcp.save({"clipper": clipper.state_dict()}, checkpoint_id=folder)
+    return whole_state(clipper.state_dict()), one_more(clipper, parameters)
+
+
+def load_and_go_on(name, folder):
+    """The same from the checkpoint, on however many ranks there are."""
+    parameters = blank(LINE, True)
+    clipper = clipper_of(name, parameters)
+    fresh = whole_state(clipper.state_dict())
+    set_step(LINE, parameters, 0)
+    clipper.optimizer.step()  # now there is a state to load into
+    state = {"clipper": clipper.state_dict()}
+    dcp.load(state, checkpoint_id=folder)
+    clipper.load_state_dict(state["clipper"])
+    assert str(fresh) != str(whole_state(clipper.state_dict()))
+    return whole_state(clipper.state_dict()), one_more(clipper, parameters)
+
+
+def one_more(clipper, parameters):
+    set_step(LINE, parameters, STEPS)
+    clipper.optimizer.step()
+    return clipper.report.norm_after
+
+
+def load_without_a_step(name, folder):
+    """A state that is loaded into nothing is refused."""
+    clipper = clipper_of(name, blank(LINE, True))
+    state = {"clipper": clipper.state_dict()}
+    try:
+        dcp.load(state, checkpoint_id=folder)
+        clipper.load_state_dict(state["clipper"])
+    except BaseException as error:  # that of torch is no Exception
+        return type(error).__name__, str(error)
+    return "nothing", ""

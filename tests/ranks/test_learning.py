@@ -23,3 +23,14 @@ def test_as_in_one_process(request, size, case):
 def test_a_dry_run_says_the_same_and_changes_nothing(two):
     for name in learning.POLICIES:
         two.run(learning.as_in_one_process, TWO["uneven"], name, True)
+
+
+@pytest.mark.parametrize("name", learning.SAVED)
+def test_state_goes_through_a_checkpoint_to_another_number_of_ranks(two, four, tmp_path, name):
+    (state, after), *_ = four.run(learning.learn_and_save, name, str(tmp_path))
+    for crew in (two, four):
+        for found, again in crew.run(learning.load_and_go_on, name, str(tmp_path)):
+            assert str(found) == str(state)
+            assert again == pytest.approx(after, rel=1e-12)
+    kind, text = two.run(learning.load_without_a_step, name, str(tmp_path))[0]
+    assert kind != "nothing", text

@@ -35,11 +35,11 @@ def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple
             placements = spec.placements
             if not all(place.is_shard() for place in placements):
                 return None
-        if spec.mesh is not mesh:
-            if mesh is not None or spec.mesh.device_type != "cpu":  # a number would have to be waited for
-                return None
-            mesh = spec.mesh
         if own.mesh is not mesh:
+            if mesh is not None or own.mesh.device_type != "cpu":  # a number would have to be waited for
+                return None
+            mesh = own.mesh
+        if spec.mesh is not mesh and spec.mesh != mesh:  # torch may give a gradient an equal mesh that was made before
             return None
     shards = stored_shards(g for g in grads if g is not None)
     if mesh is None or len(set(map(id, shards))) != len(shards):
@@ -60,7 +60,7 @@ def total_norm(
         error = raised
         exchange.fail(f"{type(raised).__name__}: {raised}")
     assert found is not None, "a norm on the CPU is known at once"
-    dtypes = {spec.tensor_meta.dtype for spec in specs_of(parameters)} | {t.dtype for t in shards}
+    dtypes = {t.dtype for t in (shards if len(shards) == len(parameters) else [*shards, *parameters])}
     kind = Kind(p, not dtypes.isdisjoint((torch.float64, torch.complex128)))
     norm, what = (
         torch.tensor([found], dtype=torch.float64),

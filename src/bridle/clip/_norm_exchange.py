@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import _measure
 from .._distributed.agreement import Agreement
-from .._distributed.fingerprints import fingerprint
+from .._distributed.fingerprints import combine_fingerprints
 from .._distributed.meshes import Group
 
 WHAT = "gradient norms"
@@ -133,7 +133,7 @@ class NormExchange(Agreement):
         missing: Sequence[int],
     ) -> Callable[..., Tensor]:
         asked = {"the number of gradients": len(entries) if count is None else count}
-        how = fingerprint([(e.sharded, *kinds[e.at]) for e in entries])
+        how = combine_fingerprints(hash((e.sharded, *kinds[e.at])) for e in entries)  # of numbers: the same everywhere
         compared = {_PARAMETERS: parameters, _MEASURED: how}
         return partial(self.all_reduce, group=group, asked=asked, compared=compared, missing=missing)
 

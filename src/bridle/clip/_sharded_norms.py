@@ -18,7 +18,7 @@ from .._distributed.agreement import Agreement
 from .._distributed.collectives import collective
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, MeshGroups, groups_of, order_meshes, read_mesh
-from .._torch.dtensor import dtensor_class, is_dtensor, stored_shards, wait_tensor
+from .._torch.dtensor import dtensor_class, is_dtensor, specs_of, stored_shards, wait_tensor
 from ..distributed import Disjoint, Placement, Replicated, Sharded
 from ..errors import BridleError, RankError, UnsupportedGradientError
 from ._norm_exchange import WHAT, Entry, Kind, NormExchange
@@ -92,7 +92,7 @@ class ShardedNorms:
         self._sharded_patterns = _sharded_patterns(patterns)
         sharded = [self._sharded_patterns[n] for n in self._pattern_of] if any(self._sharded_patterns) else ()
         self._fingerprints = parameter_fingerprints(names, parameters, sharded)
-        self._wide = [_is_wide(p) or (g is not None and _is_wide(g)) for p, g in zip(parameters, grads, strict=True)]
+        self._wide = _wide_ones(parameters, grads)
         self._writes_partial: dict[int, bool] = {}
         self._layouts: dict[tuple[int, Any], _Layout] = {}
         self._layout_of: dict[int, _Layout] = {}
@@ -120,21 +120,21 @@ class ShardedNorms:
 
     def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:
         """Note this rank's shard of each gradient, and the layout of each DTensor. Neighbours mostly share theirs."""
-        kind, last = dtensor_class() or (), (None, None)
+        held = [p if g is None else g for p, g in zip(parameters, grads, strict=True)]
         layout: Any = None
-        for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
-            t = p if g is None else g
-            if isinstance(t, kind):
-                mesh, placements = t.device_mesh, t.placements
-                if mesh is not last[0] or placements != last[1]:
-                    layout, last = self._layout(mesh, placements), (mesh, placements)
+        last: Any = (None, None)
+        for i, (t, spec, own) in enumerate(zip(held, specs_of(held), specs_of(parameters), strict=True)):
+            local = t
+            if spec is not None:
+                # That of the parameter: torch may give a gradient an equal mesh that was made before.
+                mesh = spec.mesh if own is None else own.mesh
+                if mesh is not spec.mesh and mesh != spec.mesh:
+                    raise _other_mesh(parameters[i], t)
+                if mesh is not last[0] or spec.placements != last[1]:
+                    layout, last = self._layout(mesh, spec.placements), (mesh, spec.placements)
                 self._layout_of[i] = layout
-                if p is not t and getattr(p, "device_mesh", mesh) is not mesh:
-                    _refuse_other_mesh(p, t)
-                t = t.to_local()
-                if type(t) is not Tensor:
-                    t = wait_tensor(t)
-            self.local.append(t.detach().new_empty(0) if g is None else t)
+                local = stored_shards([t])[0]
+            self.local.append(local.detach().new_empty(0) if grads[i] is None else local)
 
     def _layout(self, mesh: Any, placements: Any) -> _Layout:
         found = self._layouts.get((id(mesh), placements))
@@ -178,7 +178,7 @@ class ShardedNorms:
             exchange.fail(f"{type(raised).__name__}: {raised}")
         with torch.no_grad():
             each = torch.cat([n.to(found[0].device) for n in found])
-            kinds = [self._kind(members, p) for each, (_, p) in zip(sets, parts, strict=True) for members in each]
+            kinds = self._kinds(sets, [p for _, p in parts])
             spoiled = self._combine(exchange, each, [members for each in sets for members in each], kinds)
             norms = [n.to(own.device) for n, own in zip(torch.split(each, list(map(len, sets))), found, strict=True)]
             terms = self._norm_terms(exchange, norms, sets, [p for _, p in parts])
@@ -228,7 +228,7 @@ class ShardedNorms:
             if cut:
                 every = torch.cat([found[k] for k in cut])
                 by = torch.ones_like(every)
-                if any(self._wide[where[k]] for k in cut):
+                if any(where[k] in self._wide for k in cut):
                     by = _measure.safe_divisor(exchange.again(every.nan_to_num(0.0, math.inf), group, largest=True))
                 every = exchange.again((every / by).square(), group).sqrt() * by
                 for k, part in zip(cut, torch.split(every, [len(found[k]) for k in cut]), strict=True):
@@ -266,8 +266,13 @@ class ShardedNorms:
             sets.setdefault((id(layout), self._pattern_of[i], alone), []).append(i)
         return list(sets.values())
 
+    def _kinds(self, sets: Sequence[Sequence[Sequence[int]]], orders: Sequence[float]) -> list[Kind]:
+        if self._wide:
+            return [self._kind(members, p) for each, p in zip(sets, orders, strict=True) for members in each]
+        return [kind for each, p in zip(sets, orders, strict=True) for kind in [Kind(p, False)] * len(each)]
+
     def _kind(self, members: Sequence[int], p: float) -> Kind:
-        return Kind(p, any(self._wide[i] for i in members))
+        return Kind(p, not self._wide.isdisjoint(members))
 
     def _combine(
         self, exchange: NormExchange, each: Tensor, sets: Sequence[Sequence[int]], kinds: Sequence[Kind]
@@ -350,9 +355,13 @@ class ShardedNorms:
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
 
 
-def _is_wide(t: Tensor) -> bool:
-    """Return whether values may be out of the range of float32."""
-    return t.dtype in (torch.float64, torch.complex128)
+def _wide_ones(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> set[int]:
+    """Return those whose values may be out of the range of float32, by the type of the parameter or of its gradient."""
+    large = (torch.float64, torch.complex128)
+    if not ({p.dtype for p in parameters} | {g.dtype for g in grads if g is not None}).intersection(large):
+        return set()
+    pairs = enumerate(zip(parameters, grads, strict=True))
+    return {i for i, (p, g) in pairs if p.dtype in large or (g is not None and g.dtype in large)}
 
 
 def _sharded_patterns(patterns: Sequence[tuple[Placement, ...]]) -> list[bool]:
@@ -398,9 +407,8 @@ def _writes_partial(grad: Any) -> bool:
     return all(at == 0 for at, kind in coordinates if kind.is_partial() and kind.reduce_op == "sum")
 
 
-def _refuse_other_mesh(parameter: Any, t: Any) -> None:
-    if parameter.device_mesh != t.device_mesh:
-        raise UnsupportedGradientError(
-            f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
-            "Redistribute the gradient to the parameter's mesh before clipping."
-        )
+def _other_mesh(parameter: Any, t: Any) -> UnsupportedGradientError:
+    return UnsupportedGradientError(
+        f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
+        "Redistribute the gradient to the parameter's mesh before clipping."
+    )

@@ -1,0 +1,155 @@
+"""What the ranks run: ways of training with `fully_shard`, and what clipping makes of them beside one process."""
+
+import copy
+
+import layouts
+import placements
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import bridle
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.extra = (torch.nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x, extra=True):
+        x = self.second(torch.tanh(self.first(x)))
+        return self.extra(x) if extra else x
+
+
+def batches(count):
+    """The batches of each rank: [rank][step]."""
+    generator = torch.Generator().manual_seed(7)
+    return [[torch.randn(4, 6, generator=generator) for _ in range(count)] for _ in range(dist.get_world_size())]
+
+
+def alone(model, steps, extra=lambda rank: True):
+    """The mean over ranks of the gradients of one process, added up over steps."""
+    every = batches(steps)
+    for rank, mine in enumerate(every):
+        for x in mine:
+            (model(x, extra(rank)).square().mean() / len(every)).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def compare(model, grads, digits=5):
+    """Clip what is spread; the norm and the gradients must be those of one process."""
+    norm = layouts.norm_of([*grads.values()], 2.0)
+    found = bridle.clip_grad_norm_(model, norm / 2)
+    layouts.close(found.item(), norm, digits)
+    for name, p in model.named_parameters():
+        name = name.removeprefix("module.")
+        if name in grads:
+            whole = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+            tolerance = 10.0**-digits
+            torch.testing.assert_close(whole.to(grads[name]), grads[name] / 2, rtol=10 * tolerance, atol=tolerance)
+
+
+def sharded(model, **options):
+    return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **options)
+
+
+def accumulation():
+    """Several backward passes, reduced each time."""
+    reference, model = Net(), sharded(Net())
+    for x in batches(3)[dist.get_rank()]:
+        model(x).square().mean().backward()
+    compare(model, alone(reference, 3))
+
+
+def no_sync():
+    """Several backward passes, reduced in the last."""
+    reference, model = Net(), sharded(Net())
+    mine = batches(3)[dist.get_rank()]
+    for step, x in enumerate(mine):
+        model.set_requires_gradient_sync(step == len(mine) - 1)
+        model(x).square().mean().backward()
+    compare(model, alone(reference, 3))
+
+
+def ddp_no_sync():
+    reference, model = Net(), DistributedDataParallel(Net())
+    mine = batches(2)[dist.get_rank()]
+    with model.no_sync():
+        model(mine[0]).square().mean().backward()
+    model(mine[1]).square().mean().backward()
+    compare(model, alone(reference, 2))
+
+
+def mixed_precision():
+    """Weights in bfloat16 for the passes, gradients reduced and held in float32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    reference, model = Net(), sharded(Net(), mp_policy=policy)
+    model(batches(1)[dist.get_rank()][0]).float().square().mean().backward()
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    compare(model, alone(reference, 1), digits=1)
+    whole = [p.grad.full_tensor() for p in model.parameters()]
+    layouts.close(bridle.get_total_norm([p.grad for p in model.parameters()]).item(), layouts.norm_of(whole, 2.0), 5)
+
+
+def cpu_offload():
+    """Shards that stay on the CPU. Here everything does."""
+    reference, model = Net(), sharded(Net(), offload_policy=CPUOffloadPolicy(pin_memory=False))
+    model(batches(1)[dist.get_rank()][0]).square().mean().backward()
+    compare(model, alone(reference, 1))
+
+
+def frozen():
+    reference = Net()
+    reference.second.requires_grad_(False)
+    model = sharded(copy.deepcopy(reference))
+    model(batches(1)[dist.get_rank()][0]).square().mean().backward()
+    compare(model, alone(reference, 1))
+
+
+def unused_here():
+    """A layer that the losses of one rank do not depend on. `fully_shard` leaves that rank without its gradient."""
+    reference, model = Net(), Net()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    grads = alone(reference, 1, extra=lambda rank: rank == 0)
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    for name, p in list(model.named_parameters()):
+        owner, leaf = name.rsplit(".", 1)
+        spread = torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)], src_data_rank=None))
+        setattr(model.get_submodule(owner), leaf, spread)
+        if dist.get_rank() == 0 or not name.startswith("extra"):
+            spread.grad = distribute_tensor(grads[name], mesh, [Shard(0)], src_data_rank=None)
+    held = [
+        g if not name.startswith("extra") else g[: -(-len(g) // dist.get_world_size())] for name, g in grads.items()
+    ]
+    layouts.close(bridle.clip_grad_norm_(model, 1.0).item(), layouts.norm_of(held, 2.0), 5)
+
+
+def plain_unused_here():
+    """A plain tensor has a gradient on one rank only: ranks would scale differently, so all of them refuse."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = torch.nn.Parameter(distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)], src_data_rank=None))
+    weight.grad = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)], src_data_rank=None)
+    bias = torch.nn.Parameter(torch.zeros(2))
+    bias.grad = torch.ones(2) if dist.get_rank() == 0 else None
+    kind, text = placements.error(lambda: bridle.clip_grad_norm_([weight, bias], 1.0))
+    assert kind == "RankError"
+    assert "do not agree on the number of gradients: 2 on rank 0; 1 on rank" in text
+    assert torch.equal(weight.grad.full_tensor(), torch.ones(4, 2))
+
+
+CASES = [
+    accumulation,
+    no_sync,
+    ddp_no_sync,
+    mixed_precision,
+    cpu_offload,
+    frozen,
+    unused_here,
+    plain_unused_here,
+]

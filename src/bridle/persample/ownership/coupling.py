@@ -137,7 +137,10 @@ def _refusal(cut: UseSite, known: Known) -> BatchCouplingError:
     names = [name for name in found if name is not None]
     beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
     op = graph.op(cut.node)
-    what = f"`{op}` mixes the samples of the batch. What {beneath} made of one sample enters the losses of others"
+    what = f"`{op}` mixes the samples of the batch"
+    if MOVES.get(base_name(cut.node)) is elementwise:  # which mixes nothing: it was done below, or by another use
+        what = f"what `{graph.op(cut.value.node)}` made and `{op}` uses belongs to several samples of the batch"
+    what = f"{what}. What {beneath} made of one sample enters the losses of others"
     return coupling_error(what, op, names[0] if names else "")
 
 

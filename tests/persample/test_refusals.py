@@ -47,7 +47,7 @@ def inputs_that_need_a_gradient():
 def loss_less_the_mean():
     model = nn.Linear(3, 1)
     losses = model(X).squeeze(1).square()
-    return model, (losses - losses.mean()).square(), "what `MeanBackward0` made and `SubBackward0` uses"
+    return model, (losses - losses.mean()).square(), "what `PowBackward0` made and `SubBackward0` uses"
 
 
 @pytest.mark.parametrize(

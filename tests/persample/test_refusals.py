@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import bridle
 from bridle import errors
@@ -232,3 +233,16 @@ def test_a_part_of_the_parameters_and_inputs_that_need_a_gradient():
     for part in (head, body):
         found = bridle.per_sample(losses, part).grads()
         torch.testing.assert_close(found, loop(losses, parameters(part)))
+
+
+@pytest.mark.parametrize("retain_graph", [True, False])
+def test_data_shifted_by_a_row_inside_a_checkpoint(retain_graph):
+    model, data = nn.Linear(3, 3), torch.randn(6, 3)
+
+    def losses(other):
+        return checkpoint(lambda x, z: (model(x) * z).sum(1), data[:5], other, use_reentrant=False)
+
+    with pytest.raises(errors.BatchCouplingError, match="is used for one sample by .* and for another"):
+        bridle.per_sample(losses(data[1:]), model, retain_graph=retain_graph)
+    found = bridle.per_sample(losses(torch.ones(5, 3)), model, retain_graph=retain_graph).grads()
+    torch.testing.assert_close(found, loop(losses(torch.ones(5, 3)), dict(model.named_parameters())))

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
-from itertools import starmap
 from typing import Any
 
 import torch
@@ -121,7 +120,9 @@ class _Run:
         all_wait = not self._packed.isdisjoint(self._cuts)
         run = rules.running_op({cut.op for cut in found.cuts})
         waits = {cut.node for cut in found.cuts if all_wait or cut.op in run}
-        self._free = not waits and not options.retain_graph and not bypassed
+        # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
+        self._looked_at = [] if options.coupling else found.rows.waiting(self._cuts)
+        self._free = not waits and not self._looked_at and not options.retain_graph and not bypassed
         # Else it may have to be run again.
         self._free = self._free and (found.source is Source.ASKED or not found.hooks)
         self._hooked = found.source is Source.ASKED and found.hooks != 0
@@ -144,10 +145,16 @@ class _Run:
         found, losses = self._found, self._losses
         engine.visit(losses.root, None, found.passed, found.ends, see, retain_graph=not self._free)
         late += [(node, (None,) * len(found.layouts[node])) for node in missed]
-        if inside:
-            engine.inside_engine(lambda: list(starmap(self._apply, late)))
+        if inside or self._looked_at:
+            engine.inside_engine(lambda: self._apply_late(late))
         else:
-            list(starmap(self._apply, late))
+            self._apply_late(late)
+
+    def _apply_late(self, late: list[tuple[Node, Gradients]]) -> None:
+        for node, gradients in late:
+            self._apply(node, gradients)
+        for node in self._looked_at:
+            self._found.rows.add_packed(node, partial(engine.saved, node))
 
     def _apply(self, node: Node, gradients: Gradients) -> None:
         """Apply the rule to each use by one op."""

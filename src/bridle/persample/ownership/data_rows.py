@@ -3,7 +3,7 @@
 A row that is used for one sample here and for another one there couples them.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,6 +136,10 @@ class DataRows:
                 self._waiting.setdefault(node, []).append(use)
             else:
                 self._note(use, node, engine.saved(node, use.name))
+
+    def waiting(self, others: Container[Node]) -> list[Node]:
+        """Return the ops, except those others, whose data is packed and has not been looked at."""
+        return [node for node in self._waiting if node not in others]
 
     def add_packed(self, node: Node, saved: Callable[[str], Any]) -> None:
         """Note the same of an op whose data was packed, given how to get it."""

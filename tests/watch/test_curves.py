@@ -3,6 +3,7 @@
 import io
 import sys
 import types
+import warnings
 
 import pytest
 import torch
@@ -127,6 +128,14 @@ def test_loss_functions_are_left_as_they_were_and_give_what_they_gave():
         assert torch.func.vmap(F.mse_loss)(x.detach(), x.detach()).shape == (4,)
         with pytest.raises(TypeError):
             F.cross_entropy()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch announces the end of both
+            for compiled in (
+                torch.jit.script(nn.MSELoss()),
+                torch.jit.trace(lambda a, b: F.mse_loss(a, b), (torch.ones(2), torch.zeros(2))),
+                torch.compile(lambda a, b: F.mse_loss(a, b), backend="eager", fullgraph=True),
+            ):
+                assert compiled(torch.ones(2), torch.zeros(2)) == 1
     assert {name: getattr(F, name) for name in _NAMES} == before
 
 

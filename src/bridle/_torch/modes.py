@@ -80,3 +80,14 @@ def script_as(ours: Callable[..., Any], theirs: str) -> None:
         _builtins._builtin_ops.append((ours, theirs))  # torch builds its table from these when a script first needs it
     else:
         _builtins._builtin_table[id(ours)] = theirs
+
+
+def script_instead(ours: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Let `torch.jit.script` compile `original` wherever it meets our wrapper of it."""
+    setattr(ours, "__script_if_tracing_wrapper", True)  # in a class body the name would be mangled
+    setattr(ours, "__original_fn", original)
+
+
+def is_tracing() -> bool:
+    """Return whether `torch.jit.trace` records what runs now."""
+    return bool(torch._C._is_tracing())

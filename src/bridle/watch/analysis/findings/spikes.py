@@ -45,7 +45,7 @@ def spikes(run: Run) -> Finding | None:
         f"times its surroundings (step {run.steps[worst]})" + (f"; {likely[0]}" if likely else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
         test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_SPREADS:g} spreads of the "
-        f"upper half of the usual norms; {_LARGE:g} times ({_CALM:g} where nothing swings), or a loss that swings,  "
+        f"upper half of the usual norms; {_LARGE:g} times ({_CALM:g} where nothing swings), or a swinging loss "
         f"{_HARM:g} times higher after most of them",
         evidence={
             "steps": [run.steps[i] for i in starts[:20]],

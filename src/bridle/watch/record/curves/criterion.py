@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import has_torch_function
 
-from ...._torch.modes import inside_func_transform
+from ...._torch.modes import inside_func_transform, is_tracing, script_instead
 
 _NAMES = (
     "binary_cross_entropy",
@@ -73,7 +73,7 @@ class CriterionLosses:
     def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def criterion(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or self._inside:
+            if torch.compiler.is_compiling() or is_tracing() or self._inside:
                 return original(*args, **kwargs)
             if has_torch_function((*args, *kwargs.values())):
                 return self._as_torch_does(name, original, criterion, args, kwargs)
@@ -85,6 +85,7 @@ class CriterionLosses:
             self._observe(name, result)
             return result
 
+        script_instead(criterion, original)
         return criterion
 
     def _as_torch_does(

@@ -38,7 +38,7 @@ tiny tensors, where torch loses ten:
 STEADY = """## steady
 
 Written by `python benchmarks/steady.py`, which explains the columns. Each cell: final and best test loss over those of
-the best fixed threshold (below 1 is better than the best of eight thresholds, chosen in hindsight), and the swing. The
+the best fixed threshold (below 1 is better than the best of the thresholds, chosen in hindsight), and the swing. The
 tasks of the second list, and the healthy runs, were written down before `auto` was changed for the last time, were run
 without clipping only until then, and have not been changed since.
 

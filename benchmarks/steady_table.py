@@ -44,6 +44,7 @@ def task(
         return row
     row["best_fixed"] = min(finals, key=lambda way: finals[way])
     best = [r[length] for r in ways[row["best_fixed"]]]
+    row["thresholds"], row["seeds"] = len(finals), min(len(ways[way]) for way in finals)
     row["final_of_best_fixed"] = finals[row["best_fixed"]]
     for way in compared:
         own = [r[length] for r in ways.get(way, [])]
@@ -80,10 +81,16 @@ def tables(found: dict[str, Any]) -> str:
         for length in LENGTHS:
             rows = found["lists"][which][length]
             if any(row["ways"] for row in rows.values()):
-                parts.append(f"### {title}, length {length}\n\n" + _table(rows))
+                parts.append(f"### {title}, length {length}\n\n{_extent(rows)}\n\n{_table(rows)}")
     if found["healthy"]:
         parts.append("### Healthy runs with a finding\n\n" + _healthy(found["healthy"]))
     return "\n".join(parts)
+
+
+def _extent(rows: dict[str, dict[str, Any]]) -> str:
+    """Say how much was run: a table of a few seeds and thresholds is a first look."""
+    seeds, thresholds = (min(row.get(key, 0) for row in rows.values()) for key in ("seeds", "thresholds"))
+    return f"At least {seeds} seed{'s' if seeds != 1 else ''} and {thresholds} fixed thresholds for each task."
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> str:

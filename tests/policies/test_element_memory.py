@@ -159,6 +159,6 @@ def test_auto_keeps_a_long_run_where_it_is(decay, seed):
         w.grad = w.detach() - target + torch.randn(20, dtype=torch.float64)
         optimizer.step()
         losses.append((w.detach() - target).square().mean().item())
-    smooth = [sum(losses[i : i + 100]) / 100 for i in range(0, 3000, 100)]
+    smooth = [sum(losses[i : i + 500]) / 500 for i in range(0, 3000, 500)]  # long against the noise
     assert smooth[-1] <= 2 * min(smooth)
     assert math.isfinite(smooth[-1])

@@ -25,7 +25,7 @@ class Disjoint:
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
 
-    Example:
+    Examples:
         >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -47,7 +47,7 @@ class Sharded:
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
 
-    Example:
+    Examples:
         >>> import torch.distributed as dist
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         >>> columns = torch.nn.Parameter(torch.zeros(2))
@@ -71,7 +71,7 @@ class Replicated:
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
 
-    Example:
+    Examples:
         >>> import torch.distributed as dist
         >>> from bridle.distributed import Disjoint, Replicated
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -35,7 +35,7 @@ def clip_by_global_norm(
     Raises:
         ArgumentError: (a ValueError) Something other than tensors and None, or a limit that is negative or NaN.
 
-    Example:
+    Examples:
         >>> clipped, norm = bridle.clip_by_global_norm([torch.tensor([3.0]), None, torch.tensor([4.0])], 1.0)
         >>> clipped, norm
         ([tensor([0.6000]), None, tensor([0.8000])], tensor(5.))
@@ -66,7 +66,7 @@ def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence
     Raises:
         ArgumentError: (a ValueError) No tensor, a limit that is negative or NaN, or a dimension it does not have.
 
-    Example:
+    Examples:
         >>> bridle.clip_by_norm(torch.tensor([[3.0, 4.0], [0.0, 0.5]]), 1.0, axes=1)
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.5000]])
@@ -93,7 +93,7 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
         ArgumentError: (a ValueError) No real tensor, or limits that are NaN, the wrong way round, of another shape, or
             fractions for a tensor of integers.
 
-    Example:
+    Examples:
         >>> bridle.clip_by_value(torch.tensor([-2.0, 0.5, 3.0]), -1.0, 1.0)
         tensor([-1.0000,  0.5000,  1.0000])
     """

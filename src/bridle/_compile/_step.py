@@ -51,7 +51,7 @@ def compile(  # noqa: A001
         ArgumentTypeError: `step` is no function or `model` is no module.
         ArgumentError: there is no such backend.
 
-    Example:
+    Examples:
         >>> import torch, bridle
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> def step(x):

@@ -45,7 +45,7 @@ def kernel_status() -> str:
 
     Both give the same results. `bridle --version` prints it as well.
 
-    Example:
+    Examples:
         >>> import bridle
         >>> bridle.kernel_status().partition(":")[0] in ("C kernel", "torch operations")
         True

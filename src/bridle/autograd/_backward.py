@@ -43,7 +43,7 @@ def backward(
     Raises:
         BackwardError: one of its subclasses; each is also a `RuntimeError`.
 
-    Example:
+    Examples:
         >>> import torch, bridle
         >>> weight = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> bridle.backward(weight.square().sum())

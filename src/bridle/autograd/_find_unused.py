@@ -30,7 +30,7 @@ def find_unused_parameters(
         UnsupportedOperationError: parameters are missing and the graph holds a reentrant checkpoint, whose
             inside is not recorded before it runs.
 
-    Example:
+    Examples:
         >>> import torch, bridle
         >>> model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)})
         >>> bridle.autograd.find_unused_parameters(model["used"](torch.ones(1, 2)).sum(), model)

@@ -93,7 +93,7 @@ def grad(
         BackwardError: one of its subclasses; each is also a `RuntimeError`.
         ArgumentError: (a `ValueError`) for arguments that contradict each other.
 
-    Example:
+    Examples:
         >>> import torch, bridle
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> bridle.grad(x.square().sum(), x)

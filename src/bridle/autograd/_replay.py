@@ -69,7 +69,7 @@ def replay(
             or a model under distributed training; or an output or input has no graph.
         BackwardError: a gradient is missing or does not fit its output.
 
-    Example:
+    Examples:
         The gradient without the contribution of the exponential:
 
         >>> import torch, bridle

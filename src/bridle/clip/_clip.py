@@ -70,7 +70,7 @@ def clip_(
         FoldError: (a RuntimeError) The optimizer or the policy cannot be folded.
         RankError: (a RuntimeError) Ranks passed different parameters, or one is gone or late.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
         >>> model(torch.ones(2, 4)).sum().backward()
         >>> report = bridle.clip_(model, {"1.*": bridle.by_norm(0.5), "*": bridle.by_norm(1.0)})

@@ -50,7 +50,7 @@ class Clipper:
         ArgumentError: (a ValueError) No optimizer or policy, an unknown mode, name patterns that do not fit, or a
             parameter of the optimizer that `model` does not have.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))

@@ -60,7 +60,7 @@ def clip_grad_norm_(
         ArgumentError: (a ValueError) A negative or NaN `max_norm`, or an order that is not positive.
         RankError: (a RuntimeError) Ranks passed different parameters, or one is gone or late.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> weight.grad = torch.tensor([3.0, 4.0])
         >>> bridle.clip_grad_norm_([weight], max_norm=1.0)
@@ -142,7 +142,7 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
         clip_value: The largest magnitude allowed.
         foreach: As in `clip_grad_norm_`.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
         >>> weight.grad = torch.tensor([-7.0, 0.5, 7.0])
         >>> bridle.clip_grad_value_([weight], 1.0)
@@ -183,7 +183,7 @@ def get_total_norm(
     Returns:
         A 0-dim tensor: float64 if any tensor is, else float32.
 
-    Example:
+    Examples:
         >>> bridle.get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
         tensor(5.)
     """
@@ -208,7 +208,7 @@ def clip_grads_with_norm_(
         total_norm: The norm of all gradients, from `get_total_norm`.
         foreach: As in `clip_grad_norm_`.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> weight.grad = torch.tensor([3.0, 4.0])
         >>> bridle.clip_grads_with_norm_([weight], 1.0, bridle.get_total_norm([weight.grad]))

@@ -91,7 +91,7 @@ class ClipReport:
 
     Values are read from the device when a property is asked for, not before.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> model.weight.grad = torch.tensor([[3.0, 4.0]])
         >>> report = bridle.clip_(model, bridle.by_norm(1.0))

@@ -77,7 +77,7 @@ def read(outputs: Output | Iterable[Output]) -> Graph:
     Returns:
         The graph, its nodes in an order that is valid to run.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bridle import graph
         >>> w = torch.ones(2, requires_grad=True)

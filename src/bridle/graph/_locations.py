@@ -91,7 +91,7 @@ def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
     Yields:
         The record; query it with `ModuleRecord.module_of`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bridle import graph
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -134,7 +134,7 @@ def locate_nodes(graph: Graph, names: Names, record: ModuleRecord | None = None)
     Returns:
         A location for every node that uses a named parameter, was recorded, or comes after such a node.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bridle import graph
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())

@@ -50,7 +50,7 @@ def find_names(source: NameSource | None = None) -> Names:
     Returns:
         The names.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bridle import graph
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))

@@ -34,7 +34,7 @@ def parameter_uses(graph: Graph) -> tuple[ParameterUse, ...]:
 
     A leaf used k times has k entries, so shared weights need no special case.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bridle import graph
         >>> layer = torch.nn.Linear(3, 2)

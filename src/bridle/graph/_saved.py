@@ -60,7 +60,7 @@ def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
     Returns:
         One entry per saved value; empty for nodes that save nothing.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bridle import graph
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)

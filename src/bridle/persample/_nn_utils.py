@@ -46,7 +46,7 @@ def call_for_per_sample_grads(
             outputs have no dimension that separates the samples.
         UnsupportedOperationError: the gradient of an input is differentiated a second time.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from bridle import call_for_per_sample_grads
         >>> model = torch.nn.Linear(4, 3)

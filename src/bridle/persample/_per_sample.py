@@ -72,7 +72,7 @@ def per_sample(
         BatchCouplingError: a loss depends on other samples.
         UnsupportedOperationError: a parameter is used by something that cannot be looked into.
 
-    Example:
+    Examples:
         >>> import torch, bridle
         >>> model = torch.nn.Linear(2, 1, bias=False)
         >>> x = torch.tensor([[3., 4.], [0., 1.]])

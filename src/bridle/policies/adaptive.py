@@ -52,7 +52,7 @@ class AdaptivePolicy(BuiltOnce, ABC):
         ceiling: A norm above this always is.
         p: The order of the norm.
 
-    Example:
+    Examples:
         >>> from bridle.policies import AdaptivePolicy
         >>> class ByLargest(AdaptivePolicy):
         ...     def init(self):

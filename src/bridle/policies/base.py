@@ -119,7 +119,7 @@ class Policy(Protocol):
     Attributes:
         p: The order of the norm it looks at; the report shows that norm, and non-finite values are found by it.
 
-    Example:
+    Examples:
         >>> from bridle.policies import GradientView, Scale
         >>> class Halve:
         ...     p = 2.0

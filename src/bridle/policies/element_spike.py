@@ -33,7 +33,7 @@ class ByElementSpike(BuiltOnce):
         floor: An element below this is never changed.
         ceiling: An element above this always is.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByElementSpike(theta=25.0, warmup=2)
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> for size in (1.0, 1.0, 1000.0):

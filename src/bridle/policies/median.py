@@ -20,7 +20,7 @@ class ByMedian(AdaptivePolicy):
         k: How many times the median is too large.
         window: How many norms to remember.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByMedian(warmup=3)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
         >>> for size in (1.0, 100.0, 2.0, 9.0):

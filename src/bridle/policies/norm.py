@@ -33,7 +33,7 @@ def by_norm(max_norm: float | Tensor, p: float | str = 2.0, *, per_parameter: bo
     Returns:
         A policy for `bridle.clip_`.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> weight.grad = torch.tensor([3.0, 4.0])
         >>> bridle.clip_([weight], bridle.by_norm(1.0)).norm

@@ -47,7 +47,7 @@ class ByOvershoot(BuiltOnce):
         floor: A norm below this is never clipped.
         ceiling: A norm above this always is.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByOvershoot(rate=1.0)
         >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
         >>> for change, gradient in ((0.0, 1.0), (1.0, 1.0), (1.0, -1.0)):

@@ -20,7 +20,7 @@ class ByQuantile(AdaptivePolicy):
         q: Which quantile, from 0 to 1.
         window: How many norms to remember (the paper: all of them).
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByQuantile(0.5)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
         >>> for size in (1.0, 2.0, 9.0):

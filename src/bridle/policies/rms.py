@@ -31,7 +31,7 @@ def by_rms(max_rms: float | Tensor) -> Policy:
     Returns:
         A policy for `bridle.clip_`.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(4))
         >>> weight.grad = torch.full((4,), 3.0)
         >>> report = bridle.clip_([weight], bridle.by_rms(1.0))

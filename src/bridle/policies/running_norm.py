@@ -22,7 +22,7 @@ class ByRunningNorm(AdaptivePolicy):
         k: How many times the average is too large.
         decay: How much of the old average a step keeps.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByRunningNorm(warmup=3)
         >>> calm, wild = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
         >>> for size in (1.0, 1.0, 1.0, 40.0):

@@ -36,7 +36,7 @@ class SkipSpikes(BuiltOnce):
         warmup: Values to learn from before any step is skipped.
         at_most: How many spikes in a row to skip.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.SkipSpikes(bridle.by_norm(1.5), warmup=4)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
         >>> for size in (1.0, 1.2, 0.8, 2.0, 50.0):

@@ -27,7 +27,7 @@ class ByStableNorm(AdaptivePolicy):
         decay: How much of the average norm a step keeps.
         square_decay: How much of the average squared norm a step keeps.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByStableNorm()
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> for size in (1.0, 1.0, 1000.0):

@@ -20,7 +20,7 @@ class ByTrackedQuantile(AdaptivePolicy):
         q: Which quantile, from 0 to 1; 0.5 is the median.
         rate: How far one step moves the estimate, on a logarithmic scale.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByTrackedQuantile()
         >>> weight = torch.nn.Parameter(torch.zeros(1))
         >>> for size in (1.0, 9.0):

@@ -73,7 +73,7 @@ def by_unit(ratio: float | Tensor = 0.01, eps: float = 1e-3, unit_dims: int | tu
     Returns:
         A policy for `bridle.clip_`.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.ones(2, 4))
         >>> weight.grad = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.01, 0.0, 0.0, 0.0]])
         >>> report = bridle.clip_([weight], bridle.by_unit(ratio=0.01))

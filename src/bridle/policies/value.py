@@ -30,7 +30,7 @@ def by_value(max_value: float | Tensor) -> Policy:
     Returns:
         A policy for `bridle.clip_`. Its report shows the largest magnitude as the norm.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> weight.grad = torch.tensor([3.0, -0.25])
         >>> report = bridle.clip_([weight], bridle.by_value(1.0))

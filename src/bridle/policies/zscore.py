@@ -22,7 +22,7 @@ class ByZScore(AdaptivePolicy):
         z: How many standard deviations are too many.
         decay: How much of the old averages a step keeps.
 
-    Example:
+    Examples:
         >>> policy = bridle.policies.ByZScore(warmup=4)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
         >>> for size in (1.0, 1.2, 0.8, 1.0, 50.0):

@@ -55,7 +55,7 @@ class Monitor:
     Raises:
         ArgumentError: (a ValueError) an argument has no meaning, or the optimizer holds none of the model's parameters.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> with bridle.Monitor(model, optimizer) as monitor:

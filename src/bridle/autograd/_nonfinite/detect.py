@@ -65,7 +65,7 @@ def detect_nonfinite(model: nn.Module | None = None) -> AbstractContextManager[N
             the node, its module, and the saved operand that caused it.
         ArgumentError: (a ValueError and TypeError) `model` is no module, at the call.
 
-    Example:
+    Examples:
         >>> import torch, bridle
         >>> x = torch.tensor([4.0, 0.0], requires_grad=True)
         >>> with bridle.detect_nonfinite():

@@ -55,7 +55,7 @@ def trace(
         ArgumentError: (a ValueError and TypeError) `loss` is no tensor, `model` no module.
         BackwardError: (a RuntimeError) `loss` has no graph, or is no scalar and `gradient` was left out.
 
-    Example:
+    Examples:
         >>> import torch, bridle
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
         >>> with torch.no_grad():

@@ -66,7 +66,7 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
         ArgumentError: there is a rule for this op already and `replace` was not given; or these are no name and no
             function.
 
-    Example:
+    Examples:
         >>> import bridle, torch
         >>> class Scale(torch.autograd.Function):
         ...     @staticmethod

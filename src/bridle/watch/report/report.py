@@ -103,7 +103,7 @@ def read_report(path: str | os.PathLike[str], optimizer: int | None = None) -> R
     Raises:
         RecordError: (a ValueError) as `read_run`.
 
-    Example:
+    Examples:
         >>> with bridle.Monitor() as monitor:
         ...     pass
         >>> bridle.watch.read_report(monitor.path).findings

@@ -25,7 +25,7 @@ def read_run(path: str | os.PathLike[str], optimizer: int | None = None) -> Run:
     Raises:
         RecordError: (a ValueError) The file is not a record, is one of another version, or is damaged in the middle.
 
-    Example:
+    Examples:
         >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
         >>> optimizer = torch.optim.SGD([weight], lr=0.1)
         >>> with bridle.Monitor(optimizer=optimizer) as monitor:

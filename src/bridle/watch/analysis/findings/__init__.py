@@ -74,7 +74,7 @@ def register_finding(check: C) -> C:
     Raises:
         ArgumentError: (a ValueError) `check` is not callable, or is registered already.
 
-    Example:
+    Examples:
         >>> @bridle.watch.register_finding
         ... def huge(run):
         ...     size = sum(run.sizes)

@@ -13,7 +13,7 @@ FEATURES = {
     "SavedTensor.data": lambda: saved.READS_HANDLES,
     "Tensor.grad_dtype": lambda: hasattr(torch.Tensor, "grad_dtype"),
     "compiler that traces context managers": lambda: hasattr(torch._dynamo.config, "enable_trace_contextlib"),
-    "dicts for torch.autograd.grad": lambda: "Mapping" in str(torch.autograd.grad.__annotations__["inputs"]),
+    "dicts for torch.autograd.grad": lambda: "dict[" in str(torch.autograd.grad.__annotations__["inputs"]),
     "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
     "fused Adagrad on the CPU": lambda: takes_grad_scale(torch.optim.Adagrad([torch.zeros(1)], fused=True)),
     "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),

@@ -2,7 +2,6 @@
 
 import math
 import signal
-import subprocess
 import sys
 import time
 
@@ -15,7 +14,7 @@ from bridle.watch._lr_scale import LearningRateScale
 from bridle.watch._try import comparison
 from bridle.watch.analysis.compare import Outcome, above_lowest
 
-from .processes import run_process
+from .processes import killed_after, run_process, start
 
 # Full-batch descent on a quadratic-like loss at a step that makes it bounce, by design and on any machine.
 BOUNCES = """
@@ -54,14 +53,15 @@ def test_the_runs_are_compared_and_kept(tmp_path):
 def test_one_interrupt_keeps_what_is_there(tmp_path):
     (tmp_path / "train.py").write_text(BOUNCES.replace("range(150)", "range(10**9)"))
     command = [sys.executable, "-m", "bridle", "watch", "--try", "--record", "tried", "train.py"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    process = start(command, cwd=tmp_path)
+    with killed_after(200, process):
         record = tmp_path / "tried" / "as-it-is.jsonl"
         until = time.monotonic() + 120
         while time.monotonic() < until and (not record.exists() or record.stat().st_size < 100_000):
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+        _, err = process.communicate()
+        assert process.returncode == 0, err
     assert "interrupted: what was recorded is kept" in err
     assert "as it is  " in err
     assert len(read_run(record).steps) > 30

@@ -86,7 +86,7 @@ def test_the_validation_loss_is_a_curve(tmp_path, name, expected):
     )  # fmt: skip
     module = Validated()
     trainer.fit(module, data, data)
-    noted = read_run(tmp_path / "run.jsonl").noted_losses("test")
+    noted = read_run(tmp_path / "run.jsonl").noted_losses("val")
     if expected == []:
         assert noted == []
         return

@@ -142,7 +142,7 @@ def test_nan_is_traced_to_its_operation(folder):
     watched = run(folder, "-m", "bridle", "watch", "--anomaly", "nan.py")
     assert watched.returncode == 1
     found = read_run(folder / "nan-2.bridle.jsonl")
-    assert "returned nan values" in found.notes[0]["anomaly"]
+    assert any("returned nan values" in line.get("anomaly", "") for line in found.notes)
 
 
 def test_a_script_may_go_to_another_folder(folder):
@@ -169,7 +169,7 @@ def test_clipping_from_outside(folder):
         (["watch", "-m", "none_of_them.module"], "there is no module named 'none_of_them'"),
         (["watch", "--record", "folder", "x.py"], "is a folder"),
         (["watch", "folder"], "it is a folder without a __main__.py"),
-        (["watch", "--clip", "sometimes", "x.py"], "clipping is"),
+        (["watch", "--clip", "sometimes", "x.py"], "no policy is called"),
         (["report", "none.jsonl"], "cannot be read"),
     ],
 )

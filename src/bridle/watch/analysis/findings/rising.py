@@ -1,7 +1,8 @@
+from statistics import median
+
 from ...run.run import Run
 from ..finding import Chart, Finding
 from ..losses import losses_of, swing_of
-from ..statistics import mad
 
 _FACTOR = 2.0
 
@@ -11,11 +12,16 @@ def rising(run: Run) -> Finding | None:
     loss = losses_of(run)[-1]
     if not loss.is_long_enough or min(loss.values) <= 0 or swing_of(run, loss) is not None:
         return None
-    levels = [loss.level(i) for i in range(4, len(loss.values))]
+    width = max(8, len(loss.values) // 8)
+    starts = [*range(0, len(loss.values) - width, width // 4), len(loss.values) - width]
+    windows = [sorted(loss.values[i : i + width]) for i in starts]
+    levels = [median(window) for window in windows]
     lowest, last = min(levels), levels[-1]
-    at = levels.index(lowest) + 4
-    noise = mad([b - a for a, b in zip(loss.values[-60:], loss.values[-59:], strict=False)])
-    if last < _FACTOR * lowest or last < 0.02 * levels[0] or last - lowest < 3 * noise:
+    where = levels.index(lowest)
+    at = starts[where] + width - 1
+    # The lowest of many levels is low by chance too: three quarters of the last losses must exceed those around it.
+    clear = windows[-1][width // 4] > windows[where][-1 - width // 4]
+    if last < _FACTOR * lowest or last < 0.02 * levels[0] or not clear:
         return None
     return Finding(
         name="rising",
@@ -23,7 +29,8 @@ def rising(run: Run) -> Finding | None:
         title=f"the training loss rises: it ends {last / lowest:.3g} times above the level it had at step "
         f"{loss.steps[at]}",
         weight=0.97,
-        test=f"the median of the last losses is more than {_FACTOR:g} times the lowest such median",
+        test=f"the median of the last {width} losses is more than {_FACTOR:g} times the lowest such median, and three "
+        "quarters of them exceed three quarters of those it was taken over",
         evidence={"lowest level": lowest, "at step": loss.steps[at], "last level": last, "first level": levels[0]},
         advice="What was learned is being lost: stop at the lowest loss, or lower the learning rate from there on. A "
         "clipped gradient that is weaker than weight decay or momentum un-trains as well.",

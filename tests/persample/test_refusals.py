@@ -246,3 +246,50 @@ def test_data_shifted_by_a_row_inside_a_checkpoint(retain_graph):
         bridle.per_sample(losses(data[1:]), model, retain_graph=retain_graph)
     found = bridle.per_sample(losses(torch.ones(5, 3)), model, retain_graph=retain_graph).grads()
     torch.testing.assert_close(found, loop(losses(torch.ones(5, 3)), dict(model.named_parameters())))
+
+
+class NormedGradient(torch.autograd.Function):
+    """Its backward divides by a norm over the batch, so it is not linear in the gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g / g.norm()
+
+
+def test_a_function_whose_backward_mixes_samples():
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    losses = model[1](NormedGradient.apply(model[0](X))).square().sum(1)
+    with pytest.raises(errors.UnsupportedOperationError, match="depends on which other samples are there.*Function"):
+        bridle.per_sample(losses, model)
+
+
+def test_rows_that_are_rolled_over_the_batch():
+    model = nn.Linear(3, 3)
+    ps = bridle.per_sample(model(X).roll((1, -1), (0, 1)).square().sum(1), model)
+    assert "proved" in ps.plan()
+    torch.testing.assert_close(
+        ps.grads(), loop(model(X).roll((1, -1), (0, 1)).square().sum(1), dict(model.named_parameters()))
+    )
+    with pytest.raises(errors.BatchCouplingError):
+        bridle.per_sample((model(X).flip(0) * X).roll(1, 0).square().sum(1), model)
+
+
+def test_data_that_other_ops_keep_is_compared():
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    losses = torch.maximum(model[0](X), X) + torch.maximum(model[1](X), X).flip(0)
+    with pytest.raises(errors.BatchCouplingError, match="MaximumBackward0"):
+        bridle.per_sample(losses.square().sum(1), model)
+
+
+def test_real_and_complex_views_of_the_same_data():
+    data, real = torch.randn(4, 4, 2), nn.Parameter(torch.randn(8, 4))
+    weights = {"complex": nn.Parameter(torch.randn(4, 4, dtype=torch.complex128)), "real": real}
+
+    def losses():
+        return ((torch.view_as_complex(data) @ weights["complex"]).abs() + data.reshape(4, 8) @ real).square().sum(1)
+
+    torch.testing.assert_close(bridle.per_sample(losses(), weights).grads(), loop(losses(), weights))

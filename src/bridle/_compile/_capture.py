@@ -91,6 +91,7 @@ def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -
     with mode, torch.enable_grad():
         traced = torch_fx.trace(run, fakes)
     _refuse_fakes(traced)
+    torch_fx.check_targets(traced)
     is_random = any(torch_fx.is_random(node) for node in traced.graph.nodes)
     return Captured(traced, seen["history"], seen["same"], changed, seen["written"], is_random)
 

@@ -154,7 +154,10 @@ class Entry:
         self._sharing = self._shared_memory(inputs)
         self.ops = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
         runners: dict[Way, Runner] = {"captured": Runner(captured, captured.graph, inputs)}
-        if self.backend != "captured":
+        unchecked = torch_fx.loses_checks(captured.graph)
+        if self.backend != "captured" and unchecked:
+            self.note = f"uncompiled, since inductor drops the check of values in `{unchecked}`"
+        elif self.backend != "captured":
             try:
                 runners["compiled"] = Runner(captured, torch_fx.compiled(captured.graph, inputs), inputs)
             except Exception as error:
@@ -174,11 +177,11 @@ class Entry:
             raise Redo(self)
 
     def _shared_memory(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
-        """Return how inputs other than parameters lie in memory; nothing if each has its own."""
-        places = [storage_of(inputs[i]) for i in self._data]
+        """Return how inputs, parameters among them, share memory; nothing if each has its own."""
+        places = [storage_of(x) for x in inputs]
         if len(set(places)) == len(places):
             return ()
-        offsets = (inputs[i].storage_offset() for i in self._data)
+        offsets = (x.storage_offset() for x in inputs)
         return tuple((places.index(place), offset) for place, offset in zip(places, offsets, strict=True))
 
     def _count_redone(self) -> None:

@@ -21,6 +21,8 @@ from ._stand_in import StandIn, ask
 P = ParamSpec("P")
 R = TypeVar("R")
 _WRITES = ("clip_", "weighted_")
+# Tracing is a state of the whole process: another thread that called a compiled step meanwhile would be traced too.
+_ONE_AT_A_TIME = threading.RLock()
 # Forms of a call that were found to stay eager; beyond so many nothing is read any more.
 _FORMS_AT_MOST = 16
 
@@ -96,12 +98,13 @@ class CompiledStep(Generic[P, R]):
         drawn = random.getstate() if self._draws else None
         found: R
         try:
-            try:
-                found = self._cached(*args, **kwargs)
-            except _NotRead:
-                drawn = random.getstate()
-                with dynamo.reading():
-                    found = self._read(*args, **kwargs)
+            with _ONE_AT_A_TIME:
+                try:
+                    found = self._cached(*args, **kwargs)
+                except _NotRead:
+                    drawn = random.getstate()
+                    with dynamo.reading():
+                        found = self._read(*args, **kwargs)
         except self._failures as error:
             if drawn is not None:
                 random.setstate(drawn)

@@ -110,3 +110,32 @@ def lacks_compiler(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+# Ops that look at values and raise, which inductor compiles without looking. The targets of `nll_loss` are looked at by
+# `check_targets`.
+_LOSE_CHECKS = ("binary_cross_entropy", "bernoulli", "scatter", "multi_margin_loss", "multilabel_margin_loss")
+
+
+def loses_checks(traced: fx.GraphModule) -> str:
+    """Return an op that raises for some values, and would not once it is compiled; empty if there is none."""
+    names = (getattr(node.target, "__name__", "") for node in traced.graph.nodes if node.op == "call_function")
+    return next((name for name in names if name.split(".")[0].rstrip("_").startswith(_LOSE_CHECKS)), "")
+
+
+def check_targets(traced: fx.GraphModule) -> None:
+    """Make the flag that a graph returns first also say whether all targets of `nll_loss` are in range."""
+    aten, output = torch.ops.aten, next(node for node in traced.graph.nodes if node.op == "output")
+    flag, *rest = output.args[0]
+    with traced.graph.inserting_before(output):
+        for node in traced.graph.nodes:
+            if node.target in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+                scores, targets, ignored = node.args[0], node.args[1], node.args[4]
+                classes = scores.meta["val"].shape[0 if scores.meta["val"].dim() == 1 else 1]
+                call = traced.graph.call_function
+                low, high = call(aten.ge.Scalar, (targets, 0)), call(aten.lt.Scalar, (targets, classes))
+                inside = call(aten.logical_and.default, (low, high))
+                known = call(aten.logical_or.default, (inside, call(aten.eq.Scalar, (targets, ignored))))
+                flag = call(aten.logical_and.default, (flag, call(aten.all.default, (known,))))
+    output.args = ([flag, *rest],)
+    traced.recompile()

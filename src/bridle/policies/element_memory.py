@@ -151,8 +151,13 @@ class ElementMemory:
         shapes = {key: tuple(self._shapes[key]) for key in flat if key not in sharded}
         return {"shapes": shapes, "flat": flat, "keys": list(flat)}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what was remembered."""
+    def load_state_dict(self, saved: Any) -> None:
+        """Continue from what was remembered.
+
+        Raises:
+            ArgumentError: (a ValueError) It is damaged, or not what `state_dict` returned.
+        """
+        _check_saved(saved)
         flat = saved["flat"]
         check_complete(saved["keys"], flat)
         self._shapes = {key: Size(shape) for key, shape in saved["shapes"].items()}
@@ -165,6 +170,25 @@ class ElementMemory:
                 own = torch.view_as_real(own) if own.is_complex() else own
             self._flat[(key,)] = own.reshape(-1).clone()
         self._planned_for, self._planned = ([], []), None
+
+
+def _check_saved(saved: Any) -> None:
+    known = isinstance(saved, Mapping) and all(key in saved for key in ("flat", "shapes", "keys"))
+    if known and isinstance(saved["flat"], Mapping) and isinstance(saved["shapes"], Mapping):
+        damaged = [key for key, t in saved["flat"].items() if not _fits(t, saved["shapes"].get(key))]
+        if not damaged:
+            return
+        raise ArgumentError(
+            f"the saved state of {damaged[0]!r} does not have the size of its parameter: it is damaged."
+        )
+    raise ArgumentError("the saved state of the elements is missing or damaged: load what `state_dict()` returned.")
+
+
+def _fits(vector: Any, shape: Any) -> bool:
+    """Return whether a saved vector has one or two numbers for each element; a sharded one has a shape of its own."""
+    if not isinstance(vector, Tensor) or shape is None:
+        return isinstance(vector, Tensor) and spec_of(vector) is not None
+    return vector.numel() in (Size(shape).numel(), 2 * Size(shape).numel())
 
 
 def _shaped(flat: Tensor, shape: Size) -> Tensor:

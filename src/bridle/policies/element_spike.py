@@ -75,7 +75,7 @@ class ByElementSpike(BuiltOnce):
         """Limit each element by its own history, and learn from it."""
         with torch.no_grad():
             keys, values, norms = grads.keys(), grads.values, grads.norms(self.p)
-            seen, good = self._seen.read(keys, norms)["seen"], torch.isfinite(norms)
+            seen, good = self._seen.read(keys, norms)["seen"], (norms > 0) & torch.isfinite(norms)
             times = torch.where(seen < self.warmup, math.inf, math.sqrt(self.theta))  # no limit without a history
             # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
             rate = math.log(self.decay) if self.decay else -math.inf
@@ -129,8 +129,10 @@ class ByElementSpike(BuiltOnce):
                 "the saved state has no `corrected_rms` and `seen`: it is damaged, or of another version. Load what "
                 "`state_dict()` of a ByElementSpike returned."
             )
+        loaded = ElementMemory()
+        loaded.load_state_dict(rms)
         self._seen.load_state_dict(seen)
-        self._rms.load_state_dict(rms)
+        self._rms = loaded
 
 
 def _refuse_sparse(grads: GradientView) -> None:

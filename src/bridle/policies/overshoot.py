@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import _measure
+from .. import _devices, _measure
 from .._validate import count, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
 from .adaptive import Bounds
@@ -96,19 +96,22 @@ class ByOvershoot(BuiltOnce):
             state = self._rows.read(keys, norm)
             window = push(state["window"], state["seen"], norm)
             calm = quantile(window, _CALM)
-            moved = state["limit"] * torch.exp(-self.rate * self._overshoot(grads, norm))
+            good = (norm > 0) & (norm < math.inf)
+            moved = state["limit"] * torch.exp(-self.rate * self._overshoot(grads, norm, good))
             pulled = moved * (calm / moved) ** _PULL
             limit = torch.where(state["seen"] == 0, self.start * norm, pulled)
             limit = torch.minimum(torch.maximum(limit, _LEAST * calm), _MOST * calm)
-            good = (norm > 0) & (norm < math.inf)
             self._rows.write(keys, accept_finite(state, {"limit": limit, "window": window}, good))
             bounds = Bounds(torch.zeros_like(good), self.floor, self.ceiling)
             return Scale(clip_factor(bounds.clamp(limit), norm).reshape(()))
 
-    def _overshoot(self, grads: GradientView, norm: Tensor) -> Tensor:
-        """Return the cosine between this gradient and the last change of the parameters: above 0, it went too far."""
+    def _overshoot(self, grads: GradientView, norm: Tensor, good: Tensor) -> Tensor:
+        """Return the cosine between this gradient and the last change of the parameters: above 0, it went too far.
+
+        Where the parameters are is remembered if the gradients are good.
+        """
         weights, spans, plan = grads.weights(), grads.spans_ranks(), self._plan(grads)
-        changes = [self._change(chunk.keys, chunk.of(weights)) for chunk in plan]
+        changes = [self._change(chunk.keys, chunk.of(weights), good) for chunk in plan]
         length = _measure.total(grads.over_ranks(_measure.norms(changes, self.p), self.p), self.p)
         terms = []
         for chunk, change in zip(plan, changes, strict=True):
@@ -120,12 +123,15 @@ class ByOvershoot(BuiltOnce):
         cosine = grads.over_ranks(torch.stack(terms)).sum() / norm
         return torch.where(torch.isfinite(cosine), cosine, 0.0)  # no change yet, or nothing to compare
 
-    def _change(self, keys: Keys, parameters: list[Tensor]) -> Tensor:
-        """Return how far parameters have moved since the last call, end to end, and remember where they are now."""
+    def _change(self, keys: Keys, parameters: list[Tensor], good: Tensor) -> Tensor:
+        """Return how far parameters have moved since the last good step, end to end; remember where they are now."""
         now = _flat(parameters)
         before = self._before.read(keys, parameters, now)
         change = _wide(now) - _wide(before)
-        before.copy_(now)
+        if not _devices.readable_now([good]):
+            before.copy_(torch.where(good.to(now.device), now, before))
+        elif bool(good):
+            before.copy_(now)
         return change
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,8 +145,10 @@ class ByOvershoot(BuiltOnce):
             ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
         """
         self._check_saved(saved)
+        before = ElementMemory()
+        before.load_state_dict(saved.get("before"))
         self._rows.load_state_dict(saved)
-        self._before.load_state_dict(saved["before"])
+        self._before = before
 
 
 def _refuse_layouts(grads: GradientView) -> None:

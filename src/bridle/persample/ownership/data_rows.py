@@ -33,6 +33,14 @@ _SAVED_INPUTS: dict[str, dict[int, str]] = {
     "MkldnnRnnLayer": {0: "input"},
     "Mul": {0: "self", 1: "other"},
     "Div": {0: "self", 1: "other"},
+    "Maximum": {0: "self", 1: "other"},
+    "Minimum": {0: "self", 1: "other"},
+    "Addcmul": {1: "tensor1", 2: "tensor2"},
+    "Mv": {0: "self", 1: "vec"},
+    "PreluKernel": {0: "self"},
+    "Cdist": {0: "x1", 1: "x2"},
+    "Trilinear": {0: "i1", 1: "i2"},
+    "ScaledDotProductFlashAttentionForCpu": {0: "query", 1: "key", 2: "value"},
 }
 # The ids of a look-up are no input that could have a gradient.
 _IDS = -1
@@ -193,19 +201,20 @@ def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
             return False
         x, y = of_a.ids, of_b.ids
     else:
-        first, second = _by_place(a, of_a), _by_place(b, of_b)
+        unit = min(a.element_size(), b.element_size())  # one memory may be seen as real and as complex numbers
+        first, second = _by_place(a, of_a, unit), _by_place(b, of_b, unit)
         size = min(len(first), len(second))
         x, y = first[:size], second[:size]
     return bool(((x != y) & (x != NOBODY) & (y != NOBODY)).any())
 
 
-def _by_place(tensor: Tensor, owners: Owners) -> Tensor:
-    """Return the owner of each place of the tensor's memory, in units of its elements."""
+def _by_place(tensor: Tensor, owners: Owners, unit: int) -> Tensor:
+    """Return the owner of each place of the tensor's memory, in units of so many bytes."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     places = torch.full((tensor.storage_offset() + last + 1,), NOBODY, dtype=torch.int32)
     part = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     part.copy_(owners.ids.expand(tensor.shape))
-    return places
+    return places if unit == tensor.element_size() else places.repeat_interleave(tensor.element_size() // unit)
 
 
 def coupling_error(what: str, op: str, where: str) -> BatchCouplingError:

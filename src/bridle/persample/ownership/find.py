@@ -154,7 +154,7 @@ def _applied(proof: Proof | None, source: Source, losses: Losses, known: Known, 
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None) -> Found:
-    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, hooked=hooks != 0))
+    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, hooked=hooks != 0 or bool(losses.scan.custom)))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)

@@ -179,6 +179,14 @@ def flip(step: Step) -> Owners:
     return Owners(step.out.ids.flip([dim % len(step.shape) for dim in step.value("dims")]), step.shape)
 
 
+@moves("Roll")
+def roll(step: Step) -> Owners:
+    """Some dimensions shifted around; without dimensions, all elements as one row."""
+    ids, dims = step.out.ids.expand(step.shape), [dim % len(step.shape) for dim in step.value("dims")]
+    back = [-n for n in step.value("shifts")]
+    return Owners.of(ids.roll(back, dims) if dims else ids.roll(back), step.shape)
+
+
 @moves("Permute")
 def permute(step: Step) -> Owners:
     """Dimensions in another order."""
@@ -265,7 +273,7 @@ def reduce(step: Step) -> Owners:
 
 @moves(
     *("Softmax", "LogSoftmax", "SafeSoftmax", "Cumsum", "Cumprod", "Cummax", "Cummin", "Logcumsumexp", "Sort", "Topk"),
-    *("Gather", "IndexSelect", "Roll", "FftR2C", "FftC2R", "FftC2C", "Glu", "Scatter", "ScatterAdd"),
+    *("Gather", "IndexSelect", "FftR2C", "FftC2R", "FftC2C", "Glu", "Scatter", "ScatterAdd"),
     *("ScatterReduce", "IndexAdd", "IndexCopy", "IndexFill", "TakeAlongDim"),
 )
 def along_dims(step: Step) -> Owners:

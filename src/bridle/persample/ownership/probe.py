@@ -105,8 +105,8 @@ class _SameEveryTime:
             if node in self._changed:
                 raise UnsupportedOperationError(
                     f"per_sample: the gradient of one sample at `{graph.op(node)}` depends on which other samples are "
-                    "there. A hook between the losses and it does this, such as one that divides by a norm over the "
-                    "batch. Remove it, or let it treat each sample alone.",
+                    "there. A hook or a custom Function between the losses and it does this, such as one that divides "
+                    "by a norm over the batch. Remove it, or let it treat each sample alone.",
                     graph.op(node),
                 )
 

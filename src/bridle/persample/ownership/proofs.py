@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -66,10 +67,12 @@ def proof_of(leaves: Collection[Node], losses: Losses) -> Proof | None:
     found = _PROOFS.get(key, _UNSEEN)
     if found is _UNSEEN:
         found = _PROOFS[key] = try_to_prove(leaves, losses)
-        if len(_PROOFS) > _AT_MOST:
-            _PROOFS.popitem(last=False)
+        with suppress(KeyError):
+            while len(_PROOFS) > _AT_MOST:
+                _PROOFS.popitem(last=False)
     else:
-        _PROOFS.move_to_end(key)
+        with suppress(KeyError):  # another thread may just have dropped it
+            _PROOFS.move_to_end(key)
     return found
 
 

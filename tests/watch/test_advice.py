@@ -67,31 +67,44 @@ def test_json_is_json_even_with_numbers_that_are_not():
     assert again["advice"]["policy"] == "auto"
 
 
-def with_sites(run, text="loss.backward()", indent=8, library=None):
+def with_sites(run, step="opt.step()", indent=8, library=None):
     more = {"library": library} if library else {}
-    run.notes.append({"site": "backward", "file": "/home/me/train.py", "line": 41, "text": text, "indent": 8, **more})
+    run.notes.append({"site": "backward", "file": "/home/me/train.py", "line": 41, "text": "loss.backward()",
+                      "indent": 8, **more})  # fmt: skip
     names = {"optimizer": "opt", "model": "net"}
-    run.notes.append({"site": "step", "opt": 0, "file": "/home/me/train.py", "line": 44, "text": "opt.step()",
+    run.notes.append({"site": "step", "opt": 0, "file": "/home/me/train.py", "line": 44, "text": step,
                       "indent": indent, "names": names, **more})  # fmt: skip
     return run
 
 
-def test_lines_to_paste_have_the_names_and_the_place():
-    text = str(report_on(with_sites(heavy_tailed())))
-    assert "in train.py, after line 41: loss.backward()" in text
-    assert "|         torch.nn.utils.clip_grad_norm_(net.parameters(), " in text
-    assert "bridle.Clipper(opt, bridle.policies.ByOvershoot())" in text
+@pytest.mark.parametrize("indent", [4, 8, 12])
+def test_lines_to_paste_have_the_names_and_the_place(indent):
+    text = str(report_on(with_sites(heavy_tailed(), "opt.step()  # at last", indent)))
+    line = " " * indent + "torch.nn.utils.clip_grad_norm_(net.parameters(), "
+    assert f"in train.py, before line 44: opt.step()  # at last\n        | {line}" in text
+    assert "clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot())" in text
     assert isinstance(policy_of("auto"), bridle.policies.ByOvershoot)
 
 
-def test_gradients_that_add_up_are_clipped_before_the_step():
-    text = str(report_on(with_sites(heavy_tailed(), indent=4)))
-    assert "in train.py, before line 44: opt.step()\n        |     torch.nn.utils" in text
-
-
-def test_a_scaler_unscales_first():
-    text = str(report_on(with_sites(heavy_tailed(), text="scaler.scale(loss).backward()")))
-    assert "|         scaler.unscale_(opt)\n        |         torch.nn.utils" in text
+@pytest.mark.parametrize(
+    "step",
+    [
+        "opt.zero_grad(); loss.backward(); opt.step()",
+        "opt.step(closure)",
+        "opt.step(closure=again)",
+        "scaler.step(opt)",
+        "if ready: opt.step()",
+        "loss = opt.step()",
+        ").step(",
+        "opt.step(",
+        "",
+    ],
+)
+def test_where_a_line_has_no_sure_place_beside_the_step_a_clipper_is_made(step):
+    text = str(report_on(with_sites(heavy_tailed(), step)))
+    assert "clip_grad_norm_" not in text
+    assert "once, after the optimizer is made and before the training loop\n        | import bridle\n" in text
+    assert "| clipper = bridle.Clipper(opt, bridle.by_norm(" in text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import pytest
 
 import bridle
 from bridle.watch._clip_policy import policy_of
+from bridle.watch.analysis.divergence import divergence
 from bridle.watch.analysis.statistics import quantile
 from bridle.watch.report.report import report_on
 
@@ -175,3 +176,51 @@ def test_a_run_that_clipping_holds_is_left_alone():
     advice = report_on(run).advice
     assert advice.threshold is None
     assert "clipped already" in advice.because
+
+
+def diverging(healthy_steps, n, **columns):
+    """A run of `n` steps whose loss and norms grow tenfold in each step after the healthy ones."""
+    growth = [10.0 ** max(0, i - healthy_steps + 1) for i in range(n)]
+    return healthy(n, loss=[11 * g for g in growth], norm=[8 * g for g in growth], **columns)
+
+
+@pytest.mark.parametrize("n", [12, 31, 45])
+def test_without_a_healthy_part_there_is_no_threshold(n):
+    report = report_on(diverging(3, n))
+    assert [f.name for f in report.findings][:1] == ["rising"]
+    assert report.advice.threshold is None
+    assert not report.advice.candidates
+    assert "Healthy steps before it diverged: 3," in report.advice.because
+    assert [action.do[:5] for action in report.advice.actions] == ["lower", "clip "]
+    assert "clip gradients with `auto`" in report.verdict.do
+
+
+def test_a_short_healthy_part_gives_the_threshold():
+    report = report_on(diverging(12, 45))
+    assert report.advice.threshold == pytest.approx(8, rel=0.1)
+
+
+@pytest.mark.parametrize("n", [3, 8, 31])
+def test_a_divergence_is_found_whatever_the_length(n):
+    losses = [2.0 * 1e4**i for i in range(n)]
+    assert "rising" in [f.name for f in report_on(healthy(n, loss=losses)).findings]
+    unknown = [math.nan] * n
+    norms = report_on(healthy(n, loss=unknown, norm=losses))
+    assert "the gradient norm diverges" in str(norms)
+    assert "too short" not in str(norms)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1e-9 * 2**i for i in range(25)],  # from next to nothing
+        [2.0, 1e9, 1.5, 1.4, 1.3, 1.2, 1.1],  # one bad batch, and back
+        [-3.0 - i for i in range(30)],
+        [0.0] * 30,
+        [1e7 / 3**i for i in range(30)],
+        [2.0],
+        [],
+    ],
+)
+def test_what_does_not_end_far_above_does_not_diverge(losses):
+    assert divergence(healthy(len(losses), loss=losses)) is None

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -8,6 +9,7 @@ from bridle.watch._clip_policy import policy_of
 from bridle.watch.analysis.divergence import divergence
 from bridle.watch.analysis.statistics import quantile
 from bridle.watch.report.report import report_on
+from bridle.watch.run.run import NonfiniteStep
 
 from .runs import healthy
 from .test_findings import (
@@ -200,7 +202,7 @@ def test_a_short_healthy_part_gives_the_threshold():
     assert report.advice.threshold == pytest.approx(8, rel=0.1)
 
 
-@pytest.mark.parametrize("n", [3, 8, 31])
+@pytest.mark.parametrize("n", [3, 6, 7, 8, 31])
 def test_a_divergence_is_found_whatever_the_length(n):
     losses = [2.0 * 1e4**i for i in range(n)]
     assert "rising" in [f.name for f in report_on(healthy(n, loss=losses)).findings]
@@ -224,3 +226,36 @@ def test_a_divergence_is_found_whatever_the_length(n):
 )
 def test_what_does_not_end_far_above_does_not_diverge(losses):
     assert divergence(healthy(len(losses), loss=losses)) is None
+
+
+def breaking(opt, step, n=60, end=math.nan):
+    """A run that is not finite from a step on, of one of two optimizers."""
+    run = healthy(n)
+    run.loss[step:] = run.norm[step:] = run.peak[step:] = [end] * (n - step)
+    run.nonfinite.extend(NonfiniteStep(i, {"blocks.0.weight": 1}, end) for i in range(step, n))
+    return dataclasses.replace(run, opt=opt, n_optimizers=2)
+
+
+@pytest.mark.parametrize(
+    ("runs", "first"),
+    [
+        ((breaking(0, 8), breaking(1, 7)), 1),
+        ((breaking(0, 7), breaking(1, 8)), 0),
+        ((breaking(0, 8), breaking(1, 8)), 0),  # it steps first
+        ((breaking(0, 41, 300), breaking(1, 7)), 1),  # five steps for each of the other
+        ((breaking(0, 39, 300), breaking(1, 8)), 0),
+        ((breaking(0, 40), dataclasses.replace(diverging(3, 60), opt=1, n_optimizers=2)), 1),
+    ],
+)
+def test_the_optimizer_that_broke_first_is_blamed(runs, first):
+    report = report_on(*runs)
+    label = f"optimizer {first} (SGD)"
+    assert report.findings[0].optimizer == label
+    assert report.advice.optimizer == label
+    assert str(report).startswith(f"O{label[1:]}: the training ")
+
+
+def test_a_step_that_a_scaler_left_out_is_not_where_a_run_broke():
+    early = breaking(0, 59)
+    early.nonfinite[:] = [NonfiniteStep(0, {"blocks.0.weight": 1}, math.inf)]
+    assert report_on(early, breaking(1, 30)).advice.optimizer == "optimizer 1 (SGD)"

@@ -15,14 +15,14 @@ _LEAST_HEALTHY = 8  # steps before a divergence that a threshold can be taken fr
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _LOW = 0.1  # the quantile of healthy norms that a threshold is
 _OF_MEDIAN = 0.1  # and what part of their median it is at least
-_LOST = 3.0  # a loss above so many times that at the start belongs to a run that has diverged
+_FAR = 3.0  # a loss above so many times that at the start belongs to a run that has diverged
 _SLOWER = 3.0  # what the learning rate is divided by
 # Optimizers that divide by the size of past gradients, or take only their sign: scaling all of them changes little.
 _NAMES = "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor Lion SparseAdam Muon LAMB"
 ADAPTIVE = frozenset(_NAMES.split(" "))
 SYMPTOMS = ("nonfinite", "oscillation", "rising")
 _OUTLIERS = ("spikes", "heavy_tail", "cluster", "nonfinite")
-_LOST_FOR_GOOD = ("nonfinite", "rising")
+LOST = ("nonfinite", "rising")
 _TIGHT = ("clip_tight", "clip_decay")
 
 
@@ -94,7 +94,7 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     """Recommend changes for a run with these findings."""
     norms, names = finite(run.norm), {finding.name for finding in findings}
     levels = {f"{q:.0%}": quantile(norms, q) for q in _QUANTILES} if norms else {}
-    if names & set(_LOST_FOR_GOOD) and min(len(norms) - _LEAST, len(_healthy_norms(run)) - _LEAST_HEALTHY) < 0:
+    if names & set(LOST) and min(len(norms) - _LEAST, len(_healthy_norms(run)) - _LEAST_HEALTHY) < 0:
         return _diverged_at_once(run, levels)
     if len(norms) < _LEAST:
         return Advice(None, f"{len(norms)} steps are too few to judge by; {_LEAST} are needed.", None, levels, [])
@@ -201,7 +201,7 @@ def _healthy_norms(run: Run) -> list[float]:
     end = next((i for i, step in enumerate(run.steps) if step in bad), len(run.steps))
     end = end if lost is None else min(end, lost.at)
     rows = zip(run.norm[:end], run.loss[:end], strict=True)
-    return [n for n, v in rows if math.isfinite(n) and n > 0 and not (start > 0 and v > _LOST * start)]
+    return [n for n, v in rows if math.isfinite(n) and n > 0 and not (start > 0 and v > _FAR * start)]
 
 
 def _slower(run: Run, by: float = _SLOWER) -> float | None:

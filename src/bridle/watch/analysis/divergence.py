@@ -20,7 +20,7 @@ class Divergence:
     Attributes:
         what: What grows: the training loss, or the gradient norm where the loss is not known to.
         lowest: Its lowest level.
-        last: Its last level.
+        last: Its last value.
         at: The index of the first step that is above for good.
     """
 
@@ -39,13 +39,25 @@ def divergence(run: Run) -> Divergence | None:
     return found
 
 
+def broke_at(run: Run) -> float:
+    """Return the part of a run's steps after which it is lost: it diverges or stays not finite; infinity if it is not.
+
+    A part and not a number, as optimizers of one run may step at different rates.
+    """
+    bad = {event.step for event in run.nonfinite}
+    last = max((i for i, step in enumerate(run.steps) if step not in bad), default=-1)
+    lost = divergence(run)
+    first = min(last + 1, len(run.steps) if lost is None else lost.at)
+    return (run.steps[first] + 1) / (run.steps[-1] + 1) if first < len(run.steps) else math.inf
+
+
 def _growth(what: str, values: list[float]) -> Divergence | None:
     rows = [(i, v) for i, v in enumerate(values) if math.isfinite(v)]
     width = _WIDTH if len(rows) >= 2 * _WIDTH else 1
     levels = [median(v for _, v in rows[i : i + width]) for i in range(len(rows) - width + 1)]
     if len(levels) < 2:
         return None
-    lowest, last = min(levels), levels[-1]
+    lowest, last = min(levels), rows[-1][1]
     size = lowest if lowest > 0 else max(abs(lowest), abs(levels[0]))
     if last <= GROWTH * max(size, _SMALLEST):
         return None

@@ -50,11 +50,11 @@ def _diverged(run: Run, lost: Divergence) -> Finding:
     return Finding(
         name="rising",
         clipping_helps=True,
-        title=f"the {lost.what} diverges: from {lost.lowest:.3g} at its lowest to {lost.last:.3g} in the last steps, "
+        title=f"the {lost.what} diverges: from {lost.lowest:.3g} at its lowest to {lost.last:.3g} at the end, "
         f"for good from step {begins}",
         weight=0.97,
-        test=f"the last level is more than {GROWTH:.0e} times the lowest, however short the run",
-        evidence={"lowest level": lost.lowest, "last level": lost.last, "grows from step": begins},
+        test=f"the last value is more than {GROWTH:.0e} times the lowest level, however short the run",
+        evidence={"lowest level": lost.lowest, "last value": lost.last, "grows from step": begins},
         advice="Every step makes the next one larger: lower the learning rate, or clip, from the start. Nothing after "
         f"step {begins} can be used.",
         chart=Chart(lost.what, {lost.what: values}, [float(s) for s in run.steps], [float(begins)], log=True),

@@ -259,3 +259,17 @@ def test_a_step_that_a_scaler_left_out_is_not_where_a_run_broke():
     early = breaking(0, 59)
     early.nonfinite[:] = [NonfiniteStep(0, {"blocks.0.weight": 1}, math.inf)]
     assert report_on(early, breaking(1, 30)).advice.optimizer == "optimizer 1 (SGD)"
+
+
+@pytest.mark.parametrize(("end", "word"), [(math.nan, "NaN"), (math.inf, "inf")])
+def test_a_run_that_ends_without_a_number_says_so(end, word, tmp_path):
+    report = report_on(breaking(0, 40, end=end))
+    assert f" -> {word}" in str(report)
+    report.write_page(tmp_path / "page.html")
+    assert word in (tmp_path / "page.html").read_text()
+
+
+def test_a_loss_that_was_not_recorded_at_the_end_is_not_nan():
+    run = healthy()
+    run.loss[-1] = math.nan
+    assert f" -> {run.loss[-2]:.4g}" in str(report_on(run))

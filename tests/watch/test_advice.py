@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import math
 
@@ -5,8 +6,10 @@ import pytest
 
 import bridle
 from bridle.watch._clip_policy import policy_of
+from bridle.watch.analysis.divergence import divergence
 from bridle.watch.analysis.statistics import quantile
 from bridle.watch.report.report import report_on
+from bridle.watch.run.run import NonfiniteStep
 
 from .runs import healthy
 from .test_findings import (
@@ -67,31 +70,44 @@ def test_json_is_json_even_with_numbers_that_are_not():
     assert again["advice"]["policy"] == "auto"
 
 
-def with_sites(run, text="loss.backward()", indent=8, library=None):
+def with_sites(run, step="opt.step()", indent=8, library=None):
     more = {"library": library} if library else {}
-    run.notes.append({"site": "backward", "file": "/home/me/train.py", "line": 41, "text": text, "indent": 8, **more})
+    run.notes.append({"site": "backward", "file": "/home/me/train.py", "line": 41, "text": "loss.backward()",
+                      "indent": 8, **more})  # fmt: skip
     names = {"optimizer": "opt", "model": "net"}
-    run.notes.append({"site": "step", "opt": 0, "file": "/home/me/train.py", "line": 44, "text": "opt.step()",
+    run.notes.append({"site": "step", "opt": 0, "file": "/home/me/train.py", "line": 44, "text": step,
                       "indent": indent, "names": names, **more})  # fmt: skip
     return run
 
 
-def test_lines_to_paste_have_the_names_and_the_place():
-    text = str(report_on(with_sites(heavy_tailed())))
-    assert "in train.py, after line 41: loss.backward()" in text
-    assert "|         torch.nn.utils.clip_grad_norm_(net.parameters(), " in text
-    assert "bridle.Clipper(opt, bridle.policies.ByOvershoot())" in text
+@pytest.mark.parametrize("indent", [4, 8, 12])
+def test_lines_to_paste_have_the_names_and_the_place(indent):
+    text = str(report_on(with_sites(heavy_tailed(), "opt.step()  # at last", indent)))
+    line = " " * indent + "torch.nn.utils.clip_grad_norm_(net.parameters(), "
+    assert f"in train.py, before line 44: opt.step()  # at last\n        | {line}" in text
+    assert "clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot())" in text
     assert isinstance(policy_of("auto"), bridle.policies.ByOvershoot)
 
 
-def test_gradients_that_add_up_are_clipped_before_the_step():
-    text = str(report_on(with_sites(heavy_tailed(), indent=4)))
-    assert "in train.py, before line 44: opt.step()\n        |     torch.nn.utils" in text
-
-
-def test_a_scaler_unscales_first():
-    text = str(report_on(with_sites(heavy_tailed(), text="scaler.scale(loss).backward()")))
-    assert "|         scaler.unscale_(opt)\n        |         torch.nn.utils" in text
+@pytest.mark.parametrize(
+    "step",
+    [
+        "opt.zero_grad(); loss.backward(); opt.step()",
+        "opt.step(closure)",
+        "opt.step(closure=again)",
+        "scaler.step(opt)",
+        "if ready: opt.step()",
+        "loss = opt.step()",
+        ").step(",
+        "opt.step(",
+        "",
+    ],
+)
+def test_where_a_line_has_no_sure_place_beside_the_step_a_clipper_is_made(step):
+    text = str(report_on(with_sites(heavy_tailed(), step)))
+    assert "clip_grad_norm_" not in text
+    assert "once, after the optimizer is made and before the training loop\n        | import bridle\n" in text
+    assert "| clipper = bridle.Clipper(opt, bridle.by_norm(" in text
 
 
 @pytest.mark.parametrize(
@@ -162,3 +178,98 @@ def test_a_run_that_clipping_holds_is_left_alone():
     advice = report_on(run).advice
     assert advice.threshold is None
     assert "clipped already" in advice.because
+
+
+def diverging(healthy_steps, n, **columns):
+    """A run of `n` steps whose loss and norms grow tenfold in each step after the healthy ones."""
+    growth = [10.0 ** max(0, i - healthy_steps + 1) for i in range(n)]
+    return healthy(n, loss=[11 * g for g in growth], norm=[8 * g for g in growth], **columns)
+
+
+@pytest.mark.parametrize("n", [12, 31, 45])
+def test_without_a_healthy_part_there_is_no_threshold(n):
+    report = report_on(diverging(3, n))
+    assert [f.name for f in report.findings][:1] == ["rising"]
+    assert report.advice.threshold is None
+    assert not report.advice.candidates
+    assert "Healthy steps before it diverged: 3," in report.advice.because
+    assert [action.do[:5] for action in report.advice.actions] == ["lower", "clip "]
+    assert "clip gradients with `auto`" in report.verdict.do
+
+
+def test_a_short_healthy_part_gives_the_threshold():
+    report = report_on(diverging(12, 45))
+    assert report.advice.threshold == pytest.approx(8, rel=0.1)
+
+
+@pytest.mark.parametrize("n", [3, 6, 7, 8, 31])
+def test_a_divergence_is_found_whatever_the_length(n):
+    losses = [2.0 * 1e4**i for i in range(n)]
+    assert "rising" in [f.name for f in report_on(healthy(n, loss=losses)).findings]
+    unknown = [math.nan] * n
+    norms = report_on(healthy(n, loss=unknown, norm=losses))
+    assert "the gradient norm diverges" in str(norms)
+    assert "too short" not in str(norms)
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [1e-9 * 2**i for i in range(25)],  # from next to nothing
+        [2.0, 1e9, 1.5, 1.4, 1.3, 1.2, 1.1],  # one bad batch, and back
+        [-3.0 - i for i in range(30)],
+        [0.0] * 30,
+        [1e7 / 3**i for i in range(30)],
+        [2.0],
+        [],
+    ],
+)
+def test_what_does_not_end_far_above_does_not_diverge(losses):
+    assert divergence(healthy(len(losses), loss=losses)) is None
+
+
+def breaking(opt, step, n=60, end=math.nan):
+    """A run that is not finite from a step on, of one of two optimizers."""
+    run = healthy(n)
+    run.loss[step:] = run.norm[step:] = run.peak[step:] = [end] * (n - step)
+    run.nonfinite.extend(NonfiniteStep(i, {"blocks.0.weight": 1}, end) for i in range(step, n))
+    return dataclasses.replace(run, opt=opt, n_optimizers=2)
+
+
+@pytest.mark.parametrize(
+    ("runs", "first"),
+    [
+        ((breaking(0, 8), breaking(1, 7)), 1),
+        ((breaking(0, 7), breaking(1, 8)), 0),
+        ((breaking(0, 8), breaking(1, 8)), 0),  # it steps first
+        ((breaking(0, 41, 300), breaking(1, 7)), 1),  # five steps for each of the other
+        ((breaking(0, 39, 300), breaking(1, 8)), 0),
+        ((breaking(0, 40), dataclasses.replace(diverging(3, 60), opt=1, n_optimizers=2)), 1),
+    ],
+)
+def test_the_optimizer_that_broke_first_is_blamed(runs, first):
+    report = report_on(*runs)
+    label = f"optimizer {first} (SGD)"
+    assert report.findings[0].optimizer == label
+    assert report.advice.optimizer == label
+    assert str(report).startswith(f"O{label[1:]}: the training ")
+
+
+def test_a_step_that_a_scaler_left_out_is_not_where_a_run_broke():
+    early = breaking(0, 59)
+    early.nonfinite[:] = [NonfiniteStep(0, {"blocks.0.weight": 1}, math.inf)]
+    assert report_on(early, breaking(1, 30)).advice.optimizer == "optimizer 1 (SGD)"
+
+
+@pytest.mark.parametrize(("end", "word"), [(math.nan, "NaN"), (math.inf, "inf")])
+def test_a_run_that_ends_without_a_number_says_so(end, word, tmp_path):
+    report = report_on(breaking(0, 40, end=end))
+    assert f" -> {word}" in str(report)
+    report.write_page(tmp_path / "page.html")
+    assert word in (tmp_path / "page.html").read_text()
+
+
+def test_a_loss_that_was_not_recorded_at_the_end_is_not_nan():
+    run = healthy()
+    run.loss[-1] = math.nan
+    assert f" -> {run.loss[-2]:.4g}" in str(report_on(run))

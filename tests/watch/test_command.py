@@ -1,6 +1,7 @@
 """`bridle watch` runs a script as it would run alone."""
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -196,3 +197,18 @@ def test_report_in_text_json_and_html(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["findings"] == []
     assert main(["report", str(path), str(path), "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    from .test_record import step, write
+
+    path = tmp_path / "run.jsonl"
+    write(path, [step(t) for t in range(40)]).close()
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does, here before the first line
+    try:
+        ended = run_process([sys.executable, "-m", "bridle", "report", str(path)], stdout=writer)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "run.html").exists()

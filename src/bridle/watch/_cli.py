@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,14 +84,24 @@ def _report(options: argparse.Namespace) -> int:
     reports = [read_report(path, options.optimizer) for path in one_file_per_run(options.record)]
     if options.json:
         found = [report.to_dict() for report in reports]
-        print(json.dumps(found[0] if len(found) == 1 else found, indent=1))
+        _print(json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n")
     else:
-        print("\n".join(map(str, reports)), end="")
+        _print("\n".join(map(str, reports)))
     if not options.text and not options.json:
         page = Path(options.output) if options.output else run_file(reports[-1].run.path).with_suffix(".html")
         write_page(page, reports, only_ours=not options.output)
-        print(f"\nThe page: {page}")
+        _print(f"\nThe page: {page}\n")
     return EXIT_CODE if options.fail_on and matching(options.fail_on, reports) else 0
+
+
+def _print(text: str) -> None:
+    """Print to a reader that may have seen enough, such as `head`: the page and the exit code are as without it."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:  # the rest goes nowhere: Python would write it again at exit, and complain
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _try(options: argparse.Namespace) -> int:

@@ -5,21 +5,24 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ..run.run import Run
+from .divergence import divergence
 from .finding import Finding
 from .paste import Paste, paste_auto, paste_clip, paste_rate
 from .statistics import finite, quantile
 
 _LEAST = 30
+_LEAST_HEALTHY = 8  # steps before a divergence that a threshold can be taken from
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _LOW = 0.1  # the quantile of healthy norms that a threshold is
 _OF_MEDIAN = 0.1  # and what part of their median it is at least
-_LOST = 3.0  # a loss above so many times that at the start belongs to a run that has diverged
+_FAR = 3.0  # a loss above so many times that at the start belongs to a run that has diverged
 _SLOWER = 3.0  # what the learning rate is divided by
 # Optimizers that divide by the size of past gradients, or take only their sign: scaling all of them changes little.
 _NAMES = "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor Lion SparseAdam Muon LAMB"
 ADAPTIVE = frozenset(_NAMES.split(" "))
 SYMPTOMS = ("nonfinite", "oscillation", "rising")
 _OUTLIERS = ("spikes", "heavy_tail", "cluster", "nonfinite")
+LOST = ("nonfinite", "rising")
 _TIGHT = ("clip_tight", "clip_decay")
 
 
@@ -91,7 +94,7 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     """Recommend changes for a run with these findings."""
     norms, names = finite(run.norm), {finding.name for finding in findings}
     levels = {f"{q:.0%}": quantile(norms, q) for q in _QUANTILES} if norms else {}
-    if len(norms) < _LEAST and "nonfinite" in names:
+    if names & set(LOST) and min(len(norms) - _LEAST, len(_healthy_norms(run)) - _LEAST_HEALTHY) < 0:
         return _diverged_at_once(run, levels)
     if len(norms) < _LEAST:
         return Advice(None, f"{len(norms)} steps are too few to judge by; {_LEAST} are needed.", None, levels, [])
@@ -121,7 +124,7 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
 
 def _diverged_at_once(run: Run, levels: dict[str, float]) -> Advice:
     """Advise on a run that has no healthy part to learn from: nothing but smaller steps will do."""
-    because = f"The gradients were finite for {len(finite(run.norm))} steps only, which is too few for a threshold."
+    because = f"Healthy steps before it diverged: {len(_healthy_norms(run))}, too few to take a threshold from."
     rate = _slower(run, 10)
     auto = [] if run.optimizer in ADAPTIVE else _clip(run, 1.0)[:1]
     actions = [*(_slow_down(run, rate)[:1] if rate else []), *auto]
@@ -182,6 +185,8 @@ def _why_adaptive(run: Run) -> str:
 def _threshold(run: Run) -> float:
     """Return a norm that healthy steps of this run stay near: of the steps before it diverged, a low quantile."""
     norms = _healthy_norms(run)
+    if len(norms) < _LEAST_HEALTHY:
+        return 0.0
     middle = quantile(norms, 0.5)
     if run.optimizer in ADAPTIVE:  # what is usual is free, and the rest stands out
         return middle
@@ -189,14 +194,14 @@ def _threshold(run: Run) -> float:
 
 
 def _healthy_norms(run: Run) -> list[float]:
-    """Return the norms before the run diverged, where it did; the first ones where it did at once."""
-    known = finite(run.loss[:20])
-    start = median(known) if known else math.nan
+    """Return the norms before the run diverged, where it did."""
+    known, lost = finite(run.loss), divergence(run)
+    start = min(median(known[:5]), median(known[:20])) if known else math.nan
     bad = {event.step for event in run.nonfinite}
     end = next((i for i, step in enumerate(run.steps) if step in bad), len(run.steps))
+    end = end if lost is None else min(end, lost.at)
     rows = zip(run.norm[:end], run.loss[:end], strict=True)
-    kept = [n for n, v in rows if math.isfinite(n) and n > 0 and not (start > 0 and v > _LOST * start)]
-    return kept if len(kept) >= _LEAST else [n for n in finite(run.norm) if n > 0][:_LEAST] or [0.0]
+    return [n for n, v in rows if math.isfinite(n) and n > 0 and not (start > 0 and v > _FAR * start)]
 
 
 def _slower(run: Run, by: float = _SLOWER) -> float | None:

@@ -1,7 +1,7 @@
 """The lines that make a change, in the script's own names, and where in the script they go."""
 
+import ast
 import os
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class Paste:
     """Lines to paste.
 
     Attributes:
-        where: Where they go, such as "train.py, after line 41: loss.backward()".
+        where: Where they go, such as "train.py, before line 44: optimizer.step()".
         lines: The lines, indented as their neighbours are.
     """
 
@@ -34,23 +34,18 @@ def paste_clip(run: Run, limit: float) -> Paste:
     library = _library(backward) or _library(step)
     if library in _FRAMEWORKS:
         return Paste(f"where the {library} trainer is configured", [_FRAMEWORKS[library].format(limit=limit)])
-    if backward is None or library:
-        return Paste("where the optimizer is made", [f"bridle.Clipper({_optimizer(run)}, bridle.by_norm({limit:g}))"])
+    if library or step is None or not _is_plain_step(step["text"]):
+        return _paste_clipper(run, f"bridle.by_norm({limit:g})")
+    # Gradients are complete, and the model has its name, where the script steps: after a backward pass neither is sure.
     model = _names(run).get("model")
     target = f"{model}.parameters()" if model else f'[p for g in {_optimizer(run)}.param_groups for p in g["params"]]'
-    lines = [f"torch.nn.utils.clip_grad_norm_({target}, {limit:g})"]
-    scaler = re.search(r"([\w.]+)\.scale\(", backward["text"])
-    if scaler:
-        lines.insert(0, f"{scaler[1]}.unscale_({_optimizer(run)})")
-    return _after(backward, step, lines)
+    line = " " * step["indent"] + f"torch.nn.utils.clip_grad_norm_({target}, {limit:g})"
+    return Paste(f"{os.path.basename(step['file'])}, before line {step['line']}: {step['text']}", [line])
 
 
 def paste_auto(run: Run) -> Paste:
     """Return the lines that clip with `auto`."""
-    step = site_of(run, "step")
-    file = f"{os.path.basename(step['file'])}, " if step is not None and not _library(step) else ""
-    line = f"bridle.Clipper({_optimizer(run)}, bridle.policies.ByOvershoot())"
-    return Paste(f"{file}once, after the optimizer is made and before the training loop", ["import bridle", line])
+    return _paste_clipper(run, "bridle.policies.ByOvershoot()")
 
 
 def paste_rate(run: Run, rate: float) -> Paste:
@@ -66,14 +61,23 @@ def site_of(run: Run, site: str) -> dict[str, Any] | None:
     return next(found, None)
 
 
-def _after(backward: dict[str, Any], step: dict[str, Any] | None, lines: list[str]) -> Paste:
-    where = f"{os.path.basename(backward['file'])}, after line {backward['line']}: {backward['text']}"
-    indent = backward["indent"]
-    if step is not None and not _library(step) and step["indent"] < indent:
-        # Gradients are added up over several backward passes: they are complete before the step.
-        where = f"{os.path.basename(step['file'])}, before line {step['line']}: {step['text']}"
-        indent = step["indent"]
-    return Paste(where, [" " * indent + line for line in lines])
+def _paste_clipper(run: Run, policy: str) -> Paste:
+    """Return lines that are right whatever the loop looks like: closures, scalers, several backward passes."""
+    step = site_of(run, "step")
+    file = f"{os.path.basename(step['file'])}, " if step is not None and not _library(step) else ""
+    line = f"clipper = bridle.Clipper({_optimizer(run)}, {policy})"
+    return Paste(f"{file}once, after the optimizer is made and before the training loop", ["import bridle", line])
+
+
+def _is_plain_step(text: str) -> bool:
+    """Return whether a line of the script is the statement `optimizer.step()` and nothing else."""
+    try:
+        body = ast.parse(text).body
+    except (SyntaxError, ValueError):  # a part of a statement, or cut off
+        return False
+    call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
+    is_step = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "step"
+    return is_step and isinstance(call, ast.Call) and not call.args and not call.keywords
 
 
 def _library(site: dict[str, Any] | None) -> str:

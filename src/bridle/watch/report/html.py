@@ -21,7 +21,7 @@ from .html_ranks import ranks_section
 from .html_try import side_by_side
 from .page_file import sign, write_file
 from .report import Report
-from .text import number, value
+from .text import last_loss, number, value
 
 
 def write_page(
@@ -92,7 +92,7 @@ def _tiles(runs: Sequence[Run]) -> str:
     loss, norm = finite(run.loss), finite(run.norm)
     clipped = finite(run.clip)
     tiles = [
-        ("last loss", number(loss[-1]) if loss else "none"),
+        ("last loss", last_loss(run)),
         ("lowest loss", number(min(loss)) if loss else "none"),
         ("median gradient norm", number(sorted(norm)[len(norm) // 2]) if norm else "none"),
         ("largest gradient norm", number(max(norm)) if norm else "none"),

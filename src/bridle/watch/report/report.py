@@ -6,9 +6,10 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from ..analysis.advice import Advice, advise
+from ..analysis.advice import LOST, Advice, advise
 from ..analysis.cautions import cautions
 from ..analysis.compare import summary
+from ..analysis.divergence import broke_at
 from ..analysis.finding import Finding
 from ..analysis.findings import find
 from ..analysis.rank_table import rank_table, warnings
@@ -125,15 +126,27 @@ def report_on(run: Run, *others: Run) -> Report:
         new = [one for one in of_other if (one.name, one.title) not in known]
         found += [_labelled(one, other) for one in new]
         known |= {(one.name, one.title) for one in new}
-    found.sort(key=lambda one: -one.weight)
+    broke = {_label(one): broke_at(one) for one in (run, *others)}
+    found.sort(key=lambda one: _order(one, broke.get(one.optimizer or "", math.inf)))
     said = [*warnings(run), *cautions(run, *others), *failures]
     return Report(run, found, _advise((run, findings), *judged), said, others)
 
 
+def _order(finding: Finding, broke: float) -> tuple[float, float]:
+    """Return where a finding comes: the weightiest first, and of optimizers that broke the one that did so first."""
+    is_lost = finding.name in LOST and math.isfinite(broke)
+    return (-1.0, broke) if is_lost else (-finding.weight, math.inf)
+
+
 def _advise(*judged: tuple[Run, list[Finding]]) -> Advice:
-    """Advise on the optimizer with the weightiest finding that calls for something; on the first where none does."""
-    each = [(advise(run, findings), run, max((f.weight for f in findings), default=0.0)) for run, findings in judged]
-    advice, run, _ = max(each, key=lambda one: one[2] if one[0].actions else -1.0)
+    """Advise on the optimizer whose finding comes first and calls for something; on the first where none does."""
+    nothing = (1.0, math.inf)
+    each = []
+    for run, findings in judged:
+        advice, broke = advise(run, findings), broke_at(run)
+        first = min((_order(f, broke) for f in findings), default=(0.0, math.inf))
+        each.append((first if advice.actions else nothing, run, advice))
+    _, run, advice = min(each, key=lambda one: one[0])
     return dataclasses.replace(advice, optimizer=_label(run)) if len(judged) > 1 and advice.actions else advice
 
 

@@ -8,6 +8,7 @@ from ..analysis.advice import Advice
 from ..analysis.finding import Finding
 from ..analysis.findings import count_checks
 from ..analysis.statistics import finite
+from ..run.run import Run
 from .report import Report
 
 
@@ -16,6 +17,20 @@ def number(v: float) -> str:
     if isinstance(v, float) and not math.isfinite(v):
         return "unknown" if math.isnan(v) else str(v)
     return f"{v:d}" if isinstance(v, int) else f"{v:.4g}"
+
+
+def loss_value(v: float) -> str:
+    """Format a loss that was seen: one that is not a number is NaN, and not unknown."""
+    return "NaN" if math.isnan(v) else number(v)
+
+
+def last_loss(run: Run) -> str:
+    """Return the loss a run ends with: NaN or infinity where it ends so, not what came before."""
+    known = finite(run.loss)
+    if not known:
+        return "none"
+    is_last = bool(run.nonfinite) and run.nonfinite[-1].step == run.steps[-1]  # else it was not recorded
+    return loss_value(run.loss[-1] if is_last or math.isinf(run.loss[-1]) else known[-1])
 
 
 def value(v: Any) -> str:
@@ -46,10 +61,10 @@ def to_text(report: Report) -> str:
 def _headline(report: Report) -> str:
     run = report.run
     loss = finite(run.loss)
-    ends = f"loss {number(loss[0])} -> {number(loss[-1])}" if loss else "no loss seen"
+    ends = f"loss {number(loss[0])} -> {last_loss(run)}" if loss else "no loss seen"
     ranks = f" on each of {len(run.ranks)} ranks" if len(run.ranks) > 1 else ""
     seen = [
-        f"{c.name} {number(c.values[0])} -> {number(c.values[-1])}, {len(c)} values ({c.origin})"
+        f"{c.name} {loss_value(c.values[0])} -> {loss_value(c.values[-1])}, {len(c)} values ({c.origin})"
         for c in run.curves[:2]
     ]
     more = run.n_optimizers - 1

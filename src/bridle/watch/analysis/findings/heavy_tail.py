@@ -27,7 +27,8 @@ def heavy_tail(run: Run) -> Finding | None:
     return Finding(
         name="heavy_tail",
         clipping_helps=True,
-        title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the total",
+        title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the sum of norms, each "
+        "over its running median",
         weight=min(0.89, 0.5 + share),
         test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
         f"the sum, and Hill's tail index over them is below {_INDEX:g} ({_CALM_SHARE:.0%} and {_CALM_INDEX:g} where no "
@@ -42,7 +43,7 @@ def heavy_tail(run: Run) -> Finding | None:
         },
         advice="This is what clipping by norm is for: see the advice for a threshold. " + what_to_check(related),
         plain=f"a few batches have far larger gradients than the rest ({few} of {len(over)} steps make {share:.0%} of "
-        "all movement)",
+        "the sum of gradient norms, each over what is usual around it)",
         chart=Chart("gradient norm over its running median, steps sorted", {"ratio": over},
             [100 * i / len(over) for i in range(len(over))], log=True, x_label="% of steps"),
     )  # fmt: skip

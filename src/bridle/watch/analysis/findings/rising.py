@@ -1,6 +1,7 @@
 from statistics import median
 
 from ...run.run import Run
+from ..divergence import GROWTH, Divergence, divergence
 from ..finding import Chart, Finding
 from ..losses import losses_of, swing_of
 
@@ -9,6 +10,9 @@ _FACTOR = 2.0
 
 def rising(run: Run) -> Finding | None:
     """Find a training loss that ends far above its lowest level: the run un-trains, or has diverged."""
+    lost = divergence(run)
+    if lost is not None:
+        return _diverged(run, lost)
     loss = losses_of(run)[-1]
     if not loss.is_long_enough or min(loss.values) <= 0 or swing_of(run, loss) is not None:
         return None
@@ -38,3 +42,21 @@ def rising(run: Run) -> Finding | None:
                     log=True),
         plain=f"the training loss falls until step {loss.steps[at]} and then rises again, {last / lowest:.2g}-fold",
     )  # fmt: skip
+
+
+def _diverged(run: Run, lost: Divergence) -> Finding:
+    values = run.loss if lost.what == "training loss" else run.norm
+    begins = run.steps[min(lost.at, len(run.steps) - 1)]
+    return Finding(
+        name="rising",
+        clipping_helps=True,
+        title=f"the {lost.what} diverges: from {lost.lowest:.3g} at its lowest to {lost.last:.3g} at the end, "
+        f"for good from step {begins}",
+        weight=0.97,
+        test=f"the last value is more than {GROWTH:.0e} times the lowest level, however short the run",
+        evidence={"lowest level": lost.lowest, "last value": lost.last, "grows from step": begins},
+        advice="Every step makes the next one larger: lower the learning rate, or clip, from the start. Nothing after "
+        f"step {begins} can be used.",
+        chart=Chart(lost.what, {lost.what: values}, [float(s) for s in run.steps], [float(begins)], log=True),
+        plain=f"the training diverges: the {lost.what} grows from {lost.lowest:.2g} to {lost.last:.2g}",
+    )

@@ -1,0 +1,65 @@
+"""Whether a run ends lost for good, and where that began: for runs of any length."""
+
+import math
+from dataclasses import dataclass
+from statistics import median
+
+from ..run.run import Run
+from .statistics import finite
+
+GROWTH = 1e6
+_SMALLEST = 1e-3  # a value that begins at next to nothing may grow by any factor and be healthy
+_WIDTH = 3
+_ABOVE = {"training loss": 3.0, "gradient norm": 10.0}  # above so many times the lowest level for good: no more healthy
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A value that grows without end.
+
+    Attributes:
+        what: What grows: the training loss, or the gradient norm where the loss is not known to.
+        lowest: Its lowest level.
+        last: Its last value.
+        at: The index of the first step that is above for good.
+    """
+
+    what: str
+    lowest: float
+    last: float
+    at: int
+
+
+def divergence(run: Run) -> Divergence | None:
+    """Return how a run diverges; None where it does not."""
+    found = _growth("training loss", run.loss)
+    losses = finite(run.loss)
+    if found is None and not (losses and losses[-1] <= losses[0]):
+        found = _growth("gradient norm", run.norm)
+    return found
+
+
+def broke_at(run: Run) -> float:
+    """Return the part of a run's steps after which it is lost: it diverges or stays not finite; infinity if it is not.
+
+    A part and not a number, as optimizers of one run may step at different rates.
+    """
+    bad = {event.step for event in run.nonfinite}
+    last = max((i for i, step in enumerate(run.steps) if step not in bad), default=-1)
+    lost = divergence(run)
+    first = min(last + 1, len(run.steps) if lost is None else lost.at)
+    return (run.steps[first] + 1) / (run.steps[-1] + 1) if first < len(run.steps) else math.inf
+
+
+def _growth(what: str, values: list[float]) -> Divergence | None:
+    rows = [(i, v) for i, v in enumerate(values) if math.isfinite(v)]
+    width = _WIDTH if len(rows) >= 2 * _WIDTH else 1
+    levels = [median(v for _, v in rows[i : i + width]) for i in range(len(rows) - width + 1)]
+    if len(levels) < 2:
+        return None
+    lowest, last = min(levels), rows[-1][1]
+    size = lowest if lowest > 0 else max(abs(lowest), abs(levels[0]))
+    if last <= GROWTH * max(size, _SMALLEST):
+        return None
+    at = 1 + max((i for i, v in rows if v <= _ABOVE[what] * size), default=-1)
+    return Divergence(what, lowest, last, at)

@@ -51,7 +51,10 @@ def error_of(case: Case, batch: int) -> float:
     """Largest error of a parameter's gradients, relative to the largest of them (or a millionth of a sample's norm)."""
     losses = case.losses(batch)
     named = {name: p for name, p in case.model.named_parameters() if p.requires_grad}
-    expected = loop_over_samples(losses, list(named.values()))
+    try:
+        expected = loop_over_samples(losses, list(named.values()))
+    except Exception as error:
+        raise EmptyCaseError(f"one backward per sample fails: {type(error).__name__}: {error}"[:200]) from error
     scale = max(float(torch.stack([g.norm() for g in sample]).norm()) for sample in expected)
     if not 0 < scale < math.inf:
         raise EmptyCaseError(f"the largest norm of a sample is {scale}: nothing to compare")

@@ -30,8 +30,8 @@ def main() -> None:
     for outcome in ("refused", "too slow", "crashed", "wrong"):
         text += f"| {outcome} | {by[outcome]} |\n"
     text += f"\n{by['not built']} more could not be built or run in this form by transformers itself.\n"
-    text += "\nRefused are contrastive models: a score of a pair belongs to two samples. Too slow is more than 90 s on a "
-    text += "machine that did other work as well.\n"
+    text += "\nRefused are contrastive models: a score of a pair belongs to two samples. Too slow is more than 90 s on "
+    text += "a machine that did other work as well.\n"
     rest = [line for line in lines if line["outcome"] in ("refused", "too slow", "crashed", "wrong")]
     if rest:
         text += "\n## Not right\n\n| class | outcome | why |\n|---|---|---|\n"

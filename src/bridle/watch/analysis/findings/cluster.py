@@ -3,6 +3,7 @@ from itertools import pairwise
 from statistics import median
 
 from ...run.run import Run
+from ..divergence import divergence
 from ..finding import Chart, Finding
 from ..losses import is_unsteady
 from ..statistics import finite, mad, relative
@@ -17,15 +18,17 @@ _VALLEY = 0.3
 
 def cluster(run: Run) -> Finding | None:
     """Find a second kind of batch, whose gradients are several times larger than those of the others."""
-    over, what = relative(run.norm, 101), "gradients"
+    lost = divergence(run)
+    end = len(run.steps) if lost is None else lost.at  # what grows without end is no kind of batch
+    over, what = relative(run.norm[:end], 101), "gradients"
     found = _split(sorted(finite(over)))
     if found is None and is_unsteady(run):  # noisy norms hide what losses may show
-        over, what = relative(run.loss, 101), "losses"
+        over, what = relative(run.loss[:end], 101), "losses"
         found = _split(sorted(finite(over)))
     if found is None:
         return None
     limit, ratio = found
-    steps = [s for s, r in zip(run.steps, over, strict=True) if r > limit]
+    steps = [s for s, r in zip(run.steps, over, strict=False) if r > limit]
     share = len(steps) / len(finite(over))
     period = _period(steps)
     related = loss_correlation(run)

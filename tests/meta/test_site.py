@@ -1,12 +1,15 @@
 """The site builds in strict mode, its links lead somewhere, and no public name is missing from the reference."""
 
+import functools
 import importlib
 import re
 import shutil
 import subprocess
 import sys
+import threading
 import types
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -15,6 +18,7 @@ import pytest
 import bridle
 
 ROOT = Path(__file__).parents[2]
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NAMESPACES = ["autograd", "distributed", "errors", "functional", "graph", "policies", "watch"]
 
 
@@ -93,3 +97,30 @@ def test_the_reference_has_every_public_name(name):
 
 def test_search_finds_the_drop_in(site):
     assert "clip_grad_norm_" in (site / "search.json").read_text()
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+@pytest.mark.parametrize("page", ["", "api/clip/", "concepts/owners/", "benchmarks/"])
+@pytest.mark.parametrize("look", [("1200,900", 1), ("400,900", 0)], ids=["wide and light", "narrow and dark"])
+def test_pages_open_without_an_error(site, tmp_path, page, look):
+    handler = functools.partial(QuietHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        size, scheme = look
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+                   "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--dump-dom",
+                   f"--blink-settings=preferredColorScheme={scheme}", "--virtual-time-budget=4000",
+                   f"--window-size={size}", f"--user-data-dir={tmp_path}"]  # fmt: skip
+        address = f"http://127.0.0.1:{server.server_port}/{page}"
+        done = subprocess.run([BROWSER, *options, address], capture_output=True, text=True, timeout=120)
+        server.shutdown()
+    assert "CONSOLE" not in done.stderr
+    assert "<h1" in done.stdout
+    assert 'class="md-' in done.stdout  # drawn with its theme
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Serves the site and says nothing."""
+
+    def log_message(self, *_):
+        pass

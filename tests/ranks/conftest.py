@@ -1,21 +1,21 @@
 from pathlib import Path
 
-import crew
 import pytest
+import rank_processes
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def two():
-    group = crew.Crew(2)
+    group = rank_processes.RankProcesses(2)
     yield group
     group.close()
 
 
 @pytest.fixture(scope="session")
 def four():
-    group = crew.Crew(4)
+    group = rank_processes.RankProcesses(4)
     yield group
     group.close()
 
@@ -26,9 +26,9 @@ def ranks(request):
 
 
 @pytest.fixture
-def doomed():
-    """A crew of three with a short timeout, for tests after which nobody can be relied on."""
-    group = crew.Crew(3, timeout=3.0)
+def three():
+    """Three processes with a short timeout, for tests after which nobody can be relied on."""
+    group = rank_processes.RankProcesses(3, timeout=3.0)
     yield group
     group.close()
 

@@ -13,8 +13,8 @@ import signal
 import threading
 import time
 
-import crew
 import layouts
+import rank_processes
 import torch
 import torch.distributed as dist
 
@@ -179,24 +179,24 @@ def judge(case, fault, at, how, answers, timeout):
 
 
 class Fuzzer:
-    """Runs faults, with a new crew after each that leaves the old one unusable."""
+    """Runs faults, with a new rank_processes after each that leaves the old one unusable."""
 
     def __init__(self):
-        self._crew = None
+        self._processes = None
 
     def try_one(self, seed, fatal=False):
         case, fault, at, how = any_fault(seed, fatal)
-        self._crew = self._crew or crew.Crew(SIZE, timeout=2.0 if fatal else 8.0)
-        answers = self._crew.outcomes(run, case, fault, at, how, self._crew.timeout)
-        wrong = judge(case, fault, at, how, answers, self._crew.timeout)
+        self._processes = self._processes or rank_processes.RankProcesses(SIZE, timeout=2.0 if fatal else 8.0)
+        answers = self._processes.outcomes(run, case, fault, at, how, self._processes.timeout)
+        wrong = judge(case, fault, at, how, answers, self._processes.timeout)
         if fatal or wrong or any("could not exchange" in str(answer) for _, answer in answers):
             self.close()
         return fault, wrong and f"seed {seed}, {fault} at rank {at}, {how}, {case}: {wrong}"
 
     def close(self):
-        if self._crew is not None:
-            self._crew.close()
-        self._crew = None
+        if self._processes is not None:
+            self._processes.close()
+        self._processes = None
 
 
 def main():

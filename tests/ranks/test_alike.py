@@ -14,9 +14,9 @@ RANKS = [
 
 @pytest.mark.parametrize(("size", "case", "call"), RANKS)
 def test_another_call_is_refused_on_every_rank(request, size, case, call):
-    crew = request.getfixturevalue("two" if size == 2 else "four")
+    rank_processes = request.getfixturevalue("two" if size == 2 else "four")
     for at in (0, size - 1):
-        for kind, text, untouched in crew.run(alike.called_with_something_else, case, call, at):
+        for kind, text, untouched in rank_processes.run(alike.called_with_something_else, case, call, at):
             assert kind == "RankError", text
             assert "could not exchange" not in text
             assert "No gradient was changed" in text

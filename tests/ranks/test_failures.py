@@ -68,8 +68,8 @@ def test_one_collective_for_each_group(four, call):
         ("fewer", "ranks [0, 1, 2] do not agree on the number of gradients: 2 on ranks 0, 2; 1 on rank 1"),
     ],
 )
-def test_the_others_stop_with_an_error_and_whole_gradients(doomed, fault, says):
-    answers = doomed.outcomes(failures.clip_or_error, THREE, 1, fault)
+def test_the_others_stop_with_an_error_and_whole_gradients(three, fault, says):
+    answers = three.outcomes(failures.clip_or_error, THREE, 1, fault)
     if fault == "killed":
         assert answers[1] == (False, "gone")
     for rank in (0, 2):
@@ -78,5 +78,5 @@ def test_the_others_stop_with_an_error_and_whole_gradients(doomed, fault, says):
         assert kind == "RankError", text
         assert says in text
         assert "No gradient was changed" in text
-        assert seconds < 2 * doomed.timeout
+        assert seconds < 2 * three.timeout
         assert all(untouched)

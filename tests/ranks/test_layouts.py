@@ -53,17 +53,17 @@ TABLE = [pytest.param(2, case, id=f"2 ranks, {name}") for name, case in TWO.item
 
 @pytest.mark.parametrize(("size", "case"), TABLE)
 def test_norm_as_in_one_process(request, size, case):
-    crew = request.getfixturevalue("two" if size == 2 else "four")
+    rank_processes = request.getfixturevalue("two" if size == 2 else "four")
     for p in ORDERS:
         for max_norm in (0.3, 1e6):
-            crew.run(layouts.check_norm, case, p, max_norm)
+            rank_processes.run(layouts.check_norm, case, p, max_norm)
 
 
 @pytest.mark.parametrize(("size", "case"), TABLE)
 def test_policies_as_in_one_process(request, size, case):
-    crew = request.getfixturevalue("two" if size == 2 else "four")
+    rank_processes = request.getfixturevalue("two" if size == 2 else "four")
     for p in (2.0, math.inf):
-        crew.run(layouts.check_policies, case, p)
+        rank_processes.run(layouts.check_policies, case, p)
 
 
 @st.composite

@@ -16,9 +16,9 @@ TABLE = [pytest.param(2, TWO[name], id=f"2 ranks, {name}") for name in ("fsdp", 
 
 @pytest.mark.parametrize(("size", "case"), TABLE)
 def test_as_in_one_process(request, size, case):
-    crew = request.getfixturevalue("two" if size == 2 else "four")
+    rank_processes = request.getfixturevalue("two" if size == 2 else "four")
     for name in learning.POLICIES:
-        crew.run(learning.as_in_one_process, case, name)
+        rank_processes.run(learning.as_in_one_process, case, name)
 
 
 def test_a_dry_run_says_the_same_and_changes_nothing(two):
@@ -40,8 +40,8 @@ def assert_same_bits(found, expected):
 @pytest.mark.parametrize("name", learning.SAVED)
 def test_state_goes_through_a_checkpoint_to_another_number_of_ranks(two, four, tmp_path, name):
     (state, after), *_ = four.run(learning.learn_and_save, name, str(tmp_path))
-    for crew in (two, four):
-        for found, again in crew.run(learning.load_and_go_on, name, str(tmp_path)):
+    for rank_processes in (two, four):
+        for found, again in rank_processes.run(learning.load_and_go_on, name, str(tmp_path)):
             assert_same_bits(found, state)
             assert again == pytest.approx(after, rel=1e-12)
     kind, text = two.run(learning.load_without_a_step, name, str(tmp_path))[0]

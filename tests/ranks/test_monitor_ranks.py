@@ -21,11 +21,11 @@ def one_process(folder, limit, clip):
 @pytest.mark.parametrize(("limit", "clip"), [(None, None), (0.5, None), (None, 0.5), (None, "zscore")])
 @pytest.mark.parametrize("kind", ["all", "mixed", "hybrid"])
 def test_merged_numbers_are_those_of_one_process(request, tmp_path, kind, limit, clip):
-    crew = request.getfixturevalue("four" if kind == "hybrid" else "two")
-    answers = crew.run(monitor_workers.record, str(tmp_path / "run.jsonl"), kind, limit, clip)
+    rank_processes = request.getfixturevalue("four" if kind == "hybrid" else "two")
+    answers = rank_processes.run(monitor_workers.record, str(tmp_path / "run.jsonl"), kind, limit, clip)
     alone, weights = one_process(tmp_path, limit, clip)
     run = read_run(answers[-1][0])
-    assert len(run.ranks) == crew.size
+    assert len(run.ranks) == rank_processes.size
     assert (run.names, run.sizes) == (alone.names, alone.sizes)
     for name, digits in {"loss": 1e-8, "norm": 1e-5, "peak": 1e-5, "update": 1e-5, "clip": 1e-5, "max_norm": 0}.items():
         found, true = getattr(run, name), getattr(alone, name)

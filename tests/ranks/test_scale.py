@@ -1,8 +1,8 @@
 """What a call sends does not grow with ranks: counted in a process that is one of up to 16,384."""
 
 import counting
-import crew
 import pytest
+import rank_processes
 
 DIMENSIONS = {"FSDP2": 1, "FSDP2 x TP": 2, "HSDP x TP": 3}
 MESSAGE = 8192
@@ -11,7 +11,7 @@ MESSAGE = 8192
 @pytest.fixture(scope="module")
 def counted():
     """Counts by world size and layout, for few and many parameters, made in a process of its own."""
-    return crew.alone(counts)
+    return rank_processes.alone(counts)
 
 
 FEW = ["torch.nn.utils.clip_grad_norm_", "torchtitan style", "clip_grad_norm_", "clip_, by_norm"]

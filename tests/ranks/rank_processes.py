@@ -15,7 +15,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch", "torch.distributed.tensor", "bridle"])
 
 
-class Crew:
+class RankProcesses:
     """`run` calls a function on every rank of a gloo group and returns what each returned, in order."""
 
     def __init__(self, size, timeout=15.0):

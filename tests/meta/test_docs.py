@@ -4,6 +4,7 @@ import pathlib
 import re
 
 import pytest
+import torch.distributed as dist
 
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [
@@ -21,8 +22,12 @@ def blocks(page):
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
-    for number, block in enumerate(blocks(page)):
-        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+    try:
+        for number, block in enumerate(blocks(page)):
+            exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+    finally:
+        if dist.is_initialized():  # by a block of the page
+            dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

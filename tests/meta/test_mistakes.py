@@ -232,7 +232,7 @@ POLICIES = [
         lambda s: policies.ByOvershoot(rate=0.5).load_state_dict(policies.ByOvershoot().state_dict()),
         ArgumentError,
         ValueError,
-        "rate=0.1; this one has rate=0.5",
+        "rate=0.2; this one has rate=0.5",
         "as it was when it was saved",
     ),
     (

@@ -83,9 +83,11 @@ class ByElementSpike(BuiltOnce):
             bad = good.logical_not()
             known_good = _devices.readable_now(values) and not bool(bad.any())
             limits: list[Tensor | None] = [None] * len(keys)
+            spans = grads.spans_ranks()
+            weights = grads.weights() if spans else []
             for chunk in self._plan(grads):
                 own = chunk.of(values)
-                if own[0].numel() != int(chunk.sizes[0]):
+                if spans and own[0].shape != weights[chunk.where[0]].shape:
                     continue  # this rank lacks a gradient that others have
                 found = self._limit(chunk, own, times, new, None if known_good else bad)
                 for i, limit in zip(chunk.where, found, strict=False):

@@ -87,7 +87,7 @@ class ByOvershoot(BuiltOnce):
         self._plan(grads)
 
     def _plan(self, grads: GradientView) -> list[Chunk]:
-        return self._before.plan(grads, grads.weights(), _refuse_layouts)
+        return self._before.plan(grads, _held(grads), _refuse_layouts)
 
     def decide(self, grads: GradientView) -> Scale:
         """Move the limit by what the last step turned out to be, and bring the norm down to it."""
@@ -110,7 +110,7 @@ class ByOvershoot(BuiltOnce):
 
         Where the parameters are is remembered if the gradients are good.
         """
-        weights, spans, plan = grads.weights(), grads.spans_ranks(), self._plan(grads)
+        weights, spans, plan = _held(grads), grads.spans_ranks(), self._plan(grads)
         changes = [self._change(chunk.keys, chunk.of(weights), good) for chunk in plan]
         length = _measure.total(grads.over_ranks(_measure.norms(changes, self.p), self.p), self.p)
         terms = []
@@ -149,6 +149,11 @@ class ByOvershoot(BuiltOnce):
         before.load_state_dict(saved.get("before"))
         self._rows.load_state_dict(saved)
         self._before = before
+
+
+def _held(grads: GradientView) -> list[Tensor]:
+    """Return what this rank holds of each parameter."""
+    return grads.weights() if grads.spans_ranks() else grads.parameters
 
 
 def _refuse_layouts(grads: GradientView) -> None:

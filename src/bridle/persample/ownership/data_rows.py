@@ -39,7 +39,6 @@ _SAVED_INPUTS: dict[str, dict[int, str]] = {
     "Mv": {0: "self", 1: "vec"},
     "PreluKernel": {0: "self"},
     "Cdist": {0: "x1", 1: "x2"},
-    "Trilinear": {0: "i1", 1: "i2"},
     "ScaledDotProductFlashAttentionForCpu": {0: "query", 1: "key", 2: "value"},
 }
 # The ids of a look-up are no input that could have a gradient.

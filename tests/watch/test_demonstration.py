@@ -58,7 +58,7 @@ def test_clipping_steadies_it(script, monkeypatch, capsys):
 
 def test_the_demonstration_compares_both(tmp_path):
     pytest.importorskip("sklearn", reason="pip install 'bridle[demo]'")
-    done = run_process([sys.executable, EXAMPLES / "demo_steady.py", tmp_path, "--epochs", "8"])
+    done = run_process([sys.executable, EXAMPLES / "demo_steady.py", tmp_path, "--epochs", "4"])
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"^(\w[^\n]*?)\s{2,}(\S+)\s+(\S+)$", done.stdout, flags=re.MULTILINE)
     assert [name for name, *_ in rows][-3:] == ["final test loss", "best test loss", "swing of the test loss"]

@@ -2,7 +2,7 @@
 
 import sys
 
-from .watch._cli import main
+from bridle_cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

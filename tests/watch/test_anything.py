@@ -10,8 +10,8 @@ import pytest
 
 from bridle.errors import RecordError, RecordWriteError
 from bridle.watch import read_report, read_run
-from bridle.watch._cli import main
 from bridle.watch.report.html import to_html
+from bridle_cli import main
 
 HEADER = {"bridle": 2, "torch": "2.13", "argv": ["train.py"], "clip": None, "every": 1}
 NAMES = ["body.0.weight", "body.0.bias", "head.weight"]

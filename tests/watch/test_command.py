@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridle.watch import read_run
-from bridle.watch._cli import main
+from bridle_cli import main
 
 from .processes import LIMIT, killed_after, run_process, start
 

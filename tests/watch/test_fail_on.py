@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from bridle.watch._cli import main
 from bridle.watch._fail_on import EXIT_CODE
+from bridle_cli import main
 
 from .processes import run_process
 from .test_anything import HEADER, valid

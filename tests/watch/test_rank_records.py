@@ -13,7 +13,6 @@ import torch
 import bridle
 from bridle.errors import ArgumentError, RecordError
 from bridle.watch import _watch, read_run
-from bridle.watch._cli import main
 from bridle.watch.analysis.rank_table import warnings
 from bridle.watch.report import background
 from bridle.watch.report.report import report_on
@@ -27,6 +26,7 @@ from bridle.watch.run.rank_files import (
     rank_info,
     run_file,
 )
+from bridle_cli import main
 
 from .test_monitor import model, train
 

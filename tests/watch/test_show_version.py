@@ -7,14 +7,16 @@ import pytest
 import torch
 
 import bridle
-from bridle.watch import _cli, _show_version
+import bridle_cli
+from bridle.watch import _show_version
+from bridle.watch._fail_on import EXIT_CODE
 
 from .processes import run_process
 
 
 def test_it_says_what_is_in_use(capsys):
     with pytest.raises(SystemExit) as ended:
-        _cli.main(["--version"])
+        bridle_cli.main(["--version"])
     assert ended.value.code == 0
     first, second, third, fourth = capsys.readouterr().out.splitlines()
     assert first == f"bridle {bridle.__version__}"
@@ -34,3 +36,16 @@ def test_the_kernels_switched_off():
     done = run_process([sys.executable, "-m", "bridle", "--version"], env={"BRIDLE_NATIVE": "0"})
     assert done.returncode == 0
     assert "torch operations: BRIDLE_NATIVE=0 is set" in done.stdout
+
+
+def test_the_help_does_not_wait_for_torch():
+    code = "import sys, bridle_cli\ntry: bridle_cli.main(['--help'])\nfinally: print('torch' in sys.modules)"
+    done = run_process([sys.executable, "-c", code])
+    assert "watch" in done.stdout
+    assert done.stdout.endswith("False\n"), done.stdout
+
+
+def test_the_help_names_the_exit_code(capsys):
+    with pytest.raises(SystemExit):
+        bridle_cli.main(["watch", "--help"])
+    assert f"exit with {EXIT_CODE} if" in capsys.readouterr().out

@@ -1,0 +1,80 @@
+"""The `bridle` command: its options.
+
+Apart from the package, because importing that imports torch: `bridle --help` answers at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_FAIL_ON = "exit with 99 if there is one of these findings, such as spikes,nonfinite; any: any finding"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Return its exit code; `watch` ends as the script ends."""
+    options = _parser().parse_args(argv)
+    from bridle.watch._cli import run
+
+    return run(options)
+
+
+class _ShowVersion(argparse.Action):
+    """Print the versions of bridle, torch and Python, and how clipping runs on the CPU; then exit."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Print and exit."""
+        from bridle.watch._show_version import versions
+
+        print(versions())
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bridle", description="See why a training run swings, and hold it.")
+    parser.add_argument("--version", action=_ShowVersion, help="show what is installed, and if the kernel is used")
+    commands = parser.add_subparsers(dest="command", required=True)
+    watch = commands.add_parser("watch", help="run a training script unchanged, record it, report what was found")
+    watch.add_argument("--clip", metavar="HOW", help='clip gradients: a largest norm such as 1.0, "auto", "zscore"')
+    watch.add_argument("--every", type=int, default=1, metavar="N", help="record every N steps (default: each)")
+    watch.add_argument(
+        "--record", metavar="FILE", help="where to write (default: SCRIPT.bridle.jsonl, numbered if taken)"
+    )
+    watch.add_argument(
+        "--anomaly", action="store_true", help="stop at the operation that makes the first NaN, and name it"
+    )
+    watch.add_argument("--lr-scale", type=float, metavar="F", help="multiply every learning rate, such as by 0.33")
+    watch.add_argument("--steps", type=int, metavar="N", help="end the script after so many optimizer steps")
+    watch.add_argument("--seed", type=int, metavar="S", help="seed random, numpy and torch before the script begins")
+    watch.add_argument(
+        "--try",
+        dest="trial",
+        action="store_true",
+        help="run the script as it is, then with the best two or three changes, and compare them",
+    )
+    watch.add_argument(
+        "--time", type=float, default=1800.0, metavar="S", help="of --try: seconds for all runs together (default 1800)"
+    )
+    watch.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
+    watch.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    watch.add_argument("script", help="the script, or the module's name after -m")
+    watch.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    report = commands.add_parser("report", help="report what a record shows, and write the page")
+    report.add_argument(
+        "record",
+        nargs="+",
+        help="a record, one of several ranks', or a folder; two runs are compared, before and after",
+    )
+    report.add_argument("--json", action="store_true", help="print JSON, write no page")
+    report.add_argument("--text", action="store_true", help="print only, write no page")
+    report.add_argument("-o", "--output", metavar="FILE", help="the page (default: beside the record, .html)")
+    report.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
+    report.add_argument("--optimizer", type=int, metavar="I", help="report on this one only, where a run has several")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,7 +24,7 @@ from ._notify import notify_clip_policy
 from ._parameters import Target, named
 from ._patterns import assign
 from ._report import ClipReport, Outcome
-from ._sharded_norms import on_several_ranks
+from ._shard_layouts import on_several_ranks
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
 _NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cannot trace the call

@@ -13,7 +13,8 @@ from ..distributed import PlacementSpec
 from ..errors import UnsupportedGradientError
 from ._parameters import live_names, warn_raw_gradients
 from ._placement import placements_of
-from ._sharded_norms import ShardedNorms, missing_here, on_several_ranks
+from ._shard_layouts import missing_here, on_several_ranks
+from ._sharded_norms import ShardedNorms
 
 
 class Gradients:

@@ -23,7 +23,7 @@ from ._gradients import Gradients
 from ._locks import one_at_a_time
 from ._notify import notify_clip_norm, notify_clip_value
 from ._parameters import Target, gradients, live_names, named, unique
-from ._sharded_norms import on_several_ranks
+from ._shard_layouts import on_several_ranks
 
 _EPS = 1e-6  # torch's: part of the contract of its names
 

@@ -5,69 +5,34 @@ Meshes are visited in an order that is the same on every rank, and the dimension
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .. import _measure
 from .._distributed.agreement import Agreement
-from .._distributed.collectives import collective
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
-from .._distributed.meshes import Group, MeshGroups, groups_of, order_meshes, read_mesh
-from .._torch.dtensor import dtensor_class, is_dtensor, specs_of, stored_shards, wait_tensor
+from .._distributed.meshes import Group, order_meshes
+from .._torch.dtensor import specs_of, stored_shards
 from ..distributed import Disjoint, Placement, Replicated, Sharded
-from ..errors import BridleError, RankError, UnsupportedGradientError
+from ..errors import BridleError, UnsupportedGradientError
 from ._norm_exchange import WHAT, Entry, Kind, NormExchange
+from ._shard_layouts import (
+    ShardLayout,
+    cut_dims,
+    groups_of_patterns,
+    other_mesh,
+    read_layout,
+    reduced,
+    sharded_patterns,
+    wide_ones,
+    writes_partial,
+)
 
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
-
-
-def on_several_ranks(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether any is a DTensor. Where none can exist, they are not looked at."""
-    if (kind := dtensor_class()) is None or not dist.is_available():
-        return False
-    if torch.compiler.is_compiling() and not dist.is_initialized():  # nothing to trace
-        return False
-    found = any(issubclass(t, kind) for t in set(map(type, tensors)))
-    if found and not dist.is_initialized():
-        raise RankError(
-            "parameters are DTensors, and this process has no process group any more: it cannot know their norm. Clip "
-            "before destroy_process_group(). No gradient was changed on this rank."
-        )
-    return found
-
-
-def missing_here(
-    parameters: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    patterns: Sequence[tuple[Placement, ...]],
-    pattern_of: Sequence[int],
-) -> list[int]:
-    """Return parameters without a gradient here that lie on several ranks, each once: the others may have one."""
-    sharded = _sharded_patterns(patterns)
-    first: dict[int, int] = {}
-    for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
-        if g is None and (sharded[pattern_of[i]] or is_dtensor(p)):
-            first.setdefault(id(p), i)
-    return list(first.values())
-
-
-@dataclass(frozen=True)
-class _Layout:
-    mesh: MeshGroups
-    sharded: tuple[bool, ...]  # for each dimension of the mesh: shards on its ranks, or copies
-    partial: bool
-    dims: tuple[int, ...]  # for each dimension of the mesh: which of the tensor's it cuts; -1 for none
-
-    def cut_dims(self, group: Group) -> set[int]:
-        """Return the dimensions of the tensor that a process group cuts."""
-        found = zip(self.mesh.groups, self.dims, strict=True)
-        return {dim for each, dim in found if each == group and dim >= 0}
 
 
 class ShardedNorms:
@@ -91,13 +56,13 @@ class ShardedNorms:
         self.local: list[Tensor] = []
         self._patterns = patterns
         self._pattern_of = pattern_of or [0] * len(grads)
-        self._sharded_patterns = _sharded_patterns(patterns)
+        self._sharded_patterns = sharded_patterns(patterns)
         sharded = [self._sharded_patterns[n] for n in self._pattern_of] if any(self._sharded_patterns) else ()
         self._fingerprints = parameter_fingerprints(names, parameters, sharded)
-        self._wide = _wide_ones(parameters, grads)
+        self._wide = wide_ones(parameters, grads)
         self._writes_partial: dict[int, bool] = {}
-        self._layouts: dict[tuple[int, Any], _Layout] = {}
-        self._layout_of: dict[int, _Layout] = {}
+        self._layouts: dict[tuple[int, Any], ShardLayout] = {}
+        self._layout_of: dict[int, ShardLayout] = {}
         with torch.no_grad():
             self._read(parameters, grads)
             copied = {i for i, layout in self._layout_of.items() if not all(layout.sharded)}
@@ -107,8 +72,8 @@ class ShardedNorms:
             if partial:
                 self._agree_on_partial(set(partial))
             for i in partial:
-                self.values[i] = _reduced(grads[i])
-                self._writes_partial[i] = _writes_partial(grads[i])
+                self.values[i] = reduced(grads[i])
+                self._writes_partial[i] = writes_partial(grads[i])
 
     def _agree_on_partial(self, partial: set[int]) -> None:
         """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
@@ -131,17 +96,17 @@ class ShardedNorms:
                 # That of the parameter: torch may give a gradient an equal mesh that was made before.
                 mesh = spec.mesh if own is None else own.mesh
                 if mesh is not spec.mesh and mesh != spec.mesh:
-                    raise _other_mesh(parameters[i], t)
+                    raise other_mesh(parameters[i], t)
                 if mesh is not last[0] or spec.placements != last[1]:
                     layout, last = self._layout(mesh, spec.placements), (mesh, spec.placements)
                 self._layout_of[i] = layout
                 local = stored_shards([t])[0]
             self.local.append(local.detach().new_empty(0) if grads[i] is None else local)
 
-    def _layout(self, mesh: Any, placements: Any) -> _Layout:
+    def _layout(self, mesh: Any, placements: Any) -> ShardLayout:
         found = self._layouts.get((id(mesh), placements))
         if found is None:
-            found = self._layouts[id(mesh), placements] = _read_layout(mesh, placements)
+            found = self._layouts[id(mesh), placements] = read_layout(mesh, placements)
         return found
 
     @property
@@ -244,7 +209,7 @@ class ShardedNorms:
         if layout is None:
             found: Tensor = parameter.detach()
             return found
-        if _cut_dims(parameter.placements) != layout.dims:
+        if cut_dims(parameter.placements) != layout.dims:
             raise UnsupportedGradientError(
                 f"a parameter of shape {tuple(parameter.shape)} lies on its mesh as {parameter.placements}, its "
                 "gradient does not, and this policy compares the two. Redistribute the gradient before clipping."
@@ -326,8 +291,8 @@ class ShardedNorms:
                 yield group, [(i, on[id(layout)]) for i, layout in self._layout_of.items() if id(layout) in on]
             if exchange is not None and exchange.disagreed:
                 told.update(mesh.ranks)
-        for group in _groups_of(self._patterns, (Sharded,)):
-            over = [group in _groups_of([placements], (Sharded,)) for placements in self._patterns]
+        for group in groups_of_patterns(self._patterns, (Sharded,)):
+            over = [group in groups_of_patterns([placements], (Sharded,)) for placements in self._patterns]
             yield group, [(i, True) for i, number in enumerate(self._pattern_of) if over[number]]
 
     def _norm_terms(
@@ -347,70 +312,11 @@ class ShardedNorms:
         totals = torch.stack([n.to(norms[0].device) for n in found])
         held = [[i for j in at for i in sets[k][j]] for (k, _), at in zip(slots, mine, strict=True)]
         kinds = [self._kind(members, orders[k]) for (k, _), members in zip(slots, held, strict=True)]
-        for group in _groups_of(self._patterns, (Disjoint, Replicated)):
-            disjoint = {n for n in numbers if group in _groups_of([self._patterns[n]], (Disjoint,))}
-            copied = {n for n in numbers if group in _groups_of([self._patterns[n]], (Replicated,))}
+        for group in groups_of_patterns(self._patterns, (Disjoint, Replicated)):
+            disjoint = {n for n in numbers if group in groups_of_patterns([self._patterns[n]], (Disjoint,))}
+            copied = {n for n in numbers if group in groups_of_patterns([self._patterns[n]], (Replicated,))}
             entries = [Entry(s, n in disjoint) for s, (_, n) in enumerate(slots) if n in disjoint | copied]
             exchange.add_stages(totals, entries, kinds, group, [0 if e.sharded else len(held[e.at]) for e in entries])
         rest = [[j for j, each in enumerate(part) if self._pattern_of[each[0]] not in numbers] for part in sets]
         split = torch.split(totals, len(numbers))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
-
-
-def _wide_ones(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> set[int]:
-    """Return those whose values may be out of the range of float32, by the type of the parameter or of its gradient."""
-    large = (torch.float64, torch.complex128)
-    if not ({p.dtype for p in parameters} | {g.dtype for g in grads if g is not None}).intersection(large):
-        return set()
-    pairs = enumerate(zip(parameters, grads, strict=True))
-    return {i for i, (p, g) in pairs if p.dtype in large or (g is not None and g.dtype in large)}
-
-
-def _sharded_patterns(patterns: Sequence[tuple[Placement, ...]]) -> list[bool]:
-    return [any(isinstance(each, Sharded) for each in placements) for placements in patterns]
-
-
-def _read_layout(mesh: Any, placements: Sequence[Any]) -> _Layout:
-    partial = any(kind.is_partial() for kind in placements)
-    sharded = tuple(not (k.is_replicate() or k.is_partial()) for k in placements)
-    return _Layout(read_mesh(mesh), sharded, partial, _cut_dims(placements))
-
-
-def _cut_dims(placements: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(-1 if k.is_replicate() or k.is_partial() else k.dim for k in placements)
-
-
-def _groups_of(patterns: Iterable[tuple[Placement, ...]], kinds: tuple[type, ...]) -> list[Group]:
-    """Return the process groups that placements of some kinds are about, each once, in order."""
-    found: dict[Group, None] = {}
-    for placement in (each for placements in patterns for each in placements if isinstance(each, kinds)):
-        found.update(dict.fromkeys(groups_of(placement.group)))
-    return list(found)
-
-
-def _reduced(grad: Any) -> Tensor:
-    """Return the local shard of a partial gradient after reducing it: communication of its whole size."""
-    from torch.distributed.tensor import Replicate
-
-    for kind in grad.placements:
-        if kind.is_partial() and kind.reduce_op not in ("sum", "avg", "max", "min"):
-            raise UnsupportedGradientError(
-                f"a gradient of shape {tuple(grad.shape)} is partial by {kind.reduce_op!r}, which scaling its shards "
-                "does not scale. Redistribute it before clipping."
-            )
-    reduced = [Replicate() if kind.is_partial() else kind for kind in grad.placements]
-    group = grad.device_mesh.get_group(next(d for d, kind in enumerate(grad.placements) if kind.is_partial()))
-    return wait_tensor(collective(lambda: grad.detach().redistribute(placements=reduced).to_local(), group, WHAT))
-
-
-def _writes_partial(grad: Any) -> bool:
-    """Return whether this rank writes the value of a partial gradient. Of a sum, one rank does; others write zeros."""
-    coordinates = zip(grad.device_mesh.get_coordinate(), grad.placements, strict=True)
-    return all(at == 0 for at, kind in coordinates if kind.is_partial() and kind.reduce_op == "sum")
-
-
-def _other_mesh(parameter: Any, t: Any) -> UnsupportedGradientError:
-    return UnsupportedGradientError(
-        f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
-        "Redistribute the gradient to the parameter's mesh before clipping."
-    )

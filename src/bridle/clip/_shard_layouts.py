@@ -1,0 +1,120 @@
+"""How gradients lie over ranks: sharded, replicated or partial, and on which process groups."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .._distributed.collectives import collective
+from .._distributed.meshes import Group, MeshGroups, groups_of, read_mesh
+from .._torch.dtensor import dtensor_class, is_dtensor, wait_tensor
+from ..distributed import Placement, Sharded
+from ..errors import RankError, UnsupportedGradientError
+from ._norm_exchange import WHAT
+
+
+def on_several_ranks(tensors: Iterable[Tensor | None]) -> bool:
+    """Return whether any is a DTensor. Where none can exist, they are not looked at."""
+    if (kind := dtensor_class()) is None or not dist.is_available():
+        return False
+    if torch.compiler.is_compiling() and not dist.is_initialized():  # nothing to trace
+        return False
+    found = any(issubclass(t, kind) for t in set(map(type, tensors)))
+    if found and not dist.is_initialized():
+        raise RankError(
+            "parameters are DTensors, and this process has no process group any more: it cannot know their norm. Clip "
+            "before destroy_process_group(). No gradient was changed on this rank."
+        )
+    return found
+
+
+def missing_here(
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    patterns: Sequence[tuple[Placement, ...]],
+    pattern_of: Sequence[int],
+) -> list[int]:
+    """Return parameters without a gradient here that lie on several ranks, each once: the others may have one."""
+    sharded = sharded_patterns(patterns)
+    first: dict[int, int] = {}
+    for i, (p, g) in enumerate(zip(parameters, grads, strict=True)):
+        if g is None and (sharded[pattern_of[i]] or is_dtensor(p)):
+            first.setdefault(id(p), i)
+    return list(first.values())
+
+
+@dataclass(frozen=True)
+class ShardLayout:
+    """How a DTensor lies on its mesh."""
+
+    mesh: MeshGroups
+    sharded: tuple[bool, ...]  # for each dimension of the mesh: shards on its ranks, or copies
+    partial: bool
+    dims: tuple[int, ...]  # for each dimension of the mesh: which of the tensor's it cuts; -1 for none
+
+    def cut_dims(self, group: Group) -> set[int]:
+        """Return the dimensions of the tensor that a process group cuts."""
+        found = zip(self.mesh.groups, self.dims, strict=True)
+        return {dim for each, dim in found if each == group and dim >= 0}
+
+
+def wide_ones(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> set[int]:
+    """Return those whose values may be out of the range of float32, by the type of the parameter or of its gradient."""
+    large = (torch.float64, torch.complex128)
+    if not ({p.dtype for p in parameters} | {g.dtype for g in grads if g is not None}).intersection(large):
+        return set()
+    pairs = enumerate(zip(parameters, grads, strict=True))
+    return {i for i, (p, g) in pairs if p.dtype in large or (g is not None and g.dtype in large)}
+
+
+def sharded_patterns(patterns: Sequence[tuple[Placement, ...]]) -> list[bool]:
+    return [any(isinstance(each, Sharded) for each in placements) for placements in patterns]
+
+
+def read_layout(mesh: Any, placements: Sequence[Any]) -> ShardLayout:
+    partial = any(kind.is_partial() for kind in placements)
+    sharded = tuple(not (k.is_replicate() or k.is_partial()) for k in placements)
+    return ShardLayout(read_mesh(mesh), sharded, partial, cut_dims(placements))
+
+
+def cut_dims(placements: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(-1 if k.is_replicate() or k.is_partial() else k.dim for k in placements)
+
+
+def groups_of_patterns(patterns: Iterable[tuple[Placement, ...]], kinds: tuple[type, ...]) -> list[Group]:
+    """Return the process groups that placements of some kinds are about, each once, in order."""
+    found: dict[Group, None] = {}
+    for placement in (each for placements in patterns for each in placements if isinstance(each, kinds)):
+        found.update(dict.fromkeys(groups_of(placement.group)))
+    return list(found)
+
+
+def reduced(grad: Any) -> Tensor:
+    """Return the local shard of a partial gradient after reducing it: communication of its whole size."""
+    from torch.distributed.tensor import Replicate
+
+    for kind in grad.placements:
+        if kind.is_partial() and kind.reduce_op not in ("sum", "avg", "max", "min"):
+            raise UnsupportedGradientError(
+                f"a gradient of shape {tuple(grad.shape)} is partial by {kind.reduce_op!r}, which scaling its shards "
+                "does not scale. Redistribute it before clipping."
+            )
+    reduced = [Replicate() if kind.is_partial() else kind for kind in grad.placements]
+    group = grad.device_mesh.get_group(next(d for d, kind in enumerate(grad.placements) if kind.is_partial()))
+    return wait_tensor(collective(lambda: grad.detach().redistribute(placements=reduced).to_local(), group, WHAT))
+
+
+def writes_partial(grad: Any) -> bool:
+    """Return whether this rank writes the value of a partial gradient. Of a sum, one rank does; others write zeros."""
+    coordinates = zip(grad.device_mesh.get_coordinate(), grad.placements, strict=True)
+    return all(at == 0 for at, kind in coordinates if kind.is_partial() and kind.reduce_op == "sum")
+
+
+def other_mesh(parameter: Any, t: Any) -> UnsupportedGradientError:
+    return UnsupportedGradientError(
+        f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
+        "Redistribute the gradient to the parameter's mesh before clipping."
+    )

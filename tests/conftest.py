@@ -1,4 +1,5 @@
 import doctest
+import gc
 
 import pytest
 import torch
@@ -18,6 +19,12 @@ FEATURES = {
     "fused Adagrad on the CPU": lambda: takes_grad_scale(torch.optim.Adagrad([torch.zeros(1)], fused=True)),
     "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),
 }
+
+
+def pytest_collection_finish():
+    """Take what was imported out of the collector's sight: tests that collect, or look at live objects, are many."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item):

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.utils.hooks import RemovableHandle
 
 _own_hooks = 0
@@ -30,6 +31,35 @@ def has_node_hooks(node: Node) -> bool:
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+class _Witness(Tensor):
+    """A gradient that nobody may look at or change: who tries gets an error."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError
+
+
+def may_have_hooks(node: Node) -> bool:
+    """Return whether a hook on the node, or on an output of its op, may change a gradient.
+
+    torch cannot list the hooks of a tensor. A gradient is sent to each output and no further, and comes back as it was
+    if no hook looked at it.
+    """
+    return has_node_hooks(node) or any(_changes(node, i, out) for i, out in enumerate(node._input_metadata))
+
+
+def _changes(node: Node, output_nr: int, out: Any) -> bool:
+    edge = GradientEdge(node, output_nr)
+    try:
+        sent = torch.zeros((), dtype=out.dtype, device=out.device).expand(tuple(out.shape)).as_subclass(_Witness)
+        (found,) = _engine_run_backward(
+            (edge,), (sent,), True, False, (edge,), allow_unreachable=True, accumulate_grad=False
+        )
+    except Exception:  # the witness's own, or a hook's: whatever it raises shows that there is one
+        return True
+    return found is not sent
 
 
 def register_prehooks(nodes: Iterable[Node], make: Callable[[Node], Callable[..., Any]]) -> list[RemovableHandle]:

@@ -2,7 +2,7 @@
 
 from .errors import explain_errors
 from .losses import Losses
-from .runs import bypassed, call, gradients_at, inside_engine, passes_unchanged, pull, visit
+from .runs import bypassed, call, gradients_at, inside_engine, pull, visit
 from .saved_values import is_packed, saved, saved_number, saved_tensors
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "gradients_at",
     "inside_engine",
     "is_packed",
-    "passes_unchanged",
     "pull",
     "saved",
     "saved_number",

@@ -13,7 +13,7 @@ from ..._torch.signature import packed_nodes
 from ...errors import BatchCouplingError, UnsupportedOperationError
 from ..engine import Losses
 from .ask import ask
-from .coupling import refuse_shared_data, shared_input
+from .coupling import refuse_shared_data, shared_input, used_in_parts
 from .cuts import UseSite, find_cuts
 from .data_rows import DataRows, data_uses
 from .hooks import hooks_since
@@ -45,6 +45,7 @@ class Found:
         ends: the rest of them.
         source: how owners were found.
         rows: which rows of data are used for which sample.
+        in_parts: nodes below the cuts of which each sample uses other parts, where owners were asked for.
         hooks: how many hooks may have been registered on this graph; None if unknown.
         eps: rounding of the coarsest dtype at a cut.
     """
@@ -56,6 +57,7 @@ class Found:
     ends: list[Node]
     source: Source
     rows: DataRows
+    in_parts: Container[Node]
     hooks: int | None
     eps: float
 
@@ -94,7 +96,7 @@ def _found(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | N
 def _refuse_coupling(found: Found, known: Known) -> None:
     found.rows.refuse_conflict()
     if found.source is Source.ASKED:
-        refuse_shared_data(found.cuts, found.owners, found.rows, known)
+        refuse_shared_data(found.cuts, found.owners, found.rows, known, found.in_parts)
 
 
 def _refuse_coupling_below(
@@ -144,13 +146,14 @@ def _applied(proof: Proof | None, source: Source, losses: Losses, known: Known, 
     rows = DataRows(known, nodes, packed_nodes(owners))
     rows.add(proof.data)
     if proof.suspects:
+        in_parts = {nodes[n] for n in proof.in_parts}
         try:
-            refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known)
+            refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known, in_parts)
         except BatchCouplingError:
             return None  # structure alone may see more mixing than there is
     layouts = {nodes[n]: found for n, found in proof.layouts.items()}
     passed, ends = ([nodes[n] for n in some] for some in (proof.passed, proof.ends))
-    return Found(cuts, layouts, owners, passed, ends, source, rows, hooks, proof.eps)
+    return Found(cuts, layouts, owners, passed, ends, source, rows, (), hooks, proof.eps)
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None) -> Found:
@@ -161,21 +164,18 @@ def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | N
         )
         for node, found in layouts.items()
     }
-    told = owners | _structure(losses, owners)
+    proved = prove(losses.root, losses.sample_of, by_indices=True)
+    # Which loss uses data does not depend on hooks or zeros, so that structure tells it of ops that keep some.
+    told = owners | {
+        node: found
+        for node, found in proved.items()
+        if all(one.is_proved for one in found) and (node in owners or keeps_data(node, found))
+    }
     rows = DataRows(known, losses.scan.nodes, packed_nodes(told))
     rows.add(data_uses(told, cuts, leaves, losses.scan))
     passed, ends = losses.passed_and_ends(layouts)
-    return Found(cuts, layouts, owners, passed, ends, Source.ASKED, rows, hooks, coarsest_eps(layouts))
-
-
-def _structure(losses: Losses, asked: Container[Node]) -> dict[Node, tuple[Owners, ...]]:
-    """Return what structure tells of ops that keep data: which loss uses it does not depend on hooks or zeros."""
-    proved = prove(losses.root, losses.sample_of, by_indices=True)
-    return {
-        node: owners
-        for node, owners in proved.items()
-        if all(one.is_proved for one in owners) and (node in asked or keeps_data(node, owners))
-    }
+    in_parts = used_in_parts([cut.value for cut in cuts], proved, leaves)
+    return Found(cuts, layouts, owners, passed, ends, Source.ASKED, rows, in_parts, hooks, coarsest_eps(layouts))
 
 
 def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:

@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from ..._torch.nodes import output_dtypes
 from ..engine import Losses
-from .coupling import may_hold_constants
+from .coupling import may_hold_constants, used_in_parts
 from .cuts import UseSite, find_cuts
 from .data_rows import DataUse, data_uses
 from .layout import SampleLayout
@@ -33,6 +33,7 @@ class Proof:
         passed: ops at cuts that a gradient goes through to reach others of them.
         ends: the rest of them.
         suspects: cuts whose value may be made from more than parameters.
+        in_parts: the nodes below them of which each sample uses other parts.
         eps: rounding of the coarsest dtype at a cut.
     """
 
@@ -43,13 +44,14 @@ class Proof:
     passed: list[int]
     ends: list[int]
     suspects: list[int]
+    in_parts: list[int]
     eps: float
 
 
 # What is proved by signature; None where nothing could be.
 _PROOFS: OrderedDict[Any, Proof | None] = OrderedDict()
 _AT_MOST = 64
-_UNSEEN = Proof([], {}, {}, [], [], [], [], 0.0)
+_UNSEEN = Proof([], {}, {}, [], [], [], [], [], 0.0)
 
 
 def signature_of(losses: Losses) -> tuple[Any, ...]:
@@ -97,6 +99,7 @@ def try_to_prove(leaves: Collection[Node], losses: Losses, *, by_indices: bool =
     number = {node: i for i, node in enumerate(nodes)}
     kept = {node: owners[node] for node in nodes if node in layouts or keeps_data(node, owners.get(node, ()))}
     passed, ends = losses.passed_and_ends(layouts)
+    suspects = [i for i, cut in enumerate(cuts) if cut.value.node not in leaves and may_hold_constants(cut.value, leaves)]
     return Proof(
         [_numbered(cut, number) for cut in cuts],
         {number[node]: found for node, found in layouts.items()},
@@ -104,7 +107,8 @@ def try_to_prove(leaves: Collection[Node], losses: Losses, *, by_indices: bool =
         data_uses(kept, cuts, leaves, losses.scan),
         [number[node] for node in passed],
         [number[node] for node in ends],
-        [i for i, cut in enumerate(cuts) if cut.value.node not in leaves and may_hold_constants(cut.value, leaves)],
+        suspects,
+        [number[node] for node in used_in_parts([cuts[i].value for i in suspects], owners, leaves)],
         coarsest_eps(layouts),
     )
 

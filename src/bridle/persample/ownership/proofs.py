@@ -99,7 +99,8 @@ def try_to_prove(leaves: Collection[Node], losses: Losses, *, by_indices: bool =
     number = {node: i for i, node in enumerate(nodes)}
     kept = {node: owners[node] for node in nodes if node in layouts or keeps_data(node, owners.get(node, ()))}
     passed, ends = losses.passed_and_ends(layouts)
-    suspects = [i for i, cut in enumerate(cuts) if cut.value.node not in leaves and may_hold_constants(cut.value, leaves)]
+    made = [i for i, cut in enumerate(cuts) if cut.value.node not in leaves]
+    suspects = [i for i in made if may_hold_constants(cuts[i].value, leaves)]
     return Proof(
         [_numbered(cut, number) for cut in cuts],
         {number[node]: found for node, found in layouts.items()},

@@ -1,6 +1,6 @@
 """Runs of torch's engine over a recorded graph, and what its nodes saved."""
 
-from .errors import explain_errors
+from .errors import explain_errors, refuse_nested
 from .losses import Losses
 from .runs import bypassed, call, gradients_at, inside_engine, pull, visit
 from .saved_values import is_packed, saved, saved_number, saved_tensors
@@ -14,6 +14,7 @@ __all__ = [
     "inside_engine",
     "is_packed",
     "pull",
+    "refuse_nested",
     "saved",
     "saved_number",
     "saved_tensors",

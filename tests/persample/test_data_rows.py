@@ -105,6 +105,12 @@ def test_windows_over_what_was_made_from_a_series(over, width):
     refused(OVER_HIDDEN[over](layer(torch.randn(STEPS, width))), layer)
 
 
+@pytest.mark.parametrize("copies", [lambda losses: losses.repeat(2), lambda losses: torch.cat([losses, losses])])
+def test_losses_that_are_there_twice(copies):
+    layer = nn.Linear(D, 2)
+    refused(copies(layer(torch.randn(SAMPLES, D)).square().sum(1)), layer)
+
+
 def test_a_recurrent_layer_over_a_series():
     layer = nn.GRU(D, 2)
     refused(layer(torch.randn(STEPS, D))[0][WIDTH:].square().sum(1), layer)

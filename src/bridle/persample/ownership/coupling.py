@@ -4,7 +4,7 @@ Two things give that away. A value that samples share may be made from data of t
 the rows of one tensor of data may be used for one sample here and for another one there.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -22,7 +22,7 @@ from .data_rows import DataRows, coupling_error
 from .known import Known
 from .ops import MOVES, Step, base_name, elementwise
 from .owners import Owners
-from .prove import reached
+from .prove import prove, reached
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,17 @@ def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool
     return any(_may_keep(node, parameters) for node in reached(value))
 
 
-def used_in_parts(
-    values: Iterable[GradientEdge], owners: Mapping[Node, tuple[Owners, ...]], parameters: Container[Node]
-) -> set[Node]:
-    """Return the nodes below shared values that may keep data and belong to one sample here and to others there.
+def used_in_parts(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> set[Node]:
+    """Return the ops of which samples use different parts: some elements by other samples than the rest.
 
-    So do the steps of a series of which each sample takes a window. A table that all samples share is used as a whole.
+    So are the steps of a series of which each sample takes a window. A table that all samples share is used as a whole.
+    Samples are told apart by one binary digit of their number at a time.
     """
-    nodes = dict.fromkeys(node for value in values for node in graph.reachable([value]))
-    return {
-        node for node in nodes if _may_keep(node, parameters) and any(one.is_uneven for one in owners.get(node, ()))
-    }
+    found: set[Node] = set()
+    for digit in range(int(sample_of.max()).bit_length() if sample_of.numel() else 0):
+        owners = prove(root, sample_of >> digit & 1, by_indices=by_indices)
+        found |= {node for node, outs in owners.items() if any(one.is_uneven for one in outs)}
+    return found
 
 
 def _may_keep(node: Node, parameters: Container[Node]) -> bool:
@@ -101,7 +101,7 @@ def refuse_shared_data(
     owners: Mapping[Node, tuple[Owners, ...]],
     rows: DataRows,
     known: Known,
-    in_parts: Container[Node],
+    in_parts: Callable[[Node], bool],
 ) -> None:
     """Refuse a shared value that is made from data of the batch.
 
@@ -110,7 +110,7 @@ def refuse_shared_data(
         owners: owners of the outputs of the ops there.
         rows: which rows of data are used for which sample.
         known: what is no data.
-        in_parts: nodes of which each sample uses other parts.
+        in_parts: whether samples use different parts of what an op made; asked last, since it takes long.
 
     Raises:
         BatchCouplingError: the loss of one sample depends on another.
@@ -126,16 +126,18 @@ def _taken_apart(cut: UseSite, owners: Mapping[Node, tuple[Owners, ...]]) -> boo
     return Step(cut.node, owners[cut.node], cut.position, cut.shape).sends().varies
 
 
-def _is_batch(one: Constant, cut: UseSite, rows: DataRows, known: Known, in_parts: Container[Node]) -> bool:
+def _is_batch(one: Constant, cut: UseSite, rows: DataRows, known: Known, in_parts: Callable[[Node], bool]) -> bool:
     """Return whether a constant may hold data of each sample: rows, alone, folded or second, or parts that overlap."""
     if one.tensor is not None and rows.has(one.tensor):
         return True
     value = None if one.tensor is None else tracing.constant(one.tensor)
     if value is not None and _is_table_of_positions(value):
         return False
-    if one.node in in_parts or known.rows in one.shape[:2]:
+    if known.rows in one.shape[:2]:
         return True
-    return bool(one.shape) and one.shape[0] % known.rows == 0 and not _is_broadcast(cut)
+    if one.shape and one.shape[0] % known.rows == 0 and not _is_broadcast(cut):
+        return True
+    return in_parts(one.node)
 
 
 def _is_table_of_positions(tensor: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from ..._torch.nodes import output_dtypes
 from ..engine import Losses
-from .coupling import may_hold_constants, used_in_parts
+from .coupling import may_hold_constants
 from .cuts import UseSite, find_cuts
 from .data_rows import DataUse, data_uses
 from .layout import SampleLayout
@@ -33,7 +33,7 @@ class Proof:
         passed: ops at cuts that a gradient goes through to reach others of them.
         ends: the rest of them.
         suspects: cuts whose value may be made from more than parameters.
-        in_parts: the nodes below them of which each sample uses other parts.
+        in_parts: the nodes of which samples use different parts, once these were asked for.
         eps: rounding of the coarsest dtype at a cut.
     """
 
@@ -44,14 +44,14 @@ class Proof:
     passed: list[int]
     ends: list[int]
     suspects: list[int]
-    in_parts: list[int]
     eps: float
+    in_parts: list[frozenset[int]] = field(default_factory=list)
 
 
 # What is proved by signature; None where nothing could be.
 _PROOFS: OrderedDict[Any, Proof | None] = OrderedDict()
 _AT_MOST = 64
-_UNSEEN = Proof([], {}, {}, [], [], [], [], [], 0.0)
+_UNSEEN = Proof([], {}, {}, [], [], [], [], 0.0)
 
 
 def signature_of(losses: Losses) -> tuple[Any, ...]:
@@ -99,8 +99,6 @@ def try_to_prove(leaves: Collection[Node], losses: Losses, *, by_indices: bool =
     number = {node: i for i, node in enumerate(nodes)}
     kept = {node: owners[node] for node in nodes if node in layouts or keeps_data(node, owners.get(node, ()))}
     passed, ends = losses.passed_and_ends(layouts)
-    made = [i for i, cut in enumerate(cuts) if cut.value.node not in leaves]
-    suspects = [i for i in made if may_hold_constants(cuts[i].value, leaves)]
     return Proof(
         [_numbered(cut, number) for cut in cuts],
         {number[node]: found for node, found in layouts.items()},
@@ -108,8 +106,7 @@ def try_to_prove(leaves: Collection[Node], losses: Losses, *, by_indices: bool =
         data_uses(kept, cuts, leaves, losses.scan),
         [number[node] for node in passed],
         [number[node] for node in ends],
-        suspects,
-        [number[node] for node in used_in_parts([cuts[i].value for i in suspects], owners, leaves)],
+        [i for i, cut in enumerate(cuts) if cut.value.node not in leaves and may_hold_constants(cut.value, leaves)],
         coarsest_eps(layouts),
     )
 

@@ -48,4 +48,4 @@ def hooks_since(scan: Scan) -> int | None:
 
 
 def _any_hook(scan: Scan) -> bool:
-    return any(torch_hooks.may_have_hooks(node) for i, node in enumerate(scan.nodes) if i not in scan.leaves)
+    return torch_hooks.may_have_hooks(node for i, node in enumerate(scan.nodes) if i not in scan.leaves)

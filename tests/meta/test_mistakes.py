@@ -414,7 +414,7 @@ PER_SAMPLE = [
     (lambda s: s.per_sample.weighted_(torch.ones(4) * 1j), ArgumentError, ValueError, "complex", "real"),
     (lambda s: s.per_sample.audit(tolerance="a"), ArgumentError, ValueError, "'a'", "is a number"),
     (lambda s: s.per_sample.audit(tolerance=-1), ArgumentError, ValueError, "-1", "not negative"),
-    (lambda s: bridle.register_rule(3, 3), ArgumentTypeError, TypeError, "found 3", "register_rule('ScaleBackward'"),
+    (lambda s: bridle.register_rule(3, 3), ArgumentTypeError, TypeError, "found 3", "register_rule(Scale, rule)"),
     (lambda s: bridle.call_for_per_sample_grads(3), errors.CallArgumentError, RuntimeError, "int", "nn.Module"),
 ]
 

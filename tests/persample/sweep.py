@@ -74,7 +74,7 @@ def has_no_batch(model, out):
     """Return whether the module was called on one sample without a batch dimension: its rows all come from that one."""
     if isinstance(model, torch.nn.modules.conv._ConvNd):
         return out.dim() == len(model.kernel_size) + 1
-    if isinstance(model, torch.nn.Linear | torch.nn.RNNCellBase):
+    if isinstance(model, torch.nn.Linear | torch.nn.Bilinear | torch.nn.RNNCellBase):
         return out.dim() == 1
     return out.dim() == 2 and isinstance(model, SEQUENCES)
 

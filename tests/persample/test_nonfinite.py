@@ -65,7 +65,7 @@ def test_an_audit_finds_a_wrong_rule_at_every_size(size):
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
     losses = WronglyScaled.apply(torch.randn(4, 3, dtype=torch.float64) * size, w).sum(1)
     wrong = lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape) * 1.5  # noqa: E731
-    bridle.register_rule("WronglyScaledBackward", wrong, replace=True)
+    bridle.register_rule(WronglyScaled, wrong, replace=True)
     with pytest.raises(errors.AuditError, match="`w` is off"):
         bridle.per_sample(losses, {"w": w}).audit()
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import bridle
+from bridle._torch.nodes import current_sequence_nr
 from bridle.errors import BatchCouplingError, BridleError
 from bridle.persample.engine import Losses
 from bridle.persample.ownership.find import Source
@@ -190,6 +191,48 @@ def test_a_graph_of_another_thread():
     thread.start()
     thread.join()
     assert found != [Source.PROVED]
+
+
+def test_a_graph_that_another_thread_hooked_before_this_one_asked():
+    """Its numbers lie after a moment of this thread, although the hook is older than that."""
+    m, made = model(), []
+    check(plain(m), m)
+
+    def build():
+        while current_sequence_nr() < start + 100:
+            torch.ones(1, requires_grad=True).exp()
+        h = m[1](m[0](data()))
+        h.register_hook(swap)
+        made.append(losses_above(m, h))
+
+    start = current_sequence_nr()
+    thread = threading.Thread(target=build)
+    thread.start()
+    thread.join()
+    check(plain(m), m)
+    while current_sequence_nr() < start + 200:
+        torch.ones(1, requires_grad=True).exp()
+    assert check(made[0], m) != Source.PROVED
+
+
+def double_after(weight):
+    weight.grad_fn.register_hook(lambda given, _: (2 * given[0],))
+
+
+def double_before(weight):
+    weight.grad_fn.register_prehook(lambda given: (2 * given[0],))
+
+
+def double_if_negative(weight):
+    weight.register_hook(lambda g: 2 * g if bool((g < 0).any()) else None)
+
+
+@pytest.mark.parametrize("hook", [double_after, double_before, double_if_negative])
+def test_a_hook_on_a_transposed_weight(hook):
+    m = nn.Linear(3, 3, bias=False)
+    weight = m.weight.t()
+    hook(weight)
+    check((torch.randn(4, 3) @ weight).square().sum(1), m)
 
 
 # Data that samples share ------------------------------------------------------------------------------------------------

@@ -388,6 +388,7 @@ def test_checkpoints_of_others_are_refused():
     class CheckpointFunction(torch.autograd.Function):
         @staticmethod
         def forward(ctx, region, x):
+            ctx.region = region  # to be run again
             return region(x)
 
         @staticmethod
@@ -397,6 +398,22 @@ def test_checkpoints_of_others_are_refused():
     model = nn.Linear(D, D)
     losses = CheckpointFunction.apply(model, model(images(D))).sum(1)
     refused(losses, model, "a checkpoint other than torch's.*use_reentrant=False")
+
+
+def test_a_function_with_the_name_of_a_checkpoint_and_no_region():
+    class CheckpointFunction(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    model = nn.Linear(D, 3)
+    losses = flat_sum(CheckpointFunction.apply(model(images(D))))
+    expected = loop(losses, dict(model.named_parameters()))
+    torch.testing.assert_close(bridle.per_sample(losses, model).grads(), expected)
 
 
 def test_a_weight_made_partly_inside_is_refused():

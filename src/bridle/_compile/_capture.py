@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 
 from .. import graph
 from .._torch import fx as torch_fx
+from .._torch.nodes import identity
 from .._torch.storage import is_fake, storage_of
 from ..errors import BridleError
 from ..persample import PerSample, per_sample, rules, tracing
@@ -163,7 +164,7 @@ class _Tracer:
     def _per_sample(self, losses: Tensor, named: dict[str, Tensor], options: tuple[Any, ...]) -> PerSample:
         budget, retain_graph, allow_coupling, allow_opaque = options
         own = rules.registered()
-        foreign = [graph.op(node) for node in graph.reachable([losses]) if graph.op(node) in own]
+        foreign = [graph.op(node) for node in graph.reachable([losses]) if identity(node) in own]
         if foreign:
             raise NotCapturedError(f"`{foreign[0]}` has a rule that was registered, which may read anything")
         ps = per_sample(

@@ -32,6 +32,12 @@ def is_reentrant_checkpoint(node: Node) -> bool:
     return getattr(node, "_forward_cls", None) is CheckpointFunction
 
 
+def is_foreign_checkpoint(node: Node) -> bool:
+    """Return whether a node of a custom Function is another library's checkpoint: by its name, and a region to run."""
+    named = "checkpoint" in op(node).lower() and not is_reentrant_checkpoint(node)
+    return named and any(callable(value) for value in vars(node).values())
+
+
 class _HasRunError(Exception):
     """The region of a checkpoint has been run, and torch's code may stop there."""
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
 _own_hooks = 0
@@ -21,15 +22,53 @@ def leaf_hooks(leaves: Mapping[str, Tensor]) -> dict[str, list[Hook]]:
 def has_node_hooks(node: Node) -> bool:
     """Return whether hooks were registered on the node itself."""
     global _own_hooks
-    handles = [node.register_prehook(_nothing), node.register_hook(_nothing)]
-    _own_hooks += len(handles)
-    for handle in handles:
-        handle.remove()
-    return any(handle.hooks_dict_ref() for handle in handles)
+    for register in (node.register_prehook, node.register_hook):
+        handle = register(_nothing)
+        _own_hooks += 1
+        hooks: Any = handle.hooks_dict_ref()
+        del hooks[handle.id]
+        if hooks:
+            return True
+    return False
 
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+class _Witness(Tensor):
+    """A gradient that nobody may look at or change: who tries gets an error."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise RuntimeError
+
+
+def may_have_hooks(nodes: Iterable[Node]) -> bool:
+    """Return whether a hook on these nodes, or on the outputs of their ops, may change a gradient.
+
+    torch cannot list the hooks of a tensor. A gradient is sent to each output and no further, and comes back as it was
+    if no hook looked at it.
+    """
+    sent: dict[Any, Tensor] = {}
+    return any(has_node_hooks(node) or _changes(node, sent) for node in nodes)
+
+
+def _changes(node: Node, sent: dict[Any, Tensor]) -> bool:
+    engine = torch.autograd.Variable._execution_engine
+    run = getattr(engine, "engine", engine).run_backward  # nobody who watches backward passes is to see this one
+    for i, out in enumerate(node._input_metadata):
+        edge, shape = GradientEdge(node, i), tuple(out.shape)
+        key = (shape, out.dtype, out.device)
+        try:
+            if key not in sent:
+                sent[key] = torch.zeros((), dtype=out.dtype, device=out.device).expand(shape).as_subclass(_Witness)
+            (found,) = run((edge,), (sent[key],), True, False, (edge,), allow_unreachable=True, accumulate_grad=False)
+        except Exception:  # the witness's own, or a hook's: whatever it raises shows that there is one
+            return True
+        if found is not sent[key]:
+            return True
+    return False
 
 
 def register_prehooks(nodes: Iterable[Node], make: Callable[[Node], Callable[..., Any]]) -> list[RemovableHandle]:

@@ -42,6 +42,14 @@ def is_custom(node: Node) -> bool:
     return isinstance(node, torch._C._FunctionBase)
 
 
+def identity(node: Node) -> str | type:
+    """Return what no other op shares: torch's name for its own and for those of `torch.library`, else the Function."""
+    if not is_custom(node):
+        return op(node)
+    made_by: type = node._forward_cls  # type: ignore[attr-defined]
+    return op(node) if made_by.__module__ == "torch._library.autograd" else made_by
+
+
 def is_relayout(node: Node) -> bool:
     """Return whether the op only moves, copies or casts values, as a view, slice, clone or cast does."""
     return _RELAYOUT.fullmatch(op(node)) is not None

@@ -8,7 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from .._torch.dtensor import is_dtensor
-from ..errors import ArgumentError, ArgumentTypeError, GradientTypeError, NoGraphError, UnusedInputError
+from .._torch.storage import is_fake
+from ..errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    GradientTypeError,
+    NoGraphError,
+    UnsupportedOperationError,
+    UnusedInputError,
+)
 from . import tracing
 from .engine import Losses
 
@@ -42,6 +50,11 @@ def _check_losses(losses: Any) -> None:
         way = "torch.stack([part.sum() for part in losses.unbind()])" if losses.is_nested else "losses.to_dense()"
         raise ArgumentError(
             f"per_sample: `losses` must be a dense tensor with one loss per sample, found {found}. Pass {way}."
+        )
+    if losses.is_meta or (type(losses) is not Tensor and is_fake(losses) and not tracing.is_traced()):
+        found = "it is on the meta device" if losses.is_meta else "it is a fake tensor"
+        raise ArgumentError(
+            f"per_sample: `losses` has no values: {found}. Compute it on a device that holds the model and the data."
         )
     if losses.is_complex():
         raise ArgumentError(
@@ -110,6 +123,13 @@ def read_parameters(parameters: Parameters) -> dict[str, Tensor]:
             raise GradientTypeError(
                 f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such "
                 "as model.named_parameters()."
+            )
+        if tensor.requires_grad and (tensor.layout is not torch.strided or tensor.is_nested):
+            found = "nested" if tensor.is_nested else str(tensor.layout)
+            raise UnsupportedOperationError(
+                f"per_sample: parameter {name!r} is no dense tensor but {found}. Hold its values in a dense parameter, "
+                "and make the tensor of this layout from it in the forward pass.",
+                where=str(name),
             )
         if tensor.requires_grad and id(tensor) not in seen:
             if str(name) in named:

@@ -65,8 +65,9 @@ def audit(
             if not error <= tolerance:  # nor if it is NaN
                 raise AuditError(
                     f"audit: the weighted sum for `{name}` is off by {error:.1e}, relative to "
-                    "autograd's own gradient. Please report the model: this is a bug in bridle, or in a "
-                    "registered rule.",
+                    "autograd's own gradient. A hook or a custom Function that is not linear in the gradient does "
+                    "this: sums say nothing about such a model. Without one, please report the model: this is a bug in "
+                    "bridle, or in a registered rule.",
                     name,
                 )
     return Audit(errors, _norms_error(norms, forms, tolerance, floor), tuple(n for n in names if n not in covered))

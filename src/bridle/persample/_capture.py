@@ -193,15 +193,16 @@ def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) ->
 
 def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:
     for cut in cuts:
-        if graph.is_custom(cut.node) and not rules.has_rule(graph.op(cut.node)):
+        if graph.is_custom(cut.node) and not rules.has_rule(cut.node):
             below = [leaves[leaf] for leaf in cut.leaves]
             compiled = graph.op(cut.node) == "CompiledFunctionBackward"
-            advice = "Compile the whole step with bridle.compile instead, or give" if compiled else "Give"
+            rule = f"Give it a rule: bridle.register_rule({graph.op(cut.node).removesuffix('Backward')}, rule)"
+            advice = "Compile the whole step with bridle.compile instead" if compiled else rule
             raise UnsupportedOperationError(
                 f"per_sample: `{', '.join(below)}` is used by `{graph.op(cut.node)}`, a custom Function (or "
-                f"a compiled region) that cannot be looked into. {advice} it a rule with "
-                "bridle.register_rule, or pass allow_opaque=True to run its backward once per sample, which is "
-                "right if that backward is linear in the gradient it gets, as every backward should be.",
+                f"a compiled region) that cannot be looked into. {advice}; or pass allow_opaque=True to run its "
+                "backward once per sample, which is right if that backward is linear in the gradient it gets, as "
+                "every backward should be.",
                 graph.op(cut.node),
                 below[0] if below else "",
             )

@@ -30,8 +30,10 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._torch import checkpoint
 from ..errors import UnsupportedOperationError
+from . import rules
 from .engine import Losses, explain_errors
 from .ownership.cuts import UseSite
+from .rules.fallback import one_by_one
 
 _ADVICE = (
     "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint: it is the kind torch recommends, and this works "
@@ -108,6 +110,9 @@ class ReentrantCheckpoint(torch.autograd.Function):
         return None, None, weights, *below
 
 
+rules.rule(ReentrantCheckpoint)(one_by_one)
+
+
 def _through(
     region: _Region, found: dict[_Region, tuple[Tensor | None, ...]], *gradients: Tensor | None
 ) -> tuple[Tensor | None, ...]:
@@ -135,7 +140,7 @@ def _starts(regions: Iterable[_Region]) -> list[GradientEdge]:
 def _regions(nodes: Iterable[Node], known: set[Node]) -> tuple[_Region, ...]:
     custom = [node for node in nodes if graph.is_custom(node)]
     for node in custom:
-        if "checkpoint" in graph.op(node).lower() and not checkpoint.is_reentrant_checkpoint(node):
+        if checkpoint.is_foreign_checkpoint(node):
             raise _refusal(node, f"`{graph.op(node)}` is a checkpoint other than torch's, and hides its parameters.")
     return tuple(_computed_again(node, known) for node in custom if checkpoint.is_reentrant_checkpoint(node))
 

@@ -95,8 +95,12 @@ def per_sample(
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     ranks = ranks_of(parameters, where.mesh, process_group, device, ids)
     allowed = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
-    with where.gathered():
-        captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
+    try:
+        with where.gathered():
+            captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
+    except Exception:
+        engine.refuse_nested(split.root)
+        raise
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
     if not ranks.groups:

@@ -8,7 +8,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import ops
-from .._torch.hooks import Hook
+from .._torch.hooks import Hook, may_have_hooks
 from .._torch.nodes import edge_shape
 from . import engine
 from .representations.base import Computed, Dense, SampleGrads
@@ -42,7 +42,7 @@ def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node, *, hooked: boo
     engine, all samples at once, or one by one where that cannot be.
     """
     while value.node is not leaf:
-        below = _step(form, value.node) if not hooked or engine.passes_unchanged(value) else None
+        below = _step(form, value.node) if not hooked or not may_have_hooks([value.node]) else None
         if below is None:
             return _through_engine(form, value, graph.leaf_tensor(leaf))
         form = below

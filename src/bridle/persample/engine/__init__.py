@@ -1,8 +1,8 @@
 """Runs of torch's engine over a recorded graph, and what its nodes saved."""
 
-from .errors import explain_errors
+from .errors import explain_errors, refuse_nested
 from .losses import Losses
-from .runs import bypassed, call, gradients_at, inside_engine, passes_unchanged, pull, visit
+from .runs import bypassed, call, gradients_at, inside_engine, pull, visit
 from .saved_values import is_packed, saved, saved_number, saved_tensors
 
 __all__ = [
@@ -13,8 +13,8 @@ __all__ = [
     "gradients_at",
     "inside_engine",
     "is_packed",
-    "passes_unchanged",
     "pull",
+    "refuse_nested",
     "saved",
     "saved_number",
     "saved_tensors",

@@ -1,9 +1,14 @@
 """torch's errors about a graph that can no longer be asked, in our words and with what to do."""
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import NoReturn
 
+from torch import Tensor
+
+from ... import graph
+from ..._torch.nodes import output_metadata
 from ...errors import BridleError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
 
 
@@ -24,6 +29,24 @@ def raise_explained(where: str, error: RuntimeError) -> NoReturn:
     raise explained from error
 
 
+def refuse_nested(losses: Tensor) -> None:
+    """Refuse a graph that goes through nested tensors, which have no shape that owners could be told by.
+
+    Raises:
+        UnsupportedOperationError: there is a nested tensor.
+    """
+    for node in graph.reachable([losses]):
+        leaf = graph.is_leaf(node)
+        if graph.leaf_tensor(node).is_nested if leaf else any(out.is_nested_tensor for out in output_metadata(node)):
+            found = "an input" if leaf else f"what `{graph.op(node)}` makes"
+            raise UnsupportedOperationError(
+                f"per_sample: {found} is a nested tensor, which has no rows to tell samples apart by. Pad before "
+                "the first layer, nested.to_padded_tensor(0.0), and mask what was padded; or run the model on "
+                "each of nested.unbind() and stack the losses.",
+                graph.op(node),
+            )
+
+
 def _explanation(where: str, torch_says: str) -> BridleError | None:
     if "already been freed" in torch_says:
         return GraphFreedError(
@@ -41,6 +64,11 @@ def _explanation(where: str, torch_says: str) -> BridleError | None:
         return UnsupportedOperationError(
             f"per_sample: {where} is needed twice, and the checkpoint around it hands it out once. Leave that region "
             "without a checkpoint.",
+        )
+    if "unsupported combination of layouts" in torch_says or re.search("not implemented for .*Sparse", torch_says):
+        return UnsupportedOperationError(
+            f"per_sample: {where} has an op on sparse tensors that torch cannot differentiate. Use another layout "
+            f"there, such as COO or CSR, or to_dense(). torch says: {torch_says}"
         )
     if "donated buffers" in torch_says:
         return UnsupportedOperationError(

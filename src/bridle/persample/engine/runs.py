@@ -18,14 +18,6 @@ from .errors import explain_errors, raise_explained
 T = TypeVar("T")
 
 
-def passes_unchanged(edge: GradientEdge) -> bool:
-    """Return whether no hook on the tensor at this edge changes a gradient that is sent there."""
-    described = graph.describe(edge.node)[edge.output_nr]
-    given = torch.ones(described.shape, dtype=described.dtype, device=described.device)
-    (found,) = torch.autograd.grad([edge], [edge], [given], retain_graph=True)
-    return found.data_ptr() == given.data_ptr() and found._version == 0
-
-
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Run one node of the graph by itself and return what it hands to each of its ``next_functions``."""
     run: Any = node.apply if graph.is_custom(node) else node  # type: ignore[attr-defined]

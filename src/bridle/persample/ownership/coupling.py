@@ -4,7 +4,7 @@ Two things give that away. A value that samples share may be made from data of t
 the rows of one tensor of data may be used for one sample here and for another one there.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -22,7 +22,7 @@ from .data_rows import DataRows, coupling_error
 from .known import Known
 from .ops import MOVES, Step, base_name, elementwise
 from .owners import Owners
-from .prove import reached
+from .prove import prove, reached
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,12 @@ class Constant:
     """Something that an op read besides what it differentiates.
 
     Attributes:
+        node: the op, or the leaf that it is.
         shape: its shape, as far as it is recorded.
         tensor: the tensor, if the op kept it.
     """
 
+    node: Node
     shape: tuple[int, ...]
     tensor: Tensor | None = None
 
@@ -46,10 +48,10 @@ def constants(value: GradientEdge, known: Known) -> list[Constant]:
     for node in reached(value):
         if graph.is_leaf(node):
             leaf = [graph.leaf_tensor(node)] if known.is_input(node) else []
-            found += [Constant(tuple(x.shape), x) for x in leaf]
+            found += [Constant(node, tuple(x.shape), x) for x in leaf]
         else:
             kept = [x for x in engine.saved_tensors(node) if x.grad_fn is None and known.is_data(x)]
-            found += [Constant(tuple(x.shape), x) for x in kept] or _unsaved(node)
+            found += [Constant(node, tuple(x.shape), x) for x in kept] or _unsaved(node)
     return found
 
 
@@ -59,6 +61,19 @@ def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool
     if not any(_may_keep(node, parameters) for node in graph.reachable([value])):
         return False
     return any(_may_keep(node, parameters) for node in reached(value))
+
+
+def used_in_parts(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> set[Node]:
+    """Return the ops of which samples use different parts: some elements by other samples than the rest.
+
+    So are the steps of a series of which each sample takes a window. A table that all samples share is used as a whole.
+    Samples are told apart by one binary digit of their number at a time.
+    """
+    found: set[Node] = set()
+    for digit in range(int(sample_of.max()).bit_length() if sample_of.numel() else 0):
+        owners = prove(root, sample_of >> digit & 1, by_indices=by_indices)
+        found |= {node for node, outs in owners.items() if any(one.is_uneven for one in outs)}
+    return found
 
 
 def _may_keep(node: Node, parameters: Container[Node]) -> bool:
@@ -74,24 +89,35 @@ def _unsaved(node: Node) -> list[Constant]:
         return []
     shape = graph.describe(node)[0].shape
     if base_name(node) in ("Cat", "Stack"):
-        return [Constant(shape)]
+        return [Constant(node, shape)]
     inputs = [edge_shape(GradientEdge(below, nr)) for below, nr in node.next_functions if below is not None]
     if base_name(node) in ("Add", "Sub", "Rsub") and max(prod(one) for one in inputs) < prod(shape):
-        return [Constant(shape)]
+        return [Constant(node, shape)]
     return []
 
 
 def refuse_shared_data(
-    cuts: Sequence[UseSite], owners: Mapping[Node, tuple[Owners, ...]], rows: DataRows, known: Known
+    cuts: Sequence[UseSite],
+    owners: Mapping[Node, tuple[Owners, ...]],
+    rows: DataRows,
+    known: Known,
+    in_parts: Callable[[Node], bool],
 ) -> None:
     """Refuse a shared value that is made from data of the batch.
+
+    Args:
+        cuts: the uses of shared values.
+        owners: owners of the outputs of the ops there.
+        rows: which rows of data are used for which sample.
+        known: what is no data.
+        in_parts: whether samples use different parts of what an op made; asked last, since it takes long.
 
     Raises:
         BatchCouplingError: the loss of one sample depends on another.
     """
     for cut in cuts:
         found = constants(cut.value, known)
-        if found and (_taken_apart(cut, owners) or any(_is_batch(one, cut, rows, known) for one in found)):
+        if found and (_taken_apart(cut, owners) or any(_is_batch(one, cut, rows, known, in_parts) for one in found)):
             raise _refusal(cut, known)
 
 
@@ -100,8 +126,8 @@ def _taken_apart(cut: UseSite, owners: Mapping[Node, tuple[Owners, ...]]) -> boo
     return Step(cut.node, owners[cut.node], cut.position, cut.shape).sends().varies
 
 
-def _is_batch(one: Constant, cut: UseSite, rows: DataRows, known: Known) -> bool:
-    """Return whether a constant may hold one row per sample, alone, folded, or in the second dimension."""
+def _is_batch(one: Constant, cut: UseSite, rows: DataRows, known: Known, in_parts: Callable[[Node], bool]) -> bool:
+    """Return whether a constant may hold data of each sample: rows, alone, folded or second, or parts that overlap."""
     if one.tensor is not None and rows.has(one.tensor):
         return True
     value = None if one.tensor is None else tracing.constant(one.tensor)
@@ -109,7 +135,9 @@ def _is_batch(one: Constant, cut: UseSite, rows: DataRows, known: Known) -> bool
         return False
     if known.rows in one.shape[:2]:
         return True
-    return bool(one.shape) and one.shape[0] % known.rows == 0 and not _is_broadcast(cut)
+    if one.shape and one.shape[0] % known.rows == 0 and not _is_broadcast(cut):
+        return True
+    return in_parts(one.node)
 
 
 def _is_table_of_positions(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from .. import engine
 from .cuts import UseSite
 from .known import Known
 from .ops import MOVES, Step, base_name, elementwise
-from .owners import NOBODY, Owners
+from .owners import NOBODY, SEVERAL, Owners
 
 # The inputs that an op keeps, by position and by torch's name for them.
 _SAVED_INPUTS: dict[str, dict[int, str]] = {
@@ -39,10 +39,12 @@ _SAVED_INPUTS: dict[str, dict[int, str]] = {
     "Mv": {0: "self", 1: "vec"},
     "PreluKernel": {0: "self"},
     "Cdist": {0: "x1", 1: "x2"},
+    "Trilinear": {0: "i1", 2: "i3"},
     "ScaledDotProductFlashAttentionForCpu": {0: "query", 1: "key", 2: "value"},
 }
 # The ids of a look-up are no input that could have a gradient.
 _IDS = -1
+_LOOK_UPS = {"Embedding": "indices", "Index": "indices", "IndexSelect": "index", "Gather": "index"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +74,7 @@ class DataUse:
         """Return whose rows of data the op takes, which depends on the shape of the data and on the form alone."""
         if shape not in self._owners:
             if self.position == _IDS:
-                found = self.outs[0].mixed([-1]).ids
-                self._owners[shape] = Owners(found.reshape(found.shape[:-1]), shape)
+                self._owners[shape] = _owners_of_ids(self.outs[0], shape)
             else:
                 self._owners[shape] = Step(node, self.outs, self.position, shape).sends()
         return self._owners[shape]
@@ -101,18 +102,27 @@ def data_uses(
         here = shared.get(node, set())
         others = [i for i, (below, _) in enumerate(node.next_functions) if below is not None]
         tells_apart = not is_elementwise and bool(here) and here.issuperset(others)
-        for position, name, below in _kept_inputs(op, node):
+        for position, name, below in _kept_inputs(op, node, bool(here)):
             if below is None or (number[below] in scan.leaves and below not in leaves):
                 leaf = None if below is None else number[below]
                 found.append(DataUse(number[node], position, name, leaf, outs, is_elementwise, tells_apart))
     return found
 
 
-def _kept_inputs(name: str, node: Node) -> list[tuple[int, str, Node | None]]:
+def _owners_of_ids(out: Owners, shape: tuple[int, ...]) -> Owners:
+    """Return whose ids were looked up, one row of the output for each; several where it is not that."""
+    if out.shape[: len(shape)] != shape:
+        return Owners.all(SEVERAL, shape)
+    found = out.mixed(range(len(shape), len(out.shape))).ids
+    return Owners(found.reshape(found.shape[: len(shape)]), shape)
+
+
+def _kept_inputs(name: str, node: Node, uses_shared: bool) -> list[tuple[int, str, Node | None]]:
     """Return the inputs that an op of this name keeps: position, torch's name, and the node that made each."""
     edges = node.next_functions
-    if name == "Embedding":
-        return [(_IDS, "indices", None)]
+    # Ids into a shared table are data; those into rows of samples only say where these go.
+    if name in _LOOK_UPS and uses_shared:
+        return [(_IDS, _LOOK_UPS[name], None)]
     return [(i, saved, edges[i][0]) for i, saved in _SAVED_INPUTS.get(name, {}).items() if i < len(edges)]
 
 
@@ -154,14 +164,21 @@ class DataRows:
             self._note(use, node, saved(use.name))
 
     def _note(self, use: DataUse, node: Node, tensor: Any) -> None:
-        if not isinstance(tensor, Tensor):
+        if isinstance(tensor, tuple | list):  # of ids for each dimension
+            tensor = tensor[0] if not any(one is not None for one in tensor[1:]) else None
+        if not isinstance(tensor, Tensor) or (use.position == _IDS and tensor.dtype in (torch.bool, torch.uint8)):
             return
         memory, owners = graph.memory_of(tensor), use.owners(node, tuple(tensor.shape))
         if not owners.is_proved and use.tells_apart and self.known.is_data(tensor):
             self._conflict = self._conflict or (tensor, node, node)
         exact = owners.is_proved or use.is_elementwise
-        if memory is None or not exact or owners.is_empty or _overlaps(tensor):
+        if memory is None or not exact or owners.is_empty:
             return
+        if not tensor.is_contiguous():
+            if _is_expanded(tensor):
+                return
+            if _differs_inside(tensor, owners) and self.known.is_data(tensor):
+                self._conflict = self._conflict or (tensor, node, node)
         before = self._seen.setdefault(memory, [])
         for other, others, first in before:
             if _differ(tensor, owners, other, others) and self.known.is_data(tensor):
@@ -186,11 +203,32 @@ class DataRows:
             raise coupling_error(once if first is second else twice, graph.op(second), "")
 
 
-def _overlaps(tensor: Tensor) -> bool:
-    """Return whether one place in memory stands for several elements: then it is no sample's own."""
-    return 0 in tensor.stride() and any(
-        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
-    )
+def _is_expanded(tensor: Tensor) -> bool:
+    """Return whether a tensor was expanded: what stands for a whole dimension is no sample's own."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _differs_inside(tensor: Tensor, owners: Owners) -> bool:
+    """Return whether one place in memory stands for elements of several samples, as in sliding windows."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    places = torch.arange(_end(tensor)).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    ids = owners.ids.expand(tensor.shape)
+    owned = ids != NOBODY
+    highest = torch.full((_end(tensor),), NOBODY, dtype=torch.int32)
+    highest.scatter_reduce_(0, places[owned], ids[owned], "amax")
+    return bool((highest[places[owned]] != ids[owned]).any())
+
+
+def _end(tensor: Tensor) -> int:
+    """Return the number of places up to the last one of the tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset()) + last + 1
 
 
 def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
@@ -209,8 +247,7 @@ def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
 
 def _by_place(tensor: Tensor, owners: Owners, unit: int) -> Tensor:
     """Return the owner of each place of the tensor's memory, in units of so many bytes."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    places = torch.full((tensor.storage_offset() + last + 1,), NOBODY, dtype=torch.int32)
+    places = torch.full((_end(tensor),), NOBODY, dtype=torch.int32)
     part = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
     part.copy_(owners.ids.expand(tensor.shape))
     return places if unit == tensor.element_size() else places.repeat_interleave(tensor.element_size() // unit)

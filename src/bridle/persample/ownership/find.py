@@ -1,9 +1,9 @@
 """Find the cuts of a graph and the owners there: by proof, which is kept, or else by asking the engine every time."""
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 
 from torch.autograd.graph import GradientEdge, Node
 
@@ -13,7 +13,7 @@ from ..._torch.signature import packed_nodes
 from ...errors import BatchCouplingError, UnsupportedOperationError
 from ..engine import Losses
 from .ask import ask
-from .coupling import refuse_shared_data, shared_input
+from .coupling import refuse_shared_data, shared_input, used_in_parts
 from .cuts import UseSite, find_cuts
 from .data_rows import DataRows, data_uses
 from .hooks import hooks_since
@@ -80,7 +80,7 @@ def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_couplin
     if hooks != 0:
         refuse_node_hooks(found.cuts)
     if not allow_coupling:
-        _refuse_coupling(found, known)
+        _refuse_coupling(found, losses, known)
         if len(leaves) < len(losses.scan.leaves):
             _refuse_coupling_below(leaves, losses, known, hooks, provable)
     return found
@@ -91,10 +91,11 @@ def _found(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | N
     return proved or _asked(leaves, losses, known, hooks)
 
 
-def _refuse_coupling(found: Found, known: Known) -> None:
+def _refuse_coupling(found: Found, losses: Losses, known: Known) -> None:
     found.rows.refuse_conflict()
     if found.source is Source.ASKED:
-        refuse_shared_data(found.cuts, found.owners, found.rows, known)
+        in_parts = cache(partial(used_in_parts, losses.root, losses.sample_of, by_indices=True))
+        refuse_shared_data(found.cuts, found.owners, found.rows, known, lambda node: node in in_parts())
 
 
 def _refuse_coupling_below(
@@ -105,7 +106,7 @@ def _refuse_coupling_below(
     inputs = [node for node in others if known.is_input(node)]
     parameters = {node: "" for node in others if node not in inputs}
     if parameters:
-        _refuse_coupling(_found({**leaves, **parameters}, losses, known, hooks, provable), known)
+        _refuse_coupling(_found({**leaves, **parameters}, losses, known, hooks, provable), losses, known)
     batches = [node for node in inputs if known.rows in graph.leaf_tensor(node).shape[:2]]
     if batches:
         owners = prove(losses.root, losses.sample_of)
@@ -144,13 +145,22 @@ def _applied(proof: Proof | None, source: Source, losses: Losses, known: Known, 
     rows = DataRows(known, nodes, packed_nodes(owners))
     rows.add(proof.data)
     if proof.suspects:
+        in_parts = partial(_is_in_parts, proof, losses, source is Source.FOLLOWED)
         try:
-            refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known)
+            refuse_shared_data([cuts[i] for i in proof.suspects], owners, rows, known, in_parts)
         except BatchCouplingError:
             return None  # structure alone may see more mixing than there is
     layouts = {nodes[n]: found for n, found in proof.layouts.items()}
     passed, ends = ([nodes[n] for n in some] for some in (proof.passed, proof.ends))
     return Found(cuts, layouts, owners, passed, ends, source, rows, hooks, proof.eps)
+
+
+def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> bool:
+    nodes = losses.scan.nodes
+    if not proof.in_parts:
+        found = used_in_parts(losses.root, losses.sample_of, by_indices=by_indices)
+        proof.in_parts.append(frozenset(n for n, one in enumerate(nodes) if one in found))
+    return any(nodes[n] is node for n in proof.in_parts[0])
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None) -> Found:
@@ -161,21 +171,17 @@ def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | N
         )
         for node, found in layouts.items()
     }
-    told = owners | _structure(losses, owners)
+    proved = prove(losses.root, losses.sample_of, by_indices=True)
+    # Which loss uses data does not depend on hooks or zeros, so that structure tells it of ops that keep some.
+    told = owners | {
+        node: found
+        for node, found in proved.items()
+        if all(one.is_proved for one in found) and (node in owners or keeps_data(node, found))
+    }
     rows = DataRows(known, losses.scan.nodes, packed_nodes(told))
     rows.add(data_uses(told, cuts, leaves, losses.scan))
     passed, ends = losses.passed_and_ends(layouts)
     return Found(cuts, layouts, owners, passed, ends, Source.ASKED, rows, hooks, coarsest_eps(layouts))
-
-
-def _structure(losses: Losses, asked: Container[Node]) -> dict[Node, tuple[Owners, ...]]:
-    """Return what structure tells of ops that keep data: which loss uses it does not depend on hooks or zeros."""
-    proved = prove(losses.root, losses.sample_of, by_indices=True)
-    return {
-        node: owners
-        for node, owners in proved.items()
-        if all(one.is_proved for one in owners) and (node in asked or keeps_data(node, owners))
-    }
 
 
 def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:

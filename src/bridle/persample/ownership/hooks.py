@@ -2,7 +2,8 @@
 
 torch has no call that lists the hooks of a tensor whose graph is at hand. It numbers all hooks that are registered from
 Python, and all nodes of a thread: a graph that is younger than a moment since which no hook was registered has none.
-A node does not tell its thread. One whose number this thread has not reached is known to come from another.
+A node does not tell its thread. One whose number this thread has not reached is known to come from another; any other
+may, with a hook from before that moment. So where any hook was ever registered, each node is asked for its own.
 """
 
 import threading
@@ -39,4 +40,12 @@ def hooks_since(scan: Scan) -> int | None:
     if scan.newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
         return None
     before = [hooks for number, hooks in _moments.known if number <= scan.oldest]
-    return torch_hooks.hooks_registered() - before[-1] if before else None
+    if not before:
+        return None
+    total = torch_hooks.hooks_registered()
+    since = total - before[-1]
+    return None if since == 0 and total and _any_hook(scan) else since
+
+
+def _any_hook(scan: Scan) -> bool:
+    return torch_hooks.may_have_hooks(node for i, node in enumerate(scan.nodes) if i not in scan.leaves)

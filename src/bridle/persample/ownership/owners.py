@@ -74,6 +74,12 @@ class Owners:
         found = self.ids[self.ids != NOBODY]
         return self.is_proved and found.numel() > 0 and bool((found != found[0]).any())
 
+    @cached_property
+    def is_uneven(self) -> bool:
+        """Whether some element may be reached by other losses than another is."""
+        found = self.ids[self.ids != NOBODY]
+        return found.numel() > 1 and bool((found != found[0]).any())
+
     def folded(self) -> "Owners":
         """Return the same with dimensions along which owners do not vary folded to size 1."""
         return Owners.of(self.ids, self.shape)

@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -33,6 +33,7 @@ class Proof:
         passed: ops at cuts that a gradient goes through to reach others of them.
         ends: the rest of them.
         suspects: cuts whose value may be made from more than parameters.
+        in_parts: the nodes of which samples use different parts, once these were asked for.
         eps: rounding of the coarsest dtype at a cut.
     """
 
@@ -44,6 +45,7 @@ class Proof:
     ends: list[int]
     suspects: list[int]
     eps: float
+    in_parts: list[frozenset[int]] = field(default_factory=list)
 
 
 # What is proved by signature; None where nothing could be.

@@ -10,7 +10,7 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from .. import engine
-from ..ownership.layout import SampleLayout
+from ..ownership.layout import NotSeparableError, SampleLayout
 
 
 @dataclass(eq=False)
@@ -57,7 +57,11 @@ class RuleContext:
         """Return what the op saved under torch's name for it, such as ``mat1`` or ``input``."""
         if name not in self._cache:
             value = engine.saved(self.node, name)
-            self._cache[name] = value.detach() if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):
+                if value.layout is not torch.strided or value.is_nested:
+                    raise NotSeparableError  # rules count on rows; torch's own backward knows what to do
+                value = value.detach()
+            self._cache[name] = value
         return self._cache[name]
 
     def run(self, gradients: Sequence[Tensor | None]) -> Tensor:

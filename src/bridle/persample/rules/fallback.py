@@ -10,10 +10,8 @@ from torch import Tensor
 from ..representations.base import Computed, Dense, SampleGrads
 from ..representations.numerics import widen_for
 from .context import RuleContext
-from .registry import rule
 
 
-@rule("ReentrantCheckpointBackward")
 def one_by_one(ctx: RuleContext) -> SampleGrads:
     """Run the op once per sample, and once for a weighted sum that its dtype can hold."""
 

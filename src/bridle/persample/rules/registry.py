@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
+from ..._torch.nodes import identity
 from ...errors import ArgumentError, ArgumentTypeError
 from ..ownership.layout import NotSeparableError
 from ..representations.base import Dense, SampleGrads
@@ -32,12 +35,15 @@ class Rule:
     all_outputs: bool = False
 
 
-_RULES: dict[str, Rule] = {}
+# torch's name for an op, or a Python Function itself: others may have its name.
+Op: TypeAlias = str | type[torch.autograd.Function]
+
+_RULES: dict[str | type, Rule] = {}
 # The ops whose rules came from outside, in the order in which they came.
-_REGISTERED: list[str] = []
+_REGISTERED: list[str | type] = []
 
 
-def rule(*ops: str, runs_op: bool = False, all_outputs: bool = False) -> Callable[[_Function], _Function]:
+def rule(*ops: Op, runs_op: bool = False, all_outputs: bool = False) -> Callable[[_Function], _Function]:
     """Register the decorated function as the rule for these ops."""
 
     def register(function: _Function) -> _Function:
@@ -47,24 +53,24 @@ def rule(*ops: str, runs_op: bool = False, all_outputs: bool = False) -> Callabl
     return register
 
 
-def rules() -> dict[str, Rule]:
+def rules() -> dict[str | type, Rule]:
     """Return the rules by op."""
     return dict(_RULES)
 
 
-def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None:
+def register_rule(op: Op, rule: RuleFunction, *, replace: bool = False) -> None:
     """Teach bridle the per-sample gradients of an op, for example of your own `torch.autograd.Function`.
 
     Args:
-        op: torch's name for the op in the recorded graph. A Function called ``Scale`` is
-            ``ScaleBackward``.
+        op: your Function, or torch's name for one of its own ops in the recorded graph, such as ``AddmmBackward0``.
         rule: called with a `RuleContext`, which has the gradient at the op's output, who owns which element of it,
             and what the op saved. It returns a tensor of shape (samples, *shape of the parameter).
         replace: allow an existing rule to be replaced.
 
     Raises:
-        ArgumentError: there is a rule for this op already and `replace` was not given; or these are no name and no
-            function.
+        ArgumentError: there is a rule for this op already and `replace` was not given; or this is the name of a
+            Function, which others may have as well.
+        ArgumentTypeError: these are no op and no function.
 
     Examples:
         >>> import bridle, torch
@@ -80,32 +86,40 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
         >>> def scale_rule(ctx):
         ...     x, _ = ctx.node.saved_tensors
         ...     return ctx.layout.sums(ctx.gradient * x, ctx.shape)
-        >>> bridle.register_rule("ScaleBackward", scale_rule, replace=True)
+        >>> bridle.register_rule(Scale, scale_rule)
         >>> scale = torch.ones(2, requires_grad=True)
         >>> losses = Scale.apply(torch.tensor([[1., 2.], [3., 4.]]), scale).sum(1)
         >>> bridle.per_sample(losses, {"scale": scale}).grads()["scale"]
         tensor([[1., 2.],
                 [3., 4.]])
     """
-    if not isinstance(op, str) or not callable(rule):
+    is_function = isinstance(op, type) and issubclass(op, torch.autograd.Function)
+    if not (is_function or isinstance(op, str)) or not callable(rule):
         raise ArgumentTypeError(
-            f"register_rule: expected torch's name for an op and a function, as in register_rule('ScaleBackward', "
-            f"rule); found {op!r:.40} and {rule!r:.40}."
+            f"register_rule: expected a torch.autograd.Function and a function, as in register_rule(Scale, rule); "
+            f"found {op!r:.40} and {rule!r:.40}."
+        )
+    if isinstance(op, str) and op.endswith("Backward") and not op.startswith("GeneratedBackwardFor_"):
+        raise ArgumentError(
+            f"register_rule: {op!r} is the name of a Python Function, and others may have it. Pass the Function "
+            f"itself: register_rule({op.removesuffix('Backward')}, rule). torch's own ops go by name, such as "
+            "'AddmmBackward0'."
         )
     if op in _RULES and not replace:
-        raise ArgumentError(f"register_rule: there is a rule for `{op}` already. Pass replace=True to replace it.")
+        name = op if isinstance(op, str) else op.__qualname__
+        raise ArgumentError(f"register_rule: there is a rule for `{name}` already. Pass replace=True to replace it.")
     _RULES[op] = Rule(rule, runs_op=True)
     _REGISTERED.append(op)
 
 
-def registered() -> tuple[str, ...]:
+def registered() -> tuple[str | type, ...]:
     """Return the ops whose rules were registered by `register_rule`, one for each call."""
     return tuple(_REGISTERED)
 
 
-def has_rule(op: str) -> bool:
+def has_rule(node: Node) -> bool:
     """Return whether there is a rule for the op."""
-    return op in _RULES
+    return identity(node) in _RULES
 
 
 def running_op(ops: Iterable[str]) -> set[str]:
@@ -115,7 +129,8 @@ def running_op(ops: Iterable[str]) -> set[str]:
 
 def apply_rule(ctx: RuleContext) -> SampleGrads | None:
     """Return the per-sample gradients of a use by its rule, if there is one that can be applied to it."""
-    found = _RULES.get(ctx.op)
+    # The names of torch's own ops end in a number, and tell them apart.
+    found = _RULES.get(ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node))
     if found is None or (ctx.gradients[0] is None and not found.all_outputs):
         return None
     try:

@@ -77,3 +77,12 @@ def test_every_op_takes_a_number_of_its_thread():
     assert out.grad_fn.next_functions[0][0]._sequence_nr() == 2**64 - 1
     custom = Twice.apply(out)
     assert out.grad_fn._sequence_nr() < custom.grad_fn._sequence_nr() < current_sequence_nr()
+
+
+def test_a_gradient_that_a_hook_has_kept_is_one_like_any_other_afterwards():
+    kept = []
+    x = torch.ones(3, requires_grad=True) * 2
+    x.register_hook(kept.append)
+    assert not hooks.may_have_hooks([x.grad_fn])  # it changes nothing
+    assert torch.stack(kept).sum() == 0
+    assert "0." in repr(kept[0])

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 _own_hooks = 0
@@ -37,11 +38,15 @@ def _nothing(*_: Any) -> None:
 
 
 class _Witness(Tensor):
-    """A gradient that nobody may look at or change: who tries gets an error."""
+    """A gradient that nobody may look at or change while it is sent: who tries gets an error. Later it is zeros."""
+
+    is_sent = True
 
     @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
-        raise RuntimeError
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(value, _Witness) and value.is_sent for value in tree_leaves((args, kwargs))):
+            raise RuntimeError
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 def may_have_hooks(nodes: Iterable[Node]) -> bool:
@@ -50,11 +55,15 @@ def may_have_hooks(nodes: Iterable[Node]) -> bool:
     torch cannot list the hooks of a tensor. A gradient is sent to each output and no further, and comes back as it was
     if no hook looked at it.
     """
-    sent: dict[Any, Tensor] = {}
-    return any(has_node_hooks(node) or _changes(node, sent) for node in nodes)
+    sent: dict[Any, _Witness] = {}
+    try:
+        return any(has_node_hooks(node) or _changes(node, sent) for node in nodes)
+    finally:
+        for witness in sent.values():  # a hook may have kept it
+            witness.is_sent = False
 
 
-def _changes(node: Node, sent: dict[Any, Tensor]) -> bool:
+def _changes(node: Node, sent: dict[Any, _Witness]) -> bool:
     engine = torch.autograd.Variable._execution_engine
     run = getattr(engine, "engine", engine).run_backward  # nobody who watches backward passes is to see this one
     for i, out in enumerate(node._input_metadata):

@@ -86,6 +86,9 @@ def register_rule(op: str, rule: RuleFunction, *, replace: bool = False) -> None
         >>> bridle.per_sample(losses, {"scale": scale}).grads()["scale"]
         tensor([[1., 2.],
                 [3., 4.]])
+
+    See Also:
+        [`bridle.per_sample`][]
     """
     if not isinstance(op, str) or not callable(rule):
         raise ArgumentTypeError(

@@ -1,6 +1,7 @@
 """The site builds in strict mode, its links lead somewhere, and it opens in a browser."""
 
 import functools
+import inspect
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ import pytest
 from filelock import FileLock
 
 import bridle
+from bridle.persample import PerSample
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "site"))
@@ -104,6 +106,13 @@ def test_the_version_is_in_one_place(site):
     assert 'version = {attr = "bridle.__version__"}' in project
     assert f"\nversion: {bridle.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"Documents bridle {bridle.__version__}." in (site / "index.html").read_text()
+
+
+def test_the_reference_has_the_methods_of_a_result(site):
+    page = (site / "api/per-sample/index.html").read_text()
+    methods = [name for name, _ in inspect.getmembers(PerSample, inspect.isfunction) if not name.startswith("_")]
+    assert "clip_" in methods
+    assert not [name for name in methods if f'id="bridle.persample.PerSample.{name}"' not in page]
 
 
 def test_search_finds_the_drop_in(site):

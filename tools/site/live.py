@@ -56,12 +56,17 @@ def watched(record: Path, *options: str) -> Report:
     return read_report(record)
 
 
-def report_page(path: Path) -> None:
-    """Watch the example, clip as the report advises, watch again; write the page that compares both."""
+def before_and_after() -> tuple[Report, Report]:
+    """Watch the example, clip as the report advises, and watch again."""
     with tempfile.TemporaryDirectory() as folder:
         before = watched(Path(folder, "before.jsonl"))
-        after = watched(Path(folder, "after.jsonl"), "--clip", str(before.advice.policy or "auto"))
-        after.write_page(path, before=before)
+        return before, watched(Path(folder, "after.jsonl"), "--clip", str(before.advice.policy or "auto"))
+
+
+def report_page(path: Path) -> None:
+    """Write the page that compares both runs."""
+    before, after = before_and_after()
+    after.write_page(path, before=before)
     path.write_text(path.read_text().replace(f"{ROOT}/", ""))  # where this copy lies says nothing to a reader
 
 

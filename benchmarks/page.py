@@ -41,6 +41,18 @@ bridle's message also compares the calls of the ranks:
 ![Bytes per call and rank against the number of ranks](charts/growth-with-ranks.svg)
 """
 
+TITLES = {
+    "autograd": "backward and grad against torch",
+    "clip": "Clipping against torch",
+    "fold": "Clipping folded into the optimizer's step",
+    "persample-depths": "Per-sample clipping by depth",
+    "persample-memory": "Per-sample clipping, peak memory",
+    "persample-ranks": "Per-sample clipping on two ranks",
+    "ranks": "Clipping on four ranks against torch",
+    "ranks-counted": "Clipping on up to 16,384 ranks, counted",
+    "trace_overhead": "Traces, replay and the search for a NaN",
+}
+
 STEADY = """## steady
 
 Written by `python benchmarks/steady.py`, which explains the columns. Each cell: final and best test loss over those of
@@ -67,12 +79,30 @@ def table(rows: list[dict[str, object]]) -> list[str]:
     return lines + ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
 
 
+def title(stem: str) -> str:
+    if stem in TITLES:
+        return TITLES[stem]
+    of, _, model = stem.rpartition("-")
+    name = {"persample": "Per-sample clipping", "persample-batches": "Per-sample clipping by batch"}.get(of)
+    return f"{name}, {model.upper()}" if name else stem
+
+
 def section(path: pathlib.Path) -> str:
     content = json.loads(path.read_text())
     where = content["environment"]
     place = f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Python {where['python']}, {where['date']}"
     method = content["method"].strip().splitlines()
-    lines = [f"## {path.stem}", "", method[0], "", f"Measured on: {place}.", "", *table(content["rows"])]
+    lines = [
+        f"## {title(path.stem)}",
+        "",
+        f"`benchmarks/results/{path.name}`",
+        "",
+        method[0],
+        "",
+        f"Measured on: {place}.",
+        "",
+        *table(content["rows"]),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,6 +1,6 @@
 """Draw the picture of the README, a script before and after clipping: python tools/site/before_after.py.
 
-It writes docs/steady.png. `make docs` does not run it: without clipping the script is chaotic, so that another processor
+It writes docs/steady.png. `make docs` does not run it: without clipping the script is chaotic, and another processor
 draws another curve.
 """
 

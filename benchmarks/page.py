@@ -84,7 +84,7 @@ def title(stem: str) -> str:
         return TITLES[stem]
     of, _, model = stem.rpartition("-")
     name = {"persample": "Per-sample clipping", "persample-batches": "Per-sample clipping by batch"}.get(of)
-    return f"{name}, {model.upper()}" if name else stem
+    return f"{name}, {'ResNet-18' if model == 'resnet' else model.upper()}" if name else stem
 
 
 def section(path: pathlib.Path) -> str:

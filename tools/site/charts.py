@@ -32,6 +32,13 @@ def rows(name: str) -> list[dict[str, object]]:
     return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
+def left_out(chart: str, found: object, command: str) -> bool:
+    """Return whether there is nothing to draw, and say what measures it."""
+    if not found:
+        print(f"{chart} is left out: nothing was measured. {command}")
+    return not found
+
+
 def save(figure: plt.Figure, name: str) -> None:
     """Write a chart without the date, so that the same numbers give the same file."""
     CHARTS.mkdir(exist_ok=True)
@@ -52,6 +59,8 @@ def per_sample_methods() -> None:
     """One panel for each model: the whole clipped step over a plain step, every method that ran."""
     found = {title: rows(f"persample-{model}") for model, title in MODELS.items()}
     found = {title: lines for title, lines in found.items() if lines}
+    if left_out("per-sample-methods", found, PERSAMPLE):
+        return
     figure, panels = grid(len(found))
     for panel, (title, lines) in zip(panels, found.items(), strict=True):
         clipped = [r for r in lines if "gradient_error" in r and isinstance(r["clock"], dict)]
@@ -79,8 +88,7 @@ def per_sample_batches() -> None:
     if alone:
         methods = " ".join(f'"{method}"' for method in ("plain", "bridle", *PEERS))
         print(f"per-sample-batches shows no peers: {PERSAMPLE} --batches {' '.join(alone)} --methods {methods}")
-    if not found:
-        print(f"per-sample-batches is left out: nothing was measured. {PERSAMPLE} --batches")
+    if left_out("per-sample-batches", found, f"{PERSAMPLE} --batches"):
         return
     figure, panels = grid(len(found))
     for panel, (model, lines) in zip(panels, found.items(), strict=True):
@@ -119,8 +127,7 @@ def ratios(axes: plt.Axes, values: list[float]) -> None:
 def growth_with_ranks() -> None:
     """Bytes that one call of clip_grad_norm_ leaves a rank with, as the number of ranks grows."""
     lines = rows("ranks-counted")
-    if not lines:
-        print("growth-with-ranks is left out: nothing was counted. python benchmarks/ranks_counted.py")
+    if left_out("growth-with-ranks", lines, "python benchmarks/ranks_counted.py"):
         return
     layouts = list(dict.fromkeys(str(r["layout"]) for r in lines))
     figure, panels = grid(len(layouts))
@@ -145,6 +152,8 @@ def growth_with_ranks() -> None:
 def clip_limit() -> None:
     """Time of clip_grad_norm_ over what reading (and writing) the same memory takes."""
     lines = [r for r in rows("clip") if r["dtype"] == "float32" and r["kind"] == "norm 2" and r["regime"] == "clipping"]
+    if left_out("clip-limit", lines, "python benchmarks/clip.py"):
+        return
     figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     places = range(len(lines))
     for shift, name, color in ((-0.2, "torch", THEIRS), (0.2, "bridle", OURS)):

@@ -31,9 +31,9 @@ class Edge(NamedTuple):
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
         >>> seen = []
-        >>> _ = bridle.autograd.replay((w * 3).sum(), w, visit=lambda edge, gradient: seen.append(edge.target.name()))
+        >>> _ = bridle.autograd.replay((w * 3).sum(), w, visit=lambda edge, _: seen.append(bridle.graph.op(edge.target)))
         >>> seen
-        ['SumBackward0', 'MulBackward0', 'torch::autograd::AccumulateGrad']
+        ['SumBackward0', 'MulBackward0', 'AccumulateGrad']
 
     See Also:
         [`bridle.autograd.replay`][]

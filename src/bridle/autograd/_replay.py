@@ -30,9 +30,9 @@ class Edge(NamedTuple):
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
-        >>> seen = []
-        >>> _ = bridle.autograd.replay((w * 3).sum(), w, visit=lambda edge, _: seen.append(bridle.graph.op(edge.target)))
-        >>> seen
+        >>> edges = []
+        >>> _ = bridle.autograd.replay((w * 3).sum(), w, visit=lambda edge, gradient: edges.append(edge))
+        >>> [bridle.graph.op(edge.target) for edge in edges]
         ['SumBackward0', 'MulBackward0', 'AccumulateGrad']
 
     See Also:

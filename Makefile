@@ -52,6 +52,7 @@ docs: setup
 	$(BIN)/python tools/site/diagrams.py
 	$(BIN)/python tools/site/charts.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/site/notebooks.py
+	OMP_NUM_THREADS=1 $(BIN)/python tools/site/live.py
 	$(BIN)/zensical build --strict --clean
 
 docs-serve: setup

@@ -33,6 +33,9 @@ class Disjoint:
         >>> bridle.clip_grad_norm_([weight], 1.0, placement=bridle.distributed.Disjoint(dist.group.WORLD))
         tensor(5.)
         >>> dist.destroy_process_group()
+
+    See Also:
+        [`bridle.distributed.Sharded`][], [`bridle.distributed.Replicated`][], [`bridle.clip_`][]
     """
 
     group: ProcessGroup | DeviceMesh
@@ -56,6 +59,9 @@ class Sharded:
         >>> bridle.clip_({"up": columns}, bridle.by_norm(1.0, per_parameter=True), placement=sharded).norms
         {'up': 5.0}
         >>> dist.destroy_process_group()
+
+    See Also:
+        [`bridle.distributed.Disjoint`][], [`bridle.distributed.Replicated`][], [`bridle.clip_`][]
     """
 
     group: ProcessGroup | DeviceMesh
@@ -82,13 +88,24 @@ class Replicated:
         >>> bridle.clip_({"tied": tied, "own": own}, bridle.by_norm(1.0), placement=placement).norm
         5.0
         >>> dist.destroy_process_group()
+
+    See Also:
+        [`bridle.distributed.Sharded`][], [`bridle.distributed.Disjoint`][], [`bridle.clip_`][]
     """
 
     group: ProcessGroup | DeviceMesh
 
 
 Placement: TypeAlias = Disjoint | Sharded | Replicated
-"""Where a plain tensor is."""
+"""Where a plain tensor is.
+
+See Also:
+    [`bridle.distributed.PlacementSpec`][], [`bridle.clip_`][]
+"""
 
 PlacementSpec: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement | Sequence[Placement] | None]
-"""One placement or several for all parameters, or a mapping from name patterns to them; None says nothing."""
+"""One placement or several for all parameters, or a mapping from name patterns to them; None says nothing.
+
+See Also:
+    [`bridle.distributed.Placement`][], [`bridle.clip_`][]
+"""

@@ -66,31 +66,59 @@ __all__ = [
 
 
 class BridleError(Exception):
-    """The root: `except bridle.errors.BridleError` catches everything bridle raises on purpose."""
+    """The root: `except bridle.errors.BridleError` catches everything bridle raises on purpose.
+
+    See Also:
+        [`bridle.errors.BridleWarning`][]
+    """
 
 
 class ArgumentError(BridleError, ValueError):
-    """An argument that cannot mean anything, such as a negative threshold."""
+    """An argument that cannot mean anything, such as a negative threshold.
+
+    See Also:
+        [`bridle.errors.ArgumentTypeError`][], [`bridle.errors.CallArgumentError`][]
+    """
 
 
 class CallArgumentError(ArgumentError, RuntimeError):
-    """An argument that cannot mean anything, in a function whose torch original raises RuntimeError."""
+    """An argument that cannot mean anything, in a function whose torch original raises RuntimeError.
+
+    See Also:
+        [`bridle.errors.ArgumentError`][], [`bridle.call_for_per_sample_grads`][]
+    """
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument of a type that cannot mean anything, such as None for a threshold."""
+    """An argument of a type that cannot mean anything, such as None for a threshold.
+
+    See Also:
+        [`bridle.errors.ArgumentError`][]
+    """
 
 
 class GradientTypeError(BridleError, TypeError):
-    """Something that is not a parameter where one is expected."""
+    """Something that is not a parameter where one is expected.
+
+    See Also:
+        [`bridle.errors.NotAParameterError`][], [`bridle.clip_`][]
+    """
 
 
 class NotAParameterError(GradientTypeError, AttributeError):
-    """Something among parameters that is none, such as None; torch's functions raise AttributeError there."""
+    """Something among parameters that is none, such as None; torch's functions raise AttributeError there.
+
+    See Also:
+        [`bridle.clip_grad_norm_`][], [`bridle.errors.GradientTypeError`][]
+    """
 
 
 class UnsupportedGradientError(BridleError, NotImplementedError):
-    """A kind of gradient (integer, nested) that is not handled; the message says which."""
+    """A kind of gradient (integer, nested) that is not handled; the message says which.
+
+    See Also:
+        [`bridle.clip_`][]
+    """
 
 
 class NonFiniteGradientError(BridleError, RuntimeError):
@@ -102,6 +130,9 @@ class NonFiniteGradientError(BridleError, RuntimeError):
         module: path of the module that op belongs to.
         operand: torch's name for the saved value that did it.
         rows: where in the first dimension of that value, which for most data is the number of the sample.
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.detect_nonfinite`][]
     """
 
     def __init__(
@@ -123,7 +154,11 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
 
 class BackwardError(BridleError, RuntimeError):
-    """A backward pass that could not run: torch's first line, then the cause and what to do."""
+    """A backward pass that could not run: torch's first line, then the cause and what to do.
+
+    See Also:
+        [`bridle.backward`][], [`bridle.grad`][]
+    """
 
 
 class UnusedInputError(BackwardError):
@@ -131,6 +166,9 @@ class UnusedInputError(BackwardError):
 
     Attributes:
         names: the name of each, or its number where it has no name.
+
+    See Also:
+        [`bridle.grad`][], [`bridle.autograd.find_unused_parameters`][]
     """
 
     def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
@@ -143,6 +181,9 @@ class GraphFreedError(BackwardError):
 
     Attributes:
         crossings: each place where this graph enters the freed one; empty if it is the same graph.
+
+    See Also:
+        [`bridle.backward`][]
     """
 
     def __init__(self, message: str, crossings: tuple[str, ...] = ()) -> None:
@@ -155,6 +196,9 @@ class InplaceModifiedError(BackwardError):
 
     Attributes:
         stale: each of them, with its op, module, versions and likely writer.
+
+    See Also:
+        [`bridle.backward`][], [`bridle.graph.saved`][]
     """
 
     def __init__(self, message: str, stale: tuple[str, ...] = ()) -> None:
@@ -167,6 +211,9 @@ class NoGraphError(BackwardError):
 
     Attributes:
         causes: what was found that explains it.
+
+    See Also:
+        [`bridle.backward`][], [`bridle.per_sample`][]
     """
 
     def __init__(self, message: str, causes: tuple[str, ...] = ()) -> None:
@@ -175,35 +222,67 @@ class NoGraphError(BackwardError):
 
 
 class NonScalarOutputError(BackwardError):
-    """An output that is not a real scalar, without a gradient given for it."""
+    """An output that is not a real scalar, without a gradient given for it.
+
+    See Also:
+        [`bridle.backward`][]
+    """
 
 
 class GradientMismatchError(BackwardError):
-    """A gradient that does not fit its output in number, shape, dtype or device."""
+    """A gradient that does not fit its output in number, shape, dtype or device.
+
+    See Also:
+        [`bridle.backward`][], [`bridle.grad`][]
+    """
 
 
 class ReplayError(BackwardError):
-    """`autograd.replay` cannot run this graph correctly; the message says what is in the way."""
+    """`autograd.replay` cannot run this graph correctly; the message says what is in the way.
+
+    See Also:
+        [`bridle.autograd.replay`][]
+    """
 
 
 class RecordError(BridleError, ValueError):
-    """A file that is not the record of a run, is of another version, or is damaged."""
+    """A file that is not the record of a run, is of another version, or is damaged.
+
+    See Also:
+        [`bridle.watch.read_run`][]
+    """
 
 
 class RecordWriteError(RecordError, OSError):
-    """A record that cannot be written where it was asked for. Raised before the run begins, never during it."""
+    """A record that cannot be written where it was asked for. Raised before the run begins, never during it.
+
+    See Also:
+        [`bridle.Monitor`][]
+    """
 
 
 class MissingDependencyError(BridleError, ImportError):
-    """A package that comes with an extra is not installed; the message has the line that installs it."""
+    """A package that comes with an extra is not installed; the message has the line that installs it.
+
+    See Also:
+        [`bridle.Monitor`][]
+    """
 
 
 class UnsupportedDeviceError(BridleError, RuntimeError):
-    """A code path was asked for by name that the tensors' device does not have."""
+    """A code path was asked for by name that the tensors' device does not have.
+
+    See Also:
+        [`bridle.clip_grad_norm_`][]
+    """
 
 
 class RankError(BridleError, RuntimeError):
-    """The ranks of a process group do not hold the same parameters, or one of them is gone or late."""
+    """The ranks of a process group do not hold the same parameters, or one of them is gone or late.
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.distributed.Placement`][]
+    """
 
 
 class UnsupportedOperationError(BridleError, NotImplementedError):
@@ -212,6 +291,9 @@ class UnsupportedOperationError(BridleError, NotImplementedError):
     Attributes:
         op: torch's name for the op.
         where: the parameter or module it stands at.
+
+    See Also:
+        [`bridle.per_sample`][], [`bridle.register_rule`][]
     """
 
     def __init__(self, message: str, op: str = "", where: str = "") -> None:
@@ -221,7 +303,11 @@ class UnsupportedOperationError(BridleError, NotImplementedError):
 
 
 class BatchCouplingError(UnsupportedOperationError):
-    """The loss of one sample depends on the data of another, as with batch normalisation in training."""
+    """The loss of one sample depends on the data of another, as with batch normalisation in training.
+
+    See Also:
+        [`bridle.per_sample`][]
+    """
 
 
 class AuditError(BridleError, RuntimeError):
@@ -229,6 +315,9 @@ class AuditError(BridleError, RuntimeError):
 
     Attributes:
         parameter: name of the parameter for which they do not.
+
+    See Also:
+        [`bridle.persample.PerSample`][]
     """
 
     def __init__(self, message: str, parameter: str = "") -> None:
@@ -237,8 +326,16 @@ class AuditError(BridleError, RuntimeError):
 
 
 class FoldError(BridleError, RuntimeError):
-    """The optimizer cannot take the clipping coefficient into its own step."""
+    """The optimizer cannot take the clipping coefficient into its own step.
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.Clipper`][]
+    """
 
 
 class BridleWarning(UserWarning):
-    """What was asked for was done, and is probably not what was meant."""
+    """What was asked for was done, and is probably not what was meant.
+
+    See Also:
+        [`bridle.errors.BridleError`][]
+    """

@@ -41,6 +41,9 @@ def clip_by_global_norm(
         ([tensor([0.6000]), None, tensor([0.8000])], tensor(5.))
         >>> bridle.clip_by_global_norm({"weight": torch.tensor([3.0, 4.0])}, 1.0)[0]
         {'weight': tensor([0.6000, 0.8000])}
+
+    See Also:
+        [`bridle.clip_by_norm`][], [`bridle.clip_grad_norm_`][]
     """
     limit = _validate.threshold(clip_norm, "clip_norm")
     leaves, rebuild = flatten(list(tensors) if isinstance(tensors, Iterator) else tensors)
@@ -70,6 +73,9 @@ def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence
         >>> bridle.clip_by_norm(torch.tensor([[3.0, 4.0], [0.0, 0.5]]), 1.0, axes=1)
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.5000]])
+
+    See Also:
+        [`bridle.clip_by_global_norm`][], [`bridle.clip_`][]
     """
     limit = _validate.threshold(clip_norm, "clip_norm")
     x = _checked(tensor, "clip_by_norm").detach()
@@ -96,6 +102,9 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
     Examples:
         >>> bridle.clip_by_value(torch.tensor([-2.0, 0.5, 3.0]), -1.0, 1.0)
         tensor([-1.0000,  0.5000,  1.0000])
+
+    See Also:
+        [`bridle.clip_by_norm`][], [`bridle.clip_grad_value_`][]
     """
     _check_tensor(tensor, "clip_by_value")
     _refuse_derivative(tensor, "clip_by_value")

@@ -15,12 +15,28 @@ RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
 plt.rcParams.update({"svg.hashsalt": "bridle", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
 MODELS = {"mlp": "MLP 256", "cnn": "CNN 64", "resnet": "ResNet-18 32", "gpt": "GPT 16", "lstm": "LSTM 32"}
 OURS, THEIRS = "#3f51b5", "#b0b7c6"
+PERSAMPLE = "python benchmarks/persample.py"
+PEERS = {
+    "torch.func": "#e07b00",
+    "ExpandedWeights": "#2e8b3d",
+    "Opacus hooks": "#c62828",
+    "Opacus ghost": "#8e44ad",
+    "BackPACK": "#00838f",
+    "JAX": "#795548",
+}
 
 
 def rows(name: str) -> list[dict[str, object]]:
     """Return the rows of a result file; none if it was not measured."""
     path = RESULTS / f"{name}.json"
     return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
+def left_out(chart: str, found: object, command: str) -> bool:
+    """Return whether there is nothing to draw, and say what measures it."""
+    if not found:
+        print(f"{chart} is left out: nothing was measured. {command}")
+    return not found
 
 
 def save(figure: plt.Figure, name: str) -> None:
@@ -30,11 +46,22 @@ def save(figure: plt.Figure, name: str) -> None:
     plt.close(figure)
 
 
+def grid(count: int) -> tuple[plt.Figure, list[plt.Axes]]:
+    """Return a figure with so many panels, three in a row."""
+    height = -(-count // 3)
+    figure, panels = plt.subplots(height, 3, figsize=(8.4, 0.6 + 2.4 * height), layout="constrained", squeeze=False)
+    for panel in panels.flat[count:]:
+        panel.set_axis_off()
+    return figure, list(panels.flat[:count])
+
+
 def per_sample_methods() -> None:
     """One panel for each model: the whole clipped step over a plain step, every method that ran."""
     found = {title: rows(f"persample-{model}") for model, title in MODELS.items()}
     found = {title: lines for title, lines in found.items() if lines}
-    figure, panels = plt.subplots(1, len(found), figsize=(2.6 * len(found), 3.2), layout="constrained")
+    if left_out("per-sample-methods", found, PERSAMPLE):
+        return
+    figure, panels = grid(len(found))
     for panel, (title, lines) in zip(panels, found.items(), strict=True):
         clipped = [r for r in lines if "gradient_error" in r and isinstance(r["clock"], dict)]
         names = [str(r["method"]) for r in clipped]
@@ -54,33 +81,90 @@ def per_sample_methods() -> None:
 
 
 def per_sample_batches() -> None:
-    """The ratio to a plain step as the batch grows."""
-    figure, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-    for model in MODELS:
-        lines = [r for r in rows(f"persample-batches-{model}") if r["method"] == "bridle"]
-        if lines:
-            axes.plot([r["batch"] for r in lines], [r["clock"]["median"] for r in lines], "o-", label=model.upper())
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([8, 32, 128, 512], ["8", "32", "128", "512"])
-    axes.set_xlabel("batch")
-    axes.set_ylabel("clipped step / plain step")
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.legend(frameon=False)
+    """One panel for each model: clipped step over plain step as the batch grows, every method that was measured."""
+    found = {model: [r for r in rows(f"persample-batches-{model}") if "gradient_error" in r] for model in MODELS}
+    found = {model: lines for model, lines in found.items() if lines}
+    alone = [model for model, lines in found.items() if not {r["method"] for r in lines} & set(PEERS)]
+    if alone:
+        methods = " ".join(f'"{method}"' for method in ("plain", "bridle", *PEERS))
+        print(f"per-sample-batches shows no peers: {PERSAMPLE} --batches {' '.join(alone)} --methods {methods}")
+    if left_out("per-sample-batches", found, f"{PERSAMPLE} --batches"):
+        return
+    figure, panels = grid(len(found))
+    for panel, (model, lines) in zip(panels, found.items(), strict=True):
+        for method in dict.fromkeys(str(r["method"]) for r in lines):
+            points = [(r["batch"], r["clock"]["median"]) for r in lines if r["method"] == method]
+            panel.plot(*zip(*points, strict=True), label=method, **look(method))
+        panel.axhline(1, color="black", linewidth=0.8)
+        panel.set_xscale("log", base=2)
+        batches = sorted({r["batch"] for r in lines})
+        panel.set_xticks(batches, [str(batch) for batch in batches])
+        ratios(panel, [r["clock"]["median"] for r in lines])
+        panel.set_title(model.upper(), fontsize=10)
+        panel.set_xlabel("batch")
+    figure.supylabel("clipped step / plain step", fontsize=10)
+    named = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), frameon=False, loc="outside lower center", ncols=4)
     save(figure, "per-sample-batches")
+
+
+def look(method: str) -> dict[str, object]:
+    """Return the colour and line of a method, the same in every panel."""
+    if method.startswith("bridle"):
+        return {"color": OURS, "marker": "o", "linewidth": 2, "linestyle": "--" if "compiled" in method else "-"}
+    return {"color": PEERS.get(method, "#697086"), "marker": ".", "linewidth": 1.3}
+
+
+def ratios(axes: plt.Axes, values: list[float]) -> None:
+    """Scale an axis of ratios: by logarithm where they span more than a factor of four."""
+    if max(values) > 4 * min(values):
+        axes.set_yscale("log")
+        ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick < 2 * max(values)]
+        axes.set_yticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+
+
+def growth_with_ranks() -> None:
+    """Bytes that one call of clip_grad_norm_ leaves a rank with, as the number of ranks grows."""
+    lines = rows("ranks-counted")
+    if left_out("growth-with-ranks", lines, "python benchmarks/ranks_counted.py"):
+        return
+    layouts = list(dict.fromkeys(str(r["layout"]) for r in lines))
+    figure, panels = grid(len(layouts))
+    for panel, layout in zip(panels, layouts, strict=True):
+        for call, color in (("torch", "#697086"), ("bridle", OURS)):
+            points = [(r["ranks"], r["bytes"]) for r in lines if r["layout"] == layout and r["call"] == call]
+            panel.plot(*zip(*points, strict=True), "o-", color=color, label=call)
+        ranks = sorted({r["ranks"] for r in lines})
+        gathered = [8192 * count for count in ranks]
+        panel.plot(ranks, gathered, ":", color="#c62828", label="an all-gather of 8 KiB per rank, for comparison")
+        panel.set_xscale("log", base=2)
+        panel.set_xticks(ranks, [f"{count:,}" for count in ranks])
+        panel.set_yscale("log", base=2)
+        panel.set_yticks([2**10, 2**13, 2**17, 2**20, 2**27], ["1 KiB", "8 KiB", "128 KiB", "1 MiB", "128 MiB"])
+        panel.set_title(layout, fontsize=10)
+        panel.set_xlabel("ranks")
+    figure.supylabel("bytes per call and rank", fontsize=10)
+    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
+    save(figure, "growth-with-ranks")
 
 
 def clip_limit() -> None:
     """Time of clip_grad_norm_ over what reading (and writing) the same memory takes."""
     lines = [r for r in rows("clip") if r["dtype"] == "float32" and r["kind"] == "norm 2" and r["regime"] == "clipping"]
+    if left_out("clip-limit", lines, "python benchmarks/clip.py"):
+        return
     figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     places = range(len(lines))
     for shift, name, color in ((-0.2, "torch", THEIRS), (0.2, "bridle", OURS)):
         values = [r["milliseconds"][name] / r["milliseconds"]["limit"] for r in lines]
         bars = axes.bar([p + shift for p in places], values, 0.38, label=name, color=color)
-        axes.bar_label(bars, [f"{value:.2g}" for value in values], fontsize=8)
+        axes.bar_label(bars, [f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values], fontsize=8)
     axes.set_xticks(places, [str(r["model"]) for r in lines], rotation=20, ha="right")
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_yscale("log")
+    axes.set_yticks([1, 2, 5, 10], ["1", "2", "5", "10"])
+    axes.minorticks_off()
     axes.set_ylabel("time / memory limit")
     axes.legend(frameon=False)
     save(figure, "clip-limit")
@@ -90,3 +174,4 @@ if __name__ == "__main__":
     per_sample_methods()
     per_sample_batches()
     clip_limit()
+    growth_with_ranks()

@@ -73,7 +73,7 @@ def page(name: str, cells: list[Cell]) -> str:
             continue
         parts.append(f"``` python\n{cell.source}\n```")  # the space keeps tests of pages from running it twice
         if cell.text:
-            parts.append(f"```text\n{cell.text}\n```")
+            parts.append(f"``` {{.text .wrap}}\n{cell.text}\n```")
         for index, picture in enumerate(cell.pictures):
             file = f"{name}-{number}-{index}.png"
             (NOTEBOOKS / file).write_bytes(picture)

@@ -60,6 +60,9 @@ def compile(  # noqa: A001
         ...     return bridle.per_sample(model(x).square(), model).clip_(1.0)
         >>> step = bridle.compile(step, model)
         >>> norms = step(torch.randn(4, 2))
+
+    See Also:
+        [`bridle.per_sample`][], [`bridle.kernel_status`][]
     """
     if not callable(step):
         raise ArgumentTypeError(f"compile: `step` must be a function, found {type(step).__name__}.")

@@ -49,6 +49,9 @@ def kernel_status() -> str:
         >>> import bridle
         >>> bridle.kernel_status().partition(":")[0] in ("C kernel", "torch operations")
         True
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.compile`][]
     """
     if BACKENDS["cpu"] is not None:
         return "C kernel"

@@ -20,25 +20,61 @@ _RELAYOUT = re.compile(
 
 
 def op(node: Node) -> str:
-    """Return torch's name for the node, without the namespace some names carry."""
+    """Return torch's name for the node, without the namespace some names carry.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.op((w * 3).grad_fn)
+        'MulBackward0'
+
+    See Also:
+        [`bridle.graph.describe`][], [`bridle.graph.read`][]
+    """
     if is_custom(node):  # the same name, which torch 2.6 does not tell any more once the op's outputs are gone
         return type(node).__name__
     return node.name().rsplit("::", 1)[-1]
 
 
 def is_leaf(node: Node) -> bool:
-    """Return whether the node accumulates into a leaf's ``.grad``."""
+    """Return whether the node accumulates into a leaf's ``.grad``.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> [bridle.graph.is_leaf(node) for node in bridle.graph.read(w * 3).nodes]
+        [False, True]
+
+    See Also:
+        [`bridle.graph.leaf_tensor`][]
+    """
     return type(node).__name__ == "AccumulateGrad"
 
 
 def leaf_tensor(node: Node) -> Tensor:
-    """Return the leaf that an ``AccumulateGrad`` node writes to."""
+    """Return the leaf that an ``AccumulateGrad`` node writes to.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.leaf_tensor(bridle.graph.read(w * 3).nodes[-1]) is w
+        True
+
+    See Also:
+        [`bridle.graph.is_leaf`][]
+    """
     variable: Tensor = node.variable  # type: ignore[attr-defined]
     return variable
 
 
 def is_custom(node: Node) -> bool:
-    """Return whether the node was made by a Python `torch.autograd.Function`."""
+    """Return whether the node was made by a Python `torch.autograd.Function`.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.is_custom((w * 3).grad_fn)
+        False
+
+    See Also:
+        [`bridle.graph.op`][]
+    """
     return isinstance(node, torch._C._FunctionBase)
 
 
@@ -51,17 +87,41 @@ def identity(node: Node) -> str | type:
 
 
 def is_relayout(node: Node) -> bool:
-    """Return whether the op only moves, copies or casts values, as a view, slice, clone or cast does."""
+    """Return whether the op only moves, copies or casts values, as a view, slice, clone or cast does.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.is_relayout(w.view(2, 1).grad_fn), bridle.graph.is_relayout((w * 3).grad_fn)
+        (True, False)
+
+    See Also:
+        [`bridle.graph.parameter_uses`][]
+    """
     return _RELAYOUT.fullmatch(op(node)) is not None
 
 
 def sequence_nr(node: Node) -> int:
-    """Return the node's number in the thread that made it; leaves have the largest 64-bit number."""
+    """Return the node's number in the thread that made it; leaves have the largest 64-bit number.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> first, second = w * 3, w * 4
+        >>> bridle.graph.sequence_nr(first.grad_fn) < bridle.graph.sequence_nr(second.grad_fn)
+        True
+
+    See Also:
+        [`bridle.graph.current_sequence_nr`][]
+    """
     return node._sequence_nr()
 
 
-# The number that this thread's next node will get. An alias, not a function: the compiler cannot trace a frame here.
+# An alias, not a function: the compiler cannot trace a frame here.
 current_sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+"""Return the number that this thread's next node will get.
+
+See Also:
+    [`bridle.graph.sequence_nr`][]
+"""
 
 
 def output_metadata(node: Node) -> list[Any]:
@@ -150,7 +210,16 @@ def is_cpp_nested_edge(edge: GradientEdge) -> bool:
 
 
 def base_of(tensor: Tensor) -> Tensor:
-    """Return the tensor this one is a view of, or itself."""
+    """Return the tensor this one is a view of, or itself.
+
+    Examples:
+        >>> x = torch.zeros(4)
+        >>> bridle.graph.base_of(x[:2]) is x
+        True
+
+    See Also:
+        [`bridle.graph.memory_of`][]
+    """
     base = tensor._base
     return tensor if base is None else base
 
@@ -164,6 +233,14 @@ def memory_of(tensor: Tensor) -> int | None:
     """Return where the tensor's storage begins, or None if it has none of its own.
 
     Two tensors with the same result share memory: one is a view of the other, or was detached from it.
+
+    Examples:
+        >>> x = torch.zeros(4)
+        >>> bridle.graph.memory_of(x[2:]) == bridle.graph.memory_of(x)
+        True
+
+    See Also:
+        [`bridle.graph.base_of`][]
     """
     if is_fake(tensor):
         return storage_of(tensor)

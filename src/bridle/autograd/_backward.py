@@ -49,6 +49,10 @@ def backward(
         >>> bridle.backward(weight.square().sum())
         >>> weight.grad
         tensor([2., 4.])
+
+    See Also:
+        [`bridle.grad`][], [`bridle.trace`][], [`bridle.detect_nonfinite`][],
+        [`bridle.autograd.find_unused_parameters`][]
     """
     if inside_func_transform():
         raise BackwardError(

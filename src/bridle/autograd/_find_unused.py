@@ -35,6 +35,9 @@ def find_unused_parameters(
         >>> model = torch.nn.ModuleDict({"used": torch.nn.Linear(2, 1), "idle": torch.nn.Linear(2, 1)})
         >>> bridle.autograd.find_unused_parameters(model["used"](torch.ones(1, 2)).sum(), model)
         ['idle.weight', 'idle.bias']
+
+    See Also:
+        [`bridle.backward`][], [`bridle.errors.UnusedInputError`][]
     """
     caller = "autograd.find_unused_parameters"
     outputs = (loss,) if isinstance(loss, nn.Module) else as_outputs(loss)

@@ -101,6 +101,9 @@ def grad(
         >>> bridle.grad(x.square(), x, torch.eye(2), is_grads_batched=True, chunk_size=1)
         (tensor([[2., 0.],
                 [0., 4.]]),)
+
+    See Also:
+        [`bridle.backward`][], [`bridle.autograd.find_unused_parameters`][]
     """
     _check(materialize_grads, allow_unused, is_grads_batched, chunk_size)
     allow_unused = materialize_grads if allow_unused is None else allow_unused

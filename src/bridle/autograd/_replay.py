@@ -27,6 +27,16 @@ class Edge(NamedTuple):
             where the pass starts, the index of the output.
         target: the node that receives the gradient.
         output_nr: which output of the target's op it belongs to.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> edges = []
+        >>> _ = bridle.autograd.replay((w * 3).sum(), w, visit=lambda edge, gradient: edges.append(edge))
+        >>> [bridle.graph.op(edge.target) for edge in edges]
+        ['SumBackward0', 'MulBackward0', 'AccumulateGrad']
+
+    See Also:
+        [`bridle.autograd.replay`][]
     """
 
     source: Node | None
@@ -81,6 +91,9 @@ def replay(
         ...         return torch.zeros_like(gradient)
         >>> bridle.autograd.replay(y, x, visit=cut)
         (tensor(3.),)
+
+    See Also:
+        [`bridle.trace`][], [`bridle.autograd.Edge`][]
     """
     starts, wanted = as_outputs(outputs), as_outputs(inputs)
     for kind, tensors in (("output", starts), ("input", wanted)):

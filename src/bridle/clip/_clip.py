@@ -76,6 +76,9 @@ def clip_(
         >>> report = bridle.clip_(model, {"1.*": bridle.by_norm(0.5), "*": bridle.by_norm(1.0)})
         >>> report.by_pattern["1.*"].norm_after <= 0.5 + 1e-6
         True
+
+    See Also:
+        [`bridle.Clipper`][], [`bridle.by_norm`][], [`bridle.policies.Policy`][], [`bridle.distributed.Placement`][]
     """
     if nonfinite not in _NONFINITE:
         raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")

@@ -59,6 +59,9 @@ class Clipper:
         >>> round(clipper.report.norm), round(clipper.report.norm_after, 6)
         (50, 1.0)
         >>> clipper.remove()
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.policies.ByOvershoot`][], [`bridle.Monitor`][]
     """
 
     def __init__(

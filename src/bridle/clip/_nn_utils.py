@@ -67,6 +67,9 @@ def clip_grad_norm_(
         tensor(5.)
         >>> weight.grad
         tensor([0.6000, 0.8000])
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.get_total_norm`][], [`bridle.per_sample`][]
     """
     p, limit = _validate.norm_order(norm_type), _validate.threshold(max_norm, "max_norm")
     options = _Options(limit, p, error_if_nonfinite, foreach)
@@ -126,7 +129,22 @@ def clip_grad_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """The deprecated name of `clip_grad_norm_`."""
+    """The deprecated name of `clip_grad_norm_`.
+
+    Raises:
+        NonFiniteGradientError: (a RuntimeError) As `clip_grad_norm_`.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore")
+        ...     bridle.clip_grad_norm([weight], max_norm=1.0)
+        tensor(5.)
+
+    See Also:
+        [`bridle.clip_grad_norm_`][]
+    """
     warnings.warn("`clip_grad_norm` is deprecated in favor of `clip_grad_norm_`.", category=FutureWarning, stacklevel=2)
     return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
 
@@ -142,12 +160,18 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
         clip_value: The largest magnitude allowed.
         foreach: As in `clip_grad_norm_`.
 
+    Raises:
+        ArgumentError: (a ValueError) A negative or NaN `clip_value`.
+
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(3))
         >>> weight.grad = torch.tensor([-7.0, 0.5, 7.0])
         >>> bridle.clip_grad_value_([weight], 1.0)
         >>> weight.grad
         tensor([-1.0000,  0.5000,  1.0000])
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.by_value`][], [`bridle.clip_grad_norm_`][]
     """
     limit = _validate.threshold(clip_value, "clip_value")
     listed, grads = gradients(parameters)
@@ -183,9 +207,16 @@ def get_total_norm(
     Returns:
         A 0-dim tensor: float64 if any tensor is, else float32.
 
+    Raises:
+        NonFiniteGradientError: (a RuntimeError) The norm is not finite and `error_if_nonfinite` is set.
+        ArgumentError: (a ValueError) An order that is not positive.
+
     Examples:
         >>> bridle.get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
         tensor(5.)
+
+    See Also:
+        [`bridle.clip_grads_with_norm_`][], [`bridle.clip_grad_norm_`][]
     """
     p = _validate.norm_order(norm_type)
     names, listed = named(tensors)
@@ -208,12 +239,18 @@ def clip_grads_with_norm_(
         total_norm: The norm of all gradients, from `get_total_norm`.
         foreach: As in `clip_grad_norm_`.
 
+    Raises:
+        ArgumentError: (a ValueError) A negative or NaN `max_norm`.
+
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> weight.grad = torch.tensor([3.0, 4.0])
         >>> bridle.clip_grads_with_norm_([weight], 1.0, bridle.get_total_norm([weight.grad]))
         >>> weight.grad
         tensor([0.6000, 0.8000])
+
+    See Also:
+        [`bridle.get_total_norm`][], [`bridle.clip_grad_norm_`][]
     """
     limit, known = _validate.threshold(max_norm, "max_norm"), _validate.total_norm(total_norm)
     listed, grads = gradients(parameters)

@@ -100,6 +100,9 @@ class ClipReport:
         >>> print(report)
         clipped: norm 5 -> 1, coefficient 0.2
           weight  5 -> 1
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.Clipper`][]
     """
 
     def __init__(

@@ -22,6 +22,15 @@ class Consumer(NamedTuple):
         node: the op that uses it.
         position: which of that op's inputs it is, as an index into ``node.next_functions``.
         output_nr: which output of the used node it is.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> found = bridle.graph.read((w * w).sum())
+        >>> [use.position for use in found.consumers[found.nodes[-1]]]
+        [0, 1]
+
+    See Also:
+        [`bridle.graph.Graph`][], [`bridle.graph.ParameterUse`][]
     """
 
     node: Node
@@ -30,7 +39,16 @@ class Consumer(NamedTuple):
 
 
 class OutputInfo(NamedTuple):
-    """Shape, dtype and device of one output of an op."""
+    """Shape, dtype and device of one output of an op.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.describe((w * 3).grad_fn)[0].shape
+        (2,)
+
+    See Also:
+        [`bridle.graph.describe`][]
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -49,6 +67,15 @@ class Graph:
             order in which torch's engine runs them on one thread.
         consumers: for each node, the uses of its outputs inside this graph; empty for a root without other
             uses.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> found = bridle.graph.read((w * 3).sum())
+        >>> len(found.nodes), found.leaves[0] is w
+        (3, True)
+
+    See Also:
+        [`bridle.graph.read`][], [`bridle.graph.parameter_uses`][]
     """
 
     roots: tuple[GradientEdge, ...]
@@ -62,7 +89,19 @@ class Graph:
 
 
 def edge_of(output: Output) -> GradientEdge:
-    """Return the edge at which the gradient of a tensor arrives; an edge is returned as it is."""
+    """Return the edge at which the gradient of a tensor arrives; an edge is returned as it is.
+
+    Raises:
+        ArgumentError: (a ValueError) The tensor requires no gradient.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.edge_of(w * 3).node.name()
+        'MulBackward0'
+
+    See Also:
+        [`bridle.graph.read`][]
+    """
     return output if isinstance(output, GradientEdge) else torch_nodes.edge_of(output)
 
 
@@ -83,6 +122,9 @@ def read(outputs: Output | Iterable[Output]) -> Graph:
         >>> w = torch.ones(2, requires_grad=True)
         >>> [graph.op(node) for node in graph.read((w * 3).sum()).nodes]
         ['SumBackward0', 'MulBackward0', 'AccumulateGrad']
+
+    See Also:
+        [`bridle.graph.reachable`][], [`bridle.graph.op`][], [`bridle.graph.parameter_uses`][], [`bridle.trace`][]
     """
     listed = (outputs,) if isinstance(outputs, Tensor | GradientEdge) else tuple(outputs)
     roots = tuple(edge_of(o) for o in listed if isinstance(o, GradientEdge) or o.requires_grad)
@@ -91,7 +133,16 @@ def read(outputs: Output | Iterable[Output]) -> Graph:
 
 
 def reachable(outputs: Iterable[Output]) -> list[Node]:
-    """Return the nodes that `read` would find, in no particular order and in a fraction of its time."""
+    """Return the nodes that `read` would find, in no particular order and in a fraction of its time.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> len(bridle.graph.reachable([w * 3, w + 1]))
+        3
+
+    See Also:
+        [`bridle.graph.read`][]
+    """
     stack = [edge_of(o).node for o in outputs if isinstance(o, GradientEdge) or o.requires_grad]
     seen = set(stack)
     while stack:
@@ -103,7 +154,16 @@ def reachable(outputs: Iterable[Output]) -> list[Node]:
 
 
 def describe(node: Node) -> tuple[OutputInfo, ...]:
-    """Return shape, dtype and device of each output of the op that made `node`."""
+    """Return shape, dtype and device of each output of the op that made `node`.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.describe((w * 3).grad_fn)
+        (OutputInfo(shape=(2,), dtype=torch.float32, device=device(type='cpu')),)
+
+    See Also:
+        [`bridle.graph.op`][], [`bridle.graph.read`][]
+    """
     return tuple(OutputInfo(tuple(m.shape), m.dtype, m.device) for m in output_metadata(node))
 
 

@@ -27,6 +27,13 @@ class NodeLocation:
         module: path of a module, '' for the model itself.
         exact: True if the node was made in that module; False if that is the last known module
             before it.
+
+    Examples:
+        >>> str(bridle.graph.NodeLocation("encoder.0", exact=True))
+        'in encoder.0'
+
+    See Also:
+        [`bridle.graph.locate_nodes`][]
     """
 
     module: str
@@ -68,6 +75,16 @@ class ModuleRecord:
 
     Each thread numbers its own nodes and a node does not know its thread, so where two recorded threads
     disagree about a number, the result is None.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        >>> with bridle.graph.record_modules(model) as record:
+        ...     out = model(torch.ones(3, 2))
+        >>> record.module_of(out.grad_fn)
+        '0'
+
+    See Also:
+        [`bridle.graph.record_modules`][]
     """
 
     _timelines: list[_Timeline] = field(default_factory=list)
@@ -99,6 +116,9 @@ def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
         ...     out = model(torch.ones(1, 2))
         >>> record.module_of(out.grad_fn)
         '1'
+
+    See Also:
+        [`bridle.graph.locate_nodes`][], [`bridle.trace`][]
     """
     record = ModuleRecord()
     this_thread = threading.local()
@@ -142,6 +162,9 @@ def locate_nodes(graph: Graph, names: Names, record: ModuleRecord | None = None)
         >>> found = graph.locate_nodes(read, graph.find_names(model))
         >>> [f"{graph.op(node)} {found[node]}" for node in read.nodes if node in found]
         ['ReluBackward0 after 0', 'AddmmBackward0 in 0', 'TBackward0 in 0']
+
+    See Also:
+        [`bridle.graph.record_modules`][], [`bridle.graph.find_names`][]
     """
     exact = _by_parameters(graph, names)
     if record is not None:

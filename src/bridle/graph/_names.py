@@ -24,6 +24,15 @@ class Names:
     """Names of parameters and buffers, by identity.
 
     A tensor with several names goes by the first.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        >>> names = bridle.graph.find_names(model)
+        >>> names.of(model[0].bias), names.module_of(model[0].bias)
+        ('0.bias', '0')
+
+    See Also:
+        [`bridle.graph.find_names`][]
     """
 
     # The tensors are held as well, so that their ids are not reused.
@@ -58,6 +67,9 @@ def find_names(source: NameSource | None = None) -> Names:
         '0.bias'
         >>> graph.find_names().of(model[0].bias)
         'Sequential.0.bias'
+
+    See Also:
+        [`bridle.graph.variable_name`][], [`bridle.graph.locate_nodes`][]
     """
     if source is None:
         pairs = [pair for root in live_models() for pair in _named(root, type(root).__name__)]
@@ -69,7 +81,15 @@ def find_names(source: NameSource | None = None) -> Names:
 
 
 def variable_name(tensor: Tensor) -> str | None:
-    """Return the name of a variable of the calling code that holds this very tensor, or None."""
+    """Return the name of a variable of the calling code that holds this very tensor, or None.
+
+    Examples:
+        >>> bridle.graph.variable_name(torch.zeros(4)) is None  # no variable holds it
+        True
+
+    See Also:
+        [`bridle.graph.find_names`][]
+    """
     frame = sys._getframe().f_back
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -81,12 +101,30 @@ def variable_name(tensor: Tensor) -> str | None:
 
 
 def live_tensors() -> list[Tensor]:
-    """Return every live tensor whose autograd metadata can be read."""
+    """Return every live tensor whose autograd metadata can be read.
+
+    Examples:
+        >>> x = torch.zeros(4)
+        >>> any(found is x for found in bridle.graph.live_tensors())
+        True
+
+    See Also:
+        [`bridle.graph.variable_name`][]
+    """
     return [o for o in gc.get_objects() if issubclass(type(o), Tensor) and _is_readable(o)]
 
 
 def live_models() -> list[nn.Module]:
-    """Return every live module that is part of no other, the largest first."""
+    """Return every live module that is part of no other, the largest first.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        >>> any(found is model for found in bridle.graph.live_models())
+        True
+
+    See Also:
+        [`bridle.graph.find_names`][]
+    """
     # By type, not isinstance: that would trigger lazy proxies.
     found = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
     inside = {id(child) for module in found for _, child in modules.children(module)}

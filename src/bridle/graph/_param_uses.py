@@ -21,6 +21,15 @@ class ParameterUse:
             root.
         relayouts: the views, copies and casts between leaf and op, the one nearest the leaf first. Each is an
             edge: ``output_nr`` says which output of, for example, a split goes on to the op.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> use = bridle.graph.parameter_uses(bridle.graph.read(w.view(2, 1) * 3))[0]
+        >>> bridle.graph.op(use.node), [bridle.graph.op(edge.node) for edge in use.relayouts]
+        ('MulBackward0', ['ViewBackward0'])
+
+    See Also:
+        [`bridle.graph.parameter_uses`][]
     """
 
     leaf: Tensor
@@ -42,6 +51,9 @@ def parameter_uses(graph: Graph) -> tuple[ParameterUse, ...]:
         ...     print(graph.op(use.node), use.position, [graph.op(edge.node) for edge in use.relayouts])
         AddmmBackward0 0 []
         AddmmBackward0 2 ['TBackward0']
+
+    See Also:
+        [`bridle.graph.read`][]
     """
     roots = {(edge.node, edge.output_nr) for edge in graph.roots}
     found: list[ParameterUse] = []

@@ -20,7 +20,16 @@ from .._torch.saved import (
 
 
 class SavedState(Enum):
-    """Whether a saved value can still be used."""
+    """Whether a saved value can still be used.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.graph.saved(w.square().grad_fn)[-1].state
+        <SavedState.READY: 'ready'>
+
+    See Also:
+        [`bridle.graph.SavedValue`][], [`bridle.graph.saved`][]
+    """
 
     READY = "ready"
     FREED = "freed"
@@ -40,6 +49,15 @@ class SavedValue:
         value: the value when it is ready, else None.
         held: the tensor behind a stale value, as it is now.
         versions: (expected, found) version of a stale value.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> entry = bridle.graph.saved(w.square().grad_fn)[-1]
+        >>> entry.name, entry.value is w
+        ('self', True)
+
+    See Also:
+        [`bridle.graph.saved`][]
     """
 
     name: str
@@ -70,6 +88,9 @@ def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
         >>> y.sum().backward()
         >>> [(entry.name, entry.state.value) for entry in graph.saved(y.grad_fn)]
         [('exponent', 'ready'), ('self', 'freed')]
+
+    See Also:
+        [`bridle.graph.read`][], [`bridle.errors.InplaceModifiedError`][]
     """
     try:
         fields = list(saved_fields(node))

@@ -54,6 +54,9 @@ def call_for_per_sample_grads(
         >>> call(torch.randn(5, 4)).mean().backward()
         >>> model.weight.grad_sample.shape, model.weight.grad
         (torch.Size([5, 3, 4]), None)
+
+    See Also:
+        [`bridle.per_sample`][]
     """
     _check(module, batch_size, loss_reduction)
     for name, parameter in module.named_parameters():

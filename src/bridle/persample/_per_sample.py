@@ -82,6 +82,10 @@ def per_sample(
         >>> _ = ps.clip_(max_norm=1.0)
         >>> model.weight.grad
         tensor([[0.3000, 0.9000]])
+
+    See Also:
+        [`bridle.persample.PerSample`][], [`bridle.register_rule`][], [`bridle.compile`][],
+        [`bridle.call_for_per_sample_grads`][]
     """
     if torch.compiler.is_dynamo_compiling() and tracing.flags.stand_in is not None:
         options = (memory_budget, retain_graph, allow_coupling, allow_opaque)

@@ -14,6 +14,16 @@ class PerSample(ReadAnswers, WriteAnswers):
     """The gradients of a batch, one per sample, written down only where a question needs it.
 
     Made by `per_sample`. It holds on to the recorded graph, so let it go when done.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> ps = bridle.per_sample(model(x).sum(1), model)
+        >>> ps.norms()
+        tensor([5., 1.])
+
+    See Also:
+        [`bridle.per_sample`][]
     """
 
     def plan(self) -> str:

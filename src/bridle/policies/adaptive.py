@@ -26,6 +26,14 @@ class Bounds:
         warm: Which rows are still in warm-up.
         floor: The least a limit may be.
         ceiling: The most a limit may be, and what it is during warm-up.
+
+    Examples:
+        >>> from bridle.policies import Bounds
+        >>> Bounds(warm=torch.tensor([False, True]), floor=1.0, ceiling=5.0).clamp(torch.tensor([0.5, 2.0]))
+        tensor([1., 5.])
+
+    See Also:
+        [`bridle.policies.AdaptivePolicy`][]
     """
 
     warm: Tensor
@@ -52,6 +60,9 @@ class AdaptivePolicy(BuiltOnce, ABC):
         ceiling: A norm above this always is.
         p: The order of the norm.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> from bridle.policies import AdaptivePolicy
         >>> class ByLargest(AdaptivePolicy):
@@ -67,6 +78,9 @@ class AdaptivePolicy(BuiltOnce, ABC):
         ...     report = bridle.clip_([weight], policy)
         >>> report.norm, report.norm_after
         (9.0, 3.0)
+
+    See Also:
+        [`bridle.policies.Policy`][], [`bridle.policies.Bounds`][], [`bridle.policies.ByMedian`][]
     """
 
     rescales: ClassVar[bool] = False

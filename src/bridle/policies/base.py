@@ -19,6 +19,13 @@ class Scale:
 
     Attributes:
         by: One factor for all (0-dim), one for each (a vector), or for each a tensor that broadcasts over it.
+
+    Examples:
+        >>> bridle.policies.Scale(by=torch.tensor(0.5))
+        Scale(by=tensor(0.5000))
+
+    See Also:
+        [`bridle.policies.Clamp`][], [`bridle.policies.Skip`][], [`bridle.policies.Policy`][]
     """
 
     by: Tensor | Sequence[Tensor]
@@ -30,6 +37,13 @@ class Clamp:
 
     Attributes:
         limit: One for all, or for each gradient a tensor of its shape, None for one that is left alone.
+
+    Examples:
+        >>> bridle.policies.Clamp(limit=0.1)
+        Clamp(limit=0.1)
+
+    See Also:
+        [`bridle.policies.Scale`][], [`bridle.policies.Skip`][], [`bridle.policies.Policy`][]
     """
 
     limit: float | Tensor | Sequence[Tensor | None]
@@ -42,6 +56,14 @@ class Skip:
     Attributes:
         when: The condition, a 0-dim bool tensor.
         otherwise: What to do if it is false.
+
+    Examples:
+        >>> from bridle.policies import Scale, Skip
+        >>> Skip(when=torch.tensor(False), otherwise=Scale(torch.tensor(1.0)))
+        Skip(when=tensor(False), otherwise=Scale(by=tensor(1.)))
+
+    See Also:
+        [`bridle.policies.Scale`][], [`bridle.policies.Clamp`][], [`bridle.policies.SkipSpikes`][]
     """
 
     when: Tensor
@@ -49,6 +71,11 @@ class Skip:
 
 
 Decision: TypeAlias = Scale | Clamp | Skip
+"""What a policy can decide.
+
+See Also:
+    [`bridle.policies.Policy`][]
+"""
 
 
 class GradientView(Protocol):
@@ -61,6 +88,21 @@ class GradientView(Protocol):
         tensors: The gradient of each. Do not write to it.
         values: What this rank holds of each gradient: itself, or of a DTensor the shard. Do not write to it.
         pattern: The name pattern that selected them, `"*"` where there was none.
+
+    Examples:
+        >>> class Print:
+        ...     p = 2.0
+        ...
+        ...     def decide(self, grads):
+        ...         print(grads.names(), grads.total_norm())
+        ...         return bridle.policies.Scale(torch.tensor(1.0))
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> _ = bridle.clip_({"w": weight}, Print())
+        ['w'] tensor(5., dtype=torch.float64)
+
+    See Also:
+        [`bridle.policies.Policy`][], [`bridle.clip_`][]
     """
 
     parameters: list[Tensor]
@@ -130,6 +172,10 @@ class Policy(Protocol):
         >>> weight.grad = torch.tensor([3.0, 4.0])
         >>> bridle.clip_([weight], Halve()).norm_after
         2.5
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.policies.GradientView`][], [`bridle.policies.Stateful`][],
+        [`bridle.policies.AdaptivePolicy`][]
     """
 
     @property
@@ -142,7 +188,15 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Stateful(Policy, Protocol):
-    """A policy whose memory can be saved."""
+    """A policy whose memory can be saved.
+
+    Examples:
+        >>> isinstance(bridle.policies.ByMedian(), bridle.policies.Stateful)
+        True
+
+    See Also:
+        [`bridle.policies.Policy`][], [`bridle.Clipper`][]
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has learned."""
@@ -182,7 +236,15 @@ def refuse_no_policy(found: object) -> None:
 
 
 def clip_factor(limit: float | Tensor, norm: Tensor) -> Tensor:
-    """Return the factor that brings a norm down to a limit: exactly 1 below it, and 1 where the norm is not finite."""
+    """Return the factor that brings a norm down to a limit: exactly 1 below it, and 1 where the norm is not finite.
+
+    Examples:
+        >>> bridle.policies.clip_factor(1.0, torch.tensor([0.5, 4.0]))
+        tensor([1.0000, 0.2500])
+
+    See Also:
+        [`bridle.policies.Scale`][], [`bridle.policies.Policy`][]
+    """
     # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
     ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
     factor = ceiling / norm

@@ -33,6 +33,9 @@ class ByElementSpike(BuiltOnce):
         floor: An element below this is never changed.
         ceiling: An element above this always is.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByElementSpike(theta=25.0, warmup=2)
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -41,6 +44,9 @@ class ByElementSpike(BuiltOnce):
         ...     report = bridle.clip_([weight], policy)
         >>> weight.grad
         tensor([5., 1.])
+
+    See Also:
+        [`bridle.by_value`][], [`bridle.policies.ByOvershoot`][]
     """
 
     p: ClassVar[float] = 2.0

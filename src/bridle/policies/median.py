@@ -20,6 +20,9 @@ class ByMedian(AdaptivePolicy):
         k: How many times the median is too large.
         window: How many norms to remember.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByMedian(warmup=3)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -28,6 +31,9 @@ class ByMedian(AdaptivePolicy):
         ...     report = bridle.clip_([weight], policy)
         >>> report.norm, report.norm_after
         (9.0, 4.0)
+
+    See Also:
+        [`bridle.policies.ByQuantile`][], [`bridle.policies.ByZScore`][], [`bridle.Clipper`][]
     """
 
     k: float = 2.0

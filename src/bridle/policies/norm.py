@@ -33,6 +33,9 @@ def by_norm(max_norm: float | Tensor, p: float | str = 2.0, *, per_parameter: bo
     Returns:
         A policy for `bridle.clip_`.
 
+    Raises:
+        ArgumentError: (a ValueError) A negative or NaN `max_norm`, or an order that is not positive.
+
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> weight.grad = torch.tensor([3.0, 4.0])
@@ -43,5 +46,8 @@ def by_norm(max_norm: float | Tensor, p: float | str = 2.0, *, per_parameter: bo
         >>> report = bridle.clip_([large, small], bridle.by_norm(1.0, per_parameter=True))
         >>> large.grad, small.grad
         (tensor([1.]), tensor([0.5000]))
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.by_rms`][], [`bridle.by_unit`][], [`bridle.clip_grad_norm_`][]
     """
     return _ByNorm(threshold(max_norm, "max_norm"), norm_order(p), per_parameter)

@@ -47,6 +47,9 @@ class ByOvershoot(BuiltOnce):
         floor: A norm below this is never clipped.
         ceiling: A norm above this always is.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByOvershoot(rate=1.0)
         >>> weight = torch.nn.Parameter(torch.tensor([1.0]))
@@ -57,6 +60,9 @@ class ByOvershoot(BuiltOnce):
         0.3
         0.112
         0.305
+
+    See Also:
+        [`bridle.Clipper`][], [`bridle.policies.ByMedian`][]
     """
 
     p: ClassVar[float] = 2.0

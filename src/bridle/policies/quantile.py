@@ -20,6 +20,9 @@ class ByQuantile(AdaptivePolicy):
         q: Which quantile, from 0 to 1.
         window: How many norms to remember (the paper: all of them).
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByQuantile(0.5)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -28,6 +31,9 @@ class ByQuantile(AdaptivePolicy):
         ...     report = bridle.clip_([weight], policy)
         >>> report.norm, report.norm_after
         (9.0, 2.0)
+
+    See Also:
+        [`bridle.policies.ByTrackedQuantile`][], [`bridle.policies.ByMedian`][]
     """
 
     q: float = 0.1

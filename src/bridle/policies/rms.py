@@ -31,11 +31,17 @@ def by_rms(max_rms: float | Tensor) -> Policy:
     Returns:
         A policy for `bridle.clip_`.
 
+    Raises:
+        ArgumentError: (a ValueError) A negative or NaN `max_rms`.
+
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(4))
         >>> weight.grad = torch.full((4,), 3.0)
         >>> report = bridle.clip_([weight], bridle.by_rms(1.0))
         >>> weight.grad
         tensor([1., 1., 1., 1.])
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.by_norm`][], [`bridle.by_unit`][]
     """
     return _ByRms(threshold(max_rms, "max_rms"))

@@ -22,6 +22,9 @@ class ByRunningNorm(AdaptivePolicy):
         k: How many times the average is too large.
         decay: How much of the old average a step keeps.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByRunningNorm(warmup=3)
         >>> calm, wild = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
@@ -30,6 +33,9 @@ class ByRunningNorm(AdaptivePolicy):
         ...     report = bridle.clip_({"calm": calm, "wild": wild}, policy)
         >>> report.norms_after
         {'calm': 1.0, 'wild': 1.05}
+
+    See Also:
+        [`bridle.policies.ByStableNorm`][], [`bridle.policies.ByMedian`][]
     """
 
     k: float = 1.05

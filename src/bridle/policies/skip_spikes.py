@@ -36,6 +36,9 @@ class SkipSpikes(BuiltOnce):
         warmup: Values to learn from before any step is skipped.
         at_most: How many spikes in a row to skip.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range, or a policy that skips by itself.
+
     Examples:
         >>> policy = bridle.policies.SkipSpikes(bridle.by_norm(1.5), warmup=4)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -44,6 +47,9 @@ class SkipSpikes(BuiltOnce):
         ...     report = bridle.clip_([weight], policy)
         >>> report.skipped, weight.grad
         (True, tensor([0.]))
+
+    See Also:
+        [`bridle.policies.Skip`][], [`bridle.policies.ByZScore`][]
     """
 
     policy: Policy | None = None

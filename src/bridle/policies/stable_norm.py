@@ -27,6 +27,9 @@ class ByStableNorm(AdaptivePolicy):
         decay: How much of the average norm a step keeps.
         square_decay: How much of the average squared norm a step keeps.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByStableNorm()
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -35,6 +38,9 @@ class ByStableNorm(AdaptivePolicy):
         ...     report = bridle.clip_([weight], policy)
         >>> report.norm, round(report.norm_after, 3)
         (5000.0, 0.753)
+
+    See Also:
+        [`bridle.policies.ByRunningNorm`][], [`bridle.policies.ByMedian`][]
     """
 
     rescales: ClassVar[bool] = True

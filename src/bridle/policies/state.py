@@ -11,7 +11,11 @@ from torch import Tensor
 from ..errors import ArgumentError
 
 State: TypeAlias = dict[str, Tensor]
-"""Statistics by name; the first dimension indexes the rows. `"seen"` counts the norms each row has learned from."""
+"""Statistics by name; the first dimension indexes the rows. `"seen"` counts the norms each row has learned from.
+
+See Also:
+    [`bridle.policies.AdaptivePolicy`][]
+"""
 
 
 class StateRows:

@@ -20,6 +20,9 @@ class ByTrackedQuantile(AdaptivePolicy):
         q: Which quantile, from 0 to 1; 0.5 is the median.
         rate: How far one step moves the estimate, on a logarithmic scale.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByTrackedQuantile()
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -28,6 +31,9 @@ class ByTrackedQuantile(AdaptivePolicy):
         ...     report = bridle.clip_([weight], policy)
         >>> report.norm, round(report.norm_after, 3)
         (9.0, 0.905)
+
+    See Also:
+        [`bridle.policies.ByQuantile`][]
     """
 
     q: float = 0.5

@@ -73,6 +73,9 @@ def by_unit(ratio: float | Tensor = 0.01, eps: float = 1e-3, unit_dims: int | tu
     Returns:
         A policy for `bridle.clip_`.
 
+    Raises:
+        ArgumentError: (a ValueError) A negative or NaN `ratio`, or dimensions that are none.
+
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(2, 4))
         >>> weight.grad = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.01, 0.0, 0.0, 0.0]])
@@ -80,6 +83,9 @@ def by_unit(ratio: float | Tensor = 0.01, eps: float = 1e-3, unit_dims: int | tu
         >>> weight.grad
         tensor([[0.0100, 0.0100, 0.0100, 0.0100],
                 [0.0100, 0.0000, 0.0000, 0.0000]])
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.by_norm`][]
     """
     dims = unit_dims if isinstance(unit_dims, list | tuple) else (unit_dims,)
     if not all(isinstance(d, int) and not isinstance(d, bool) for d in dims):

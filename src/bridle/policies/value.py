@@ -30,11 +30,17 @@ def by_value(max_value: float | Tensor) -> Policy:
     Returns:
         A policy for `bridle.clip_`. Its report shows the largest magnitude as the norm.
 
+    Raises:
+        ArgumentError: (a ValueError) A negative or NaN `max_value`.
+
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
         >>> weight.grad = torch.tensor([3.0, -0.25])
         >>> report = bridle.clip_([weight], bridle.by_value(1.0))
         >>> weight.grad, report.norm
         (tensor([ 1.0000, -0.2500]), 3.0)
+
+    See Also:
+        [`bridle.clip_`][], [`bridle.clip_grad_value_`][]
     """
     return _ByValue(threshold(max_value, "max_value"))

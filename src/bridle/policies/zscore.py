@@ -22,6 +22,9 @@ class ByZScore(AdaptivePolicy):
         z: How many standard deviations are too many.
         decay: How much of the old averages a step keeps.
 
+    Raises:
+        ArgumentError: (a ValueError) A setting outside of its range.
+
     Examples:
         >>> policy = bridle.policies.ByZScore(warmup=4)
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -30,6 +33,9 @@ class ByZScore(AdaptivePolicy):
         ...     report = bridle.clip_([weight], policy)
         >>> report.norm, round(report.norm_after, 3)
         (50.0, 1.003)
+
+    See Also:
+        [`bridle.policies.ByMedian`][], [`bridle.policies.SkipSpikes`][]
     """
 
     z: float = 2.5

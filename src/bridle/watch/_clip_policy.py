@@ -6,7 +6,11 @@ from ..policies import Policy, by_norm
 from ..policies.named import build
 
 ClipOption: TypeAlias = float | str | Policy | None
-"""The largest norm, "auto", the name of a policy, a policy, or None for no clipping."""
+"""The largest norm, "auto", the name of a policy, a policy, or None for no clipping.
+
+See Also:
+    [`bridle.Monitor`][]
+"""
 
 LBFGS_CAUTION = (
     "LBFGS is clipped: its line search and its estimate of the curvature compare gradients, and clipped ones mislead "

@@ -67,6 +67,9 @@ class Monitor:
         3
         >>> monitor.findings()
         []
+
+    See Also:
+        [`bridle.watch.Report`][], [`bridle.watch.read_run`][], [`bridle.Clipper`][]
     """
 
     def __init__(

@@ -74,6 +74,9 @@ def detect_nonfinite(model: nn.Module | None = None) -> AbstractContextManager[N
         ...     except bridle.errors.NonFiniteGradientError as error:
         ...         print(error.node, error.operand, error.rows)
         SqrtBackward0 result (1,)
+
+    See Also:
+        [`bridle.trace`][], [`bridle.backward`][], [`bridle.errors.NonFiniteGradientError`][]
     """
     if model is not None:
         check_model(model, "detect_nonfinite")

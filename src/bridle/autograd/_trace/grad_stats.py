@@ -21,6 +21,14 @@ class GradStats:
         size: the number of values.
         zeros: the number of zeros.
         nonfinite: the number of NaN and infinite values.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> bridle.trace((w * 3).sum()).nodes[0].incoming
+        GradStats(norm=1.0, size=1, zeros=0, nonfinite=0)
+
+    See Also:
+        [`bridle.autograd.NodeRecord`][], [`bridle.autograd.ModuleSummary`][]
     """
 
     norm: float

@@ -30,7 +30,7 @@ td.name, th.name { text-align: left; max-width: 27ch; overflow: hidden; text-ove
 tr.band td { background: var(--band) } tr.bad td { background: var(--badback) }
 tr.leaf td.op { color: var(--soft) } td.soft { color: var(--soft) } .bad b { color: var(--bad) }
 .bar { position: relative; min-width: 96px; text-align: right }
-.bar i { position: absolute; left: 6px; bottom: 3px; height: 3px; border-radius: 2px;
+.bar i { position: absolute; left: 6px; bottom: 0; height: 3px; border-radius: 2px;
          background: var(--mark) }
 .bad .bar i { background: var(--bad) }
 td.graph { padding: 0; vertical-align: top; background: var(--back) !important }

@@ -25,6 +25,15 @@ class NodeRecord:
             work. A checkpoint's recomputation counts to the first node that needs it.
         targets: index of each node it sends gradients to.
         sent: the gradient sent to each of them.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> first = bridle.trace((w * 3).sum()).nodes[0]
+        >>> first.op, first.incoming.norm, first.shape
+        ('SumBackward0', 1.0, ())
+
+    See Also:
+        [`bridle.autograd.Trace`][], [`bridle.autograd.GradStats`][]
     """
 
     index: int
@@ -52,6 +61,15 @@ class ModuleSummary:
         entering: the gradients that its nodes received from other modules, combined.
         leaving: the gradients that its nodes sent to other modules.
         parameters: the gradients of its own parameters.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        >>> trace = bridle.trace(model(torch.ones(3, 2)).sum(), model)
+        >>> [summary.module for summary in trace.by_module()]
+        ['0']
+
+    See Also:
+        [`bridle.autograd.Trace`][], [`bridle.autograd.GradStats`][]
     """
 
     module: str | None

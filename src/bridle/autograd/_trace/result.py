@@ -17,6 +17,15 @@ class Trace:
     Attributes:
         nodes: every node, in the order in which torch's engine runs them on one thread.
         seconds: how long the pass took, tracing included.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> trace = bridle.trace((w * 3).sum())
+        >>> [node.op for node in trace.nodes]
+        ['SumBackward0', 'MulBackward0', 'AccumulateGrad']
+
+    See Also:
+        [`bridle.trace`][], [`bridle.autograd.NodeRecord`][], [`bridle.autograd.ModuleSummary`][]
     """
 
     nodes: tuple[NodeRecord, ...]

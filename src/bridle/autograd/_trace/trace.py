@@ -69,6 +69,10 @@ def trace(
         AccumulateGrad None
         TBackward0 4 of 4 are zero
         AccumulateGrad None
+
+    See Also:
+        [`bridle.autograd.Trace`][], [`bridle.detect_nonfinite`][], [`bridle.autograd.replay`][],
+        [`bridle.graph.record_modules`][]
     """
     check_is_loss(loss, "trace")
     check_has_graph(loss, "trace")

@@ -92,6 +92,9 @@ def register_rule(op: Op, rule: RuleFunction, *, replace: bool = False) -> None:
         >>> bridle.per_sample(losses, {"scale": scale}).grads()["scale"]
         tensor([[1., 2.],
                 [3., 4.]])
+
+    See Also:
+        [`bridle.per_sample`][]
     """
     is_function = isinstance(op, type) and issubclass(op, torch.autograd.Function)
     if not (is_function or isinstance(op, str)) or not callable(rule):

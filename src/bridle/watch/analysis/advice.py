@@ -73,6 +73,18 @@ class Advice:
         actions: What to change, the best first.
         learning_rate: The learning rate to try; None where it is not the matter.
         optimizer: Which optimizer, where the run has several. Set by the report.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+        >>> with bridle.Monitor(None, optimizer) as monitor:
+        ...     weight.sum().backward()
+        ...     optimizer.step()
+        >>> monitor.report().advice.threshold is None
+        True
+
+    See Also:
+        [`bridle.watch.Report`][], [`bridle.watch.Finding`][]
     """
 
     threshold: float | None

@@ -17,6 +17,13 @@ class Chart:
         marks: Values of x to mark by a vertical line.
         log: Whether the scale is logarithmic.
         x_label: What x is.
+
+    Examples:
+        >>> bridle.watch.Chart("loss", {"loss": [2.0, 1.0]}, x=[0, 1]).x_label
+        'step'
+
+    See Also:
+        [`bridle.watch.Finding`][]
     """
 
     title: str
@@ -42,6 +49,13 @@ class Finding:
         clipping_helps: Whether clipping by norm acts on it; the advice then recommends a threshold.
         optimizer: Which optimizer, where the run has several. Set by the report.
         plain: The same for a newcomer, in a clause without terms: "a few batches have far larger gradients".
+
+    Examples:
+        >>> print(bridle.watch.Finding("spikes", "3 steps are far larger", 0.5, "norm above 10", {"steps": 3}, "clip"))
+        spikes: 3 steps are far larger
+
+    See Also:
+        [`bridle.watch.Report`][], [`bridle.watch.register_finding`][]
     """
 
     name: str

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 from collections.abc import Sequence
 from html import escape
 from itertools import cycle
@@ -16,7 +15,7 @@ from ..run.run import Run
 from . import charts
 from .charts import Line
 from .css import CSS
-from .html_advice import advice_section
+from .html_advice import advice_section, marked
 from .html_ranks import ranks_section
 from .html_try import side_by_side
 from .page_file import sign, write_file
@@ -73,18 +72,13 @@ def _head(reports: Sequence[Report]) -> str:
     argv = runs[0].header.get("argv") or [runs[0].path.name]
     names = " and ".join(escape(run.path.name) for run in runs)
     verdict = reports[0].verdict
-    more = "".join(f"<p class=verdict>{_marked(part)}</p>" for part in (verdict.why, verdict.do) if part)
-    after = f"<p class=verdict>After the change: {_marked(reports[1].verdict.what)}</p>" if len(reports) > 1 else ""
+    more = "".join(f"<p class=verdict>{marked(part)}</p>" for part in (verdict.why, verdict.do) if part)
+    after = f"<p class=verdict>After the change: {marked(reports[1].verdict.what)}</p>" if len(reports) > 1 else ""
     return (
         f"<h1>{escape(verdict.what)}</h1>{more}{after}<p class=lead>{escape(os.path.basename(str(argv[0])))}: "
         f"{escape(runs[0].optimizer)}, {sum(runs[0].n_steps)} steps, {len(runs[0].names)} parameters; "
         f"record {names}</p>"
     )
-
-
-def _marked(text: str) -> str:
-    """Escape a text, with its `names` as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _tiles(runs: Sequence[Run]) -> str:
@@ -179,7 +173,7 @@ def _finding(one: Finding) -> str:
     return (
         f"<article><h3>{escape(_capital(one.headline))} <span class=slug>{escape(one.name)}</span></h3>"
         f"{_chart(one.chart) if one.chart else ''}<div class=scroll><table>{rows}</table></div>"
-        f"<p class=test>Test: {escape(one.test)}.</p><p class=do>{escape(one.advice)}</p></article>"
+        f"<p class=test>Test: {escape(one.test)}.</p><p class=do>{marked(one.advice)}</p></article>"
     )
 
 

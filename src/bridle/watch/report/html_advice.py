@@ -1,10 +1,16 @@
 """The part of the page about what to change."""
 
+import re
 from html import escape
 
 from ..analysis.advice import Action, Advice
 from . import charts
 from .text import number
+
+
+def marked(text: str) -> str:
+    """Escape a text, with its `names` as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def advice_section(advice: Advice, norms: list[tuple[str, str, list[float]]]) -> str:
@@ -16,9 +22,9 @@ def advice_section(advice: Advice, norms: list[tuple[str, str, list[float]]]) ->
     """
     levels = [(f"advised {advice.threshold:g}", advice.threshold)] if advice.threshold else []
     if advice.actions:
-        words = f"<p>{escape(advice.because)}</p><ol class=actions>{''.join(map(_action, advice.actions))}</ol>"
+        words = f"<p>{marked(advice.because)}</p><ol class=actions>{''.join(map(_action, advice.actions))}</ol>"
     else:
-        words = f"<p><b>No change is advised.</b> {escape(advice.because)}</p>"
+        words = f"<p><b>No change is advised.</b> {marked(advice.because)}</p>"
     if advice.threshold is not None and advice.effect is not None:
         words += (
             f"<p>On this run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps, by "
@@ -33,13 +39,13 @@ def advice_section(advice: Advice, norms: list[tuple[str, str, list[float]]]) ->
 
 
 def _action(action: Action) -> str:
-    text = f"<li><b>{escape(action.do[:1].upper() + action.do[1:])}.</b> {escape(action.why)}"
+    text = f"<li><b>{marked(action.do[:1].upper() + action.do[1:])}.</b> {marked(action.why)}"
     if action.try_with:
         text += f" Without editing: <code>bridle watch {escape(action.try_with)} ...</code>"
     if action.paste is not None:
         lines = "\n".join(escape(line) for line in action.paste.lines)
         text += f"<div class=hint>In {escape(action.paste.where)}</div><pre>{lines}</pre>"
-    return text.replace("`auto`", "<code>auto</code>") + "</li>"
+    return text + "</li>"
 
 
 def _table(advice: Advice) -> str:

@@ -28,6 +28,19 @@ class Report:
         advice: What is recommended: for `run`, or for the optimizer that needs it where that one does not.
         warnings: Sentences about what is missing from the record.
         others: The runs of the other optimizers.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+        >>> with bridle.Monitor(None, optimizer) as monitor:
+        ...     weight.sum().backward()
+        ...     optimizer.step()
+        >>> report = monitor.report()
+        >>> report.findings, report.run.optimizer
+        ([], 'SGD')
+
+    See Also:
+        [`bridle.watch.read_report`][], [`bridle.watch.Finding`][], [`bridle.watch.Advice`][]
     """
 
     run: Run
@@ -109,6 +122,9 @@ def read_report(path: str | os.PathLike[str], optimizer: int | None = None) -> R
         ...     pass
         >>> bridle.watch.read_report(monitor.path).findings
         []
+
+    See Also:
+        [`bridle.watch.read_run`][], [`bridle.watch.Report`][]
     """
     return report_on(*read_runs(path, optimizer))
 

@@ -33,6 +33,9 @@ def read_run(path: str | os.PathLike[str], optimizer: int | None = None) -> Run:
         ...     _ = optimizer.step()
         >>> bridle.watch.read_run(monitor.path).norm
         [5.0]
+
+    See Also:
+        [`bridle.watch.Run`][], [`bridle.watch.read_report`][]
     """
     return read_runs(path, optimizer)[0]
 

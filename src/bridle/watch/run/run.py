@@ -59,6 +59,19 @@ class Run:
         warnings: Sentences about lines that could not be read.
         ranks: Of several processes the run of each that left a record, in order. All other numbers are then those of
             the lowest, and norms are of whole gradients.
+
+    Examples:
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> optimizer = torch.optim.SGD([weight], lr=0.1)
+        >>> with bridle.Monitor(None, optimizer) as monitor:
+        ...     weight.sum().backward()
+        ...     optimizer.step()
+        >>> run = bridle.watch.read_run(monitor.path)
+        >>> run.norm, run.loss
+        ([1.0], [0.0])
+
+    See Also:
+        [`bridle.watch.read_run`][], [`bridle.watch.Report`][]
     """
 
     path: Path

@@ -81,6 +81,9 @@ def register_finding(check: C) -> C:
         ...     if size > 1e12:
         ...         title = f"the model has {size:.3g} parameters"
         ...         return bridle.watch.Finding("huge", title, 0.5, "above 1e12", {"size": size}, "Shard it.")
+
+    See Also:
+        [`bridle.watch.Finding`][], [`bridle.watch.Run`][]
     """
     if not callable(check):
         raise ArgumentError(f"a check is a function from a Run to a Finding or None; found {check!r}.")

@@ -31,7 +31,7 @@ def loss_power(run: Run) -> Finding | None:
             "correlation of a batch's loss and norm (logarithms)": loss_correlation(run),
         },
         advice="Clip by norm, or let the loss grow more slowly: power 1, a Huber loss, smaller weights. Which samples "
-        "pull hardest: `bridle.per_sample(model, losses).norms()`, given to `monitor.per_sample`.",
+        "pull hardest: `bridle.per_sample(losses, model).norms()`, given to `monitor.per_sample`.",
         plain=f"the loss is raised to the power {power:g}{' and weighted' if weighted else ''}, so a few hard samples "
         "pull the weights far harder than all others",
     )

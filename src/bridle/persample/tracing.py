@@ -4,12 +4,16 @@ A traced step has no values. It takes the branch that nearly every step takes, a
 under which that is right. Where one of them does not hold, what was traced must not be used.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Tensor])
 
 
 class Tracer(Protocol):
@@ -73,3 +77,22 @@ def structure() -> AbstractContextManager[None]:
 def constant(tensor: Tensor) -> Tensor | None:
     """Return a tensor whose values may be read, or None where they differ from step to step and are not there."""
     return tensor if local.tracer is None else local.tracer.constant(tensor)
+
+
+def as_one_op(function: F, form: Callable[..., Tensor]) -> F:
+    """Return a function that a traced step holds as one op, to be run as it is written.
+
+    Compiled, a loop over steps of time becomes as many kernels, and takes minutes.
+
+    Args:
+        function: computes a new tensor from tensors.
+        form: computes an empty tensor of the same form from the same tensors.
+    """
+    return function if local.tracer is None else _op(function, form)
+
+
+@functools.cache
+def _op(function: Any, form: Callable[..., Tensor]) -> Any:
+    op = torch.library.custom_op(f"bridle::{function.__name__}", function, mutates_args=())
+    op.register_fake(form)
+    return op

@@ -94,6 +94,8 @@ class Outer(SampleGrads):
         else:
             right = scale_rows(right, weights)
         dtype = torch.promote_types(left.dtype, right.dtype)
+        if self.left.stride(0) < self.left.stride(1):  # rows lie by time, then by sample: copied otherwise
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
         return left.flatten(0, 1).T.to(dtype) @ right.flatten(0, 1).to(dtype)
 
     def dot(self, direction: Tensor) -> Tensor:

@@ -79,20 +79,22 @@ def constant(tensor: Tensor) -> Tensor | None:
     return tensor if local.tracer is None else local.tracer.constant(tensor)
 
 
-def as_one_op(function: F, form: Callable[..., Tensor]) -> F:
+def as_one_op(function: F, form: Callable[..., Tensor], arguments: str) -> F:
     """Return a function that a traced step holds as one op, to be run as it is written.
 
-    Compiled, a loop over steps of time becomes as many kernels, and takes minutes.
+    A loop would be as many kernels to compile, which takes minutes, and those of torch are no slower.
 
     Args:
-        function: computes a new tensor from tensors.
-        form: computes an empty tensor of the same form from the same tensors.
+        function: computes a new tensor, and reads no values.
+        form: computes an empty tensor of the same form from the same arguments.
+        arguments: those of the function, as in the schema of an op.
     """
-    return function if local.tracer is None else _op(function, form)
+    return function if local.tracer is None else _op(function, form, arguments)
 
 
 @functools.cache
-def _op(function: Any, form: Callable[..., Tensor]) -> Any:
-    op = torch.library.custom_op(f"bridle::{function.__name__}", function, mutates_args=())
+def _op(function: Any, form: Callable[..., Tensor], arguments: str) -> Any:
+    schema = f"({arguments}) -> Tensor"
+    op = torch.library.custom_op(f"bridle::{function.__name__}", function, mutates_args=(), schema=schema)
     op.register_fake(form)
     return op

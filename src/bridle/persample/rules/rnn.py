@@ -16,6 +16,10 @@ from .context import RuleContext
 from .registry import rule
 
 _WEIGHT_IH, _WEIGHT_HH = 1, 2
+_ARGUMENTS = (
+    "Tensor x, Tensor before, Tensor cell, Tensor g_steps, Tensor g_hidden, Tensor g_cell, "
+    "Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh"
+)
 aten = torch.ops.aten
 
 
@@ -93,7 +97,7 @@ def _gate_gradients(ctx: RuleContext) -> tuple[Tensor, Tensor]:
     g_hidden, g_cell = (torch.zeros_like(cell) if g is None else upcast_half(g).view_as(cell) for g in g_last)
     weights = [upcast_half(ctx.saved(f"weight{i}")) for i in range(4)]
     given = (_in_order(ctx, ctx.saved("input")), before, cell[0], g_steps, g_hidden[0], g_cell[0], *weights)
-    return as_one_op(gate_gradients, _form)(*given), before
+    return as_one_op(gate_gradients, _form, _ARGUMENTS)(*given), before
 
 
 def gate_gradients(
@@ -136,7 +140,7 @@ def gate_gradients(
     return _swept(slopes, aten.tanh_backward(o, cell), f, (g_steps, g_hidden, g_cell), w_hh)
 
 
-def _form(x: Tensor, before: Tensor, *_: Tensor) -> Tensor:
+def _form(_: Tensor, before: Tensor, *__: Tensor) -> Tensor:
     """Return an empty tensor of the form of `gate_gradients`."""
     return before.new_empty(*before.shape[:2], 4 * before.shape[2])
 

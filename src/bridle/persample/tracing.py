@@ -22,6 +22,12 @@ class Tracer(Protocol):
     def assume(self, condition: Tensor) -> None:
         """Collect a condition under which what is traced is right."""
 
+    def assume_sizes(self, sizes: Tensor, exempt: Tensor) -> None:
+        """Collect numbers that have to be above one and finite, but where `exempt` is zero; all are tested at once."""
+
+    def is_new(self, tensor: Tensor, question: object) -> bool:
+        """Return whether a question about a tensor comes up for the first time."""
+
     def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
         """Collect what is to be added to the ``.grad`` of a parameter."""
 
@@ -62,6 +68,11 @@ def all_hold(condition: Tensor | bool) -> bool:
         return bool(condition.all())
     local.tracer.assume(condition.all())
     return True
+
+
+def is_new(tensor: Tensor, question: object) -> bool:
+    """Return whether a condition on a tensor is yet to be tested."""
+    return local.tracer is None or local.tracer.is_new(tensor, question)
 
 
 def number(value: float | Tensor) -> float | Tensor:

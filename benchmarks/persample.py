@@ -22,6 +22,7 @@ import copy
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -55,15 +56,19 @@ def gap(a, b):
     return (far / sum(float(y.double().square().sum()) for y in b)) ** 0.5
 
 
-def measured(problem, methods, seconds):
-    """Return one row per method."""
-    tried = {method: ready(problem, method) for method in methods}
+def measured(problem, methods, seconds, rounds):
+    """Return one row per method, from at least so many rounds and seconds."""
+    tried, took = {}, {}
+    for method in methods:
+        start = time.perf_counter()
+        tried[method] = ready(problem, method)
+        took[method] = time.perf_counter() - start
     steps = {method: step for method, (step, _) in tried.items() if step is not None}
     truth = next((tried[m][1] for m in ("torch.func", "bridle") if m in steps), None)
     clock = {method: [] for method in steps}
     spent = {method: [] for method in steps}
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(clock["plain"]) < 3:
+    while time.perf_counter() < end or len(clock["plain"]) < rounds:
         for method, step in steps.items():
             start, start_spent = time.perf_counter(), time.process_time()
             step()
@@ -83,22 +88,35 @@ def measured(problem, methods, seconds):
         }
         if found is not None and truth is not None:
             row["gradient_error"] = float(f"{gap(found, truth):.1e}")
+        row["seconds_until_ready"] = round(took[method], 1)
+        eager = EAGER_OF.get(method)
+        if eager in steps:
+            saved = statistics.median(clock[eager]) - statistics.median(clock[method])
+            row["steps_until_paid_back"] = round(took[method] / saved) if saved > 0 else None
         if hasattr(step, "info"):
             row["runs"] = " ".join(step.info.split("\n  ")[1:])
         rows.append(row)
     return rows
 
 
+# What a compiled method would be without the compiler.
+EAGER_OF = {
+    "plain compiled": "plain",
+    "bridle captured": "bridle",
+    "bridle compiled": "bridle",
+    "bridle fastest": "bridle",
+    "torch.func compiled": "torch.func",
+}
 # What a growth is measured of; `--methods` chooses others.
 GROWTH = ["plain", "plain compiled", "bridle", "bridle compiled"]
 BATCHES, DEPTHS = (2, 8, 32, 128, 512), (2, 4, 8, 16, 32)
 
 
-def growth(of, what, sizes, make, methods, seconds):
+def growth(of, what, sizes, make, methods, seconds, rounds):
     """Return the rows of several sizes, under their name."""
     rows = []
     for size in sizes:
-        found = measured(make(size), methods, seconds / len(sizes))
+        found = measured(make(size), methods, seconds / len(sizes), rounds)
         report(f"{of}, {what} {size}", found)
         rows += [{what: size, **row} for row in found]
     return rows
@@ -148,7 +166,8 @@ def report(title, rows):
             continue
         error = f"error {row['gradient_error']:.0e}" if "gradient_error" in row else ""
         both = f"clock {show(row['clock'])}  processor {show(row['processor'])}"
-        print(f"  {row['method']:17} {both}  {error} {row.get('runs', '')}")
+        paid = f"paid back after {row['steps_until_paid_back']} steps" if row.get("steps_until_paid_back") else ""
+        print(f"  {row['method']:17} {both}  {error} {paid} {row.get('runs', '')}")
 
 
 def main():
@@ -156,6 +175,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=60, help="how long to measure each model")
+    parser.add_argument("--rounds", type=int, default=3, help="how many rounds to measure at least")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), help="all, or those of GROWTH")
     parser.add_argument("--memories", action="store_true", help="measure peak memory instead")
     parser.add_argument("--threads", type=int, help="how many threads torch may use")
@@ -172,16 +192,17 @@ def main():
         measure_memories(options.models, options.methods or METHODS)
         return
     if options.depths:
-        rows = growth("gpt", "depth", DEPTHS, deep, options.methods or GROWTH, options.seconds)
+        rows = growth("gpt", "depth", DEPTHS, deep, options.methods or GROWTH, options.seconds, options.rounds)
         save("persample-depths", __doc__, rows)
         return
     for name in options.models:
         torch.manual_seed(0)
         if options.batches:
-            rows = growth(name, "batch", BATCHES, MODELS[name], options.methods or GROWTH, options.seconds)
+            methods = options.methods or GROWTH
+            rows = growth(name, "batch", BATCHES, MODELS[name], methods, options.seconds, options.rounds)
             save(f"persample-batches-{name}", __doc__, rows)
             continue
-        rows = measured(MODELS[name](), options.methods or list(METHODS), options.seconds)
+        rows = measured(MODELS[name](), options.methods or list(METHODS), options.seconds, options.rounds)
         report(name, rows)
         save(f"persample-{name}", __doc__, rows)
 

@@ -1,5 +1,7 @@
 """What stays eager, for which reason."""
 
+import copy
+import pickle
 import re
 
 import pytest
@@ -280,3 +282,12 @@ def test_functional_losses_of_another_model():
     for _ in range(3):
         with pytest.raises(errors.UnusedInputError):
             step(*batch())
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_compiled_step_is_not_copied(make):
+    twins = Twins(mlp())
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"the compiled step `step` cannot be copied or pickled. Copy the model"):
+            make(twins.step)
+        twins.run(*batch())

@@ -103,11 +103,22 @@ class _Tracer:
     def __init__(self, given: Sequence[Tensor], held: "_Held") -> None:
         self._recorder = torch_fx.tracer_in_use()
         self._held, self._conditions = held, [torch.ones((), dtype=torch.bool, device=given[0].device)]
+        self._sizes: list[tuple[Tensor, Tensor]] = []
+        self._asked_about: dict[tuple[int, object], Tensor] = {}
         self.written: list[tuple[Tensor, Tensor]] = []
         self._made: dict[tuple[Any, ...], tuple[Tensor, PerSample]] = {}
 
     def assume(self, condition: Tensor) -> None:
         self._conditions.append(condition)
+
+    def assume_sizes(self, sizes: Tensor, exempt: Tensor) -> None:
+        self._sizes.append((sizes, exempt))
+
+    def is_new(self, tensor: Tensor, question: object) -> bool:
+        key = id(tensor), question
+        is_new = key not in self._asked_about
+        self._asked_about[key] = tensor  # kept, so that its id is
+        return is_new
 
     def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
         self.written.append((parameter, gradient))
@@ -120,7 +131,12 @@ class _Tracer:
 
     def flag(self) -> Tensor:
         """Return whether everything held that was assumed."""
-        return torch.stack([one.to(self._conditions[0].device) for one in self._conditions]).all()
+        device = self._conditions[0].device
+        flag = torch.stack([one.to(device) for one in self._conditions]).all()
+        if not self._sizes:
+            return flag
+        sizes, exempt = (torch.cat([one.to(device) for one in some]) for some in zip(*self._sizes, strict=True))
+        return flag & ((sizes > 1) & (sizes < torch.inf) | (exempt == 0)).all()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -20,6 +20,8 @@ from ._runner import Runner, UnusualValuesError
 Way: TypeAlias = Literal["eager", "captured", "compiled"]
 # How often each way is timed before the fastest is kept.
 _ROUNDS = 5
+# Inductor takes about a minute on two cores for so many ops; beyond, it has to be asked for by name.
+_OPS_AT_MOST = 2000
 # After so many calls in a row with values that the captured step is not right for, the eager step is cheaper.
 _REDONE_AT_MOST = 3
 _said: set[str] = set()
@@ -154,10 +156,9 @@ class Entry:
         self._sharing = self._shared_memory(inputs)
         self.ops = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
         runners: dict[Way, Runner] = {"captured": Runner(captured, captured.graph, inputs)}
-        unchecked = torch_fx.loses_checks(captured.graph)
-        if self.backend != "captured" and unchecked:
-            self.note = f"uncompiled, since inductor drops the check of values in `{unchecked}`"
-        elif self.backend != "captured":
+        if self.backend != "captured":
+            self.note = self._why_uncompiled(captured.graph)
+        if self.backend != "captured" and not self.note:
             try:
                 runners["compiled"] = Runner(captured, torch_fx.compiled(captured.graph, inputs), inputs)
             except Exception as error:
@@ -166,6 +167,15 @@ class Entry:
                 _say_once(f"bridle.compile: the captured step runs uncompiled: {self.note}.")
         self.way = "compiled" if "compiled" in runners else "captured"
         self._runners = {self.way: runners[self.way]} if self.backend == "inductor" else runners
+
+    def _why_uncompiled(self, graph: fx.GraphModule) -> str:
+        """Return why a captured graph is not to be compiled; empty if it is."""
+        unchecked = torch_fx.loses_checks(graph)
+        if unchecked:
+            return f"uncompiled, since inductor drops the check of values in `{unchecked}`"
+        if self.backend == "fastest" and self.ops > _OPS_AT_MOST:
+            return f"uncompiled, since more than {_OPS_AT_MOST} ops take minutes; backend='inductor' compiles them"
+        return ""
 
     def _refuse(self, inputs: Sequence[Any], *, first: bool = False) -> None:
         """Leave to the eager step what guards do not see."""

@@ -11,10 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import ALL, SampleGrads, in_chunks
+from ..tracing import as_one_op
+from .base import ALL, SampleGrads, in_chunks, redo_where_lost
 from .gram_cache import GramCache
 from .numerics import scale_rows, upcast_half
-from .outer import TRAFFIC, Outer
+from .outer import TRAFFIC, gram_doubt, gram_sums
+
+OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+_ARGUMENTS = (
+    "Tensor g, Tensor x, int[] shape, "
+    "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups"
+)
 
 
 class Convolved(SampleGrads):
@@ -30,50 +37,24 @@ class Convolved(SampleGrads):
         self.flops_saved = 0.0 if self.strategy == "gram" else float(self.samples * self.pixels * prod(self.shape))
 
     def dense(self, part: slice = ALL) -> Tensor:
-        """Fold the samples into groups, so that one ordinary call gives each sample its own weight."""
-        g, x = self.g[part], self.x[part]
-        n = len(g)
-        if self._many_channels():
-            return torch.stack([self._weight_gradient(one_g, one_x, 1) for one_g, one_x in zip(g, x, strict=True)])
-        out = g.new_empty(n, *self.shape)
-        if not n:
-            return out
-        for few in in_chunks(n, prod(self.shape) + g[0].numel() + x[0].numel()):  # more at once is slower as well
-            folded_g, folded_x = (values[few].transpose(0, 1).flatten(1, 2) for values in (g, x))
-            out[few] = self._weight_gradient(folded_g, folded_x, len(g[few])).view(-1, *self.shape)
-        return out
+        made = as_one_op(weight_gradients, _form_of_gradients, _ARGUMENTS)
+        return made(self.g[part], self.x[part], *self._settings)
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         if self.strategy != "gram":
             return super().squared_norms()
-        unfolded = self.pixels * prod(self.shape[1:])
-        return torch.cat([self._as_outer(part).squared_norms() for part in in_chunks(self.samples, unfolded)])
+        made = as_one_op(convolution_gram_sums, _form_of_sums, _ARGUMENTS)
+        squares, bound, largest = made(self.g, self.x, *self._settings).unbind()
+        sizes = self.pixels, self.shape[0], prod(self.shape[1:])
+        return redo_where_lost(self, squares, gram_doubt(squares, bound, largest, sizes, (self.g, self.x)))
 
     def weighted(self, weights: Tensor) -> Tensor:
         g = scale_rows(self.g, weights)
-        return self._weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1).to(g), 1)
+        return _weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1).to(g), *self._settings)
 
-    def _weight_gradient(self, g: Tensor, x: Tensor, folds: int) -> Tensor:
-        o = self.options
-        weight = g.new_empty(()).expand(folds * self.shape[0], *self.shape[1:])
-        answer: Tensor = torch.ops.aten.convolution_backward(
-            g,
-            x,
-            weight,
-            None,
-            o["stride"],
-            o["padding"],
-            o["dilation"],
-            o["transposed"],
-            o["output_padding"],
-            o["groups"] * folds,
-            [False, True, False],
-        )[1]
-        return answer
-
-    def _many_channels(self) -> bool:
-        """Return whether one call per sample beats folding: grouped kernels are poor at wide groups."""
-        return self.options["groups"] == 1 and self.shape[0] * self.shape[1] >= 128 * 128
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        return self.shape, *(self.options[name] for name in OPTIONS)
 
     def _gram_is_cheaper(self) -> bool:
         """Compare pixels x pixels products of unfolded images with the weight itself."""
@@ -84,18 +65,67 @@ class Convolved(SampleGrads):
         gram = self.pixels**2 * (o + side + 2 * TRAFFIC) + 2 * TRAFFIC * self.pixels * side
         return gram < self.pixels * o * side
 
-    def _as_outer(self, part: slice) -> Outer:
-        x, g, o = self.x[part, 0], self.g[part, 0], self.options
-        if len(self.shape) == 3:  # a row of pixels is an image of height one
-            x, g = x.unsqueeze(2), g.unsqueeze(2)
-        kernel, stride, padding, dilation = (
-            (*((fill,) if len(self.shape) == 3 else ()), *values)
-            for fill, values in (
-                (1, self.shape[2:]),
-                (1, o["stride"]),
-                (0, o["padding"]),
-                (1, o["dilation"]),
-            )
-        )
-        columns = F.unfold(x, kernel, dilation, padding, stride)
-        return Outer(g.flatten(2).transpose(1, 2), columns.transpose(1, 2), strategy="gram")
+
+def weight_gradients(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
+    """Return the gradient of each sample: (samples, *shape).
+
+    Samples are folded into groups, so that one ordinary call gives each of them its own weight.
+
+    Args:
+        g: gradients at the output, (samples, images, channels, *pixels).
+        x: inputs, likewise.
+        shape: that of the weight.
+        options: those of the convolution.
+    """
+    out = g.new_empty(len(g), *shape)
+    if options[-1] == 1 and shape[0] * shape[1] >= 128 * 128:  # grouped kernels are poor at wide groups
+        for one, one_g, one_x in zip(out, g, x, strict=True):
+            one.copy_(_weight_gradient(one_g, one_x, shape, *options))
+        return out
+    if not len(g):
+        return out
+    for few in in_chunks(len(g), prod(shape) + g[0].numel() + x[0].numel()):  # more at once is slower as well
+        folded_g, folded_x = (values[few].transpose(0, 1).flatten(1, 2) for values in (g, x))
+        folded = (len(g[few]) * shape[0], *shape[1:])
+        *others, groups = options
+        out[few] = _weight_gradient(folded_g, folded_x, folded, *others, groups * len(g[few])).view(-1, *shape)
+    return out
+
+
+def convolution_gram_sums(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
+    """Return squared norms made from Gram matrices of unfolded images, and what their error follows from.
+
+    Takes what `weight_gradients` does, and returns what `gram_sums` does, as one tensor.
+    """
+    unfolded = prod(g.shape[1:]) // shape[0] * prod(shape[1:])
+    parts = []
+    for few in in_chunks(len(g), unfolded):
+        left, right = _unfolded(g[few, 0], x[few, 0], shape, options)
+        parts.append(torch.stack(gram_sums(left, right)))
+    return torch.cat(parts, 1)
+
+
+def _weight_gradient(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
+    weight = g.new_empty(()).expand(tuple(shape))
+    backward = torch.ops.aten.convolution_backward
+    found: Tensor = backward(g, x, weight, None, *options, [False, True, False])[1]
+    return found
+
+
+def _unfolded(g: Tensor, x: Tensor, shape: Sequence[int], options: Sequence[Any]) -> tuple[Tensor, Tensor]:
+    """Return the two factors whose outer products over pixels are the gradient."""
+    stride, padding, dilation, *_ = options
+    kernel = tuple(shape[2:])
+    if len(shape) == 3:  # a row of pixels is an image of height one
+        x, g = x.unsqueeze(2), g.unsqueeze(2)
+        kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
+    columns = F.unfold(x, kernel, dilation, padding, stride)
+    return g.flatten(2).transpose(1, 2), columns.transpose(1, 2)
+
+
+def _form_of_gradients(g: Tensor, _: Tensor, shape: Sequence[int], *__: Any) -> Tensor:
+    return g.new_empty(len(g), *shape)
+
+
+def _form_of_sums(g: Tensor, *_: Any) -> Tensor:
+    return g.new_empty(3, len(g), dtype=torch.float64)

@@ -5,6 +5,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .. import tracing
 from ..tracing import all_hold, is_traced
 
 HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
@@ -40,8 +41,8 @@ def row_norms(block: Tensor) -> Tensor:
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
     # Each square that is too small for the dtype takes up to `tiny` from the sum.
     smallest = (1e10 * info.tiny * rows.shape[1]) ** 0.5
-    if is_traced():
-        all_hold((lengths > smallest) & (lengths < torch.inf) | (row_max(rows) == 0))
+    if tracing.local.tracer is not None:
+        tracing.local.tracer.assume_sizes(lengths / smallest, row_max(rows))
         return lengths
     if _lie_within(lengths, smallest, torch.inf):
         return lengths
@@ -70,6 +71,8 @@ def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     """Return values in a dtype that can hold the weights they are about to be multiplied by: `x`, or float64."""
     x = upcast_half(x)
     info = torch.finfo(x.dtype)
+    if not tracing.is_new(weights, (x.dtype, weights._version)):  # it is assumed already that they fit
+        return x
     sizes = weights.abs()
     return x if _lie_within(sizes, info.tiny * 2.0**26, info.max * 2.0**-26, or_zero=True) else double(x)
 

@@ -55,37 +55,9 @@ class Outer(SampleGrads):
             return square(row_norms(upcast_half(self.left))) * square(row_norms(upcast_half(self.right)))
         if self.strategy != "gram":
             return super().squared_norms()
-        grams = GramCache() if grams is None else grams
-        step = strip_of(self.rows)
-        squares = bound = left = right = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
-        for i, (a, b) in enumerate(zip(grams.strips(self.left), grams.strips(self.right), strict=True)):
-            strip = a * b
-            strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well
-            squares = squares + strip.sum((1, 2), dtype=torch.float64)
-            bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
-            left, right = (
-                torch.maximum(most, x.diagonal(i * step, 1, 2).amax(1).double()) for most, x in ((left, a), (right, b))
-            )
-        return redo_where_lost(self, squares, self._doubt(squares, bound, left + right))
-
-    def _doubt(self, squares: Tensor, bound: Tensor, largest: Tensor) -> Tensor:
-        """Return the error of norms made from Gram matrices.
-
-        Args:
-            squares: the squared norms.
-            bound: the sums of the absolute values in them, which are rounded.
-            largest: the largest squared length of a row. A product that is too small for the dtype takes up to `tiny`
-                from a number of one matrix, which is then multiplied by one of the other.
-        """
-        info = torch.finfo(torch.promote_types(self.left.dtype, torch.float32))
-        doubt = info.eps * bound + info.tiny * self.rows**2 * (sum(self.shape) * largest + 1)
-        if is_traced():
-            nothing = (row_max(self.left) == 0) | (row_max(self.right) == 0)
-            return doubt.where((squares != 0) | ~nothing, 0)
-        zero = (squares == 0).nonzero().squeeze(1)
-        nothing = (row_max(self.left[zero]) == 0) | (row_max(self.right[zero]) == 0)
-        doubt[zero[nothing]] = 0
-        return doubt
+        squares, bound, largest = gram_sums(self.left, self.right, grams)
+        doubt = gram_doubt(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
+        return redo_where_lost(self, squares, doubt)
 
     def weighted(self, weights: Tensor) -> Tensor:
         left, right = self.left, self.right
@@ -94,6 +66,8 @@ class Outer(SampleGrads):
         else:
             right = scale_rows(right, weights)
         dtype = torch.promote_types(left.dtype, right.dtype)
+        if self.left.stride(0) < self.left.stride(1):  # rows lie by time, then by sample: copied otherwise
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
         return left.flatten(0, 1).T.to(dtype) @ right.flatten(0, 1).to(dtype)
 
     def dot(self, direction: Tensor) -> Tensor:
@@ -119,3 +93,50 @@ class Outer(SampleGrads):
             return 0.0, 1.0
         pairs = t * (t + min(t, strip_of(t))) / 2
         return pairs * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n
+
+
+def gram_sums(left: Tensor, right: Tensor, grams: GramCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return squared norms made from Gram matrices, and what their error follows from; all in float64.
+
+    Returns:
+        The squared norms, the sums of the absolute values in them, and the largest squared lengths of a row.
+    """
+    grams = GramCache() if grams is None else grams
+    step = strip_of(left.shape[1])
+    squares = bound = left_most = right_most = torch.zeros(len(left), dtype=torch.float64, device=left.device)
+    for i, (a, b) in enumerate(zip(grams.strips(left), grams.strips(right), strict=True)):
+        strip = a * b
+        strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well
+        squares = squares + strip.sum((1, 2), dtype=torch.float64)
+        bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
+        left_most, right_most = (
+            torch.maximum(most, x.diagonal(i * step, 1, 2).amax(1).double())
+            for most, x in ((left_most, a), (right_most, b))
+        )
+    return squares, bound, left_most + right_most
+
+
+def gram_doubt(
+    squares: Tensor, bound: Tensor, largest: Tensor, sizes: tuple[int, ...], factors: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Return the error of norms made from Gram matrices.
+
+    Args:
+        squares: the squared norms.
+        bound: the sums of the absolute values in them, which are rounded.
+        largest: the largest squared length of a row. A product that is too small for the dtype takes up to `tiny`
+            from a number of one matrix, which is then multiplied by one of the other.
+        sizes: how many rows there are, and the two sides of the matrix.
+        factors: what the gradients are products of. Where one of them is zero nothing is in doubt.
+    """
+    left, right = factors
+    info = torch.finfo(torch.promote_types(left.dtype, torch.float32))
+    rows, *sides = sizes
+    doubt = info.eps * bound + info.tiny * rows**2 * (sum(sides) * largest + 1)
+    if is_traced():
+        nothing = (row_max(left) == 0) | (row_max(right) == 0)
+        return doubt.where((squares != 0) | ~nothing, 0)
+    zero = (squares == 0).nonzero().squeeze(1)
+    nothing = (row_max(left[zero]) == 0) | (row_max(right[zero]) == 0)
+    doubt[zero[nothing]] = 0
+    return doubt

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..tracing import as_one_op
 from .base import ALL, SampleGrads
 from .gram_cache import GramCache
 from .numerics import double, row_norms, scale_rows, square, upcast_half
@@ -49,7 +50,8 @@ class Rows(SampleGrads):
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         rows = self.values.new_zeros(self.ids.numel(), self.shape[1])
-        rows.index_add_(0, _first_places(self.ids).reshape(-1), self.values.flatten(0, 1))
+        places = as_one_op(first_places, torch.empty_like, "Tensor ids")(self.ids)
+        rows.index_add_(0, places.reshape(-1), self.values.flatten(0, 1))
         return square(row_norms(rows.view(self.values.shape)))
 
     def weighted(self, weights: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ class Rows(SampleGrads):
         return super().gram()
 
 
-def _first_places(ids: Tensor) -> Tensor:
+def first_places(ids: Tensor) -> Tensor:
     """Return for each id of each sample the number of a place that it shares with its equals in that sample alone."""
     samples, count = ids.shape
     ranked, order = ids.sort(1)

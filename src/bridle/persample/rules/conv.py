@@ -7,12 +7,10 @@ from torch import Tensor
 
 from ..ownership.layout import NotSeparableError
 from ..representations.base import Dense, SampleGrads
-from ..representations.conv import Convolved
+from ..representations.conv import OPTIONS, Convolved
 from ..representations.numerics import upcast_half
 from .context import RuleContext
 from .registry import rule
-
-_OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 
 
 @rule("ConvolutionBackward0")
@@ -23,7 +21,7 @@ def convolution(ctx: RuleContext) -> SampleGrads:
     if ctx.position == 2:
         channels = (ctx.shape[0],) + (1,) * (ctx.gradient.dim() - 2)
         return Dense(ctx.layout.sums(upcast_half(ctx.gradient), channels).reshape(ctx.samples, *ctx.shape))
-    options = {name: ctx.saved(name) for name in _OPTIONS}
+    options = {name: ctx.saved(name) for name in OPTIONS}
     return Convolved(_by_sample(ctx, ctx.gradient), _by_sample(ctx, ctx.saved("input")), options, ctx.shape)
 
 

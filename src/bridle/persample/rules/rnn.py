@@ -1,6 +1,6 @@
 """The fused LSTM layer of the CPU: gates computed again in one product, their gradients by one sweep.
 
-Legend: n column of the batch, t time, h hidden, i input width. Batch comes first here, whatever the layer was told.
+Legend: n column of the batch, t time, h hidden, i input width. Time comes first here, whatever the layer was told.
 The gates come in the order in, forget, cell, out, each of width h, as in the weights.
 """
 
@@ -11,11 +11,16 @@ from ..ownership.layout import NotSeparableError, SampleLayout
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from ..representations.outer import Outer
-from ..tracing import structure
+from ..tracing import as_one_op, structure
 from .context import RuleContext
 from .registry import rule
 
 _WEIGHT_IH, _WEIGHT_HH = 1, 2
+_ARGUMENTS = (
+    "Tensor x, Tensor before, Tensor cell, Tensor g_steps, Tensor g_hidden, Tensor g_cell, "
+    "Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh"
+)
+aten = torch.ops.aten
 
 
 @rule("MkldnnRnnLayerBackward0", all_outputs=True)
@@ -68,70 +73,112 @@ def _columns_of(g: Tensor, layout: SampleLayout) -> Tensor:
 
 
 def _by_sample(columns: SampleLayout, x: Tensor) -> Tensor:
-    """Return (column, time, width) as (samples, rows, width)."""
-    _, time, width = x.shape
-    rows = columns.by_sample(x.flatten(1), 1)
+    """Return (time, column, width) as (samples, rows, width)."""
+    time, _, width = x.shape
+    rows = x.transpose(0, 1)
+    if columns.block == 1:
+        return rows  # a column is a sample
+    rows = columns.by_sample(rows.flatten(1), 1)
     return rows.reshape(columns.samples, -1, width) if time else rows
 
 
 def _in_order(ctx: RuleContext, x: Tensor) -> Tensor:
-    """Return (time, column, width) as (column, time, width), steps in the order in which the layer took them."""
-    return upcast_half(x.flip(0) if ctx.saved("reverse") else x).transpose(0, 1)
+    """Return (time, column, width) with the steps in the order in which the layer took them."""
+    return upcast_half(x.flip(0) if ctx.saved("reverse") else x)
 
 
 def _gate_gradients(ctx: RuleContext) -> tuple[Tensor, Tensor]:
     """Return the gradient at every gate before its nonlinearity, and the hidden state before every step."""
     out = _in_order(ctx, ctx.saved("result0"))
-    first = upcast_half(ctx.saved("hx_")).reshape(-1, 1, out.shape[-1])
-    before = torch.cat([first, out[:, :-1]], 1)
-    gates = _gates(ctx, before)
+    first, cell = (upcast_half(ctx.saved(name)).reshape(1, -1, out.shape[-1]) for name in ("hx_", "cx_"))
+    before = torch.cat([first, out[:-1]])
+    g_out, *g_last = ctx.gradients[:3]
+    g_steps = torch.zeros_like(out) if g_out is None else _in_order(ctx, g_out)
+    g_hidden, g_cell = (torch.zeros_like(cell) if g is None else upcast_half(g).view_as(cell) for g in g_last)
+    weights = [upcast_half(ctx.saved(f"weight{i}")) for i in range(4)]
+    given = (_in_order(ctx, ctx.saved("input")), before, cell[0], g_steps, g_hidden[0], g_cell[0], *weights)
+    return as_one_op(gate_gradients, _form, _ARGUMENTS)(*given), before
+
+
+def gate_gradients(
+    x: Tensor,
+    before: Tensor,
+    cell: Tensor,
+    g_steps: Tensor,
+    g_hidden: Tensor,
+    g_cell: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor,
+    b_hh: Tensor,
+) -> Tensor:
+    """Compute the gates of a layer again, and the gradient at each of them: (time, column, 4 h).
+
+    Args:
+        x: the inputs.
+        before: the hidden state before each step.
+        cell: the cell before the first step.
+        g_steps: the gradients at the outputs.
+        g_hidden: the gradient at the last hidden state.
+        g_cell: the gradient at the last cell.
+        w_ih: the weight of inputs.
+        w_hh: the weight of hidden states.
+        b_ih: the bias of inputs.
+        b_hh: the bias of hidden states.
+    """
+    gates = _gates(x, before, w_ih, w_hh, b_ih, b_hh)
     i, f, c, o = gates.unbind(2)
-    cells = torch.empty(out.shape[0], out.shape[1] + 1, out.shape[2], dtype=out.dtype, device=out.device)
-    cells[:, 0] = upcast_half(ctx.saved("cx_")).reshape(-1, out.shape[-1])
-    for t in range(out.shape[1]):
-        torch.addcmul(f[:, t] * cells[:, t], i[:, t], c[:, t], out=cells[:, t + 1])
-    cell_before, cell = cells[:, :-1], cells[:, 1:].tanh()
+    cells = _cells(cell, i * c, f)
+    cell_before, cell = cells[:-1], cells[1:].tanh()
     # Everything but the running gradients of hidden state and cell is known for all steps at once.
     slopes = torch.empty_like(gates)
-    torch.addcmul(i, i, i, value=-1, out=slopes[:, :, 0]).mul_(c)
-    torch.addcmul(f, f, f, value=-1, out=slopes[:, :, 1]).mul_(cell_before)
-    torch.addcmul(i, i, c.square(), value=-1, out=slopes[:, :, 2])
-    torch.addcmul(o, o, o, value=-1, out=slopes[:, :, 3]).mul_(cell)
-    to_cell = torch.addcmul(o, o, cell.square_(), value=-1)
-    return _swept(ctx, slopes, to_cell, f), before
+    in_slope, forget_slope, cell_slope, out_slope = slopes.unbind(2)
+    aten.sigmoid_backward.grad_input(c, i, grad_input=in_slope)
+    aten.sigmoid_backward.grad_input(cell_before, f, grad_input=forget_slope)
+    aten.tanh_backward.grad_input(i, c, grad_input=cell_slope)
+    aten.sigmoid_backward.grad_input(cell, o, grad_input=out_slope)
+    return _swept(slopes, aten.tanh_backward(o, cell), f, (g_steps, g_hidden, g_cell), w_hh)
 
 
-def _gates(ctx: RuleContext, before: Tensor) -> Tensor:
-    """Return what came out of the gates: (column, time, gate, h)."""
-    w_ih, w_hh, b_ih, b_hh = (upcast_half(ctx.saved(f"weight{i}")) for i in range(4))
-    columns, time, width = before.shape
-    flat = _in_order(ctx, ctx.saved("input")).reshape(columns * time, w_ih.shape[1]) @ w_ih.T
+def _form(_: Tensor, before: Tensor, *__: Tensor) -> Tensor:
+    """Return an empty tensor of the form of `gate_gradients`."""
+    return before.new_empty(*before.shape[:2], 4 * before.shape[2])
+
+
+def _gates(x: Tensor, before: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
+    """Return what came out of the gates: (time, column, gate, h)."""
+    time, columns, width = before.shape
+    flat = x.reshape(time * columns, w_ih.shape[1]) @ w_ih.T
     if b_ih.dim() == 1:  # a layer without biases has zeros in the shape of its weights in their places
         flat += b_ih + b_hh
-    gates = flat.addmm_(before.flatten(0, 1), w_hh.T).view(columns, time, 4, width)
+    gates = flat.addmm_(before.flatten(0, 1), w_hh.T).view(time, columns, 4, width)
     gates[:, :, :2].sigmoid_()
     gates[:, :, 2].tanh_()
     gates[:, :, 3].sigmoid_()
     return gates
 
 
-def _swept(ctx: RuleContext, slopes: Tensor, to_cell: Tensor, forget: Tensor) -> Tensor:
+def _cells(first: Tensor, added: Tensor, forget: Tensor) -> Tensor:
+    """Return the cell before the first step and after each one."""
+    cells = added.new_empty(len(added) + 1, *first.shape)
+    each = cells.unbind()
+    each[0].copy_(first)
+    for t, (add, keep) in enumerate(zip(added.unbind(), forget.unbind(), strict=True)):
+        torch.addcmul(add, keep, each[t], out=each[t + 1])
+    return cells
+
+
+def _swept(slopes: Tensor, to_cell: Tensor, forget: Tensor, gradients: tuple[Tensor, ...], w_hh: Tensor) -> Tensor:
     """Go back in time and multiply the slopes of the gates by the gradients that arrive, in place."""
-    w_hh = upcast_half(ctx.saved("weight1"))
-    g_out, g_hidden, g_cell = ctx.gradients[:3]
-    columns, time, width = forget.shape
-    d_hidden, d_cell = (
-        forget.new_zeros(columns, width) if g is None else upcast_half(g).reshape(columns, width).clone()
-        for g in (g_hidden, g_cell)
-    )
-    g_steps = None if g_out is None else _in_order(ctx, g_out)
-    for t in reversed(range(time)):
-        if g_steps is not None:
-            d_hidden += g_steps[:, t]
-        d_cell.addcmul_(d_hidden, to_cell[:, t])
-        step = slopes[:, t]
-        step[:, :3] *= d_cell[:, None]
-        step[:, 3] *= d_hidden
-        d_cell *= forget[:, t]
-        torch.mm(step.flatten(1), w_hh, out=d_hidden)
-    return slopes.flatten(2)
+    g_steps, *g_last = gradients
+    d_hidden, d_cell = (g.clone() for g in g_last)
+    by_cell, by_hidden, flat = slopes[:, :, :3], slopes[:, :, 3], slopes.flatten(2)
+    steps = list(zip(*(x.unbind() for x in (g_steps, to_cell, by_cell, by_hidden, forget, flat)), strict=True))
+    for g, to, of_cell, of_hidden, keep, step in reversed(steps):
+        d_hidden += g
+        d_cell.addcmul_(d_hidden, to)
+        of_cell *= d_cell[:, None]
+        of_hidden *= d_hidden
+        d_cell *= keep
+        torch.mm(step, w_hh, out=d_hidden)
+    return flat

@@ -1,0 +1,102 @@
+"""Loops that a captured step holds as one op, and what that saves."""
+
+import pytest
+import torch
+from torch import nn
+
+import bridle
+from bridle._compile import _entry
+from bridle.persample.representations import base
+
+from .helpers import C, Twins, batch
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, C)
+
+    def forward(self, x):
+        return self.head(self.cells(x)[0][:, -1])
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(7, 4), nn.Linear(4, C)
+
+    def forward(self, ids):
+        return self.head(self.table(ids).sum(1))
+
+
+def graph_of(twins, *args):
+    twins.run(*args)
+    twins.captured(*args)
+    entry = twins.step._entries[-1]
+    return entry._runners["captured"]._captured.graph
+
+
+def names(graph):
+    return [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def test_a_recurrent_layer_has_as_many_ops_however_long_it_runs():
+    twins = Twins(Recurrent())
+    short, long = (names(graph_of(twins, *batch(4, steps, 4))) for steps in (20, 30))
+    assert short.count("bridle.gate_gradients.default") == 1
+    assert len(long) == len(short)
+
+
+def test_a_convolution_has_as_many_ops_however_many_samples_there_are(monkeypatch):
+    monkeypatch.setattr(base, "CHUNK_BYTES", 1 << 10)
+    layers = nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(8, C)
+    twins = Twins(nn.Sequential(*layers))
+    few, many = (names(graph_of(twins, *batch(samples, 2, 6))) for samples in (2, 40))
+    assert few.count("bridle.weight_gradients.default") == 2
+    assert len(many) == len(few)
+
+
+def test_norms_of_a_wide_convolution_are_one_op():
+    layers = nn.Conv2d(100, 64, 2), nn.Flatten(), nn.Linear(64, C)
+    found = names(graph_of(Twins(nn.Sequential(*layers)), *batch(4, 100, 2, 2)))
+    assert found.count("bridle.convolution_gram_sums.default") == 1
+
+
+def test_ids_of_a_table_do_not_keep_a_step_from_being_compiled(monkeypatch):
+    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    twins = Twins(Words(), backend="inductor")
+    for ids in ([[0, 1], [1, 1]], [[2, 2], [6, 0]]):
+        twins.run(torch.tensor(ids), torch.tensor([0, 1]))
+    assert twins.ran == "compiled", twins.step.explain()
+
+
+@pytest.mark.parametrize(("backend", "ran"), [("fastest", "captured"), ("inductor", "compiled")])
+def test_large_graphs_are_compiled_only_when_asked_for(monkeypatch, backend, ran):
+    monkeypatch.setattr(_entry, "_OPS_AT_MOST", 10)
+    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    twins = Twins(nn.Linear(5, C), backend=backend)
+    for _ in range(2):
+        twins.run(*batch())
+    assert twins.ran == ran
+    assert ("uncompiled, since more than 10 ops take minutes" in twins.step.explain()) == (backend == "fastest")
+
+
+def test_weights_are_tested_again_when_they_have_changed():
+    def make(model):
+        def step(x, weights):
+            ps = bridle.per_sample(model(x).square().sum(1), model)
+            ps.weighted_(weights)
+            ps.weighted_(weights * 1e-30)
+            weights.mul_(1e-30)
+            ps.weighted_(weights)
+
+        return step
+
+    twins = Twins(nn.Linear(5, C), make)
+    x = torch.randn(4, 5)
+    for scale in (1.0, 1.0, 1e-20, 0.0):
+        given = [torch.full((4,), scale), torch.full((4,), scale)]
+        expected = twins.plain(x, given[1])
+        assert twins.step(x, given[0]) is expected is None
+        for p, q in zip(twins.model.parameters(), twins.other.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)

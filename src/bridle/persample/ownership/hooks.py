@@ -10,6 +10,7 @@ from collections import deque
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
+from ..._torch.dtensor import is_crossing
 from ..._torch.signature import Scan
 
 _RECORDS = 16
@@ -39,4 +40,6 @@ def hooks_since(scan: Scan) -> int | None:
     if scan.newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
         return None
     before = [hooks for number, hooks in _moments.known if number <= scan.oldest]
-    return torch_hooks.hooks_registered() - before[-1] if before else None
+    latest = torch_hooks.hooks_registered() - before[-1] if before else None
+    # The engine may not be asked about DTensors, so it is looked more closely: parallelize_module hooks modules.
+    return latest - torch_hooks.module_hooks(latest) if latest and any(map(is_crossing, scan.custom)) else latest

@@ -78,11 +78,10 @@ def refuse_unreadable(losses: Tensor) -> None:
             )
         if leaf is not None and not isinstance(leaf, nn.Parameter) and is_scheduled():
             raise UnsupportedOperationError(
-                "per_sample: the losses are those of the last stage of a pipeline schedule, and their graph begins with "
-                f"an activation of shape {tuple(leaf.shape)} that another stage has sent. The other stages hold the "
-                "rest of each sample's gradient, and the schedule sends them sums over the micro-batch only. Spread the "
-                "model with fully_shard or parallelize_module instead. (For the parameters of this stage alone, "
-                "compute the losses from a copy of its input: detach().)"
+                "per_sample: the losses are those of the last stage of a pipeline schedule, and are computed from an "
+                f"activation of shape {tuple(leaf.shape)} that another stage has sent. The other stages hold the rest "
+                "of each sample's gradient, and the schedule sends them sums over the micro-batch only. Spread the "
+                "model with fully_shard or parallelize_module instead."
             )
         if fsdp.waits_for_first_backward(node):
             raise UnsupportedOperationError(

@@ -158,7 +158,7 @@ class ReadAnswers(BatchGradients):
         return self._dot(unit) / own.where(own > 0, 1)
 
     def _direction(self, call: str, direction: Mapping[str, Tensor] | None, gathered: bool) -> dict[str, Tensor]:
-        """Return a direction as parameters lie here; the mean gradient, of all ranks if asked so, where there is none."""
+        """Return a direction as parameters lie here; without one the mean gradient, of all ranks if asked so."""
         ranks = self._ranks if gathered else self._ranks.alone()
         if direction is None:
             return self._mean(self._handshake(call, ranks=ranks), ranks)

@@ -102,8 +102,10 @@ def _by_position(*entries: _Entry | None) -> _Entry:
     return need
 
 
-def _looked_up(use: Use, dim: int | None, _: int | None) -> Need:
+def _looked_up(use: Use, dim: int | None, _: int | None) -> Need | None:
     """A table that is cut between its rows needs the whole gradient, of which other ranks use other rows."""
+    if dim == 0 and use.saved("scale_grad_by_freq"):
+        return None  # how often an id is looked up is counted on the rank that has its row
     return Need(use.gradient.dim() - 1) if dim == 1 else Need()
 
 

@@ -61,7 +61,8 @@ def shard_gradient(gradient: Any, leaf: Any) -> Tensor:
         return stored_shard(gradient)
     spec = spec_of(leaf)
     with torch.no_grad():
-        return stored_shard(gradient.redistribute(spec.mesh, spec.placements))
+        found: Tensor = stored_shard(gradient.redistribute(spec.mesh, spec.placements))
+    return found
 
 
 def shard_of(whole: Tensor, leaf: Any) -> Tensor:
@@ -238,7 +239,7 @@ def _only_rows_here(
         return gradient
     here = (ids >= start) & (ids < start + count)
     saved["indices"] = torch.where(here, ids - start, 0)
-    return gradient * here[..., None]
+    return gradient.where(here[..., None], 0)
 
 
 def _added_up(form: SampleGrads, groups: Sequence[Any]) -> SampleGrads | None:
@@ -265,6 +266,7 @@ def _alone(cut: UseSite, ctx: RuleContext, owners: tuple[Owners, ...], parameter
         return torch.zeros_like(stored_shard(parameter).detach())
     with torch.no_grad():
         answer = answer.sum_to_size(ctx.shape)
+    found: Any
     (found,) = torch.autograd.grad([cut.value], [parameter], [answer], retain_graph=True, allow_unused=True)
     return torch.zeros_like(stored_shard(parameter).detach()) if found is None else shard_gradient(found, parameter)
 
@@ -279,7 +281,7 @@ def _part_of(sample: int, gradient: Any, owners: Owners) -> Tensor:
         dims = (None,) * spec.mesh.ndim
     shard = stored_shard(gradient)
     owned = (_Cut(spec.mesh, dims).owners(owners).ids == sample).to(shard.device)
-    return spread(shard * owned, spec)
+    return spread(shard.where(owned, 0), spec)
 
 
 def batched(block: Tensor, leaf: Any) -> Tensor:

@@ -367,16 +367,16 @@ def not_finite():
 def uneven():
     """Words and widths that no number of ranks divides: shards of different sizes, and empty ones."""
     torch.manual_seed(5)
-    alone = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1)).double()
+    alone = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1)).double()
     torch.manual_seed(5)
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1)).double()
+    model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 1)).double()
     plan = {
         "0": RowwiseParallel(input_layouts=Replicate()),
         "1": ColwiseParallel(output_layouts=Replicate()),
         "3": ColwiseParallel(output_layouts=Replicate()),
     }
     parallelize_module(model, tensor_mesh(), plan)
-    x = torch.tensor([[0, 1], [4, 4], [2, 3]])
+    x = torch.tensor([[0, 1], [6, 6], [2, 3]])
     names, parameters = zip(*alone.named_parameters(), strict=True)
     rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in alone(x).square().sum((1, 2))]
     each = {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(names)}

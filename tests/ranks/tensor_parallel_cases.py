@@ -438,12 +438,18 @@ def refusals():
 
 
 def local_use():
-    """A DTensor that is used as a plain tensor, and a plain parameter that is used as a DTensor."""
+    """DTensors that are used as plain tensors, whole and cut by hand, and a plain parameter that is used as a DTensor."""
     mesh = tensor_mesh()
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     weight = nn.Parameter(distribute_tensor(torch.ones(3, 6, dtype=torch.float64), mesh, [Replicate()]))
-    text = refused(lambda: bridle.per_sample((x @ weight.to_local().T).sum(1), {"weight": weight}))
-    assert "`weight` is a DTensor that `MmBackward0` uses as a plain tensor" in text
+    ps = bridle.per_sample((x @ weight.to_local().T).sum(1), {"weight": weight})
+    torch.testing.assert_close(whole(ps.grads()["weight"]), x[:, None].expand(4, 3, 6))
+    rows = slice(3 * mesh.get_local_rank(), 3 * mesh.get_local_rank() + 3)
+    hidden = (x @ weight.to_local().T).repeat(1, mesh.size())[:, rows]  # by hand, which to_local() does not know of
+    text = refused(
+        lambda: bridle.per_sample(DTensor.from_local(hidden, mesh, [Shard(1)]).full_tensor().sum(1), {"weight": weight})
+    )
+    assert "to_local(grad_placements=[Partial()])" in text
     plain = nn.Parameter(torch.ones(6, 3, dtype=torch.float64))
     there = DTensor.from_local(plain, mesh, [Replicate()])
     text = refused(

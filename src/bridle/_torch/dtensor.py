@@ -86,6 +86,11 @@ def crossing(node: Any) -> tuple[str, Any, tuple[Any, ...]] | None:
     return None
 
 
+def grad_placements(node: Any) -> tuple[Any, ...]:
+    """Return how the caller of `to_local` said that gradients lie; nothing where that was left out."""
+    return tuple(getattr(node, "grad_placements", None) or ())
+
+
 def _made_by(node: Any) -> str:
     made_by = getattr(type(node), "_forward_cls", None)
     known = made_by is not None and made_by.__module__.startswith("torch.distributed.tensor.")

@@ -47,12 +47,16 @@ _OF_MODULES = (
 )
 
 
-def module_hooks(latest: int) -> int:
-    """Return how many of the latest hooks are those of modules that run with forward, and so change no gradient.
+def next_number() -> int:
+    """Return the number of the next hook of any kind."""
+    return RemovableHandle.next_id
 
-    torch numbers hooks of all kinds together. Looks at every object there is: a tenth of a second.
+
+def module_hooks(first: int) -> int:
+    """Return how many hooks from this number on are those of modules that run with forward: they change no gradient.
+
+    Looks at every object there is: a tenth of a second.
     """
-    first = RemovableHandle.next_id - latest
     modules = [vars(thing) for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     return len({number for has in modules for name in _OF_MODULES for number in has.get(name, ()) if number >= first})
 

@@ -70,6 +70,7 @@ class Captured:
 
 def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
+    note_moment()  # whatever becomes of this call
     losses = _checkpoints.inline_checkpoints(losses)
     names = {id(tensor): name for name, tensor in parameters.items()}
     nodes, tensors = losses.scan.nodes, losses.scan.leaves

@@ -16,7 +16,7 @@ from .._distributed.agreement import Agreement
 from .._distributed.collectives import all_gather_rows, all_reduce_
 from .._distributed.fingerprints import fingerprint
 from .._distributed.meshes import Group
-from .._torch.dtensor import crossing, is_dtensor, sharded_dims, spec_of
+from .._torch.dtensor import crossing, grad_placements, is_dtensor, sharded_dims, spec_of
 from .._torch.nodes import output_shapes
 from ..errors import RankError, UnsupportedOperationError
 from ._tensor_uses import shard_of
@@ -175,8 +175,22 @@ def _refuse_shards_in_plain_tensors(leaves: Mapping[str, Tensor], losses: Losses
             for below in _down(node):
                 if graph.is_leaf(below) and id(graph.leaf_tensor(below)) in names:
                     raise _plain(names[id(graph.leaf_tensor(below))], found[2])
+                _refuse_cutting(below, found[2])
         else:
             _refuse_whole_use(node, losses, found[2])
+
+
+def _refuse_cutting(node: Node, places: Iterable[Any]) -> None:
+    """Refuse a whole activation that plain ops use with shards: each rank has a part of its gradient only."""
+    found = crossing(node)
+    if found is None or any(place.is_partial() for place in grad_placements(node)):
+        return
+    if any(made.is_shard() and was.is_replicate() for made, was in zip(places, found[2], strict=True)):
+        raise UnsupportedOperationError(
+            f"per_sample: a tensor that lies as {list(found[2])} is made plain, and used for one that lies as "
+            f"{list(places)}: each rank has a part of its gradient only, which to_local() takes for all of it. Pass "
+            "to_local(grad_placements=[Partial()]), or redistribute the DTensor instead of cutting it by hand."
+        )
 
 
 def _refuse_whole_use(node: Node, losses: Losses, places: Iterable[Any]) -> None:

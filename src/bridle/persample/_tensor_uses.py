@@ -12,7 +12,7 @@ from .. import graph
 from .._distributed.collectives import all_reduce_
 from .._torch.dtensor import is_crossing, is_dtensor, shard_ranges, sharded_dims, spec_of, spread, stored_shard
 from ..errors import UnsupportedOperationError
-from . import engine
+from . import engine, rules
 from ._tensor_needs import Need, Use, need_of
 from .ownership.cuts import UseSite
 from .ownership.layout import SampleLayout
@@ -46,6 +46,8 @@ def shard_form(cut: UseSite, ctx: RuleContext, owners: tuple[Owners, ...], leaf:
     parameter: Any = graph.leaf_tensor(leaf)
     _check(cut, ctx, parameter, name)
     shard = stored_shard(parameter)
+    if not any(is_dtensor(g) for g in ctx.gradients):
+        return _from_plain(cut, ctx, parameter)
     if all(g is None for g in ctx.gradients):
         return Dense(torch.zeros((), device=shard.device).expand(ctx.samples, *shard.shape))
     swaps = _swaps(cut.value, leaf)
@@ -79,13 +81,7 @@ def _check(cut: UseSite, ctx: RuleContext, parameter: Any, name: str) -> None:
         raise _refusal(
             name, f"is a plain tensor that `{cut.op}` uses as a DTensor", "Make it one: distribute_tensor()."
         )
-    if not all(is_dtensor(g) for g in found):
-        raise _refusal(
-            name,
-            f"is a DTensor that `{cut.op}` uses as a plain tensor",
-            "Use it as a DTensor, in a module that parallelize_module takes.",
-        )
-    if any(spec_of(g).mesh != spec_of(parameter).mesh for g in found):
+    if any(is_dtensor(g) and spec_of(g).mesh != spec_of(parameter).mesh for g in found):
         raise _refusal(name, f"and what `{cut.op}` makes of it lie on different meshes", "Bring them to one.")
 
 
@@ -258,6 +254,23 @@ def _one_by_one(cut: UseSite, ctx: RuleContext, owners: tuple[Owners, ...], para
     return Dense(torch.stack(rows))
 
 
+def _from_plain(cut: UseSite, ctx: RuleContext, parameter: Any) -> SampleGrads:
+    """Return the gradients of a parameter whose value was made plain before it met the data, a table of positions."""
+    form, dtype = rules.apply(ctx), graph.describe(cut.value.node)[cut.value.output_nr].dtype
+    rows = []
+    for sample in range(ctx.samples):
+        given = form.dense(slice(sample, sample + 1))[0].to(dtype)
+        rows.append(_pulled(cut, given, parameter))
+    return Dense(torch.stack(rows))
+
+
+def _pulled(cut: UseSite, gradient: Tensor, parameter: Any) -> Tensor:
+    """Carry a gradient from a value down to its parameter."""
+    found: Any
+    (found,) = torch.autograd.grad([cut.value], [parameter], [gradient], retain_graph=True, allow_unused=True)
+    return torch.zeros_like(stored_shard(parameter).detach()) if found is None else shard_gradient(found, parameter)
+
+
 def _alone(cut: UseSite, ctx: RuleContext, owners: tuple[Owners, ...], parameter: Any, sample: int) -> Tensor:
     given = [None if g is None else _part_of(sample, g, own) for g, own in zip(ctx.gradients, owners, strict=True)]
     with torch.no_grad():
@@ -266,9 +279,7 @@ def _alone(cut: UseSite, ctx: RuleContext, owners: tuple[Owners, ...], parameter
         return torch.zeros_like(stored_shard(parameter).detach())
     with torch.no_grad():
         answer = answer.sum_to_size(ctx.shape)
-    found: Any
-    (found,) = torch.autograd.grad([cut.value], [parameter], [answer], retain_graph=True, allow_unused=True)
-    return torch.zeros_like(stored_shard(parameter).detach()) if found is None else shard_gradient(found, parameter)
+    return _pulled(cut, answer, parameter)
 
 
 def _part_of(sample: int, gradient: Any, owners: Owners) -> Tensor:

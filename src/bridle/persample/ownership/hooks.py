@@ -17,12 +17,14 @@ _RECORDS = 16
 
 
 class _Moments(threading.local):
-    """Moments of this thread: the number of its next node, and how many hooks others had registered until then."""
+    """Moments of this thread: the number of its next node, how many hooks others had registered, and the next one's."""
 
     def __init__(self) -> None:
-        self.known: deque[tuple[int, int]] = deque(
-            [(graph.current_sequence_nr(), torch_hooks.hooks_registered())], _RECORDS
-        )
+        self.known: deque[tuple[int, int, int]] = deque([_moment()], _RECORDS)
+
+
+def _moment() -> tuple[int, int, int]:
+    return graph.current_sequence_nr(), torch_hooks.hooks_registered(), torch_hooks.next_number()
 
 
 _moments = _Moments()
@@ -32,14 +34,16 @@ def note_moment() -> None:
     """Remember how many hooks there have been until now, unless there was none since the last moment."""
     hooks = torch_hooks.hooks_registered()
     if hooks != _moments.known[-1][1]:
-        _moments.known.append((graph.current_sequence_nr(), hooks))
+        _moments.known.append(_moment())
 
 
 def hooks_since(scan: Scan) -> int | None:
     """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
     if scan.newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
         return None
-    before = [hooks for number, hooks in _moments.known if number <= scan.oldest]
-    latest = torch_hooks.hooks_registered() - before[-1] if before else None
-    # The engine may not be asked about DTensors, so it is looked more closely: parallelize_module hooks modules.
-    return latest - torch_hooks.module_hooks(latest) if latest and any(map(is_crossing, scan.custom)) else latest
+    before = [moment for moment in _moments.known if moment[0] <= scan.oldest]
+    if not before:
+        return None
+    found = torch_hooks.hooks_registered() - before[-1][1]
+    # The engine may not be asked about DTensors, so look more closely: parallelize_module registers hooks of modules.
+    return found - torch_hooks.module_hooks(before[-1][2]) if found and any(map(is_crossing, scan.custom)) else found

@@ -18,7 +18,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -467,14 +466,6 @@ def refusals():
     """Everything here is the same on all ranks, and nothing was written."""
     rank, parts = dist.get_rank(), batch("uneven")
     x, y = parts[rank]
-    tensor_parallel = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    parallelize_module(tensor_parallel, line(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    text = refused(lambda: bridle.per_sample(losses_of(tensor_parallel, *parts[0]), tensor_parallel))
-    assert "`0.weight` lies on DeviceMesh" in text
-    assert "Under tensor parallelism no rank sees the whole gradient" in text
-    tensor_parallel.append(last := nn.Linear(3, 3).double())
-    text = refused(lambda: bridle.per_sample(losses_of(tensor_parallel, *parts[0]), last))
-    assert "is a DTensor" in text or "lies on DeviceMesh" in text
     weight = nn.Parameter(distribute_tensor(torch.ones(3, 6, dtype=torch.float64), line(), [Replicate()]))
     data = distribute_tensor(torch.ones(4, 6, dtype=torch.float64), line(), [Shard(0)])
     text = refused(lambda: bridle.per_sample((data @ weight.T).sum(1), {}))

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from ..errors import RankError
 from .nodes import op
@@ -26,11 +25,6 @@ def _counted(run: Callable[[], None]) -> Callable[[], None]:
         run()
 
     return counted
-
-
-def is_dtensor_op(node: Node) -> bool:
-    """Return whether the op makes a DTensor, makes a tensor of one, or redistributes one."""
-    return op(node) in ("_FromTorchTensorBackward", "_ToTorchTensorBackward", "RedistributeBackward")
 
 
 def is_passthrough(node: Any) -> bool:
@@ -83,6 +77,15 @@ def shards(states: Iterable[Any]) -> list[tuple[Tensor, ...]]:
         (param.sharded_param, *(param.sharded_param if form is None else form for form in forms))
         for param, forms in zip(held, others, strict=True)
     ]
+
+
+def data_meshes(states: Iterable[Any]) -> dict[int, Any]:
+    """Return the mesh over which samples lie, by the id of each parameter as the optimizer holds it.
+
+    Of a parameter that is cut by tensor parallelism as well, this is a part of the mesh that it lies on.
+    """
+    held = [param for state in states for group in _groups(state) for param in group.fsdp_params]
+    return {id(param.sharded_param): param.mesh_info.mesh for param in held}
 
 
 def _groups(state: Any) -> list[Any]:

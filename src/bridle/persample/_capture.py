@@ -12,10 +12,12 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from .._torch import fsdp
+from .._torch.dtensor import is_dtensor, stored_shard
 from .._torch.hooks import leaf_hooks
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
 from ._pullback import nothing, pull_back, through_hooks
+from ._tensor_uses import is_spread, shard_form, shard_gradient
 from .engine import Losses
 from .engine.losses import Gradients
 from .ownership.cuts import UseSite
@@ -68,6 +70,7 @@ class Captured:
 
 def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
+    note_moment()  # whatever becomes of this call
     losses = _checkpoints.inline_checkpoints(losses)
     names = {id(tensor): name for name, tensor in parameters.items()}
     nodes, tensors = losses.scan.nodes, losses.scan.leaves
@@ -90,6 +93,13 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
     for name, hooks in leaf_hooks(parameters).items():
         if name in whole:
+            if is_dtensor(parameters[name]):
+                raise UnsupportedOperationError(
+                    f"per_sample: a hook is registered on `{name}`, a DTensor. It would be given the shard of one "
+                    "sample's gradient. Remove it.",
+                    "",
+                    name,
+                )
             whole[name] = through_hooks(parameters[name], hooks, whole[name])
     return Captured(whole, found.source, found.eps, losses, run.budget_left)
 
@@ -119,7 +129,8 @@ class _Run:
         # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
         all_wait = not self._packed.isdisjoint(self._cuts)
         run = rules.running_op({cut.op for cut in found.cuts})
-        waits = {cut.node for cut in found.cuts if all_wait or cut.op in run}
+        spread = {node for node in self._cuts if any(is_spread(cut) for cut in self._cuts[node])}
+        waits = {cut.node for cut in found.cuts if all_wait or cut.op in run or cut.node in spread}
         # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
         self._looked_at = [] if options.coupling else found.rows.waiting(self._cuts)
         self._free = not waits and not self._looked_at and not options.retain_graph and not bypassed
@@ -165,6 +176,11 @@ class _Run:
                 ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, coupling, cache)
                 if node in self._packed:
                     self._found.rows.add_packed(node, ctx.saved)
+                if is_spread(cut, gradients):
+                    for leaf in cut.leaves:
+                        name = self._leaves[leaf]
+                        self._keep(name, shard_form(cut, ctx, self._found.owners[node], leaf, name))
+                    continue
                 form = rules.apply(ctx)
                 if self._free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
                     form = Dense(engine.inside_engine(form.dense))
@@ -183,12 +199,12 @@ class _Run:
 
 def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) -> dict[str, SampleGrads]:
     if losses.samples == 0:
-        return {name: nothing(0, leaf) for name, leaf in leaves.items()}
+        return {name: nothing(0, stored_shard(leaf)) for name, leaf in leaves.items()}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
     retain = options.retain_graph or bool(engine.bypassed(losses.root))
     found = engine.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
     dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
-    return {name: Dense(g[None]) for name, g in dense.items()}
+    return {name: Dense(shard_gradient(g, leaves[name])[None]) for name, g in dense.items()}
 
 
 def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:

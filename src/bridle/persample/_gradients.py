@@ -7,8 +7,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .._torch.dtensor import is_dtensor
 from ._parameters import ParameterForms
 from ._ranks import Handshake, SampleRanks
+from ._scatter import Layout
+from ._tensor_ranks import TensorRanks
 from .ownership.find import Source
 from .representations.base import SampleGrads
 from .representations.held_versions import HeldVersions
@@ -26,6 +29,7 @@ class BatchGradients:
         forms: dict[str, SampleGrads],
         *,
         ranks: SampleRanks,
+        tensor: TensorRanks,
         memory_budget: int,
         scale: float,
         source: Source | None,
@@ -35,7 +39,7 @@ class BatchGradients:
         self._samples, self._parameters, self._forms = samples, parameter_forms.held, forms
         self._leaves, self._gathered, self._ranks = parameter_forms.leaves, parameter_forms.gathered, ranks
         self._budget, self._scale, self._source, self._engine = memory_budget, scale, source, engine
-        self._eps, self._sharded = eps, parameter_forms.mesh is not None
+        self._eps, self._tensor = eps, tensor
         self._watch = HeldVersions(forms)
         self._known: Norms | None = None
 
@@ -55,7 +59,7 @@ class BatchGradients:
             with self._asked():
                 large = (torch.float64, torch.complex128)
                 extreme = frozenset(name for name, p in self._parameters.items() if p.dtype in large)
-                self._known = Norms(self._forms, self._samples, extreme)
+                self._known = self._tensor.whole_norms(Norms(self._forms, self._samples, extreme))
         return self._known
 
     def _lengths(self) -> Tensor:
@@ -74,6 +78,11 @@ class BatchGradients:
         used = [name in self._forms for name in self._parameters]
         settings = {"the scale of `scaler`": self._scale, **(same or {})}
         return (ranks or self._ranks).handshake(call, self._parameters, used, (self._samples, bad, sparse), settings)
+
+    def _layouts(self) -> dict[str, Layout] | None:
+        """Return how sums are laid out; None where every parameter is a plain tensor."""
+        pairs = {name: Layout(p, self._leaves[name]) for name, p in self._parameters.items()}
+        return pairs if any(is_dtensor(p) for p in self._parameters.values()) else None
 
     def _unscaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1 else x / self._scale

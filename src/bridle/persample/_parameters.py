@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import graph
 from .._torch import fsdp
 from .._torch.dtensor import is_dtensor
+from .._torch.pipelining import is_scheduled
 from ..errors import InplaceModifiedError, UnsupportedOperationError
 
 
@@ -25,7 +26,7 @@ class ParameterForms:
     Attributes:
         held: what the optimizer holds and ``.grad`` is written to.
         leaves: what the graph ends in.
-        mesh: what `fully_shard` has spread them over; None without it.
+        mesh: what `fully_shard` has spread them over: the ranks that hold the samples; None without it.
         gathered: a context in which the leaves have their values. Every rank has to enter it.
     """
 
@@ -36,24 +37,21 @@ class ParameterForms:
 
 
 def parameter_forms(named: dict[str, Tensor]) -> ParameterForms:
-    """Find where parameters are; refuse those that tensor parallelism has cut."""
+    """Find where parameters are."""
     states = fsdp.sharded_states(named.values())
     forms_of = {id(tensor): forms for forms in fsdp.shards(states) for tensor in forms}
     forms = {name: forms_of.get(id(tensor), (tensor, tensor)) for name, tensor in named.items()}
     held = {name: found[0] for name, found in forms.items()}
     leaves = {name: found[1] for name, found in forms.items()}
-    for name, leaf in leaves.items():
-        if is_dtensor(leaf):
-            raise _refusal(f"`{name}`", leaf)
     if not states:
         return ParameterForms(held, leaves)
+    meshes = fsdp.data_meshes(states)
     # Where only parameters that fully_shard ignores are asked about, the samples still lie on its mesh.
-    spread = [tensor for tensor in held.values() if is_dtensor(tensor)] or [forms[0] for forms in fsdp.shards(states)]
+    spread = [meshes[id(tensor)] for tensor in held.values() if id(tensor) in meshes] or list(meshes.values())
     return ParameterForms(held, leaves, _common_mesh(spread), _opener(states))
 
 
-def _common_mesh(spread: list[Any]) -> Any:
-    meshes = [tensor.device_mesh for tensor in spread]
+def _common_mesh(meshes: list[Any]) -> Any:
     if any(mesh != meshes[0] for mesh in meshes):
         raise UnsupportedOperationError(
             f"per_sample: the parameters lie on different meshes, {meshes[0]} among them, so it cannot be told which "
@@ -63,46 +61,33 @@ def _common_mesh(spread: list[Any]) -> Any:
 
 
 def refuse_unreadable(losses: Tensor) -> None:
-    """Refuse graphs whose gradients are spread over ranks, and those that the engine may not run through."""
+    """Refuse losses that are spread over ranks, and graphs that the engine may not run through."""
     if not dist.is_available() or not dist.is_initialized():
         return
     if is_dtensor(losses):
         raise UnsupportedOperationError(
-            "per_sample: `losses` is a DTensor. Pass the losses of this rank's own samples as a plain tensor."
+            "per_sample: `losses` is a DTensor. Pass the losses of this rank's own samples as a plain tensor: under "
+            "tensor parallelism, losses.full_tensor()."
         )
     for node in graph.reachable([losses]):
         leaf = graph.leaf_tensor(node) if graph.is_leaf(node) else None
-        if leaf is not None and is_dtensor(leaf):
-            raise _refusal(f"a parameter of shape {tuple(leaf.shape)}", leaf)
-        if fsdp.is_dtensor_op(node):
-            raise _refusal(f"what goes into or comes out of `{graph.op(node)}`", None)
         if leaf is not None and fsdp.is_flattened(leaf):
             raise UnsupportedOperationError(
                 "per_sample: the model is wrapped in FullyShardedDataParallel, which flattens its parameters into one. "
                 "Use torch.distributed.fsdp.fully_shard, with which this works."
+            )
+        if leaf is not None and not isinstance(leaf, nn.Parameter) and is_scheduled():
+            raise UnsupportedOperationError(
+                "per_sample: the losses are those of the last stage of a pipeline schedule, and are computed from an "
+                f"activation of shape {tuple(leaf.shape)} that another stage has sent. The other stages hold the rest "
+                "of each sample's gradient, and the schedule sends them sums over the micro-batch only. Spread the "
+                "model with fully_shard or parallelize_module instead."
             )
         if fsdp.waits_for_first_backward(node):
             raise UnsupportedOperationError(
                 "per_sample: DistributedDataParallel(static_graph=True) learns its graph from the first backward pass, "
                 "which this is not. Leave out static_graph, or compute the losses with `model.module`."
             )
-
-
-def distribute_like(parameter: Any, gradient: Tensor) -> Tensor:
-    """Return the gradient as its parameter lies: this rank's part of it, if that is spread."""
-    if not is_dtensor(parameter):
-        return gradient
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None)
-
-
-def _refusal(what: str, tensor: Any) -> UnsupportedOperationError:
-    lies = "is a DTensor" if tensor is None else f"lies on {tensor.device_mesh} as {list(tensor.placements)}"
-    return UnsupportedOperationError(
-        f"per_sample: {what} {lies}. Under tensor parallelism no rank sees the whole gradient of a sample, so it is "
-        "refused. Spread the model with fully_shard or DistributedDataParallel alone, or ask one process."
-    )
 
 
 def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:

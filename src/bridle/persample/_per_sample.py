@@ -15,6 +15,8 @@ from ._capture import Options, capture
 from ._parameters import parameter_forms, refuse_unreadable
 from ._ranks import ranks_of
 from ._result import PerSample
+from ._tensor_ranks import tensor_ranks
+from ._tensor_uses import shard_gradient
 from .engine import Losses
 
 if TYPE_CHECKING:
@@ -97,7 +99,9 @@ def per_sample(
     where = parameter_forms(read_parameters(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
-    ranks = ranks_of(parameters, where.mesh, process_group, device, ids)
+    tensor = tensor_ranks(where.leaves, split, device)
+    tensor.agree(split)
+    ranks = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
     allowed = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
     try:
         with where.gathered():
@@ -107,6 +111,7 @@ def per_sample(
         raise
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
+        tensor_ranks(where.leaves, captured.losses, device)
     if not ranks.groups:
         refuse_unreached(where.held, bool(captured.forms), split.samples)
     return PerSample(
@@ -114,6 +119,7 @@ def per_sample(
         where,
         captured.forms,
         ranks=ranks,
+        tensor=tensor,
         memory_budget=captured.budget_left,
         scale=scale,
         source=captured.source,
@@ -128,7 +134,7 @@ def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[T
             return {}
         edges = [graph.edge_of(parameter) for parameter in named.values()]
         found = engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
-        return {name: g for name, g in zip(named, found, strict=True) if g is not None}
+        return {name: shard_gradient(g, named[name]) for name, g in zip(named, found, strict=True) if g is not None}
 
     return ask
 

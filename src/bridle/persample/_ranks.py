@@ -60,11 +60,13 @@ class SampleRanks:
         groups: one process group for each dimension of the mesh they form; none for a process alone.
         device: where messages are.
         ids: the numbers of this rank's groups of samples, if there are any.
+        copies: groups of ranks that have the same samples, and shards of one model.
     """
 
     groups: tuple[Any, ...]
     device: torch.device
     ids: Tensor | None
+    copies: tuple[Any, ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -88,7 +90,7 @@ class SampleRanks:
             counts: of samples, of those without a finite norm, and of sparse gradients to be written.
             same: settings that must be the same on every rank.
         """
-        if not self.groups:
+        if not self.groups and not self.copies:
             return Handshake(counts[0], counts[1], tuple(used))
         sent = torch.tensor([*counts, *used], dtype=torch.float64)
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
@@ -97,6 +99,10 @@ class SampleRanks:
         for group in self.groups:
             there = Group(group.group_name, group, self.device)
             sent = agreement.all_reduce(sent, there, asked, {"the parameters": fingerprint(what)})
+        for group in self.copies:
+            there = Group(group.group_name, group, self.device)
+            compared = {"the parameters": fingerprint(what), "the samples": fingerprint(sent.tolist())}
+            sent = agreement.all_reduce(sent, there, asked, compared) / group.size()
         try:
             agreement.finish()
         except RankError as error:
@@ -105,7 +111,7 @@ class SampleRanks:
             )
             raise RankError(f"{call}: {error}{hint}") from error
         samples, bad, sparse, *users = [int(n) for n in sent.tolist()]
-        if sparse and self.groups:
+        if sparse:
             raise _sparse(call)
         agreed = Handshake(samples, bad, tuple(n > 0 for n in users))
         self._refuse_torn_groups(call)
@@ -113,7 +119,7 @@ class SampleRanks:
 
     def order(self, samples: int) -> SampleOrder:
         """Exchange how many samples each rank has."""
-        counts = [int(n) for n in self._everywhere(torch.tensor([samples])).flatten()]
+        counts = [int(n) for n in self.everywhere(torch.tensor([samples])).flatten()]
         start = sum(counts[: self._number()])
         return SampleOrder(tuple(counts), slice(start, start + samples))
 
@@ -121,7 +127,7 @@ class SampleRanks:
         """Return the rows of all samples, given those of this rank's samples."""
         short = max(order.samples) - len(rows)
         padded = torch.cat([rows, rows.new_zeros(short, *rows.shape[1:])])
-        found = self._everywhere(padded)
+        found = self.everywhere(padded)
         return torch.cat([part[:count] for part, count in zip(found, order.samples, strict=True)]).to(rows.device)
 
     def all_reduce(self, values: Tensor) -> None:
@@ -133,7 +139,7 @@ class SampleRanks:
         """Return this rank by itself."""
         return replace(self, groups=())
 
-    def _everywhere(self, sent: Tensor) -> Tensor:
+    def everywhere(self, sent: Tensor) -> Tensor:
         """Return what every rank sent, a row for each."""
         rows = sent.to(self.device)[None]
         for group in reversed(self.groups):
@@ -159,7 +165,9 @@ class SampleRanks:
             )
 
 
-def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, ids: Tensor | None) -> SampleRanks:
+def ranks_of(
+    parameters: object, mesh: Any, group: Any, device: torch.device, ids: Tensor | None, copies: tuple[Any, ...] = ()
+) -> SampleRanks:
     """Find the ranks whose samples belong together: those that `process_group` says, or else those of the model."""
     if mesh is not None:
         if group is not None:
@@ -170,7 +178,7 @@ def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, id
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):
         group = _wrapped_group(parameters)
-    return SampleRanks(tuple(one for one in _groups(group) if one.size() > 1), device, ids)
+    return SampleRanks(tuple(one for one in _groups(group) if one.size() > 1), device, ids, copies)
 
 
 def _groups(group: Any) -> Sequence[Any]:

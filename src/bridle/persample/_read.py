@@ -10,9 +10,11 @@ from .._validate import count
 from ..errors import ArgumentError
 from ._arguments import read_direction
 from ._gradients import BatchGradients
+from ._gram_ranks import gram_rows
 from ._noise_stats import Stats, numbers_of
 from ._ranks import Handshake, SampleRanks
 from ._reduce import add_up, local_sums
+from ._tensor_uses import batched, shard_of
 from .representations.numerics import double, real_dtype, row_norms
 
 
@@ -64,9 +66,10 @@ class ReadAnswers(BatchGradients):
                 for start in range(0, max(1, self._samples), step):
                     self._watch.check()
                     part = slice(start, min(start + step, self._samples))
-                    yield name, part, self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
+                    block = self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
+                    yield name, part, batched(block, self._leaves[name])
 
-    def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
+    def dot(self, direction: Mapping[str, Tensor] | None = None, *, gathered: bool = False) -> Tensor:
         """Return the inner product of each sample's gradient with a direction.
 
         A complex parameter counts as its real and imaginary parts: the product is the real part of ``conj(g) * v``.
@@ -74,24 +77,40 @@ class ReadAnswers(BatchGradients):
         Args:
             direction: name -> tensor of the parameter's shape; names left out count as zero. Without it, the
                 mean gradient.
+            gathered: return those of the samples on all ranks, in the order of ranks, and take the mean over all of
+                them. Every rank has to ask, with the same direction.
         """
-        chosen = self._local_mean() if direction is None else read_direction(direction, self._parameters)
-        return self._dot(chosen).to(self._dtype)
-
-    def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the cosine between each sample's gradient and a direction, by default the mean gradient."""
-        chosen = self._local_mean() if direction is None else read_direction(direction, self._parameters)
-        lengths = [row_norms(double(v)[None]) for v in chosen.values()]
-        length = row_norms(torch.stack(lengths, 1))[0] if lengths else torch.ones((), dtype=torch.float64)
-        unit = {name: double(v) / length.where(length > 0, 1) for name, v in chosen.items()}
-        own = self._lengths()
-        return (self._dot(unit) / own.where(own > 0, 1)).to(self._dtype)
-
-    def gram(self) -> Tensor:
-        """Return the inner products between all samples' gradients: (samples, samples)."""
         with self._asked():
-            parts = [form.gram() for form in self._forms.values()]
-        total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, self._samples)
+            return self._of_samples(self._dot(self._direction("dot", direction, gathered)), gathered)
+
+    def cosine(self, direction: Mapping[str, Tensor] | None = None, *, gathered: bool = False) -> Tensor:
+        """Return the cosine between each sample's gradient and a direction, by default the mean gradient.
+
+        Args:
+            direction: as for `dot`.
+            gathered: as for `dot`.
+        """
+        with self._asked():
+            return self._of_samples(self._cosine(self._direction("cosine", direction, gathered)), gathered)
+
+    def gram(self, *, gathered: bool = False) -> Tensor:
+        """Return the inner products between all samples' gradients: (samples, samples).
+
+        Args:
+            gathered: of the samples on all ranks, in the order of ranks: gradients are written down and sent, a few
+                samples of one parameter at a time. Every rank has to ask.
+        """
+        with self._asked():
+            if gathered and self._ranks.groups:
+                agreed = self._handshake("gram")
+                order = self._ranks.order(self._samples)
+                parts = gram_rows(self._forms, self._leaves, agreed.used, self._ranks, order)
+            else:
+                order = None
+                parts = {name: form.gram() for name, form in self._forms.items()}
+            width = self._samples if order is None else sum(order.samples)
+            total = self._tensor.total(parts, torch.zeros(self._samples, width, dtype=torch.float64))
+            total = total if order is None else self._ranks.gather(total, order)
         return self._unscaled(self._unscaled(total)).to(self._dtype)
 
     def stats(self, *, gathered: bool = False) -> Stats:
@@ -116,21 +135,48 @@ class ReadAnswers(BatchGradients):
                 raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
             mean = self._mean(agreed, ranks)
             order = ranks.order(self._samples)
-            lengths, cosines = ranks.gather(torch.stack([lengths, self.cosine(mean).double()], 1), order).T
-        return numbers_of(lengths, cosines, mean.values())
+            lengths, cosines = ranks.gather(torch.stack([lengths, self._cosine(mean)], 1), order).T
+            return numbers_of(lengths, cosines, [self._length(mean)] if mean else [])
 
     def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
-        parts = []
+        parts = {}
         with self._asked():
             for name, v in direction.items():
                 if name in self._forms:
                     exact = double(v)
                     size = row_norms(exact[None])[0]
                     size = size.where((size > 0) & (size < torch.inf), 1)
-                    parts.append(self._forms[name].dot(exact / size) * size)
-        total = torch.stack(parts).sum(0) if parts else torch.zeros(self._samples, dtype=torch.float64)
+                    parts[name] = self._forms[name].dot(exact / size) * size
+            total = self._tensor.total(parts, torch.zeros(self._samples, dtype=torch.float64))
         return self._unscaled(total)
+
+    def _cosine(self, direction: Mapping[str, Tensor]) -> Tensor:
+        length = self._length(direction)
+        unit = {name: double(v) / length.where(length > 0, 1) for name, v in direction.items()}
+        own = self._lengths()
+        return self._dot(unit) / own.where(own > 0, 1)
+
+    def _direction(self, call: str, direction: Mapping[str, Tensor] | None, gathered: bool) -> dict[str, Tensor]:
+        """Return a direction as parameters lie here; without one the mean gradient, of all ranks if asked so."""
+        ranks = self._ranks if gathered else self._ranks.alone()
+        if direction is None:
+            return self._mean(self._handshake(call, ranks=ranks), ranks)
+        whole = read_direction(direction, self._parameters)
+        found = {name: shard_of(v, self._leaves[name]) for name, v in whole.items()}
+        if ranks.groups:
+            self._handshake(call, {"the length of `direction`": float(self._length(found))})
+        return found
+
+    def _of_samples(self, values: Tensor, gathered: bool) -> Tensor:
+        """Return one number per sample, of all ranks if asked so."""
+        ranks = self._ranks if gathered else self._ranks.alone()
+        return (ranks.gather(values, ranks.order(self._samples)) if ranks.groups else values).to(self._dtype)
+
+    def _length(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return the norm of a direction, given as parameters lie here."""
+        each = self._tensor.lengths({name: row_norms(double(v)[None]) for name, v in direction.items()})
+        return row_norms(torch.stack(list(each.values()), 1))[0] if each else torch.ones((), dtype=torch.float64)
 
     def _mean(self, agreed: Handshake, ranks: SampleRanks) -> dict[str, Tensor]:
         weights = torch.full((self._samples,), 1 / max(1, agreed.total), dtype=torch.float64)
@@ -142,10 +188,6 @@ class ReadAnswers(BatchGradients):
         with self._asked():
             sums = local_sums(self._leaves, self._parameters, agreed.used, self._forms.keys(), weigh)
             return dict(add_up(sums, ranks))
-
-    def _local_mean(self) -> dict[str, Tensor]:
-        alone = self._ranks.alone()
-        return self._mean(self._handshake("mean", ranks=alone), alone)
 
     def _of_all_ranks(self, lengths: dict[str, Tensor]) -> dict[str, Tensor]:
         agreed = self._handshake("norms of each parameter")

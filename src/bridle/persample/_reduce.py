@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch.dtensor import is_dtensor
+from .._torch.dtensor import stored_shard
 from ..errors import ArgumentError
-from ._parameters import distribute_like
 from ._ranks import Handshake, SampleRanks
-from ._scatter import is_scattered, scatter_sums
+from ._scatter import Layout, Scattered, scatter_sums
+from ._tensor_ranks import TensorRanks
 from .representations.base import SampleGrads
 from .representations.numerics import double
 from .tracing import all_hold
@@ -26,6 +26,7 @@ def local_sums(
     weigh: Callable[[str], Tensor],
     deviation: float = 0.0,
     generator: torch.Generator | None = None,
+    among: TensorRanks | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield this rank's sum for each parameter that is wanted: zeros where its losses do not depend on it.
 
@@ -37,22 +38,24 @@ def local_sums(
         weigh: makes the sum of one of these.
         deviation: of the noise to add.
         generator: where the noise comes from.
+        among: the ranks that hold shards of one model; the first of them draws the noise.
     """
+    among = TensorRanks() if among is None else among
     for (name, parameter), want in zip(held.items(), wanted, strict=True):
         if not want:
             continue
-        device, shape = leaves[name].device, parameter.shape
-        total = weigh(name) if name in used else torch.zeros(shape, dtype=parameter.dtype, device=device)
+        shard = stored_shard(leaves[name])
+        total = weigh(name) if name in used else torch.zeros(shard.shape, dtype=parameter.dtype, device=shard.device)
         if deviation:
-            noise = torch.empty(shape, dtype=parameter.dtype, device=device)
+            noise = torch.empty(parameter.shape, dtype=parameter.dtype, device=shard.device)
             each = torch.view_as_real(noise) if noise.is_complex() else noise  # as much for each real number
             each.normal_(0, deviation, generator=generator)
-            total = noise + total
+            total = among.shard_of_first(noise, leaves[name]) + total
         yield name, total.to(torch.promote_types(parameter.dtype, torch.float32))
 
 
 def add_up(
-    sums: Iterable[tuple[str, Tensor]], ranks: SampleRanks, held: Mapping[str, Any] | None = None
+    sums: Iterable[tuple[str, Tensor]], ranks: SampleRanks, held: Mapping[str, Layout] | None = None
 ) -> list[tuple[str, Tensor]]:
     """Add up sums over the ranks, many in one message: the same bits on all of them.
 
@@ -62,7 +65,7 @@ def add_up(
     Args:
         sums: this rank's, of the same parameters in the same order as on every other.
         ranks: whose sums to add.
-        held: lay sums out as these parameters. Without it every rank gets whole sums.
+        held: lay sums out like this. Without it every rank gets the sums of all samples as they are.
     """
     if not ranks.groups and held is None:
         return list(sums)
@@ -70,29 +73,30 @@ def add_up(
     waiting: dict[tuple[torch.dtype, Any], list[tuple[str, Tensor]]] = {}
     for name, part in sums:
         if not ranks.groups:
-            done.append((name, part if held is None else distribute_like(held[name], part)))
+            done.append((name, part if held is None else held[name].lay_out(part)))
             continue
-        spread = held is not None and is_dtensor(held[name]) and is_scattered(held[name])
-        key = (part.dtype, held[name].placements if held is not None and spread else None)
+        scattered = None if held is None else held[name].scattered
+        key = (part.dtype, scattered)
         bucket = waiting.setdefault(key, [])
         bucket.append((name, part))
         if sum(p.numel() for _, p in bucket) >= _BUCKET:
-            done += _reduced(waiting.pop(key), ranks, held, spread)
-    return done + [
-        pair for key, bucket in waiting.items() for pair in _reduced(bucket, ranks, held, key[1] is not None)
-    ]
+            done += _reduced(waiting.pop(key), ranks, held, scattered)
+    return done + [pair for key, bucket in waiting.items() for pair in _reduced(bucket, ranks, held, key[1])]
 
 
 def _reduced(
-    bucket: list[tuple[str, Tensor]], ranks: SampleRanks, held: Mapping[str, Any] | None, spread: bool
+    bucket: list[tuple[str, Tensor]],
+    ranks: SampleRanks,
+    held: Mapping[str, Layout] | None,
+    scattered: Scattered | None,
 ) -> list[tuple[str, Tensor]]:
-    if held is not None and spread:
-        return scatter_sums(bucket, held)
+    if held is not None and scattered is not None:
+        return scatter_sums(bucket, held, scattered)
     flat = torch.cat([part.reshape(-1) for _, part in bucket])
     ranks.all_reduce(torch.view_as_real(flat) if flat.is_complex() else flat)
     parts = torch.split(flat, [part.numel() for _, part in bucket])
     found = [(name, total.view(part.shape).clone()) for (name, part), total in zip(bucket, parts, strict=True)]
-    return found if held is None else [(name, distribute_like(held[name], total)) for name, total in found]
+    return found if held is None else [(name, held[name].lay_out(total)) for name, total in found]
 
 
 def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 
 from .._notebook import card, histogram
 from .._validate import finite
-from ..errors import BridleError
-from ._audit import Audit, audit
+from ..errors import AuditError, BridleError, NonFiniteGradientError, RankError
+from ._audit import Audit, as_row, audit, worst_of
 from ._read import ReadAnswers
 from ._write import WriteAnswers
 
@@ -36,7 +36,7 @@ class PerSample(ReadAnswers, WriteAnswers):
             lines.append(f"{name:<{width}}  {strategy}")
         return "\n".join(lines)
 
-    def audit(self, *, tolerance: float | None = None) -> Audit:
+    def audit(self, *, tolerance: float | None = None, gathered: bool = False) -> Audit:
         """Prove on this very step that nothing was missed and every sample got its own gradient.
 
         Costs two ordinary backward passes. Weighted sums of the per-sample gradients are compared with the
@@ -44,6 +44,7 @@ class PerSample(ReadAnswers, WriteAnswers):
 
         Args:
             tolerance: largest relative error to accept; by default what the dtype can give.
+            gathered: of the samples on all ranks: the worst that one of them finds. Every rank has to ask.
 
         Returns:
             The errors found, all within the tolerance.
@@ -51,20 +52,43 @@ class PerSample(ReadAnswers, WriteAnswers):
         Raises:
             AuditError: a parameter was missed, or its gradients do not add up.
             NonFiniteGradientError: the gradient of a sample is NaN or infinite, so that sums cannot be compared.
+            RankError: another rank has found one of these.
         """
         eps = max((torch.finfo(p.dtype).eps for p in self._parameters.values()), default=0.0)
         eps = max(eps, self._eps)
         accepted = 5e-2 if eps > 1e-5 else 1e-3
         if tolerance is not None:
             accepted = finite(tolerance, "audit: tolerance is a number")
-        names = list(self._parameters)
         with self._asked():
-            return audit(self._norms(), names, self._forms, self._engine, accepted, min(eps, 1e-7))
+            return self._audit_of_all(accepted, min(eps, 1e-7)) if gathered else self._audit(accepted, min(eps, 1e-7))
+
+    def _audit(self, tolerance: float, eps: float) -> Audit:
+        names = list(self._parameters)
+        return audit(self._norms(), names, self._forms, self._engine, tolerance, eps, self._tensor.lengths)
+
+    def _audit_of_all(self, tolerance: float, eps: float) -> Audit:
+        """Audit on each rank, then tell the others, also of a fault."""
+        names, ranks = list(self._parameters), self._ranks
+        self._handshake("audit", {"tolerance": tolerance})
+        found, fault = None, None
+        try:
+            found = self._audit(tolerance, eps)
+        except (AuditError, NonFiniteGradientError) as error:
+            fault = error
+        rows = ranks.gather(as_row(found, names)[None], ranks.order(1))
+        if fault is not None:
+            raise fault
+        failed = rows[:, 0].nonzero().flatten().tolist()
+        if failed:
+            raise RankError(f"audit: ranks {failed} of the group have found a fault, which their own error names.")
+        return worst_of(rows, names)
 
     def _repr_html_(self) -> str:
         title, picture = f"{self._samples} samples", ""
         try:
-            if self._known is not None or not self._ranks.groups:  # else every rank would have to ask
+            if self._known is not None or not (
+                self._ranks.groups or self._ranks.copies
+            ):  # else every rank would have to ask
                 picture = histogram(self.norms().tolist())
                 title += ": how large the gradient of each is"
         except BridleError as error:

@@ -1,54 +1,98 @@
-"""Sums of parameters that `fully_shard` has spread: every rank receives its own shard of the sum, and nothing else."""
+"""Sums of parameters that are spread: every rank receives its own shard of the sum, and nothing else."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._distributed.collectives import all_reduce_, reduce_scatter
-from .._torch.dtensor import spec_of, spread
+from .._torch.dtensor import is_dtensor, spec_of, spread
 
 _WHAT = "per-sample gradients"
 
 
-def scatter_sums(bucket: Sequence[tuple[str, Tensor]], held: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Add up sums over the ranks of a mesh that each parameter is sharded on in one dimension, and copied in others.
+class Scattered(NamedTuple):
+    """How samples' ranks share a parameter that is sharded over them in one dimension, and copied in others.
+
+    Attributes:
+        mesh: the mesh that the parameter lies on.
+        data_dims: how many of its dimensions, the first ones, are of ranks with different samples.
+        along: the one of them that it is sharded along.
+        dim: the dimension of the parameter that is sharded.
+    """
+
+    mesh: Any
+    data_dims: int
+    along: int
+    dim: int
+
+
+class Layout(NamedTuple):
+    """How a parameter lies.
+
+    Attributes:
+        held: as the optimizer holds it.
+        leaf: as the graph ends in it: what tensor parallelism leaves to each rank, gathered over the samples' ranks.
+    """
+
+    held: Any
+    leaf: Any
+
+    @property
+    def scattered(self) -> Scattered | None:
+        """How a sum is scattered over the samples' ranks; None if each of them keeps all of it."""
+        if not is_dtensor(self.held):
+            return None
+        mesh = self.held.device_mesh
+        count = mesh.ndim - (self.leaf.device_mesh.ndim if is_dtensor(self.leaf) else 0)
+        cut = [(i, place) for i, place in enumerate(self.held.placements[:count]) if not place.is_replicate()]
+        if len(cut) != 1 or cut[0][1].is_partial() or mesh.size() == 1:
+            return None
+        return Scattered(mesh, count, cut[0][0], cut[0][1].dim)
+
+    def lay_out(self, total: Tensor) -> Tensor:
+        """Return a sum that all of the samples' ranks have, as the optimizer's parameter lies."""
+        if not is_dtensor(self.held):
+            return total
+        if is_dtensor(self.leaf):
+            return spread(total, spec_of(self.held))
+        from torch.distributed.tensor import distribute_tensor
+
+        return distribute_tensor(total, self.held.device_mesh, self.held.placements, src_data_rank=None)
+
+
+def scatter_sums(
+    bucket: Sequence[tuple[str, Tensor]], held: Mapping[str, Layout], how: Scattered
+) -> list[tuple[str, Tensor]]:
+    """Add up sums over the samples' ranks.
 
     Args:
-        bucket: this rank's sum for each parameter, whole, all of one dtype.
-        held: the parameters, all on one mesh with the same placements.
+        bucket: this rank's sum for each parameter, as the graph ends in it, all of one dtype.
+        held: how the parameters lie.
+        how: how all of them are scattered.
 
     Returns:
         The sums over all ranks, laid out as their parameters.
     """
-    first = held[bucket[0][0]]
-    mesh, placements = first.device_mesh, first.placements
-    along, dim = next((k, place.dim) for k, place in enumerate(placements) if place.is_shard())
-    n, mine = mesh.size(along), mesh.get_local_rank(along)
+    dim, n, mine = how.dim, how.mesh.size(how.along), how.mesh.get_local_rank(how.along)
     widths = [_chunk(total, dim, n) for _, total in bucket]
     sent = bucket[0][1].new_zeros(n, sum(widths))
     for row, chunks in zip(sent, _rows([total for _, total in bucket], dim, n), strict=True):
         for slot, chunk in zip(torch.split(row, widths), chunks, strict=True):
             slot[: chunk.numel()] = chunk.reshape(-1)
-    received = _reduced(sent, mesh, along)
+    received = _reduced(sent, how)
     shards = zip(torch.split(received, widths), [total for _, total in bucket], strict=True)
     local = [_shard(slot, total, dim, n, mine) for slot, total in shards]
-    return [(name, spread(shard, spec_of(held[name]))) for (name, _), shard in zip(bucket, local, strict=True)]
+    return [(name, spread(shard, spec_of(held[name].held))) for (name, _), shard in zip(bucket, local, strict=True)]
 
 
-def is_scattered(parameter: Any) -> bool:
-    """Return whether a DTensor is sharded in one dimension of its mesh and copied in the others."""
-    kinds = [place for place in parameter.placements if not place.is_replicate()]
-    return len(kinds) == 1 and kinds[0].is_shard() and parameter.device_mesh.size() > 1
-
-
-def _reduced(sent: Tensor, mesh: Any, along: int) -> Tensor:
+def _reduced(sent: Tensor, how: Scattered) -> Tensor:
     real = torch.view_as_real(sent) if sent.is_complex() else sent
-    found = reduce_scatter(real, mesh.get_group(along), _WHAT)[0]
-    for k in range(mesh.ndim):
-        if k != along and mesh.size(k) > 1:
-            all_reduce_(found, mesh.get_group(k), _WHAT)
+    found = reduce_scatter(real, how.mesh.get_group(how.along), _WHAT)[0]
+    for k in range(how.data_dims):
+        if k != how.along and how.mesh.size(k) > 1:
+            all_reduce_(found, how.mesh.get_group(k), _WHAT)
     return torch.view_as_complex(found) if sent.is_complex() else found
 
 

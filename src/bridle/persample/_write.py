@@ -125,8 +125,10 @@ class WriteAnswers(BatchGradients):
         refuse_unreached(self._parameters, any(agreed.used), agreed.total)
         noise = deviation if self._ranks.is_first else 0.0
         wanted = [used or bool(deviation) for used in agreed.used]
-        sums = local_sums(self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator)
-        for name, total in add_up(sums, self._ranks, self._parameters if self._sharded else None):
+        sums = local_sums(
+            self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator, self._tensor
+        )
+        for name, total in add_up(sums, self._ranks, self._layouts()):
             accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:

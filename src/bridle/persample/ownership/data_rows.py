@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
+from ..._torch.dtensor import stored_shard
 from ..._torch.signature import Scan
 from ...errors import BatchCouplingError
 from .. import engine
+from .crossings import shard_here
 from .cuts import UseSite
 from .known import Known
 from .ops import MOVES, Step, base_name, elementwise
@@ -168,7 +170,8 @@ class DataRows:
             tensor = tensor[0] if not any(one is not None for one in tensor[1:]) else None
         if not isinstance(tensor, Tensor) or (use.position == _IDS and tensor.dtype in (torch.bool, torch.uint8)):
             return
-        memory, owners = graph.memory_of(tensor), use.owners(node, tuple(tensor.shape))
+        tensor, owners = shard_here(tensor, use.owners(node, tuple(tensor.shape)))
+        memory = graph.memory_of(tensor)
         if not owners.is_proved and use.tells_apart and self.known.is_data(tensor):
             self._conflict = self._conflict or (tensor, node, node)
         exact = owners.is_proved or use.is_elementwise
@@ -187,7 +190,7 @@ class DataRows:
 
     def has(self, tensor: Tensor) -> bool:
         """Return whether rows of this tensor are used for one sample each."""
-        return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(tensor) or 0, ()))
+        return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(stored_shard(tensor)) or 0, ()))
 
     def refuse_conflict(self) -> None:
         """Refuse data whose rows are used for one sample here and for another one there.

@@ -14,6 +14,7 @@ from ...errors import BatchCouplingError, UnsupportedOperationError
 from ..engine import Losses
 from .ask import ask
 from .coupling import refuse_shared_data, shared_input, used_in_parts
+from .crossings import refuse_asking
 from .cuts import UseSite, find_cuts
 from .data_rows import DataRows, data_uses
 from .hooks import hooks_since
@@ -164,6 +165,7 @@ def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> 
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None) -> Found:
+    refuse_asking(losses.scan)
     cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, hooked=hooks != 0 or bool(losses.scan.custom)))
     owners = {
         node: tuple(

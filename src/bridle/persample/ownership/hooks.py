@@ -11,18 +11,21 @@ from collections import deque
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
+from ..._torch.dtensor import is_crossing
 from ..._torch.signature import Scan
 
 _RECORDS = 16
 
 
 class _Moments(threading.local):
-    """Moments of this thread: the number of its next node, and how many hooks others had registered until then."""
+    """Moments of this thread: the number of its next node, how many hooks others had registered, and the next one's."""
 
     def __init__(self) -> None:
-        self.known: deque[tuple[int, int]] = deque(
-            [(graph.current_sequence_nr(), torch_hooks.hooks_registered())], _RECORDS
-        )
+        self.known: deque[tuple[int, int, int]] = deque([_moment()], _RECORDS)
+
+
+def _moment() -> tuple[int, int, int]:
+    return graph.current_sequence_nr(), torch_hooks.hooks_registered(), torch_hooks.next_number()
 
 
 _moments = _Moments()
@@ -32,18 +35,21 @@ def note_moment() -> None:
     """Remember how many hooks there have been until now, unless there was none since the last moment."""
     hooks = torch_hooks.hooks_registered()
     if hooks != _moments.known[-1][1]:
-        _moments.known.append((graph.current_sequence_nr(), hooks))
+        _moments.known.append(_moment())
 
 
 def hooks_since(scan: Scan) -> int | None:
     """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
     if scan.newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
         return None
-    before = [hooks for number, hooks in _moments.known if number <= scan.oldest]
+    before = [moment for moment in _moments.known if moment[0] <= scan.oldest]
     if not before:
         return None
     total = torch_hooks.hooks_registered()
-    since = total - before[-1]
+    since = total - before[-1][1]
+    if any(map(is_crossing, scan.custom)):
+        # The engine may not be asked about DTensors, so look more closely: parallelize_module registers hooks of modules.
+        return since - torch_hooks.module_hooks(before[-1][2]) if since else 0
     return None if since == 0 and total and _any_hook(scan) else since
 
 

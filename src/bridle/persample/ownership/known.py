@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ... import graph
+from ..._torch.dtensor import stored_shard
 from .. import tracing
 
 
@@ -19,7 +20,7 @@ class Known:
     @cached_property
     def _storages(self) -> frozenset[int | None]:
         others = [] if self._model is None else [*self._model.parameters(), *self._model.buffers()]
-        return frozenset(graph.memory_of(tensor) for tensor in (*self._parameters.values(), *others))
+        return frozenset(graph.memory_of(stored_shard(tensor)) for tensor in (*self._parameters.values(), *others))
 
     @cached_property
     def _ids(self) -> dict[int, str]:
@@ -31,6 +32,7 @@ class Known:
 
     def is_data(self, tensor: Tensor) -> bool:
         """Return whether a tensor is neither a parameter nor a buffer, nor a part or a copy of one."""
+        tensor = tensor if isinstance(tensor, nn.Parameter) else stored_shard(tensor)
         if tensor.numel() == 0 or isinstance(tensor, nn.Parameter) or graph.memory_of(tensor) in self._storages:
             return False
         value = tracing.constant(tensor)

@@ -17,9 +17,11 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch import fsdp
+from ..._torch.dtensor import is_crossing
 from ..._torch.nodes import edge_shape
 from ..._torch.signature import kind_of
 from .. import engine
+from .crossings import across
 from .owners import NOBODY, SEVERAL, Owners
 
 
@@ -55,7 +57,7 @@ class Step:
         if type(self.node) not in _BUILT_IN and graph.is_custom(self.node):
             if fsdp.is_passthrough(self.node) and self.position < len(self.outs):
                 return self.outs[self.position]
-            return Owners.all(SEVERAL, self.shape)
+            return across(self.out, self.shape) if is_crossing(self.node) else Owners.all(SEVERAL, self.shape)
         name = base_name(self.node)
         entry = MOVES.get(name)
         if self.by_indices and name in _BY_INDEX and not engine.is_packed(self.node):

@@ -1,0 +1,53 @@
+"""Per-sample gradients of tensor-parallel models: what one process gives, or refused by name."""
+
+import pytest
+import tensor_parallel_cases as cases
+
+
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        *((plan, "") for plan in cases.PLANS),
+        *(("by words", "tied"), ("sequence", "tied"), ("sequence", "rms"), ("sequence", "checkpoint")),
+    ],
+)
+def test_the_same_as_one_process(two, plan, options):
+    two.run(cases.same_as_one_process, plan, options)
+
+
+@pytest.mark.parametrize("plan", ["by words", "sequence"])
+def test_the_same_as_one_process_over_four(four, plan):
+    four.run(cases.same_as_one_process, plan)
+
+
+@pytest.mark.parametrize(("plan", "data"), [("by words", "group"), ("megatron", "mesh"), ("sequence", "fsdp")])
+def test_samples_over_the_other_dimension(four, plan, data):
+    four.run(cases.two_dimensions, plan, data)
+
+
+@pytest.mark.parametrize("data", ["fsdp", "mesh"])
+def test_ranks_without_samples(four, data):
+    four.run(cases.two_dimensions, "by words", data, (0, 3))
+
+
+@pytest.mark.parametrize("plan", ["by columns", "sequence"])
+@pytest.mark.parametrize("case", [cases.every_answer, cases.part_of_a_model, cases.noise], ids=lambda c: c.__name__)
+def test_every_answer(two, case, plan):
+    two.run(case, plan)
+
+
+def test_noise_over_two_dimensions(four):
+    four.run(cases.noise, "by words", "fsdp")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [cases.half, cases.not_finite, cases.refusals, cases.local_use, cases.collectives],
+    ids=lambda case: case.__name__,
+)
+def test_case(two, case):
+    two.run(case)
+
+
+def test_shards_of_different_sizes(ranks):
+    ranks.run(cases.uneven)

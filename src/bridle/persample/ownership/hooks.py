@@ -48,7 +48,7 @@ def hooks_since(scan: Scan) -> int | None:
     total = torch_hooks.hooks_registered()
     since = total - before[-1][1]
     if any(map(is_crossing, scan.custom)):
-        # The engine may not be asked about DTensors, so look more closely: parallelize_module registers hooks of modules.
+        # The engine may not be asked about DTensors, so look closely: parallelize_module registers hooks of modules.
         return since - torch_hooks.module_hooks(before[-1][2]) if since else 0
     return None if since == 0 and total and _any_hook(scan) else since
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import faulthandler
 import multiprocessing
 import os
 import tempfile
@@ -91,6 +92,7 @@ def _answer(pipe, function, args):
 
 def _work(rank, size, store, timeout, pipe):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    faulthandler.enable()  # one that dies in C says where
     torch.set_num_threads(1)
     limit = datetime.timedelta(seconds=timeout)
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)

@@ -41,7 +41,7 @@ def _nothing(*_: Any) -> None:
 class _Witness(Tensor):
     """A gradient that nobody may look at or change while it is sent: who tries gets an error. Later it is zeros."""
 
-    is_sent = True
+    is_sent = False
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -73,6 +73,7 @@ def _changes(node: Node, sent: dict[Any, _Witness]) -> bool:
         try:
             if key not in sent:
                 sent[key] = torch.zeros((), dtype=out.dtype, device=out.device).expand(shape).as_subclass(_Witness)
+                sent[key].is_sent = True
             (found,) = run((edge,), (sent[key],), True, False, (edge,), allow_unreachable=True, accumulate_grad=False)
         except Exception:  # the witness's own, or a hook's: whatever it raises shows that there is one
             return True

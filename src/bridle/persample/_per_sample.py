@@ -99,11 +99,11 @@ def per_sample(
     where = parameter_forms(read_parameters(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
-    tensor = tensor_ranks(where.leaves, split, device)
-    tensor.agree(split)
-    ranks = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
     allowed = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
     try:
+        tensor = tensor_ranks(where.leaves, split, device)
+        tensor.agree(split)
+        ranks = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
         with where.gathered():
             captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
     except Exception:

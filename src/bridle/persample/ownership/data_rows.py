@@ -103,7 +103,9 @@ def data_uses(
         is_elementwise = MOVES.get(op) is elementwise
         here = shared.get(node, set())
         others = [i for i, (below, _) in enumerate(node.next_functions) if below is not None]
-        tells_apart = not is_elementwise and bool(here) and here.issuperset(others)
+        # Ids of an index are often constants, which look like data: only those of a layer are taken for it.
+        may_be_constant = op in _LOOK_UPS and op != "Embedding"
+        tells_apart = not is_elementwise and not may_be_constant and bool(here) and here.issuperset(others)
         for position, name, below in _kept_inputs(op, node, bool(here)):
             if below is None or (number[below] in scan.leaves and below not in leaves):
                 leaf = None if below is None else number[below]

@@ -129,11 +129,18 @@ PLANS = {"megatron": megatron, "by words": by_words, "by columns": by_columns, "
 OPTIONS = {"": {}, "rms": {"rms": True}, "tied": {"tied": True}, "checkpoint": {"checkpointed": True}}
 
 
+def settle():
+    """Call once, so that hooks other tests have registered on models that are gone do not count here."""
+    bridle.per_sample(torch.zeros(0), nn.Linear(1, 1))
+
+
 def tensor_mesh():
+    settle()
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
 
 
 def grid():
+    settle()
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
@@ -430,6 +437,13 @@ def refusals():
     kept.remove()
     ps = bridle.per_sample(whole_up(x).sum(1), whole_up)
     assert "do not agree on max_norm" in refused(lambda: ps.clip_(1.0 + rank), "RankError")
+    text = refused(lambda: ps.weighted_(torch.arange(4.0) + rank), "RankError")
+    assert "do not agree on what is about the samples" in text
+    text = refused(lambda: ps.dot({"weight": torch.full((8, 6), 1.0 + rank)}), "RankError")
+    assert "do not agree on the length of `direction`" in text
+    groups = torch.tensor([0, 0, 1, 1]).roll(rank)
+    text = refused(lambda: bridle.per_sample(whole_up(x).sum(1), whole_up, sample_groups=groups), "RankError")
+    assert "do not agree on `sample_groups`" in text
     spread = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0)])
     assert "full_tensor()" in refused(lambda: ps.dot({"weight": spread}), "ArgumentError")
     text = refused(lambda: bridle.per_sample((whole_up(x) @ whole_up(x).T).sum(1), whole_up))

@@ -17,7 +17,7 @@ from .._torch.hooks import leaf_hooks
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
 from ._pullback import nothing, pull_back, through_hooks
-from ._tensor_uses import is_spread, shard_form, shard_gradient
+from ._tensor_uses import shard_form, shard_gradient, spread_uses
 from .engine import Losses
 from .engine.losses import Gradients
 from .ownership.cuts import UseSite
@@ -129,7 +129,8 @@ class _Run:
         # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
         all_wait = not self._packed.isdisjoint(self._cuts)
         run = rules.running_op({cut.op for cut in found.cuts})
-        spread = {node for node in self._cuts if any(is_spread(cut) for cut in self._cuts[node])}
+        self._spread = spread_uses(found.cuts, losses.scan)
+        spread = {node for node, _ in self._spread}
         waits = {cut.node for cut in found.cuts if all_wait or cut.op in run or cut.node in spread}
         # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
         self._looked_at = [] if options.coupling else found.rows.waiting(self._cuts)
@@ -176,7 +177,7 @@ class _Run:
                 ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, coupling, cache)
                 if node in self._packed:
                     self._found.rows.add_packed(node, ctx.saved)
-                if is_spread(cut, gradients):
+                if (node, cut.position) in self._spread:
                     for leaf in cut.leaves:
                         name = self._leaves[leaf]
                         self._keep(name, shard_form(cut, ctx, self._found.owners[node], leaf, name))

@@ -74,10 +74,13 @@ class BatchGradients:
         bad: int = 0,
         sparse: int = 0,
         ranks: SampleRanks | None = None,
+        alike: Tensor | None = None,
     ) -> Handshake:
         used = [name in self._forms for name in self._parameters]
         settings = {"the scale of `scaler`": self._scale, **(same or {})}
-        return (ranks or self._ranks).handshake(call, self._parameters, used, (self._samples, bad, sparse), settings)
+        ranks = ranks or self._ranks
+        numbers = alike.tolist() if alike is not None and ranks.copies else None
+        return ranks.handshake(call, self._parameters, used, (self._samples, bad, sparse), settings, numbers)
 
     def _layouts(self) -> dict[str, Layout] | None:
         """Return how sums are laid out; None where every parameter is a plain tensor."""

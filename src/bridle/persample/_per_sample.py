@@ -49,7 +49,8 @@ def per_sample(
         sample_groups: for each sample the number of the group it belongs to (a user, a micro-batch). Every answer is
             then per group, in ascending order of these numbers.
         process_group: the process group, or device mesh, whose ranks each have a part of the samples. By default that
-            of a `DistributedDataParallel` or `fully_shard` model, and none for anything else. `clip_` and `weighted_`
+            of a `DistributedDataParallel` or `fully_shard` model, and none for anything else. (Ranks of a
+            tensor-parallel mesh have the same samples: they are found by the parameters.) `clip_` and `weighted_`
             then give the sum over the samples of all ranks; the other answers are about this rank's samples.
         memory_budget: how many bytes may be spent on written-down gradients to save time.
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Answers come out unscaled; what is
@@ -73,6 +74,7 @@ def per_sample(
         InplaceModifiedError: a value it needs was changed in place.
         BatchCouplingError: a loss depends on other samples.
         UnsupportedOperationError: a parameter is used by something that cannot be looked into.
+        RankError: the ranks of a tensor-parallel mesh do not have the same losses.
 
     Examples:
         >>> import torch, bridle

@@ -80,6 +80,7 @@ class SampleRanks:
         used: Sequence[bool],
         counts: Sequence[int],
         same: Mapping[str, float],
+        alike: object = None,
     ) -> Handshake:
         """Compare the call of this rank with those of all others, and exchange what they have to know.
 
@@ -89,6 +90,7 @@ class SampleRanks:
             used: for each of them, whether this rank's losses depend on it.
             counts: of samples, of those without a finite norm, and of sparse gradients to be written.
             same: settings that must be the same on every rank.
+            alike: what must be the same on ranks that have the same samples.
         """
         if not self.groups and not self.copies:
             return Handshake(counts[0], counts[1], tuple(used))
@@ -101,7 +103,10 @@ class SampleRanks:
             sent = agreement.all_reduce(sent, there, asked, {"the parameters": fingerprint(what)})
         for group in self.copies:
             there = Group(group.group_name, group, self.device)
-            compared = {"the parameters": fingerprint(what), "the samples": fingerprint(sent.tolist())}
+            compared = {
+                "the parameters": fingerprint(what),
+                "what is about the samples": fingerprint((sent.tolist(), alike)),
+            }
             sent = agreement.all_reduce(sent, there, asked, compared) / group.size()
         try:
             agreement.finish()

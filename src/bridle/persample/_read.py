@@ -164,8 +164,10 @@ class ReadAnswers(BatchGradients):
             return self._mean(self._handshake(call, ranks=ranks), ranks)
         whole = read_direction(direction, self._parameters)
         found = {name: shard_of(v, self._leaves[name]) for name, v in whole.items()}
-        if ranks.groups:
-            self._handshake(call, {"the length of `direction`": float(self._length(found))})
+        if ranks.groups or ranks.copies:
+            lengths = [row_norms(double(v)[None]) for v in whole.values()] or [torch.zeros(1, dtype=torch.float64)]
+            same = {"the length of `direction`": float(row_norms(torch.cat(lengths)[None]))}
+            self._handshake(call, same, ranks=ranks)
         return found
 
     def _of_samples(self, values: Tensor, gathered: bool) -> Tensor:

@@ -103,13 +103,15 @@ class TensorRanks:
         sent = torch.cat([values, -values, finite.double(), -finite.double()])
         agreement = Agreement(_WHAT, "per_sample")
         asked = {"the number of samples": losses.samples}
+        compared = {"the recorded graph": recorded, "`sample_groups`": fingerprint(losses.sample_of.tolist())}
         for group in self.groups:
             there = Group(group.group_name, group, self.device)
-            sent = agreement.all_reduce(sent, there, asked, {"the recorded graph": recorded}, largest=True)
+            sent = agreement.all_reduce(sent, there, asked, compared, largest=True)
         agreement.finish()
         most, least, finite, not_finite = sent.chunk(4)
         eps = torch.finfo(losses.root.dtype).eps ** 0.5
-        differ = (most + least > eps * torch.maximum(most.abs(), least.abs())) | (finite + not_finite != 0)
+        size = torch.cat([most.abs(), least.abs()]).max() if len(most) else 0.0
+        differ = (most + least > eps * size) | (finite + not_finite != 0)
         if bool(differ.any()):
             raise RankError(
                 f"per_sample: the loss of sample {int(differ.nonzero()[0])} is not the same on all ranks of the "

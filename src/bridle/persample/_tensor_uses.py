@@ -1,6 +1,6 @@
 """Per-sample gradients of parameters that are DTensors: of the shard here, by the same rules as of plain tensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._distributed.collectives import all_reduce_
 from .._torch.dtensor import is_crossing, is_dtensor, shard_ranges, sharded_dims, spec_of, spread, stored_shard
+from .._torch.signature import Scan
 from ..errors import UnsupportedOperationError
 from . import engine, rules
 from ._tensor_needs import Need, Use, need_of
@@ -25,10 +26,17 @@ _WHAT = "per-sample gradients"
 _UNCHANGED = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
 
 
-def is_spread(cut: UseSite, gradients: Sequence[Tensor | None] = ()) -> bool:
-    """Return whether a parameter is used as a DTensor, or is one."""
-    leaves = [graph.leaf_tensor(leaf) for leaf in cut.leaves]
-    return any(is_dtensor(tensor) for tensor in (*leaves, *gradients))
+def spread_uses(cuts: Iterable[UseSite], scan: Scan) -> set[tuple[Node, int]]:
+    """Return the uses, by op and position, of parameters that are DTensors or are used as such."""
+    if not any(map(is_crossing, scan.custom)) and not any(map(is_dtensor, scan.leaves.values())):
+        return set()
+    return {(cut.node, cut.position) for cut in cuts if _is_spread(cut)}
+
+
+def _is_spread(cut: UseSite) -> bool:
+    below = list(graph.reachable([cut.value]))
+    leaves = [graph.leaf_tensor(node) for node in below if graph.is_leaf(node)]
+    return any(map(is_dtensor, leaves)) or any(map(is_crossing, below))
 
 
 def shard_form(cut: UseSite, ctx: RuleContext, owners: tuple[Owners, ...], leaf: Node, name: str) -> SampleGrads:
@@ -76,12 +84,12 @@ def shard_of(whole: Tensor, leaf: Any) -> Tensor:
 
 
 def _check(cut: UseSite, ctx: RuleContext, parameter: Any, name: str) -> None:
-    found = [g for g in ctx.gradients if g is not None]
+    found = [g for g in ctx.gradients if is_dtensor(g)]
     if not is_dtensor(parameter):
         raise _refusal(
             name, f"is a plain tensor that `{cut.op}` uses as a DTensor", "Make it one: distribute_tensor()."
         )
-    if any(is_dtensor(g) and spec_of(g).mesh != spec_of(parameter).mesh for g in found):
+    if any(spec_of(g).mesh != spec_of(parameter).mesh for g in found):
         raise _refusal(name, f"and what `{cut.op}` makes of it lie on different meshes", "Bring them to one.")
 
 
@@ -192,7 +200,7 @@ def _applied(ctx: RuleContext, owners: tuple[Owners, ...], value: _Cut, needs: S
         if name not in saved:
             found = ctx.saved(name)
             cut = _Cut(mesh, tuple([need.saved.get(name) for need in needs]))
-            saved[name] = cut.shard(found) if isinstance(found, Tensor) and found.dim() else stored_shard(found)
+            saved[name] = cut.shard(found) if isinstance(found, Tensor) else found
         return saved[name]
 
     if ctx.op == "EmbeddingBackward0":

@@ -39,10 +39,10 @@ class WriteAnswers(BatchGradients):
                 order = self._ranks.order(self._samples)
                 found = weights(self._ranks.gather(lengths, order).to(self._dtype))
                 check_weights(found, agreed.total)
-                weights = found[order.mine]
+                weights = self._tensor.shard_of_first(found[order.mine], None)
             else:
                 check_weights(weights, self._samples)
-                agreed = self._handshake("weighted_", sparse=self._sparse())
+                agreed = self._handshake("weighted_", sparse=self._sparse(), alike=weights)
             chosen = weights.detach() if weights.is_floating_point() else weights.double()
             self._write(agreed, weigher(self._forms, dict.fromkeys(self._forms, chosen)))
 

@@ -62,6 +62,12 @@ def test_norms_of_a_wide_convolution_are_one_op():
     assert found.count("bridle.convolution_gram_sums.default") == 1
 
 
+def test_explain_names_what_no_compiler_looks_into():
+    twins = Twins(Words())
+    graph_of(twins, torch.tensor([[0, 1], [1, 1]]), torch.tensor([0, 1]))
+    assert "left to torch's kernels: first_places" in twins.step.explain()
+
+
 def test_ids_of_a_table_do_not_keep_a_step_from_being_compiled(monkeypatch):
     monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
     twins = Twins(Words(), backend="inductor")

@@ -101,6 +101,12 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
     return found  # type: ignore[no-any-return]
 
 
+def own_ops(graph: fx.GraphModule) -> list[str]:
+    """Return the names of ops of a graph that are bridle's own, each once."""
+    targets = [node.target for node in graph.graph.nodes if getattr(node.target, "namespace", "") == "bridle"]
+    return sorted({str(target).split(".")[1] for target in targets})
+
+
 def lacks_compiler(error: BaseException | None) -> bool:
     """Return whether an error says that there is no C++ compiler."""
     from torch._inductor.exc import InvalidCxxCompiler

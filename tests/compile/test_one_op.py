@@ -12,9 +12,9 @@ from .helpers import C, Twins, batch
 
 
 class Recurrent(nn.Module):
-    def __init__(self):
+    def __init__(self, layers=1):
         super().__init__()
-        self.cells, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, C)
+        self.cells, self.head = nn.LSTM(4, 3, layers, batch_first=True), nn.Linear(3, C)
 
     def forward(self, x):
         return self.head(self.cells(x)[0][:, -1])
@@ -45,6 +45,16 @@ def test_a_recurrent_layer_has_as_many_ops_however_long_it_runs():
     short, long = (names(graph_of(twins, *batch(4, steps, 4))) for steps in (20, 30))
     assert short.count("bridle.gate_gradients.default") == 1
     assert len(long) == len(short)
+
+
+@pytest.mark.parametrize(("layers", "ran"), [(1, "compiled"), (2, "captured")])
+def test_recurrent_layers_upon_each_other_are_not_compiled(monkeypatch, layers, ran):
+    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    twins = Twins(Recurrent(layers), backend="inductor")
+    for _ in range(2):
+        twins.run(*batch(4, 5, 4))
+    assert twins.ran == ran
+    assert ("does not hand on what a recurrent layer keeps" in twins.step.explain()) == (layers == 2)
 
 
 def test_a_convolution_has_as_many_ops_however_many_samples_there_are(monkeypatch):

@@ -177,6 +177,8 @@ class Entry:
         unchecked = torch_fx.loses_checks(graph)
         if unchecked:
             return f"uncompiled, since inductor drops the check of values in `{unchecked}`"
+        if torch_fx.loses_workspace(graph):
+            return "uncompiled, since inductor does not hand on what a recurrent layer keeps for the layer below it"
         if self.backend == "fastest" and self.ops > _OPS_AT_MOST:
             return f"uncompiled, since more than {_OPS_AT_MOST} ops take minutes; backend='inductor' compiles them"
         return ""

@@ -90,6 +90,11 @@ def needs_grad_mode(graph: fx.GraphModule) -> bool:
     return any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in graph.graph.nodes)
 
 
+def loses_workspace(graph: fx.GraphModule) -> bool:
+    """Return whether inductor would not hand on what a recurrent layer keeps for its own gradient."""
+    return any(node.target is torch.ops.aten.mkldnn_rnn_layer_backward.default for node in graph.graph.nodes)
+
+
 def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a graph with inductor. Random numbers come from torch's generator, as without it."""
     from torch._inductor import config

@@ -12,9 +12,9 @@ from .helpers import C, Twins, batch
 
 
 class Recurrent(nn.Module):
-    def __init__(self):
+    def __init__(self, layers=1):
         super().__init__()
-        self.cells, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, C)
+        self.cells, self.head = nn.LSTM(4, 3, layers, batch_first=True), nn.Linear(3, C)
 
     def forward(self, x):
         return self.head(self.cells(x)[0][:, -1])
@@ -47,6 +47,16 @@ def test_a_recurrent_layer_has_as_many_ops_however_long_it_runs():
     assert len(long) == len(short)
 
 
+@pytest.mark.parametrize(("layers", "ran"), [(1, "compiled"), (2, "captured")])
+def test_recurrent_layers_upon_each_other_are_not_compiled(monkeypatch, layers, ran):
+    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    twins = Twins(Recurrent(layers), backend="inductor")
+    for _ in range(2):
+        twins.run(*batch(4, 5, 4))
+    assert twins.ran == ran
+    assert ("does not hand on what a recurrent layer keeps" in twins.step.explain()) == (layers == 2)
+
+
 def test_a_convolution_has_as_many_ops_however_many_samples_there_are(monkeypatch):
     monkeypatch.setattr(base, "CHUNK_BYTES", 1 << 10)
     layers = nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(8, C)
@@ -60,6 +70,12 @@ def test_norms_of_a_wide_convolution_are_one_op():
     layers = nn.Conv2d(100, 64, 2), nn.Flatten(), nn.Linear(64, C)
     found = names(graph_of(Twins(nn.Sequential(*layers)), *batch(4, 100, 2, 2)))
     assert found.count("bridle.convolution_gram_sums.default") == 1
+
+
+def test_explain_names_what_no_compiler_looks_into():
+    twins = Twins(Words())
+    graph_of(twins, torch.tensor([[0, 1], [1, 1]]), torch.tensor([0, 1]))
+    assert "left to torch's kernels: first_places" in twins.step.explain()
 
 
 def test_ids_of_a_table_do_not_keep_a_step_from_being_compiled(monkeypatch):

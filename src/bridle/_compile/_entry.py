@@ -54,6 +54,7 @@ class Entry:
         took: how many seconds it took to capture and compile.
         note: why the captured graph was not compiled, if that failed.
         ops: how many ops were captured.
+        kept: which loops are one op each, that no compiler looks into.
         label: the shapes of inputs other than parameters.
         ran: how the last call was run, if it was not left to the eager step.
         was_eager: whether an eager call has returned.
@@ -70,6 +71,7 @@ class Entry:
     note: str = ""
     label: str = ""
     ops: int = 0
+    kept: str = ""
     ran: Way | None = None
     was_eager: bool = False
     _runners: dict[Way, Runner] = field(default_factory=dict)
@@ -125,7 +127,7 @@ class Entry:
         state = f"eager: {self.reason}" if self.reason else f"{self.way}"
         if self.backend == "fastest":
             state = "being timed"
-        details = [f"{self.ops} ops", f"ready after {self.took:.1f} s", times, self.note]
+        details = [f"{self.ops} ops", self.kept, f"ready after {self.took:.1f} s", times, self.note]
         return f"{what}: {state} ({'; '.join(part for part in details if part)})"
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
@@ -155,6 +157,8 @@ class Entry:
         captured = capture(self.step, inputs, self.model)
         self._sharing = self._shared_memory(inputs)
         self.ops = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
+        own = torch_fx.own_ops(captured.graph)
+        self.kept = f"left to torch's kernels: {', '.join(own)}" if own else ""
         runners: dict[Way, Runner] = {"captured": Runner(captured, captured.graph, inputs)}
         if self.backend != "captured":
             self.note = self._why_uncompiled(captured.graph)
@@ -173,6 +177,8 @@ class Entry:
         unchecked = torch_fx.loses_checks(graph)
         if unchecked:
             return f"uncompiled, since inductor drops the check of values in `{unchecked}`"
+        if torch_fx.loses_workspace(graph):
+            return "uncompiled, since inductor does not hand on what a recurrent layer keeps for the layer below it"
         if self.backend == "fastest" and self.ops > _OPS_AT_MOST:
             return f"uncompiled, since more than {_OPS_AT_MOST} ops take minutes; backend='inductor' compiles them"
         return ""

@@ -90,6 +90,11 @@ def needs_grad_mode(graph: fx.GraphModule) -> bool:
     return any(node.target is torch.ops.aten.mkldnn_rnn_layer.default for node in graph.graph.nodes)
 
 
+def loses_workspace(graph: fx.GraphModule) -> bool:
+    """Return whether inductor would not hand on what a recurrent layer keeps for its own gradient."""
+    return any(node.target is torch.ops.aten.mkldnn_rnn_layer_backward.default for node in graph.graph.nodes)
+
+
 def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
     """Compile a graph with inductor. Random numbers come from torch's generator, as without it."""
     from torch._inductor import config
@@ -99,6 +104,12 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         warnings.simplefilter("ignore")  # torch's about itself, which would stop the compilation where they are errors
         found: Any = compile_fx(graph, list(inputs))
     return found  # type: ignore[no-any-return]
+
+
+def own_ops(graph: fx.GraphModule) -> list[str]:
+    """Return the names of ops of a graph that are bridle's own, each once."""
+    targets = [node.target for node in graph.graph.nodes if getattr(node.target, "namespace", "") == "bridle"]
+    return sorted({str(target).split(".")[1] for target in targets})
 
 
 def lacks_compiler(error: BaseException | None) -> bool:

@@ -94,7 +94,7 @@ def _gate_gradients(ctx: RuleContext) -> tuple[Tensor, Tensor]:
     before = torch.cat([first, out[:-1]])
     g_out, *g_last = ctx.gradients[:3]
     g_steps = torch.zeros_like(out) if g_out is None else _in_order(ctx, g_out)
-    g_hidden, g_cell = (torch.zeros_like(cell) if g is None else upcast_half(g).view_as(cell) for g in g_last)
+    g_hidden, g_cell = (torch.zeros_like(cell) if g is None else upcast_half(g).reshape(cell.shape) for g in g_last)
     weights = [upcast_half(ctx.saved(f"weight{i}")) for i in range(4)]
     given = (_in_order(ctx, ctx.saved("input")), before, cell[0], g_steps, g_hidden[0], g_cell[0], *weights)
     return as_one_op(gate_gradients, _form, _ARGUMENTS)(*given), before

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import bridle
+from bridle.errors import UnsupportedOperationError
 
 WORDS, LONG, WIDTH, HEADS = 12, 4, 8, 4
 
@@ -129,18 +130,11 @@ PLANS = {"megatron": megatron, "by words": by_words, "by columns": by_columns, "
 OPTIONS = {"": {}, "rms": {"rms": True}, "tied": {"tied": True}, "checkpoint": {"checkpointed": True}}
 
 
-def settle():
-    """Call once, so that hooks other tests have registered on models that are gone do not count here."""
-    bridle.per_sample(torch.zeros(0), nn.Linear(1, 1))
-
-
 def tensor_mesh():
-    settle()
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
 
 
 def grid():
-    settle()
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
@@ -490,3 +484,20 @@ def collectives():
     with persample_cases.counted() as calls:
         ps.clip_(1.0)
     assert calls == ["all_reduce"]
+
+
+def hooks_elsewhere():
+    """Hooks of modules, optimizers and other graphs between two steps are no hooks of this one; one of its own is."""
+    model = planned("megatron", tensor_mesh())
+    x = tokens(3)
+    for step in range(3):
+        other = nn.Linear(2, 2)
+        other.register_full_backward_hook(lambda *_: None)
+        other(torch.ones(1, 2)).register_hook(lambda g: g * 2)
+        torch.optim.SGD(model.parameters(), lr=0.1).register_step_post_hook(lambda *_: None)
+        model.register_forward_hook(lambda *_: None)
+        assert torch.isfinite(bridle.per_sample(losses_of(model, x), model).norms()).all(), step
+    hooked = losses_of(model, x)
+    hooked.grad_fn.next_functions[0][0].register_prehook(lambda grads: tuple(2 * g for g in grads))
+    with pytest.raises(UnsupportedOperationError, match="it has a hook"):
+        bridle.per_sample(hooked, model)

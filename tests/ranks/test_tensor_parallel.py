@@ -41,7 +41,7 @@ def test_noise_over_two_dimensions(four):
 
 @pytest.mark.parametrize(
     "case",
-    [cases.half, cases.not_finite, cases.refusals, cases.local_use, cases.collectives],
+    [cases.half, cases.not_finite, cases.refusals, cases.local_use, cases.collectives, cases.hooks_elsewhere],
     ids=lambda case: case.__name__,
 )
 def test_case(two, case):

@@ -1,11 +1,10 @@
 """Hooks on leaves and nodes, and how many were ever registered."""
 
-import gc
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -88,26 +87,6 @@ def register_prehooks(nodes: Iterable[Node], make: Callable[[Node], Callable[...
     handles = [node.register_prehook(make(node)) for node in nodes]
     _own_hooks += len(handles)
     return handles
-
-
-_OF_MODULES = (
-    *("_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks"),
-    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-)
-
-
-def next_number() -> int:
-    """Return the number of the next hook of any kind."""
-    return RemovableHandle.next_id
-
-
-def module_hooks(first: int) -> int:
-    """Return how many hooks from this number on are those of modules that run with forward: they change no gradient.
-
-    Looks at every object there is: a tenth of a second.
-    """
-    modules = [vars(thing) for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-    return len({number for has in modules for name in _OF_MODULES for number in has.get(name, ()) if number >= first})
 
 
 def hooks_registered() -> int:

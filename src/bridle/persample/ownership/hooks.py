@@ -18,14 +18,14 @@ _RECORDS = 16
 
 
 class _Moments(threading.local):
-    """Moments of this thread: the number of its next node, how many hooks others had registered, and the next one's."""
+    """Moments of this thread: the number of its next node, and how many hooks others had registered."""
 
     def __init__(self) -> None:
-        self.known: deque[tuple[int, int, int]] = deque([_moment()], _RECORDS)
+        self.known: deque[tuple[int, int]] = deque([_moment()], _RECORDS)
 
 
-def _moment() -> tuple[int, int, int]:
-    return graph.current_sequence_nr(), torch_hooks.hooks_registered(), torch_hooks.next_number()
+def _moment() -> tuple[int, int]:
+    return graph.current_sequence_nr(), torch_hooks.hooks_registered()
 
 
 _moments = _Moments()
@@ -47,9 +47,8 @@ def hooks_since(scan: Scan) -> int | None:
         return None
     total = torch_hooks.hooks_registered()
     since = total - before[-1][1]
-    if any(map(is_crossing, scan.custom)):
-        # The engine may not be asked about DTensors, so look closely: parallelize_module registers hooks of modules.
-        return since - torch_hooks.module_hooks(before[-1][2]) if since else 0
+    if since and any(map(is_crossing, scan.custom)) and not _any_hook(scan):
+        return 0  # parallelize_module and optimizers register hooks too, and the engine may not be asked about DTensors
     return None if since == 0 and total and _any_hook(scan) else since
 
 

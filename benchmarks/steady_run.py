@@ -14,9 +14,11 @@ import bridle
 from steady_task import Task
 from steady_tasks import SEEN
 from steady_tasks_healthy import HEALTHY
+from steady_tasks_healthy_unseen import HEALTHY_UNSEEN
+from steady_tasks_second import SECOND
 from steady_tasks_unseen import UNSEEN
 
-LISTS = {"seen": SEEN, "unseen": UNSEEN, "healthy": HEALTHY}
+LISTS = {"seen": SEEN | SECOND, "unseen": UNSEEN, "healthy": HEALTHY, "healthy_unseen": HEALTHY_UNSEEN}
 LENGTHS = (1, 4)
 LOOKS = 40
 GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

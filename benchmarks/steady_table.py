@@ -23,14 +23,17 @@ def summary(runs: list[dict[str, Any]], compared: Sequence[str], fixed: Sequence
     )
     for run in runs:
         by[run["list"]][run["task"]][run["way"]].append(run)
-    found: dict[str, Any] = {"lists": {}, "healthy": {}}
+    found: dict[str, Any] = {"lists": {}}
     for which in ("seen", "unseen"):
         tasks = by.get(which, {})
         found["lists"][which] = {
             length: {name: task(ways, length, compared, fixed) for name, ways in tasks.items()} for length in LENGTHS
         }
-    for name, ways in by.get("healthy", {}).items():
-        found["healthy"][name] = {length: alarms(name, ways["watched"], length) for length in LENGTHS}
+    for which in ("healthy", "healthy_unseen"):
+        rows = by.get(which, {}).items()
+        found[which] = {
+            name: {length: alarms(name, ways["watched"], length) for length in LENGTHS} for name, ways in rows
+        }
     return found
 
 
@@ -82,8 +85,9 @@ def tables(found: dict[str, Any]) -> str:
             rows = found["lists"][which][length]
             if any(row["ways"] for row in rows.values()):
                 parts.append(f"### {title}, length {length}\n\n{_extent(rows)}\n\n{_table(rows)}")
-    if found["healthy"]:
-        parts.append("### Healthy runs with a finding\n\n" + _healthy(found["healthy"]))
+    for which, title in (("healthy", "built on"), ("healthy_unseen", "not built on, run once at the end")):
+        if found[which]:
+            parts.append(f"### Healthy runs with a finding, {title}\n\n" + _healthy(found[which]))
     return "\n".join(parts)
 
 
@@ -123,4 +127,6 @@ def _healthy(rows: dict[str, dict[str, Any]]) -> str:
         counts = " | ".join(f"{row[length]['alarms']} of {row[length]['runs']}" for length in LENGTHS)
         names = sorted({n for length in LENGTHS for n in row[length]["findings"]})
         lines.append(f"| {name} | {counts} | {', '.join(names)} |")
+    totals = [tuple(sum(row[length][key] for row in rows.values()) for key in ("alarms", "runs")) for length in LENGTHS]
+    lines.append("| **all** | " + " | ".join(f"{alarms_} of {runs}" for alarms_, runs in totals) + " | |")
     return "\n".join(lines) + "\n"

@@ -6,7 +6,8 @@
 
 Twenty-four tasks that `auto` was built on (`steady_tasks.py`; `steady_tasks_second.py`, unseen until it was changed for
 what they showed) and thirteen that were written down first and run at the end, unchanged (`steady_tasks_unseen.py`);
-eight healthy runs of each kind for false alarms (`steady_tasks_healthy.py`, `steady_tasks_healthy_unseen.py`). A run is of
+eight healthy runs of each kind for false alarms (`steady_tasks_healthy.py`, `steady_tasks_healthy_unseen.py`). A
+run is of
 length 4x; what it was at 1x is its first quarter. The test loss is looked at forty times per length; one that is not
 finite, or above ten times that at the start, counts as ten times that at the start.
 - final, best: the mean of the last three test losses, and the lowest, over those of the fixed threshold that ended

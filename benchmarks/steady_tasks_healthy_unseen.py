@@ -107,7 +107,7 @@ def films(seed: int) -> Task:
 
 
 def bandit(seed: int) -> Task:
-    """Policy gradients with a baseline and a small learning rate: a loss that is noise around zero. Test: the regret."""
+    """Policy gradients with a baseline and a small learning rate: a loss that is noise around zero. Test: regret."""
     rng = _start(seed)
     model = nn.Linear(3, 4)
     truth = torch.randn(3, 4, generator=rng)

@@ -100,7 +100,7 @@ def control(seed: int, scale: float = 1.0) -> Task:
 
 
 def diffusion(seed: int, scale: float = 1.0) -> Task:
-    """Two moons denoised: errors weighted by one over the variance of the noise. SGD with momentum. Test: unweighted."""
+    """Two moons denoised: errors weighted by one over the noise variance. SGD with momentum. Test: unweighted."""
     rng = _start(seed)
     model = nn.Sequential(nn.Linear(3, 48), nn.SiLU(), nn.Linear(48, 48), nn.SiLU(), nn.Linear(48, 2))
 

@@ -86,7 +86,7 @@ def tables(found: dict[str, Any]) -> str:
             if any(row["ways"] for row in rows.values()):
                 parts.append(f"### {title}, length {length}\n\n{_extent(rows)}\n\n{_table(rows)}")
     for which, title in (("healthy", "built on"), ("healthy_unseen", "not built on, run once at the end")):
-        if found[which]:
+        if found.get(which):
             parts.append(f"### Healthy runs with a finding, {title}\n\n" + _healthy(found[which]))
     return "\n".join(parts)
 

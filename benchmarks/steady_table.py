@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LENGTHS = ("1x", "4x")
+TRIED = ("none", "advised", "auto", "lr/3")
 NOT_AN_ALARM = {"overfits": {"overfitting"}}  # what a healthy run of that name really shows
 
 
@@ -23,6 +24,9 @@ def summary(runs: list[dict[str, Any]], compared: Sequence[str], fixed: Sequence
     )
     for run in runs:
         by[run["list"]][run["task"]][run["way"]].append(run)
+    for tasks in by.values():
+        for ways in tasks.values():
+            ways["tried"] = tried(ways)
     found: dict[str, Any] = {"lists": {}}
     for which in ("seen", "unseen"):
         tasks = by.get(which, {})
@@ -37,12 +41,23 @@ def summary(runs: list[dict[str, Any]], compared: Sequence[str], fixed: Sequence
     return found
 
 
+def tried(ways: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return for each seed the run that ended lowest at 1x, where all that `--try` compares were made."""
+    by_seed: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for way in TRIED:
+        for run in ways.get(way, []):
+            by_seed[run["seed"]].append(run)
+    return [min(found, key=lambda r: r["1x"]["final"]) for found in by_seed.values() if len(found) == len(TRIED)]
+
+
 def task(
     ways: dict[str, list[dict[str, Any]]], length: str, compared: Sequence[str], fixed: Sequence[str]
 ) -> dict[str, Any]:
     """Return one row: the best fixed threshold, what it reached, and every way over that."""
-    finals = {way: geometric(r[length]["final"] for r in ways[way]) for way in fixed if ways.get(way)}
     row: dict[str, Any] = {"ways": {}, **seen(ways.get("watched", []), length)}
+    whole = set.intersection(*({r["seed"] for r in ways.get(way, [])} for way in fixed))  # seeds all thresholds have
+    ways = {way: [r for r in runs if r["seed"] in whole] for way, runs in ways.items()}
+    finals = {way: geometric(r[length]["final"] for r in ways[way]) for way in fixed if ways.get(way)}
     if not finals:
         return row
     row["best_fixed"] = min(finals, key=lambda way: finals[way])

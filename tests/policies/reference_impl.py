@@ -164,16 +164,18 @@ def overshoot(path, grads, rate=0.2, start=1.0, window=100, floor=0.0, ceiling=m
             out.append(norm)
             continue
         way = [b - a for a, b in zip(average, path[step], strict=True)]
-        length = math.sqrt(sum(x * x for x in way))
-        cosine = sum(a * b for a, b in zip(way, g, strict=True)) / (length * norm) if length else 0.0
         over = min(5 + len(history) / 4, 60)
         average = [a + w / over for a, w in zip(average, way, strict=True)]
+        inward = max(0.0, -sum(a * b for a, b in zip(way, path[step], strict=True)) / sum(x * x for x in path[step]))
+        way = [a + inward * b for a, b in zip(way, path[step], strict=True)]
+        length = math.sqrt(sum(x * x for x in way))
+        cosine = sum(a * b for a, b in zip(way, g, strict=True)) / (length * norm) if length else 0.0
         history.append(norm)
         last = sorted(history[-window:])
         at = (len(last) - 1) / 4
         usual = last[int(at)] + (last[math.ceil(at)] - last[int(at)]) * (at - int(at))
         moved = None if limit is None else limit * math.exp(-rate * cosine)
         limit = start * norm if moved is None else moved * (usual / moved) ** 0.005
-        limit = min(max(limit, 0.05 * usual), last[-1])
+        limit = min(max(limit, 0.1 * usual), last[-1])
         out.append(_after(norm, _bounded(limit, 1, 0, floor, ceiling)))
     return out

@@ -18,7 +18,7 @@ from .state import StateRows, accept_finite
 from .window import empty, push, quantile
 
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
-_LEAST = 0.05  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
+_LEAST = 0.1  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
 _PULL = 0.005  # late in a run noise alone makes the cosine positive: the limit must not follow it for ever
 # How many steps the average of the parameters is over: the first ones have to tell soon, later ones what they add up to.
 _FIRST, _GROWTH, _LONGEST = 5.0, 0.25, 60.0
@@ -30,12 +30,12 @@ class ByOvershoot(BuiltOnce):
 
     With g the gradient now, d how far the parameters are from a moving average of where they were, and q the lower
     quartile of the last norms, a calm step: `limit <- limit exp(-rate cos(g, d))`, then pulled back by
-    `limit <- limit (q / limit)^0.005`, between a twentieth of q and the largest of the last norms. A positive cosine says
+    `limit <- limit (q / limit)^0.005`, between a tenth of q and the largest of the last norms. A positive cosine says
     that the loss rises along the way that was taken lately, so it went too far or around in circles; a negative one
     that it could have gone further. The average is over the last 5 steps at first and over 60 from step 220 on: a single
-    step overshoots in the sharpest direction also while a run gets on in all others. Late in a run noise alone makes
-    the cosine positive, and weight decay, which is not clipped, does too: the pull and the floor keep the gradient
-    stronger than either.
+    step overshoots in the sharpest direction also while a run gets on in all others. What of d leads straight to zero is
+    left out: there weight decay goes, which is not clipped. Late in a run noise alone makes the cosine positive: the
+    pull and the floor keep the gradient stronger than that, and than weight decay.
 
     The policy needs no threshold and no guess at the scale of the gradients, and costs a copy of the parameters, in
     float32 for shorter types. A parameter with a sparse gradient is compared where the gradient has entries, and
@@ -115,7 +115,12 @@ class ByOvershoot(BuiltOnce):
         The average takes a share of where they are if the gradients are good.
         """
         weights, spans, plan = _held(grads), grads.spans_ranks(), self._plan(grads)
-        ways = [self._way(chunk.keys, chunk.of(weights), good, share) for chunk in plan]
+        ways, places = [], []
+        for chunk in plan:
+            place, way = self._way(chunk.keys, chunk.of(weights), good, share)
+            places.append(place)
+            ways.append(way)
+        self._leave_out_decay(grads, ways, places, norm)
         length = _measure.total(grads.over_ranks(_measure.norms(ways, self.p), self.p), self.p)
         terms = []
         for chunk, way in zip(plan, ways, strict=True):
@@ -127,8 +132,20 @@ class ByOvershoot(BuiltOnce):
         cosine = grads.over_ranks(torch.stack(terms)).sum() / norm
         return torch.where(torch.isfinite(cosine), cosine, 0.0)  # not moved yet, or nothing to compare
 
-    def _way(self, keys: Keys, parameters: list[Tensor], good: Tensor, share: Tensor) -> Tensor:
-        """Return how far parameters are from their average, end to end; let it follow them."""
+    def _leave_out_decay(self, grads: GradientView, ways: list[Tensor], places: list[Tensor], norm: Tensor) -> None:
+        """Take out of the ways what leads straight to zero: weight decay goes there, which no limit holds back."""
+        each = [
+            torch.stack([torch.dot(way, place), torch.dot(place, place)])
+            for way, place in zip(ways, places, strict=True)
+        ]
+        along, square = grads.over_ranks(torch.stack([pair.to(norm) for pair in each], 1)).sum(1)
+        shrunk = -along / square
+        shrunk = torch.where(torch.isfinite(shrunk), shrunk, 0.0).clamp(min=0)
+        for way, place in zip(ways, places, strict=True):
+            way.add_(place * shrunk.to(place))
+
+    def _way(self, keys: Keys, parameters: list[Tensor], good: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where parameters are, end to end, and how far that is from their average; let it follow them."""
         now = _wide(_flat(parameters))
         average = self._average.read(keys, parameters, now)
         way = now - average
@@ -137,7 +154,7 @@ class ByOvershoot(BuiltOnce):
             average.copy_(followed if bool(good) else average)
         else:
             average.copy_(torch.where(good.to(now.device), followed, average))
-        return way
+        return now, way
 
     def state_dict(self) -> dict[str, Any]:
         """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""

@@ -20,7 +20,7 @@ from .window import empty, push, quantile
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
 _LEAST = 0.1  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
 _PULL = 0.005  # late in a run noise alone makes the cosine positive: the limit must not follow it for ever
-# How many steps the average of the parameters is over: the first ones have to tell soon, later ones what they add up to.
+# How many steps the average of the parameters is over: first ones have to tell soon, later ones what they add up to.
 _FIRST, _GROWTH, _LONGEST = 5.0, 0.25, 60.0
 
 
@@ -32,10 +32,10 @@ class ByOvershoot(BuiltOnce):
     quartile of the last norms, a calm step: `limit <- limit exp(-rate cos(g, d))`, then pulled back by
     `limit <- limit (q / limit)^0.005`, between a tenth of q and the largest of the last norms. A positive cosine says
     that the loss rises along the way that was taken lately, so it went too far or around in circles; a negative one
-    that it could have gone further. The average is over the last 5 steps at first and over 60 from step 220 on: a single
-    step overshoots in the sharpest direction also while a run gets on in all others. What of d leads straight to zero is
-    left out: there weight decay goes, which is not clipped. Late in a run noise alone makes the cosine positive: the
-    pull and the floor keep the gradient stronger than that, and than weight decay.
+    that it could have gone further. The average is over the last 5 steps at first and over 60 from step 220 on: a
+    single step overshoots in the sharpest direction also while a run gets on in all others. What of d leads straight
+    to zero is left out: there weight decay goes, which is not clipped. Late in a run noise alone makes the cosine
+    positive: the pull and the floor keep the gradient stronger than that, and than weight decay.
 
     The policy needs no threshold and no guess at the scale of the gradients, and costs a copy of the parameters, in
     float32 for shorter types. A parameter with a sparse gradient is compared where the gradient has entries, and

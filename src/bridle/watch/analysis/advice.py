@@ -137,8 +137,8 @@ def _diverged_at_once(run: Run, levels: dict[str, float]) -> Advice:
 def _not_by_clipping(run: Run, plain: Advice) -> Advice:
     """Advise on a run that is clipped, and whose loss rises steadily: no single step throws it off."""
     because = (
-        "This run is clipped already, and its loss rises steadily: that is no single long step, so a tighter limit will "
-        "not stop it."
+        "This run is clipped already, and its loss rises steadily: that is no single long step, so a tighter limit "
+        "will not stop it."
     )
     rate, decay = _slower(run), run.settings.get("weight_decay")
     actions = _slow_down(run, rate)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import _devices, _measure
+from .. import _measure
 from .._validate import count, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
 from .adaptive import Bounds
@@ -142,18 +142,15 @@ class ByOvershoot(BuiltOnce):
         shrunk = -along / square
         shrunk = torch.where(torch.isfinite(shrunk), shrunk, 0.0).clamp(min=0)
         for way, place in zip(ways, places, strict=True):
-            way.add_(place * shrunk.to(place))
+            way.addcmul_(place, shrunk.to(place))
 
     def _way(self, keys: Keys, parameters: list[Tensor], good: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Return where parameters are, end to end, and how far that is from their average; let it follow them."""
         now = _wide(_flat(parameters))
         average = self._average.read(keys, parameters, now)
         way = now - average
-        followed = average + way * share.to(way)
-        if _devices.readable_now([good]):
-            average.copy_(followed if bool(good) else average)
-        else:
-            average.copy_(torch.where(good.to(now.device), followed, average))
+        share = torch.where(good, share, 0.0).to(now).reshape(())
+        average.lerp_(now, share)
         return now, way
 
     def state_dict(self) -> dict[str, Any]:

@@ -61,17 +61,17 @@ def task(
     if not finals:
         return row
     row["best_fixed"] = min(finals, key=lambda way: finals[way])
-    best = [r[length] for r in ways[row["best_fixed"]]]
-    row["thresholds"], row["seeds"] = len(finals), min(len(ways[way]) for way in finals)
+    best = {r["seed"]: r[length] for r in ways[row["best_fixed"]]}
+    row["thresholds"], row["seeds"] = len(finals), len(whole)
     row["final_of_best_fixed"] = finals[row["best_fixed"]]
     for way in compared:
-        own = [r[length] for r in ways.get(way, [])]
+        own = [(r[length], best[r["seed"]]) for r in ways.get(way, [])]  # each beside the best threshold of its seed
         if own:
             row["ways"][way] = {
-                "final": geometric(r["final"] for r in own) / row["final_of_best_fixed"],
-                "best": geometric(r["best"] for r in own) / geometric(r["best"] for r in best),
-                "swing": statistics.fmean(r["swing"] for r in own),
-                "final_over_lowest": max(r["final"] / r["settled"] for r in own),
+                "final": geometric(r["final"] / b["final"] for r, b in own),
+                "best": geometric(r["best"] / b["best"] for r, b in own),
+                "swing": statistics.fmean(r["swing"] for r, _ in own),
+                "final_over_lowest": max(r["final"] / r["settled"] for r, _ in own),
                 "seeds": len(own),
             }
     return row
@@ -127,7 +127,8 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
         f"{max(row['ways'][way]['final_over_lowest'] for row in rows.values() if way in row['ways']):.1f}"
         for way in ways
     )
-    lines += [f"| **mean of final** | | {seen_all} of {swing} | {means} |", f"| **worst of final** | | | {worst} |"]
+    found = f"{seen_all} of {swing}" if swing else ""
+    lines += [f"| **mean of final** | | {found} | {means} |", f"| **worst of final** | | | {worst} |"]
     lines.append(f"| **final over lowest, worst run** | | | {held} |")
     return "\n".join(lines) + "\n"
 

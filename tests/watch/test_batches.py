@@ -165,6 +165,18 @@ def test_a_sample_that_cannot_be_loaded_does_not_shift_what_follows(tmp_path):
     assert failed == 1
 
 
+class Odd(torch.utils.data.dataloader._SingleProcessDataLoaderIter):
+    """An iterator of somebody else's that has no hash."""
+
+    __hash__ = None
+
+
+def test_an_iterator_that_cannot_be_remembered_is_left_alone(tmp_path):
+    loader = DataLoader(Rows(), 6)
+    with bridle.Monitor(record=tmp_path / "run.jsonl"):
+        assert len(list(Odd(loader))) == len(list(loader)) == 20
+
+
 def test_what_was_replaced_is_put_back(tmp_path):
     kind = torch.utils.data.dataloader._BaseDataLoaderIter
     before = [kind.__next__, kind._next_index, kind._reset]

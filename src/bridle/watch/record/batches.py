@@ -7,6 +7,7 @@ belongs to a step are the batches that were delivered last before its backward p
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable
@@ -34,11 +35,12 @@ def remember_index(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def _next_index(self: Any) -> Any:
         found = original(self)
-        if self not in _asked:
-            _asked[self] = dataset_size(self), deque()
-        size, queue = _asked[self]
-        if size:
-            queue.append(_rows(found))
+        with contextlib.suppress(Exception):  # a script must not suffer from being observed
+            if self not in _asked:
+                _asked[self] = dataset_size(self), deque()
+            size, queue = _asked[self]
+            if size:
+                queue.append(_rows(found))
         return found
 
     return _next_index
@@ -48,7 +50,8 @@ def forget_indices(original: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap `_reset`: what was asked for in an epoch that was left is never delivered."""
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _asked.pop(self, None)
+        with contextlib.suppress(Exception):
+            _asked.pop(self, None)
         return original(self, *args, **kwargs)
 
     return _reset
@@ -56,9 +59,11 @@ def forget_indices(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def delivered(iterator: DataLoaderIterator) -> Batch | None:
     """Return the batch that was just delivered, or failed to be; None where its indices are not known."""
-    size, queue = _asked.get(iterator, (None, None))
-    rows = queue.popleft() if queue else []
-    return (rows, size) if rows and size else None
+    with contextlib.suppress(Exception):
+        size, queue = _asked.get(iterator, (None, None))
+        rows = queue.popleft() if queue else []
+        return (rows, size) if rows and size else None
+    return None
 
 
 def _rows(found: Any) -> list[int]:

@@ -43,6 +43,6 @@ def test_state_goes_through_a_checkpoint_to_another_number_of_ranks(two, four, t
     for rank_processes in (two, four):
         for found, again in rank_processes.run(learning.load_and_go_on, name, str(tmp_path)):
             assert_same_bits(found, state)
-            assert again == pytest.approx(after, rel=1e-12)
+            assert again == pytest.approx(after, rel=1e-6)  # products of float32 shards, summed in another order
     kind, text = two.run(learning.load_without_a_step, name, str(tmp_path))[0]
     assert kind != "nothing", text

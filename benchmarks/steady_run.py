@@ -14,9 +14,11 @@ import bridle
 from steady_task import Task
 from steady_tasks import SEEN
 from steady_tasks_healthy import HEALTHY
+from steady_tasks_healthy_unseen import HEALTHY_UNSEEN
+from steady_tasks_second import SECOND
 from steady_tasks_unseen import UNSEEN
 
-LISTS = {"seen": SEEN, "unseen": UNSEEN, "healthy": HEALTHY}
+LISTS = {"seen": SEEN | SECOND, "unseen": UNSEEN, "healthy": HEALTHY, "healthy_unseen": HEALTHY_UNSEEN}
 LENGTHS = (1, 4)
 LOOKS = 40
 GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -24,27 +26,27 @@ FIXED = {f"by_norm({threshold:g})": bridle.by_norm(threshold) for threshold in G
 WAYS = {"ZClip": "zscore", "AutoClip": "quantile", "AdaGC": "running_norm", "auto": "auto", **FIXED}
 
 
-def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
-    """Run one job (list, task, way, seed) and return what became of the test loss at each length."""
+def run(job: tuple[str, str, str, int]) -> list[dict[str, Any]]:
+    """Run one job (list, task, way, seed) and return what became of the test loss at each length.
+
+    A run that is watched is followed by one with what was advised after its first quarter, if anything was.
+    """
     which, name, way, seed = job
     torch.set_num_threads(1)
     make = LISTS[which][name]
     found = {"list": which, "task": name, "way": way, "seed": seed}
-    if way == "watched":
-        return {**found, **_watched(make(seed))}
-    if way == "advised":
-        advised = _watched(make(seed), lengths=1)["1x"]["advised"]
-        return {**found, "policy": advised, **_lengths(_curve(_clipped(make(seed), _policy(advised))))}
-    task = make(seed, 1 / 3) if way == "lr/3" else make(seed)
-    return {**found, **_lengths(_curve(_clipped(task, WAYS.get(way))))}
-
-
-def _policy(advised: str | float | None) -> Any:
-    """Return what `--clip` takes as what a `Clipper` takes."""
-    try:
-        return None if advised is None else bridle.by_norm(float(advised))
-    except ValueError:
-        return advised
+    if way != "watched":
+        task = make(seed, 1 / 3) if way == "lr/3" else make(seed)
+        return [{**found, **_lengths(_curve(_clipped(task, WAYS.get(way))))}]
+    watched = _watched(make(seed))
+    if which.startswith("healthy"):
+        return [{**found, **watched}]
+    threshold, slower = (watched["1x"][key] for key in ("threshold", "slower"))
+    if threshold is not None:
+        advised = _clipped(make(seed), bridle.by_norm(threshold))
+    else:
+        advised = make(seed) if slower is None else make(seed, slower)
+    return [{**found, **watched}, {**found, "way": "advised", **_lengths(_curve(advised))}]
 
 
 def _clipped(task: Task, policy: Any) -> Task:
@@ -117,6 +119,8 @@ def _watched(task: Task, lengths: int = LENGTHS[-1]) -> dict[str, dict[str, Any]
                     monitor.note("test", loss=loss)
             if length in LENGTHS:
                 report = monitor.report()
-                names = sorted({finding.name for finding in report.findings})
-                found[f"{length}x"] = {**judge(curve), "findings": names, "advised": report.advice.policy}
+                names, rate = sorted({finding.name for finding in report.findings}), report.advice.learning_rate
+                slower = None if rate is None else rate / max(report.run.lr)
+                advice = {"threshold": report.advice.threshold, "slower": slower}
+                found[f"{length}x"] = {**judge(curve), "findings": names, **advice}
     return found

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LENGTHS = ("1x", "4x")
+TRIED = ("none", "advised", "auto", "lr/3")
 NOT_AN_ALARM = {"overfits": {"overfitting"}}  # what a healthy run of that name really shows
 
 
@@ -23,37 +24,54 @@ def summary(runs: list[dict[str, Any]], compared: Sequence[str], fixed: Sequence
     )
     for run in runs:
         by[run["list"]][run["task"]][run["way"]].append(run)
-    found: dict[str, Any] = {"lists": {}, "healthy": {}}
+    for tasks in by.values():
+        for ways in tasks.values():
+            ways["tried"] = tried(ways)
+    found: dict[str, Any] = {"lists": {}}
     for which in ("seen", "unseen"):
         tasks = by.get(which, {})
         found["lists"][which] = {
             length: {name: task(ways, length, compared, fixed) for name, ways in tasks.items()} for length in LENGTHS
         }
-    for name, ways in by.get("healthy", {}).items():
-        found["healthy"][name] = {length: alarms(name, ways["watched"], length) for length in LENGTHS}
+    for which in ("healthy", "healthy_unseen"):
+        rows = by.get(which, {}).items()
+        found[which] = {
+            name: {length: alarms(name, ways["watched"], length) for length in LENGTHS} for name, ways in rows
+        }
     return found
+
+
+def tried(ways: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return for each seed the run that ended lowest at 1x, where all that `--try` compares were made."""
+    by_seed: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for way in TRIED:
+        for run in ways.get(way, []):
+            by_seed[run["seed"]].append(run)
+    return [min(found, key=lambda r: r["1x"]["final"]) for found in by_seed.values() if len(found) == len(TRIED)]
 
 
 def task(
     ways: dict[str, list[dict[str, Any]]], length: str, compared: Sequence[str], fixed: Sequence[str]
 ) -> dict[str, Any]:
     """Return one row: the best fixed threshold, what it reached, and every way over that."""
-    finals = {way: geometric(r[length]["final"] for r in ways[way]) for way in fixed if ways.get(way)}
     row: dict[str, Any] = {"ways": {}, **seen(ways.get("watched", []), length)}
+    whole = set.intersection(*({r["seed"] for r in ways.get(way, [])} for way in fixed))  # seeds all thresholds have
+    ways = {way: [r for r in runs if r["seed"] in whole] for way, runs in ways.items()}
+    finals = {way: geometric(r[length]["final"] for r in ways[way]) for way in fixed if ways.get(way)}
     if not finals:
         return row
     row["best_fixed"] = min(finals, key=lambda way: finals[way])
-    best = [r[length] for r in ways[row["best_fixed"]]]
-    row["thresholds"], row["seeds"] = len(finals), min(len(ways[way]) for way in finals)
+    best = {r["seed"]: r[length] for r in ways[row["best_fixed"]]}
+    row["thresholds"], row["seeds"] = len(finals), len(whole)
     row["final_of_best_fixed"] = finals[row["best_fixed"]]
     for way in compared:
-        own = [r[length] for r in ways.get(way, [])]
+        own = [(r[length], best[r["seed"]]) for r in ways.get(way, [])]  # each beside the best threshold of its seed
         if own:
             row["ways"][way] = {
-                "final": geometric(r["final"] for r in own) / row["final_of_best_fixed"],
-                "best": geometric(r["best"] for r in own) / geometric(r["best"] for r in best),
-                "swing": statistics.fmean(r["swing"] for r in own),
-                "final_over_lowest": max(r["final"] / r["settled"] for r in own),
+                "final": geometric(r["final"] / b["final"] for r, b in own),
+                "best": geometric(r["best"] / b["best"] for r, b in own),
+                "swing": statistics.fmean(r["swing"] for r, _ in own),
+                "final_over_lowest": max(r["final"] / r["settled"] for r, _ in own),
                 "seeds": len(own),
             }
     return row
@@ -82,8 +100,9 @@ def tables(found: dict[str, Any]) -> str:
             rows = found["lists"][which][length]
             if any(row["ways"] for row in rows.values()):
                 parts.append(f"### {title}, length {length}\n\n{_extent(rows)}\n\n{_table(rows)}")
-    if found["healthy"]:
-        parts.append("### Healthy runs with a finding\n\n" + _healthy(found["healthy"]))
+    for which, title in (("healthy", "built on"), ("healthy_unseen", "not built on, run once at the end")):
+        if found.get(which):
+            parts.append(f"### Healthy runs with a finding, {title}\n\n" + _healthy(found[which]))
     return "\n".join(parts)
 
 
@@ -108,7 +127,8 @@ def _table(rows: dict[str, dict[str, Any]]) -> str:
         f"{max(row['ways'][way]['final_over_lowest'] for row in rows.values() if way in row['ways']):.1f}"
         for way in ways
     )
-    lines += [f"| **mean of final** | | {seen_all} of {swing} | {means} |", f"| **worst of final** | | | {worst} |"]
+    found = f"{seen_all} of {swing}" if swing else ""
+    lines += [f"| **mean of final** | | {found} | {means} |", f"| **worst of final** | | | {worst} |"]
     lines.append(f"| **final over lowest, worst run** | | | {held} |")
     return "\n".join(lines) + "\n"
 
@@ -123,4 +143,6 @@ def _healthy(rows: dict[str, dict[str, Any]]) -> str:
         counts = " | ".join(f"{row[length]['alarms']} of {row[length]['runs']}" for length in LENGTHS)
         names = sorted({n for length in LENGTHS for n in row[length]["findings"]})
         lines.append(f"| {name} | {counts} | {', '.join(names)} |")
+    totals = [tuple(sum(row[length][key] for row in rows.values()) for key in ("alarms", "runs")) for length in LENGTHS]
+    lines.append("| **all** | " + " | ".join(f"{alarms_} of {runs}" for alarms_, runs in totals) + " | |")
     return "\n".join(lines) + "\n"

@@ -155,23 +155,27 @@ def spikes(norms, losses=None, z=6.0, window=128, warmup=20, at_most=5):
     return out
 
 
-def overshoot(path, grads, rate=0.2, start=0.3, window=100, floor=0.0, ceiling=math.inf):
+def overshoot(path, grads, rate=0.2, start=1.0, window=100, floor=0.0, ceiling=math.inf):
     """The norm after each step, from where the parameters were and what their gradients were."""
-    limit, history, out = None, [], []
+    limit, average, history, out = None, path[0], [], []
     for step, g in enumerate(grads):
         norm = math.sqrt(sum(x * x for x in g))
         if not _good(norm):
             out.append(norm)
             continue
-        change = [b - a for a, b in zip(path[step - 1], path[step], strict=True)] if step else [0.0] * len(g)
-        length = math.sqrt(sum(x * x for x in change))
-        cosine = sum(a * b for a, b in zip(change, g, strict=True)) / (length * norm) if length else 0.0
+        way = [b - a for a, b in zip(average, path[step], strict=True)]
+        over = min(5 + len(history) / 4, 60)
+        average = [a + w / over for a, w in zip(average, way, strict=True)]
+        inward = max(0.0, -sum(a * b for a, b in zip(way, path[step], strict=True)) / sum(x * x for x in path[step]))
+        way = [a + inward * b for a, b in zip(way, path[step], strict=True)]
+        length = math.sqrt(sum(x * x for x in way))
+        cosine = sum(a * b for a, b in zip(way, g, strict=True)) / (length * norm) if length else 0.0
         history.append(norm)
         last = sorted(history[-window:])
         at = (len(last) - 1) / 4
         usual = last[int(at)] + (last[math.ceil(at)] - last[int(at)]) * (at - int(at))
         moved = None if limit is None else limit * math.exp(-rate * cosine)
         limit = start * norm if moved is None else moved * (usual / moved) ** 0.005
-        limit = min(max(limit, 0.1 * usual), 4 * usual)
+        limit = min(max(limit, 0.1 * usual), last[-1])
         out.append(_after(norm, _bounded(limit, 1, 0, floor, ceiling)))
     return out

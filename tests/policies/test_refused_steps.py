@@ -43,7 +43,7 @@ def test_element_spike_does_not_learn_from_zeros():
 @pytest.mark.parametrize("policy", [ByOvershoot(), ByElementSpike()], ids=lambda policy: type(policy).__name__)
 @pytest.mark.parametrize("damage", ["missing", "empty", "number", "short"])
 def test_a_damaged_state_is_refused_whole(policy, damage):
-    weight, key = torch.nn.Parameter(torch.zeros(3)), "before" if isinstance(policy, ByOvershoot) else "corrected_rms"
+    weight, key = torch.nn.Parameter(torch.zeros(3)), "average" if isinstance(policy, ByOvershoot) else "corrected_rms"
     for size in (1.0, 2.0):
         weight.grad = torch.full((3,), size)
         bridle.clip_([weight], policy)

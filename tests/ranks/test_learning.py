@@ -43,6 +43,7 @@ def test_state_goes_through_a_checkpoint_to_another_number_of_ranks(two, four, t
     for rank_processes in (two, four):
         for found, again in rank_processes.run(learning.load_and_go_on, name, str(tmp_path)):
             assert_same_bits(found, state)
-            assert again == pytest.approx(after, rel=1e-12)
+            # The products of ByOvershoot are those of float32 shards, which another number of ranks adds up otherwise.
+            assert again == pytest.approx(after, rel=1e-6 if name == "ByOvershoot" else 1e-12)
     kind, text = two.run(learning.load_without_a_step, name, str(tmp_path))[0]
     assert kind != "nothing", text

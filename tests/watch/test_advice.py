@@ -8,6 +8,7 @@ import bridle
 from bridle.watch._clip_policy import policy_of
 from bridle.watch.analysis.divergence import divergence
 from bridle.watch.analysis.statistics import quantile
+from bridle.watch.analysis.verdict import verdict_on
 from bridle.watch.report.report import report_on
 from bridle.watch.run.run import NonfiniteStep
 
@@ -150,6 +151,63 @@ def test_a_loss_that_rises_under_clipping_is_not_left_alone():
     report = report_on(run)
     assert "Keep it as it is" not in str(report)
     assert report.advice.actions
+
+
+def test_a_steady_rise_under_clipping_is_not_told_to_clip():
+    """It is no single step; weight decay, which is not clipped, may be what un-trains it."""
+    run = rises_for_good()
+    run.clip[:] = [0.5] * len(run.clip)
+    run.settings["weight_decay"] = 0.3
+    advice = report_on(run).advice
+    assert advice.threshold is None
+    assert [action.do.split(" to ")[0] for action in advice.actions] == [
+        "lower the learning rate",
+        "lower weight_decay from 0.3, or set it",
+    ]
+    assert "a tighter limit will not stop it" in advice.because
+
+
+@pytest.mark.parametrize(("max_norm", "left"), [(math.nan, "clip gradients at"), (1e-9, "clip gradients with")])
+def test_what_clips_already_is_not_advised_again(max_norm, left):
+    """Neither `auto` under a limit that adapts, nor a threshold above the one that does not hold it."""
+    run = swinging()
+    run.clip[:] = [0.5 if i % 2 else 1.0 for i in range(len(run.clip))]
+    run.max_norm[:] = [max_norm] * len(run.clip)
+    advice = report_on(run).advice
+    assert [a.do for a in advice.actions if "clip" in a.do and not a.do.startswith(left)] == []
+    assert [a.do for a in advice.actions if a.do.startswith(left)]
+    assert "clipped already, and that does not hold it" in advice.because
+    assert (advice.threshold is None) == (left == "clip gradients with")
+
+
+def test_a_higher_threshold_goes_where_the_script_clips():
+    """A second limit beside a lower one would change nothing."""
+    run = clipped_too_tightly()
+    raised = report_on(run).advice.actions[0]
+    assert f"from {run.threshold:g} to" in raised.do
+    assert (raised.paste, raised.try_with) == (None, "")
+    run.header["clip"] = run.threshold
+    assert report_on(run).advice.actions[0].try_with.startswith("--clip ")
+
+
+def test_what_came_before_a_break_down_is_said():
+    run = diverging(3, 45)
+    run.nonfinite.append(NonfiniteStep(44, {run.names[0]: 1}, math.nan))
+    assert report_on(run).verdict.why.startswith("Before that: the training diverges: the training loss grows from")
+
+
+@pytest.mark.parametrize(("weight", "called"), [(0.55, "A possible cause: "), (0.6, "The likely cause: ")])
+def test_a_weak_cause_is_called_possible(weight, called):
+    run = swinging()
+    (swing,) = (f for f in report_on(run).findings if f.name == "oscillation")
+    cause = dataclasses.replace(swing, name="spikes", weight=weight)
+    assert verdict_on(run, [swing, cause], report_on(run).advice).why.startswith(called)
+
+
+def test_two_optimizers_may_work_against_each_other():
+    run = dataclasses.replace(swinging(), n_optimizers=2)
+    (finding,) = (f for f in report_on(run).findings if f.name == "oscillation")
+    assert "as in a GAN, their losses need not settle" in finding.advice
 
 
 def test_tight_clipping_is_raised_and_never_lowered_as_well():

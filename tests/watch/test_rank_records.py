@@ -85,12 +85,10 @@ def test_a_monitor_names_its_record_by_its_rank(tmp_path, monkeypatch):
     assert math.isnan(run.host_s[0])  # what was before the first step is no step's
 
 
-def test_waiting_for_data_is_measured_on_ranks_only(tmp_path, monkeypatch):
+def test_waiting_for_data_is_measured_on_ranks(tmp_path, monkeypatch):
     """Its own time lies within that outside of backward passes; afterwards loaders are as they were."""
     kind = torch.utils.data.dataloader._BaseDataLoaderIter
     before = kind.__next__
-    with bridle.Monitor():
-        assert kind.__next__ is before
     as_rank(monkeypatch, 0)
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

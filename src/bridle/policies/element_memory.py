@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +17,10 @@ from .base import GradientView
 from .state import check_complete
 
 Keys: TypeAlias = tuple[str, ...]
-_Kind: TypeAlias = tuple[Size, torch.dtype, torch.device, torch.layout, torch.layout]
+_Kind: TypeAlias = tuple[Size, torch.dtype, torch.device, torch.layout]
+
+_KIND = attrgetter("shape", "dtype", "device", "layout")  # of a thousand tensors three times faster than a loop
+_LAYOUT = attrgetter("layout")
 
 _SMALL = 2**16  # elements: a larger tensor is worth an operation of its own, and no copy
 _TOGETHER = 2**20  # elements: what is put end to end at once
@@ -54,7 +58,7 @@ class ElementMemory:
     def __init__(self) -> None:
         self._shapes: dict[str, Size] = {}
         self._flat: dict[Keys, Tensor] = {}
-        self._planned_for: tuple[list[str], list[_Kind]] = [], []
+        self._planned_for: tuple[list[str], list[_Kind], list[torch.layout]] = [], [], []
         self._plan: list[Chunk] = []
         self._specs: dict[str, Any] = {}  # how a DTensor is sharded
         self._planned: weakref.ref[GradientView] | None = None
@@ -77,14 +81,14 @@ class ElementMemory:
         if self._planned is not None and self._planned() is grads:
             return self._plan
         keys, spans = grads.keys(), grads.spans_ranks()
-        kinds = [(t.shape, t.dtype, t.device, t.layout, g.layout) for t, g in zip(tensors, grads.values, strict=True)]
-        if self._planned_for != (keys, kinds):
+        kinds, layouts = [*map(_KIND, tensors)], [*map(_LAYOUT, grads.values)]
+        if self._planned_for != (keys, kinds, layouts):
             refuse(grads)
             self._check_shapes(keys, tensors)
-            together = [[i] for i in range(len(keys))] if spans else _together(kinds)
+            together = [[i] for i in range(len(keys))] if spans else _together(kinds, layouts)
             self._plan = [_chunk(where, keys, tensors) for where in together]
             self._specs = dict(zip(keys, map(spec_of, grads.parameters), strict=True)) if spans else {}
-            self._planned_for = keys, kinds
+            self._planned_for = keys, kinds, layouts
         self._planned = None if torch.compiler.is_compiling() else weakref.ref(grads)
         return self._plan
 
@@ -114,12 +118,14 @@ class ElementMemory:
             tensors: The tensor of each.
             fresh: A vector: as many numbers for each element of these tensors as are remembered.
         """
-        if keys not in self._flat:
+        found = self._flat.get(keys)  # hashing many keys takes long: once
+        if found is None:
             self._shapes.update(zip(keys, (t.shape for t in tensors), strict=True))
             known = self._take(keys)
             pieces = self._pieces(keys, fresh)
-            self._flat[keys] = torch.cat([known.get(key, new).to(fresh) for key, new in pieces])
-        found = self._flat[keys] = self._flat[keys].to(fresh)
+            found = self._flat[keys] = torch.cat([known.get(key, new).to(fresh) for key, new in pieces])
+        elif found.dtype != fresh.dtype or found.device != fresh.device:
+            found = self._flat[keys] = found.to(fresh)
         return found
 
     def write(self, keys: Keys, flat: Tensor) -> None:
@@ -169,7 +175,7 @@ class ElementMemory:
                 self._shapes[key] = own.shape
                 own = torch.view_as_real(own) if own.is_complex() else own
             self._flat[(key,)] = own.reshape(-1).clone()
-        self._planned_for, self._planned = ([], []), None
+        self._planned_for, self._planned = ([], [], []), None
 
 
 def _check_saved(saved: Any) -> None:
@@ -206,11 +212,14 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     return join(list(tensors)).reshape(-1)
 
 
-def _together(kinds: Sequence[_Kind]) -> list[list[int]]:
-    """Return the indices of each chunk. Its tensors differ in their first dimension only, so that `cat` takes them."""
+def _together(kinds: Sequence[_Kind], layouts: Sequence[torch.layout]) -> list[list[int]]:
+    """Return the indices of each chunk, by kinds and layouts of gradients.
+
+    Its tensors differ in their first dimension only, so that `cat` takes them.
+    """
     found: list[list[int]] = []
     last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # with how many more elements it takes
-    for i, (shape, dtype, device, _, layout) in enumerate(kinds):
+    for i, ((shape, dtype, device, _), layout) in enumerate(zip(kinds, layouts, strict=True)):
         size = shape.numel()
         if layout is not torch.strided or size >= _SMALL:
             found.append([i])

@@ -24,6 +24,7 @@ SYMPTOMS = ("nonfinite", "oscillation", "rising")
 _OUTLIERS = ("spikes", "heavy_tail", "cluster", "nonfinite")
 LOST = ("nonfinite", "rising")
 _TIGHT = ("clip_tight", "clip_decay")
+_AUTO = "--clip auto"
 
 
 @dataclass(frozen=True)
@@ -120,18 +121,20 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
         return _loosen(run, names, plain)
     if not reasons or threshold <= 0:
         return plain
+    if _is_clipped(run) and "rising" in names and "oscillation" not in names and divergence(run) is None:
+        return _not_by_clipping(run, plain)
     rate = _slower(run)
     is_calm = names.isdisjoint((*SYMPTOMS, "edge_of_stability")) and run.optimizer not in ADAPTIVE
     slower = [] if is_calm else _slow_down(run, rate)
-    clip = _clip(run, threshold)
+    clip = [action for action in _clip(run, threshold) if not _is_done(run, action, threshold)]
     cause = next((name for name in reasons if name not in SYMPTOMS), "")  # the weightiest comes first
     leads = run.optimizer in ADAPTIVE or cause == "edge_of_stability"
     if run.optimizer in ADAPTIVE and names.isdisjoint(_OUTLIERS):  # clipping would change next to nothing
         return Advice(None, _why_adaptive(run), None, levels, candidates, slower, rate)
     actions = [*slower, *clip] if leads else [*clip, *slower]
-    because = _why(run, reasons)
-    effect = _candidate(norms, threshold)
-    return Advice(threshold, because, effect, levels, candidates, actions, rate if slower else None)
+    is_new = any(action.try_with != _AUTO for action in clip)
+    limit, effect = (threshold, _candidate(norms, threshold)) if is_new else (None, None)
+    return Advice(limit, _why(run, reasons), effect, levels, candidates, actions, rate if slower else None)
 
 
 def _diverged_at_once(run: Run, levels: dict[str, float]) -> Advice:
@@ -143,17 +146,39 @@ def _diverged_at_once(run: Run, levels: dict[str, float]) -> Advice:
     return Advice(None, because, None, levels, [], actions, rate)
 
 
+def _not_by_clipping(run: Run, plain: Advice) -> Advice:
+    """Advise on a run that is clipped, and whose loss rises steadily: no single step throws it off."""
+    because = (
+        "This run is clipped already, and its loss rises steadily: that is no single long step, so a tighter limit "
+        "will not stop it."
+    )
+    rate, decay = _slower(run), run.settings.get("weight_decay")
+    actions = _slow_down(run, rate)
+    if isinstance(decay, (int, float)) and decay > 0:
+        why = "Weight decay is not clipped: where the gradient is, it may pull the weights back harder than that."
+        actions = [*actions, Action(f"lower weight_decay from {decay:g}, or set it to 0", why)]
+    return Advice(None, because, None, plain.quantiles, plain.candidates, actions, rate)
+
+
+def _is_done(run: Run, action: Action, threshold: float) -> bool:
+    """Return whether a run is clipped like that already: with a limit that adapts, or at a threshold as low."""
+    if not _is_clipped(run):
+        return False
+    return run.threshold is None if action.try_with == _AUTO else (run.threshold or math.inf) <= threshold
+
+
 def _loosen(run: Run, names: set[str], plain: Advice) -> Advice:
     """Advise on a run whose clipping is the trouble, or is not."""
     if names.isdisjoint(_TIGHT):
         return plain
     higher = _round(quantile(finite(run.norm), 0.9))
+    now = "" if run.threshold is None else f" from {run.threshold:g}"
     raised = Action(
-        f"raise the threshold to {higher:g}",
+        f"raise the threshold{now} to {higher:g}, where gradients are clipped now",
         "Most steps are cut down to one length; at this threshold 90% of the gradients of this run would be left as "
         "they are.",
-        paste_clip(run, higher),
-        f"--clip {higher:g}",
+        # A second limit beside that of the script would change nothing.
+        try_with=f"--clip {higher:g}" if run.header.get("clip") is not None else "",
     )
     rate = _slower(run)
     actions = [raised, *(_slow_down(run, rate) if not names.isdisjoint(SYMPTOMS) else [])]
@@ -179,11 +204,12 @@ def _why(run: Run, reasons: list[str]) -> str:
     first = f"Found: {', '.join(reasons)}. "
     if run.optimizer in ADAPTIVE:
         return first + _why_adaptive(run)
-    again = " It is clipped already, and not enough." if _is_clipped(run) else ""
+    if _is_clipped(run):
+        return f"{first}It is clipped already, and that does not hold it."
     return (
         f"{first}The threshold is what the smallest tenth of the gradients stay below, from the part of the run before "
         "anything diverged: large gradients, which it is to limit, do not move it. `auto` needs none: its limit "
-        f"shrinks when steps go too far and grows while they do not.{again}"
+        "shrinks when steps lead nowhere and grows while they get on."
     )
 
 
@@ -246,7 +272,7 @@ def _clip(run: Run, threshold: float) -> list[Action]:
     if run.optimizer in ADAPTIVE:
         return [fixed]
     why = "It finds the limit while it trains, and needs no number from you."
-    return [Action("clip gradients with `auto`", why, paste_auto(run), "--clip auto"), fixed]
+    return [Action("clip gradients with `auto`", why, paste_auto(run), _AUTO), fixed]
 
 
 def _candidate(norms: list[float], threshold: float) -> Candidate:

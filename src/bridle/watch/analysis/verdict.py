@@ -8,6 +8,7 @@ from .finding import Finding
 from .losses import losses_of
 
 _ABOUT_LOSS = (*SYMPTOMS, "overfitting")
+_LIKELY = 0.6  # of a lower weight a cause explains a part at most
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,15 @@ def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
 
 
 def _why(happened: list[Finding], causes: list[Finding]) -> str:
+    if not causes and [f.name for f in happened[:2]] in (["nonfinite", "rising"], ["nonfinite", "oscillation"]):
+        return f"Before that: {_words(happened[1])}."
     if not causes:
         return "No single cause stands out in the gradients." if any(f.name != "overfitting" for f in happened) else ""
     if not happened:
         return f"Worth a look: {_words(causes[0])}."
     more = f"; and {_words(causes[1])}" if len(causes) > 1 else ""
-    return f"The likely cause: {_words(causes[0])}{more}."
+    likely = "The likely cause" if causes[0].weight >= _LIKELY else "A possible cause"
+    return f"{likely}: {_words(causes[0])}{more}."
 
 
 def _calm(run: Run) -> str:

@@ -6,7 +6,8 @@ The functions of bridle notify by themselves (`bridle._events`). torch's are mad
 - The clipping functions of `torch.nn.utils` are closures that turn gradients off around the function itself. That inner
   function is replaced, so a call is seen however the script has imported the name.
 - `scale` and `update` of `torch.amp.GradScaler` are replaced: the loss recorded is the one before scaling.
-- In one of several processes `__next__` of a DataLoader's iterator is replaced: how long data is waited for.
+- `__next__` of a DataLoader's iterator is replaced: how long data is waited for, and, where this is the only process,
+  which samples were delivered (`batches.py`).
 
 Steps are seen through torch's global step hooks. Everything is put back when the last observer leaves. Private torch:
 the closures.
@@ -28,6 +29,7 @@ from ... import _events
 from ..._torch.data import DataLoaderIterator
 from ...errors import BridleWarning
 from ..run.rank_files import rank_info
+from .batches import Batch, delivered, forget_indices, remember_index
 from .shards import replicated_value
 
 
@@ -39,6 +41,9 @@ class Observer(_events.Subscriber, Protocol):
 
     def on_data_wait(self, seconds: float) -> None:
         """Handle a batch that a data loader took so long for; only called in one of several processes."""
+
+    def on_batch(self, batch: Batch | None) -> None:
+        """Handle a batch that a data loader delivered, None where its indices are unknown; only in a single process."""
 
     def on_scaler_update(self) -> None:
         """Handle the end of an iteration of a GradScaler, which may have left the optimizer's step out."""
@@ -85,6 +90,10 @@ def _install() -> None:
     _replace(torch.amp.GradScaler, "update", _notify_update)
     if rank_info() is not None:
         _replace(DataLoaderIterator, "__next__", _notify_data_wait)
+    else:
+        _replace(DataLoaderIterator, "_next_index", remember_index)
+        _replace(DataLoaderIterator, "_reset", forget_indices)
+        _replace(DataLoaderIterator, "__next__", _notify_batch)
 
 
 def _listed(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
@@ -174,6 +183,18 @@ def _notify_data_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             for observer in _observers:
                 observer.on_data_wait(time.perf_counter() - began)
+
+    return __next__
+
+
+def _notify_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __next__(self: Any) -> Any:  # noqa: N807  # under this name tracebacks show it
+        try:
+            return original(self)
+        finally:
+            batch = delivered(self)
+            for observer in _observers:
+                observer.on_batch(batch)
 
     return __next__
 

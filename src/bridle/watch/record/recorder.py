@@ -20,6 +20,7 @@ from .._say import say
 from ..run.rank_files import RankInfo
 from ..run.schema import Line
 from . import hooks
+from .batches import Batch, BatchTracker
 from .call_sites import CallSites
 from .clipping import ClipTracker, Fold, refuse_flattened, remaining_scale, undo_clipping
 from .curves import CurveObserver
@@ -71,6 +72,7 @@ class Recorder:
         self._watched: dict[int, _Watched] = {}
         self._process = os.getpid()
         self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
+        self._batches = BatchTracker()
         self._samples: dict[str, Any] = {}
         self._began = time.perf_counter()
         self.failure: str | None = None
@@ -88,6 +90,7 @@ class Recorder:
         """Observe, for the first time or again. `empty`: the record is, so that everything is to be introduced."""
         self._process = os.getpid()
         self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
+        self._batches = BatchTracker()
         self._samples, self.failure = {}, None
         for watched in self._watched.values():
             watched.meter = None if empty else watched.meter
@@ -119,6 +122,7 @@ class Recorder:
         self.backwards += 1
         self._timer.enter_backward()
         self._sites.on_backward(tensors)
+        self._batches.on_backward()
         with self._failing():
             if (loss := hooks.loss_of(tensors)) is not None:
                 self._loss.add(loss)
@@ -132,6 +136,10 @@ class Recorder:
     def on_data_wait(self, seconds: float) -> None:
         """Add to the time spent waiting for data."""
         self._timer.add_data(seconds)
+
+    def on_batch(self, batch: Batch | None) -> None:
+        """Keep which samples were loaded last."""
+        self._batches.on_batch(batch)
 
     def before_clip(self, parameters: list[Tensor]) -> None:
         """Measure gradients that are about to be clipped, if the step may be recorded."""
@@ -211,6 +219,7 @@ class Recorder:
         watched.measured = None
         spent = self._timer.read()  # before measuring, whose time is nobody's
         loss, backwards = self._loss.take(watched.opt)
+        self._batches.end_step()
         if self.failure is not None or not self._is_due(watched):
             if watched.meter is not None:
                 watched.meter.skip_step()  # the next gradient does not follow the last step that was measured
@@ -239,6 +248,9 @@ class Recorder:
         watched.line = self._line(watched, measured, loss, backwards, clipping)
         if self._rank is not None and spent is not None:
             watched.line.update(zip(("host_s", "backward_s", "data_s"), rounded(spent), strict=True))
+        batch = self._batches.line(watched.opt, watched.steps, norm=measured.norm, loss=loss)
+        if batch is not None:
+            self._writer.write(batch)
         meter.hold_weights()
         watched.measured = measured
 

@@ -121,6 +121,21 @@ class NoteLine(TypedDict, total=False):
     loss: float
 
 
+class BatchLine(TypedDict):
+    """Which samples a step was taken on that stands out, by the data loader's indices.
+
+    Attributes:
+        batch: The indices of the batches that were loaded last before its backward passes.
+        dataset: How many samples the data set has.
+        opt: The optimizer; `after` the number of its step.
+    """
+
+    batch: list[int]
+    dataset: int
+    opt: int
+    after: int
+
+
 class CurveLine(TypedDict, total=False):
     """A value of a loss on other data, with the number of steps `after` which it came.
 

@@ -6,6 +6,7 @@ from ...run.run import Run
 from ..divergence import divergence
 from ..finding import Chart, Finding
 from ..losses import is_unsteady
+from ..samples import samples_of, which_samples
 from ..statistics import finite, mad, relative
 from .heavy_tail import loss_correlation, what_to_check
 
@@ -31,6 +32,7 @@ def cluster(run: Run) -> Finding | None:
     steps = [s for s, r in zip(run.steps, over, strict=False) if r > limit]
     share = len(steps) / len(finite(over))
     period = _period(steps)
+    samples = samples_of(run, set(steps))
     related = loss_correlation(run)
     when = f"every {period} steps" if period else f"steps {', '.join(map(str, steps[:5]))}, ..."
     return Finding(
@@ -46,9 +48,10 @@ def cluster(run: Run) -> Finding | None:
             "steps": steps[:20],
             "regular": f"every {period} steps" if period else "no",
             "correlation of a batch's loss and norm (logarithms)": related,
+            **samples,
         },
         advice=f"Look at the data of those batches ({when}): corrupt or unscaled rows, a second source, wrong labels. "
-        "Until that is mended, clip at what the other batches need. " + what_to_check(related),
+        "Until that is mended, clip at what the other batches need. " + what_to_check(related) + which_samples(samples),
         plain=f"{share:.0%} of the batches have {what} about {ratio:.2g} times larger than the others, as if their "
         "data were corrupt or from elsewhere",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps], log=True),

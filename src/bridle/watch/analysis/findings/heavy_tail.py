@@ -3,6 +3,7 @@ import math
 from ...run.run import Run
 from ..finding import Chart, Finding
 from ..losses import is_unsteady
+from ..samples import samples_of, which_samples
 from ..statistics import hill, quantile, relative, slope
 
 _LEAST = 100
@@ -13,7 +14,8 @@ _CALM_INDEX, _CALM_SHARE = 2.0, 0.35  # of a run whose loss does not suffer
 
 def heavy_tail(run: Run) -> Finding | None:
     """Find gradients that are far larger in a few steps, beyond what the trend explains."""
-    over = sorted(math.exp(r) for r in relative(run.norm, 101) if not math.isnan(r))
+    ratios = relative(run.norm, 101)
+    over = sorted(math.exp(r) for r in ratios if not math.isnan(r))
     if len(over) < _LEAST:
         return None
     few = max(5, len(over) // 20)
@@ -24,6 +26,7 @@ def heavy_tail(run: Run) -> Finding | None:
     if (index > _CALM_INDEX or share < _CALM_SHARE) and not is_unsteady(run):
         return None
     related = loss_correlation(run)
+    samples = samples_of(run, {s for s, r in zip(run.steps, ratios, strict=True) if r >= math.log(over[-few])})
     return Finding(
         name="heavy_tail",
         clipping_helps=True,
@@ -40,8 +43,10 @@ def heavy_tail(run: Run) -> Finding | None:
             "largest norm over its running median": over[-1],
             "99th percentile over median": quantile(over, 0.99) / quantile(over, 0.5),
             "correlation of a batch's loss and norm (logarithms)": related,
+            **samples,
         },
-        advice="This is what clipping by norm is for: see the advice for a threshold. " + what_to_check(related),
+        advice="This is what clipping by norm is for: see the advice for a threshold. " + what_to_check(related)
+        + which_samples(samples),
         plain=f"a few batches have far larger gradients than the rest ({few} of {len(over)} steps make {share:.0%} of "
         "the sum of gradient norms, each over what is usual around it)",
         chart=Chart("gradient norm over its running median, steps sorted", {"ratio": over},

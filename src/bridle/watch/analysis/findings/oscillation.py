@@ -41,6 +41,8 @@ def oscillation(run: Run) -> Finding | None:
         },
         advice="The causes that were found are listed with this. Where none is: halve the learning rate, or clip by "
         "norm, which limits what one step can do."
+        + (" Where two optimizers work against each other, as in a GAN, their losses need not settle: judge by what is "
+           "generated." if run.n_optimizers > 1 else "")
         + (" If the period is the number of batches in an epoch, it may be the order of the data: shuffle."
            if period is not None and loss.batches else ""),
         chart=_chart(loss, swing),

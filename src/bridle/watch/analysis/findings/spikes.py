@@ -4,6 +4,7 @@ from statistics import median
 from ...run.run import Run
 from ..finding import Chart, Finding
 from ..losses import is_unsteady
+from ..samples import samples_of, which_samples
 from ..statistics import finite, quantile, relative
 
 _LEAST = 50
@@ -38,6 +39,7 @@ def spikes(run: Run) -> Finding | None:
     causes = {name: sum(1 for i in starts if test(run, i)) for name, test in _SIGNS.items()}
     likely = [f"{name} before {n} of {len(starts)}" for name, n in causes.items() if n * 2 > len(starts)]
     modules = {module: norms[worst] for module, norms in run.norm_by_module().items()}
+    samples = samples_of(run, {run.steps[i] for i in above})
     return Finding(
         name="spikes",
         clipping_helps=True,
@@ -53,10 +55,11 @@ def spikes(run: Run) -> Finding | None:
             "module with the largest gradient there": max(modules, key=lambda m: modules[m]) if modules else "unknown",
             "loss of the 5 steps after over the 9 before, at the largest": _aftermath(run, worst),
             **{f"{name} in the {_BEFORE} steps before": n for name, n in causes.items()},
+            **samples,
         },
         advice="Clip by norm so that one step cannot throw the weights; see the advice. "
         + ("What came before points at the step size: lower the learning rate or warm it up." if likely else
-           "Nothing unusual came before: look at the data of those batches."),
+           "Nothing unusual came before: look at the data of those batches.") + which_samples(samples),
         plain=f"{_times(len(starts))} a single step had a gradient far larger than usual (up to "
         f"{math.exp(over[worst]):.2g} times)",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps],

@@ -1,0 +1,65 @@
+"""Which samples were in the batches of some steps, and which of them are there too often to be there by chance."""
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from ..run.run import Run
+
+_SHOWN = 16
+_CHANCE = 0.01  # that any sample of an even draw is named
+_LARGEST = "indices of the samples in the batch of the largest"
+_OFTEN = "samples in most of those batches, and in how many"
+
+
+def samples_of(run: Run, steps: Collection[int]) -> dict[str, Any]:
+    """Return as evidence the samples of the batches of these steps; nothing where no data loader was seen.
+
+    A sample is named as one that is there often where an even draw of as many would, with a chance of 1%, hold
+    any sample that often.
+    """
+    known = [line for line in run.notes if _is_batch(line) and line["opt"] == run.opt and line["after"] in steps]
+    if not known:
+        return {}
+    norm = dict(zip(run.steps, run.norm, strict=True))
+    worst = max(known, key=lambda line: norm.get(line["after"], 0.0))
+    rows = worst["batch"]
+    found: dict[str, Any] = {
+        f"{_LARGEST} (step {worst['after']})": [*rows[:_SHOWN], *(["..."] if len(rows) > _SHOWN else [])]
+    }
+    if often := _often(known):
+        found[_OFTEN] = {row: f"{n} of {len(known)}" for row, n in often[:_SHOWN]}
+    return found
+
+
+def which_samples(evidence: dict[str, Any]) -> str:
+    """Return a sentence for the advice, with a space before it; nothing where no sample stands out."""
+    often = evidence.get(_OFTEN, {})
+    if not often:
+        return ""
+    rows, which = ", ".join(map(str, list(often)[:5])), ("samples", "them") if len(often) > 1 else ("sample", "it")
+    return (
+        f" Look first at {which[0]} {rows} of the data set: the bad batches hold {which[1]} far more often than chance "
+        "would."
+    )
+
+
+def _often(batches: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return the samples that are in more batches than chance explains, the most frequent first."""
+    counts = Counter(row for line in batches for row in set(line["batch"]))
+    size = max(line["dataset"] for line in batches)
+    expected = sum(counts.values()) / size
+    return [(row, n) for row, n in counts.most_common() if n > 1 and size * _tail(n, expected) < _CHANCE]
+
+
+def _tail(n: int, mean: float) -> float:
+    """Return an upper bound of the chance that a Poisson variable of this mean is at least n."""
+    return 1.0 if n <= mean else math.exp(n - mean + n * math.log(mean / n))
+
+
+def _is_batch(line: dict[str, Any]) -> bool:
+    rows, size = line.get("batch"), line.get("dataset")
+    return "note" not in line and isinstance(rows, list) and type(size) is int and size > 0 and bool(rows) and (
+        all(type(row) is int for row in rows) and type(line.get("opt")) is int
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import bridle
 from bridle._torch import hooks
 from bridle._torch.nodes import current_sequence_nr
 
@@ -86,3 +87,17 @@ def test_a_gradient_that_a_hook_has_kept_is_one_like_any_other_afterwards():
     assert not hooks.may_have_hooks([x.grad_fn])  # it changes nothing
     assert torch.stack(kept).sum() == 0
     assert "0." in repr(kept[0])
+
+
+def test_hooks_of_others_in_every_step_are_no_reason_to_ask_the_engine():
+    layer, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    for _ in range(3):
+        other.register_forward_hook(lambda *_: None)
+        hidden = other(torch.randn(5, 3))
+        hidden.register_hook(lambda grad: 2 * grad)
+        hidden.sum().backward()
+        losses = layer(torch.randn(5, 3)).square().sum(1)
+        assert "proved" in str(bridle.per_sample(losses, layer).plan())
+    losses = layer(torch.randn(5, 3)).square().sum(1)
+    losses.register_hook(lambda grad: 2 * grad)
+    assert "asked" in str(bridle.per_sample(losses, layer).plan())

@@ -80,7 +80,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
         few = {n: p for n, p in parameters.items() if n in used}
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
-    search = partial(find, leaves, losses, known, allow_coupling=options.coupling)
+    search = partial(find, leaves, losses, known, allow_coupling=options.coupling, sharded=options.sharded)
     with structure():
         found = search(hooks_allowed=options.sharded)
     before = fsdp.hooks_run() if options.sharded else 0

@@ -17,7 +17,7 @@ from .coupling import refuse_shared_data, shared_input, used_in_parts
 from .crossings import refuse_asking
 from .cuts import UseSite, find_cuts
 from .data_rows import DataRows, data_uses
-from .hooks import hooks_since
+from .hooks import hooks_of
 from .known import Known
 from .layout import SampleLayout
 from .ops import Step, moves_by_index
@@ -61,7 +61,15 @@ class Found:
     eps: float
 
 
-def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool, hooks_allowed: bool) -> Found:
+def find(
+    leaves: dict[Node, str],
+    losses: Losses,
+    known: Known,
+    *,
+    allow_coupling: bool,
+    sharded: bool,
+    hooks_allowed: bool,
+) -> Found:
     """Return the cuts above some leaves and the owners there.
 
     Args:
@@ -69,13 +77,14 @@ def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_couplin
         losses: what is differentiated.
         known: what is no data.
         allow_coupling: accept data of one sample in the loss of another.
+        sharded: `fully_shard` holds parameters.
         hooks_allowed: rely on proofs although hooks were registered: they are those that `fully_shard` sets.
 
     Raises:
         BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
         UnsupportedOperationError: a hook stands at an op that uses a parameter.
     """
-    hooks = hooks_since(losses.scan)
+    hooks = hooks_of(losses.scan, sharded=sharded)
     provable = hooks is not None and (hooks == 0 or hooks_allowed)
     found = _found(leaves, losses, known, hooks, provable)
     if hooks != 0:

@@ -1,9 +1,8 @@
 """Whether hooks may change gradients on their way through a graph.
 
 torch has no call that lists the hooks of a tensor whose graph is at hand. It numbers all hooks that are registered from
-Python, and all nodes of a thread: a graph that is younger than a moment since which no hook was registered has none.
-A node does not tell its thread. One whose number this thread has not reached is known to come from another; any other
-may, with a hook from before that moment. So where any hook was ever registered, each node is asked for its own.
+Python: where there has been none, no graph has one. Otherwise each node is asked for its own. Those of `fully_shard`
+are counted instead: torch also numbers all nodes of a thread, so the hooks since a graph's first one are known.
 """
 
 import threading
@@ -11,7 +10,6 @@ from collections import deque
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
-from ..._torch.dtensor import is_crossing
 from ..._torch.signature import Scan
 
 _RECORDS = 16
@@ -38,18 +36,21 @@ def note_moment() -> None:
         _moments.known.append(_moment())
 
 
-def hooks_since(scan: Scan) -> int | None:
-    """Return how many hooks were registered since the first op of the graph was recorded; None if unknown."""
+def hooks_of(scan: Scan, *, sharded: bool) -> int | None:
+    """Return how many hooks may change gradients of a graph; None if there are some, and it is not known how many.
+
+    Args:
+        scan: the graph.
+        sharded: the hooks that `fully_shard` registers in every forward pass are among them. They communicate, so they
+            are not run to find out: all that were registered since the first op was recorded are counted.
+    """
+    total = torch_hooks.hooks_registered()
+    if not sharded or total == 0:
+        return None if total and _any_hook(scan) else 0
     if scan.newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
         return None
     before = [moment for moment in _moments.known if moment[0] <= scan.oldest]
-    if not before:
-        return None
-    total = torch_hooks.hooks_registered()
-    since = total - before[-1][1]
-    if since and any(map(is_crossing, scan.custom)) and not _any_hook(scan):
-        return 0  # parallelize_module and optimizers register hooks too, and the engine may not be asked about DTensors
-    return None if since == 0 and total and _any_hook(scan) else since
+    return total - before[-1][1] if before else None
 
 
 def _any_hook(scan: Scan) -> bool:

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .._torch.amp import no_autocast
 from .._torch.dtensor import is_dtensor
 from ._parameters import ParameterForms
 from ._ranks import Handshake, SampleRanks
@@ -51,7 +52,7 @@ class BatchGradients:
     def _asked(self) -> Iterator[None]:
         """Answer a question, if all it needs is as it was."""
         self._watch.check()
-        with self._gathered():
+        with self._gathered(), no_autocast():
             yield
 
     def _norms(self) -> Norms:

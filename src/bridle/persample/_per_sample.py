@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import graph
+from .._torch.amp import no_autocast
 from .._validate import count
 from ..errors import GraphFreedError
 from . import engine, tracing
@@ -106,7 +107,7 @@ def per_sample(
         tensor = tensor_ranks(where.leaves, split, device)
         tensor.agree(split)
         ranks = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
-        with where.gathered():
+        with where.gathered(), no_autocast():
             captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
     except Exception:
         engine.refuse_nested(split.root)

@@ -6,6 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from .._torch.amp import no_autocast
 from .._validate import count
 from ..errors import ArgumentError
 from ._arguments import read_direction
@@ -61,12 +62,13 @@ class ReadAnswers(BatchGradients):
         return self._blocks(max(1, self._samples) if samples is None else count(samples, "samples"))
 
     def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
-        with self._asked():
+        with self._gathered():
             for name, form in self._forms.items():
                 for start in range(0, max(1, self._samples), step):
                     self._watch.check()
                     part = slice(start, min(start + step, self._samples))
-                    block = self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
+                    with no_autocast():  # not while the caller has the block
+                        block = self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
                     yield name, part, batched(block, self._leaves[name])
 
     def dot(self, direction: Mapping[str, Tensor] | None = None, *, gathered: bool = False) -> Tensor:

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 import bridle
-from bridle.errors import UnsupportedOperationError
+from bridle.errors import ArgumentError, UnsupportedOperationError
 
 WORDS, LONG, WIDTH, HEADS = 12, 4, 8, 4
 
@@ -135,8 +135,6 @@ def tensor_mesh():
 
 
 def grid():
-    # With fully_shard hooks are counted: those that other tests have registered are not to count here.
-    bridle.per_sample(torch.zeros(0), nn.Linear(1, 1))
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
@@ -503,3 +501,5 @@ def hooks_elsewhere():
     hooked.grad_fn.next_functions[0][0].register_prehook(lambda grads: tuple(2 * g for g in grads))
     with pytest.raises(UnsupportedOperationError, match="it has a hook"):
         bridle.per_sample(hooked, model)
+    with pytest.raises(ArgumentError, match="have the same samples"):
+        bridle.per_sample(losses_of(model, x), model, process_group=dist.group.WORLD)

@@ -183,7 +183,22 @@ def ranks_of(
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):
         group = _wrapped_group(parameters)
-    return SampleRanks(tuple(one for one in _groups(group) if one.size() > 1), device, ids, copies)
+    groups = tuple(one for one in _groups(group) if one.size() > 1)
+    _refuse_copies(groups, copies)
+    return SampleRanks(groups, device, ids, copies)
+
+
+def _refuse_copies(groups: Sequence[Any], copies: Sequence[Any]) -> None:
+    """Refuse to add up what ranks of the tensor-parallel mesh hold: other shards of the same samples."""
+    spread = [set(dist.get_process_group_ranks(group)) for group in copies]
+    for group in groups:
+        ranks = dist.get_process_group_ranks(group)
+        if any(len(others.intersection(ranks)) > 1 for others in spread):
+            raise ArgumentError(
+                f"per_sample: `process_group` has ranks {ranks}, some of which hold shards of the same model and have "
+                "the same samples. Pass the process group of the other dimension of the mesh, along which samples "
+                "differ, or none."
+            )
 
 
 def _groups(group: Any) -> Sequence[Any]:

@@ -10,6 +10,7 @@ from collections import deque
 
 from ... import graph
 from ..._torch import hooks as torch_hooks
+from ..._torch.dtensor import is_crossing
 from ..._torch.signature import Scan
 
 _RECORDS = 16
@@ -45,7 +46,7 @@ def hooks_of(scan: Scan, *, sharded: bool) -> int | None:
             are not run to find out: all that were registered since the first op was recorded are counted.
     """
     total = torch_hooks.hooks_registered()
-    if not sharded or total == 0:
+    if not sharded or total == 0 or any(map(is_crossing, scan.custom)):  # the engine may not be asked about DTensors
         return None if total and _any_hook(scan) else 0
     if scan.newest >= graph.current_sequence_nr():  # recorded in another thread, which counts for itself
         return None

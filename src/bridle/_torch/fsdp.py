@@ -28,11 +28,12 @@ def _counted(run: Callable[[], None]) -> Callable[[], None]:
 
 
 def is_passthrough(node: Any) -> bool:
-    """Return whether the node is an identity that FSDP or DDP inserts to hook the backward pass."""
+    """Return whether the node is an identity that FSDP, DDP or a module inserts to hook the backward pass."""
     made_by = getattr(type(node), "_forward_cls", None)
     names = {
         "torch.distributed.fsdp._fully_shard._fsdp_param_group": "RegisterPostBackwardFunction",
         "torch.nn.parallel.distributed": "_DDPSink",
+        "torch.nn.modules._functions": "BackwardHookFunction",
     }
     return made_by is not None and any(
         made_by is getattr(sys.modules.get(module), name, None) for module, name in names.items()

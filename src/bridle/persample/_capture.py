@@ -12,18 +12,19 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from .._torch import fsdp
-from .._torch.dtensor import is_dtensor, stored_shard
-from .._torch.hooks import leaf_hooks
+from .._torch.dtensor import stored_shard
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
-from ._pullback import nothing, pull_back, through_hooks
+from ._hooked import differentiate_each, refuse_coupling, refuse_dtensor_hooks, through_leaf_hooks
+from ._pullback import nothing, pull_back
 from ._tensor_uses import shard_form, shard_gradient, spread_uses
 from .engine import Losses
 from .engine.losses import Gradients
 from .ownership.cuts import UseSite
 from .ownership.find import Found, Source, find
-from .ownership.hooks import note_moment
+from .ownership.hooks import hooks_of, note_moment
 from .ownership.known import Known
+from .ownership.proofs import coarsest_eps
 from .representations.base import Dense, SampleGrads
 from .representations.sum import merged
 from .rules.context import RuleContext
@@ -80,28 +81,33 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
         few = {n: p for n, p in parameters.items() if n in used}
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
-    search = partial(find, leaves, losses, known, allow_coupling=options.coupling, sharded=options.sharded)
-    with structure():
-        found = search(hooks_allowed=options.sharded)
-    before = fsdp.hooks_run() if options.sharded else 0
-    run = _Run(found, leaves, losses, options)
-    if options.sharded and found.source is not Source.ASKED and found.hooks != fsdp.hooks_run() - before:
-        # Others than those of fully_shard are among the hooks: nothing is proved.
-        found = search(hooks_allowed=False)
-        run = _Run(found, leaves, losses, options)
+    refuse_dtensor_hooks(parameters)
+    hooks = hooks_of(losses.scan, sharded=options.sharded)
+    if hooks == 0 or (hooks is not None and options.sharded):  # fully_shard sets some, which change nothing
+        with structure():
+            found = find(leaves, losses, known, allow_coupling=options.coupling)
+        before = fsdp.hooks_run() if options.sharded else 0
+        run = _Run(found, leaves, losses, options, runs_again=hooks != 0)
+        if not options.sharded or hooks == fsdp.hooks_run() - before:  # else there are others than those of fully_shard
+            note_moment()
+            whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
+            whole = through_leaf_hooks(parameters, whole)
+            return Captured(whole, found.source, found.eps, losses, run.budget_left)
+    return _capture_hooked(leaves, losses, parameters, known, options)
+
+
+def _capture_hooked(
+    leaves: dict[Node, str], losses: Losses, parameters: dict[str, Tensor], known: Known, options: Options
+) -> Captured:
+    """Do the same where there are hooks."""
+    if not options.coupling:
+        with structure():
+            refuse_coupling(leaves, losses, known)
+    used = set(leaves.values())
+    few = {name: leaf for name, leaf in parameters.items() if name in used}
+    forms = differentiate_each(losses, few, retain_graph=options.retain_graph)
     note_moment()
-    whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
-    for name, hooks in leaf_hooks(parameters).items():
-        if name in whole:
-            if is_dtensor(parameters[name]):
-                raise UnsupportedOperationError(
-                    f"per_sample: a hook is registered on `{name}`, a DTensor. It would be given the shard of one "
-                    "sample's gradient. Remove it.",
-                    "",
-                    name,
-                )
-            whole[name] = through_hooks(parameters[name], hooks, whole[name])
-    return Captured(whole, found.source, found.eps, losses, run.budget_left)
+    return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)
 
 
 class _Run:
@@ -112,7 +118,9 @@ class _Run:
         budget_left: what is left of the memory budget.
     """
 
-    def __init__(self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options) -> None:
+    def __init__(
+        self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options, *, runs_again: bool
+    ) -> None:
         self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
         bypassed = engine.bypassed(losses.root)
         if bypassed:
@@ -135,9 +143,7 @@ class _Run:
         # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
         self._looked_at = [] if options.coupling else found.rows.waiting(self._cuts)
         self._free = not waits and not self._looked_at and not options.retain_graph and not bypassed
-        # Else it may have to be run again.
-        self._free = self._free and (found.source is Source.ASKED or not found.hooks)
-        self._hooked = found.source is Source.ASKED and found.hooks != 0
+        self._free = self._free and not runs_again
         self._run(waits, all_wait)
         if not options.coupling:
             found.rows.refuse_conflict()
@@ -187,7 +193,7 @@ class _Run:
                     form = Dense(engine.inside_engine(form.dense))
                 for leaf in cut.leaves:
                     direct = cut.value.node is leaf
-                    lowered = form if direct else pull_back(form, cut.value, leaf, hooked=self._hooked)
+                    lowered = form if direct else pull_back(form, cut.value, leaf)
                     self._keep(self._leaves[leaf], lowered)
 
     def _keep(self, name: str, form: SampleGrads) -> None:

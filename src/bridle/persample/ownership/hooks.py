@@ -11,6 +11,7 @@ from collections import deque
 from ... import graph
 from ..._torch import hooks as torch_hooks
 from ..._torch.dtensor import is_crossing
+from ..._torch.hook_search import has_hooks
 from ..._torch.signature import Scan
 
 _RECORDS = 16
@@ -38,7 +39,7 @@ def note_moment() -> None:
 
 
 def hooks_of(scan: Scan, *, sharded: bool) -> int | None:
-    """Return how many hooks may change gradients of a graph; None if there are some, and it is not known how many.
+    """Return how many hooks there may be in a graph, but on its leaves; None if there are some, and not known how many.
 
     Args:
         scan: the graph.
@@ -55,4 +56,4 @@ def hooks_of(scan: Scan, *, sharded: bool) -> int | None:
 
 
 def _any_hook(scan: Scan) -> bool:
-    return torch_hooks.may_have_hooks(node for i, node in enumerate(scan.nodes) if i not in scan.leaves)
+    return has_hooks(node for i, node in enumerate(scan.nodes) if i not in scan.leaves)

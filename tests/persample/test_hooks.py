@@ -262,16 +262,20 @@ def test_hooks_on_several_tensors_at_once(mode):
     assert len(seen) == len(before)
 
 
-@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+REGISTER = ["register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"]
+
+
+@pytest.mark.parametrize("register", REGISTER)
 @pytest.mark.parametrize("layer", ["a", ""])
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 def test_hooks_of_modules(register, layer):
     for change in (lambda g: None, lambda g: g * g.norm()):
         model = net("")
 
         def hook(_, *gradients, change=change):
-            first = gradients[0][0]
+            first, *others = gradients[0]
             found = None if first is None else change(first)
-            return None if found is None else (found,)
+            return None if found is None else (found, *others)
 
         getattr(model.get_submodule(layer), register)(hook)
         x = x_of().requires_grad_()  # else torch warns
@@ -456,3 +460,19 @@ def test_the_search_leaves_finalizers_and_signals_to_run():
     assert ends
     assert signals
     assert gc.isenabled()
+
+
+def test_the_search_passes_over_outputs_without_a_gradient():
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone(), 3, x.argsort()
+
+        @staticmethod
+        def backward(ctx, g, *_):
+            return g
+
+    value = Both.apply(torch.ones(3, requires_grad=True))[0]
+    assert not has_hooks([value.grad_fn])
+    value.register_hook(lambda g: None)
+    assert has_hooks([value.grad_fn])

@@ -82,7 +82,8 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
     refuse_dtensor_hooks(parameters)
-    hooks = hooks_of(losses.scan, sharded=options.sharded)
+    with structure():
+        hooks = hooks_of(losses.scan, sharded=options.sharded)
     if hooks == 0 or (hooks is not None and options.sharded):  # fully_shard sets some, which change nothing
         with structure():
             found = find(leaves, losses, known, allow_coupling=options.coupling)

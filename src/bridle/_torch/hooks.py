@@ -1,10 +1,8 @@
-"""Hooks on leaves and nodes, and how many were ever registered."""
+"""Hooks on nodes, and how many of any kind were ever registered."""
 
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
@@ -26,21 +24,6 @@ def has_node_hooks(node: Node) -> bool:
 
 def _nothing(*_: Any) -> None:
     pass
-
-
-@contextmanager
-def without_hooks(leaves: Iterable[Tensor]) -> Generator[None, None, None]:
-    """Take the hooks off leaf tensors while active, so that the engine does not run them."""
-    taken = [(hooks, list(hooks.items())) for hooks in (leaf._backward_hooks for leaf in leaves) if hooks]
-    try:
-        for hooks, _ in taken:
-            hooks.clear()
-        yield
-    finally:
-        for hooks, before in taken:
-            since = list(hooks.items())
-            hooks.clear()
-            hooks.update([*before, *since])
 
 
 def register_prehooks(nodes: Iterable[Node], make: Callable[[Node], Callable[..., Any]]) -> list[RemovableHandle]:

@@ -16,7 +16,7 @@ from .._torch.dtensor import stored_shard
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
 from ._hooked import differentiate_each, refuse_coupling, refuse_dtensor_hooks, through_leaf_hooks
-from ._pullback import nothing, pull_back
+from ._pullback import Pulled, nothing, pull_back
 from ._tensor_uses import shard_form, shard_gradient, spread_uses
 from .engine import Losses
 from .engine.losses import Gradients
@@ -88,8 +88,10 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
         with structure():
             found = find(leaves, losses, known, allow_coupling=options.coupling)
         before = fsdp.hooks_run() if options.sharded else 0
-        run = _Run(found, leaves, losses, options, runs_again=hooks != 0)
-        if not options.sharded or hooks == fsdp.hooks_run() - before:  # else there are others than those of fully_shard
+        hooked = {name for name, leaf in parameters.items() if leaf._backward_hooks}
+        run = _Run(found, leaves, losses, options, hooked, runs_again=hooks != 0 or bool(hooked))
+        others = options.sharded and hooks != fsdp.hooks_run() - before  # than those of fully_shard
+        if not others and not run.needs_engine:
             note_moment()
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
             whole = through_leaf_hooks(parameters, whole)
@@ -117,12 +119,21 @@ class _Run:
     Attributes:
         forms: the gradients of each use, by the name of the parameter.
         budget_left: what is left of the memory budget.
+        needs_engine: whether a parameter with hooks has gradients that only the engine brings to them as they are.
     """
 
     def __init__(
-        self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options, *, runs_again: bool
+        self,
+        found: Found,
+        leaves: dict[Node, str],
+        losses: Losses,
+        options: Options,
+        hooked: Collection[str],
+        *,
+        runs_again: bool,
     ) -> None:
         self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
+        self._hooked, self.needs_engine = hooked, False
         bypassed = engine.bypassed(losses.root)
         if bypassed:
             _checkpoints.refuse_hidden_weights(found.cuts)
@@ -195,7 +206,9 @@ class _Run:
                 for leaf in cut.leaves:
                     direct = cut.value.node is leaf
                     lowered = form if direct else pull_back(form, cut.value, leaf)
-                    self._keep(self._leaves[leaf], lowered)
+                    name = self._leaves[leaf]
+                    self.needs_engine |= name in self._hooked and (lowered.is_sparse or isinstance(lowered, Pulled))
+                    self._keep(name, lowered)
 
     def _keep(self, name: str, form: SampleGrads) -> None:
         """Write down what saves time, while what it is made of can be let go of at once."""

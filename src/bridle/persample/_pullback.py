@@ -35,6 +35,10 @@ _ENLARGED = {
 }
 
 
+class Pulled(Computed):
+    """Gradients that the engine carries down to a parameter when they are asked for."""
+
+
 def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
     """Return per-sample gradients of the leaf, given those of a value made from it.
 
@@ -132,7 +136,7 @@ def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> Sam
         total = total.to_dense() if total.is_sparse else total
         return pull(total[None])[0]
 
-    return Computed(
+    return Pulled(
         form.samples, leaf.shape, dense, weighted, held_tensors=form.held_tensors, strategy=f"{form.strategy}, pulled"
     )
 
@@ -140,9 +144,9 @@ def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> Sam
 def _refuse_new_hooks(value: GradientEdge) -> None:
     """Refuse to go down where a hook was registered since the call: the answer is about the moment of the call."""
     for node in graph.reachable([value]):
-        if not graph.is_leaf(node) and has_hooks([node]):
+        if graph.leaf_tensor(node)._backward_hooks if graph.is_leaf(node) else has_hooks([node]):
             raise UnsupportedOperationError(
-                f"per_sample: a hook was registered at `{graph.op(node)}`, a value that is made from parameters, since "
+                f"per_sample: a hook was registered on a parameter, or on what `{graph.op(node)}` makes of one, since "
                 "the call. Register it before, or ask before you do.",
                 graph.op(node),
             )

@@ -99,8 +99,8 @@ def bypassed(root: Tensor) -> tuple[Node, ...]:
 
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
-    """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it, whose hooks are not run."""
-    with explain_errors("what a shared value was made from"), hooks.without_hooks([leaf]):
+    """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it."""
+    with explain_errors("what a shared value was made from"):
         try:
             with torch.no_grad():
                 (answer,) = torch.autograd.grad(

@@ -8,7 +8,6 @@ from functools import cache, partial
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from ..._torch.hooks import without_hooks
 from ..._torch.signature import packed_nodes
 from ...errors import BatchCouplingError, UnsupportedOperationError
 from ..engine import Losses
@@ -118,11 +117,9 @@ def _refuse_coupling_below(leaves: dict[Node, str], losses: Losses, known: Known
         owners = prove(losses.root, losses.sample_of)
         known_here = [node for node in batches if node in owners and not owners[node][0].is_proved]
         doubtful = [node for node in known_here if _has_rows(node, losses, owners)]
-        if doubtful and hooked:
+        if doubtful and (hooked or any(graph.leaf_tensor(node)._backward_hooks for node in doubtful)):
             raise _hook_refusal()
-        with without_hooks(map(graph.leaf_tensor, doubtful)):
-            asked = ask(losses, doubtful)
-        for node, layouts in asked.items():
+        for node, layouts in ask(losses, doubtful).items():
             if layouts is None:
                 raise shared_input(graph.leaf_tensor(node))
 

@@ -3,8 +3,9 @@
 import gc
 import sys
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from .hooks import has_node_hooks
 
+IsKnown: TypeAlias = Callable[[FrameType], bool]
 # torch's text for an output of a custom Function that is no tensor, or has no gradient: there can be no hook.
 _NO_OUTPUT = "was_default_constructed"
 
@@ -33,8 +35,13 @@ class _CalledError(Exception):
     """Python code is about to be run by the engine: a hook."""
 
 
-def has_hooks(nodes: Iterable[Node]) -> bool:
+def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> bool:
     """Return whether a hook was registered on one of these nodes, or on an output of its op.
+
+    Args:
+        nodes: the nodes.
+        is_known: told the frame of a Python function that begins, returns whether that is a hook which does not count
+            and may run.
 
     torch cannot list the hooks of a tensor. A gradient is sent to each output and no further. Python functions that the
     engine calls then are stopped before they begin, so that hooks neither run nor can hide. One that is written in C
@@ -51,9 +58,9 @@ def has_hooks(nodes: Iterable[Node]) -> bool:
             sent[key] = torch.zeros((), dtype=out.dtype, device=out.device).expand(key[0]).as_subclass(_Witness)
     witnesses = [(edge, sent[_key(out)]) for edge, out in edges]
     if sys.getprofile() is None:
-        return _is_stopped(witnesses)
+        return _is_stopped(witnesses, is_known)
     found: list[bool] = []  # a profiler is at work here, and none in a new thread
-    thread = threading.Thread(target=lambda: found.append(_is_stopped(witnesses)))
+    thread = threading.Thread(target=lambda: found.append(_is_stopped(witnesses, is_known)))
     thread.start()
     thread.join()
     return found != [False]
@@ -63,17 +70,23 @@ def _key(out: Any) -> tuple[Any, ...]:
     return tuple(out.shape), out.dtype, out.device
 
 
-def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]]) -> bool:
+def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: IsKnown) -> bool:
     """Send each gradient to its edge; return whether anything was called there, or something else came back."""
     engine = torch.autograd.Variable._execution_engine
     run = getattr(engine, "engine", engine).run_backward  # nobody who watches backward passes is to see this one
     is_running = False
+    known: FrameType | None = None
 
-    def stop(_frame: Any, event: str, called: Any) -> None:
-        nonlocal is_running
-        if event == "call" and is_running:  # else a signal has come, and its handler is to run
-            raise _CalledError
-        is_running = event == "c_call" and called == run
+    def stop(frame: FrameType, event: str, called: Any) -> None:
+        nonlocal is_running, known
+        if known is not None:
+            known = None if event == "return" and frame is known else known
+        elif event == "call" and is_running:  # else a signal has come, and its handler is to run
+            if not is_known(frame):
+                raise _CalledError
+            known = frame
+        elif event.startswith("c_"):
+            is_running = event == "c_call" and called == run
 
     collects = gc.isenabled()
     gc.disable()  # finalizers are to run

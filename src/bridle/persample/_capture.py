@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from .. import graph
-from .._torch import fsdp
 from .._torch.dtensor import stored_shard
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
@@ -22,7 +21,7 @@ from .engine import Losses
 from .engine.losses import Gradients
 from .ownership.cuts import UseSite
 from .ownership.find import Found, Source, find
-from .ownership.hooks import hooks_of, note_moment
+from .ownership.hooks import is_hooked
 from .ownership.known import Known
 from .ownership.proofs import coarsest_eps
 from .representations.base import Dense, SampleGrads
@@ -71,7 +70,6 @@ class Captured:
 
 def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
-    note_moment()  # whatever becomes of this call
     losses = _checkpoints.inline_checkpoints(losses)
     names = {id(tensor): name for name, tensor in parameters.items()}
     nodes, tensors = losses.scan.nodes, losses.scan.leaves
@@ -83,16 +81,12 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     known = Known(parameters, model, losses.root.numel())
     refuse_dtensor_hooks(parameters)
     with structure():
-        hooks = hooks_of(losses.scan, sharded=options.sharded)
-    if hooks == 0 or (hooks is not None and options.sharded):  # fully_shard sets some, which change nothing
-        with structure():
-            found = find(leaves, losses, known, allow_coupling=options.coupling)
-        before = fsdp.hooks_run() if options.sharded else 0
+        is_free = not is_hooked(losses.scan, sharded=options.sharded)
+        found = find(leaves, losses, known, allow_coupling=options.coupling) if is_free else None
+    if found is not None:
         hooked = {name for name, leaf in parameters.items() if leaf._backward_hooks}
-        run = _Run(found, leaves, losses, options, hooked, runs_again=hooks != 0 or bool(hooked))
-        others = options.sharded and hooks != fsdp.hooks_run() - before  # than those of fully_shard
-        if not others and not run.needs_engine:
-            note_moment()
+        run = _Run(found, leaves, losses, options, hooked)
+        if not run.needs_engine:
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
             whole = through_leaf_hooks(parameters, whole)
             return Captured(whole, found.source, found.eps, losses, run.budget_left)
@@ -109,7 +103,6 @@ def _capture_hooked(
     used = set(leaves.values())
     few = {name: leaf for name, leaf in parameters.items() if name in used}
     forms = differentiate_each(losses, few, retain_graph=options.retain_graph)
-    note_moment()
     return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)
 
 
@@ -123,14 +116,7 @@ class _Run:
     """
 
     def __init__(
-        self,
-        found: Found,
-        leaves: dict[Node, str],
-        losses: Losses,
-        options: Options,
-        hooked: Collection[str],
-        *,
-        runs_again: bool,
+        self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options, hooked: Collection[str]
     ) -> None:
         self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
         self._hooked, self.needs_engine = hooked, False
@@ -155,7 +141,7 @@ class _Run:
         # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
         self._looked_at = [] if options.coupling else found.rows.waiting(self._cuts)
         self._free = not waits and not self._looked_at and not options.retain_graph and not bypassed
-        self._free = self._free and not runs_again
+        self._free = self._free and not hooked  # else the graph may be needed again
         self._run(waits, all_wait)
         if not options.coupling:
             found.rows.refuse_conflict()

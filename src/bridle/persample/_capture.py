@@ -75,14 +75,15 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     nodes, tensors = losses.scan.nodes, losses.scan.leaves
     leaves = {nodes[i]: names[id(tensor)] for i, tensor in tensors.items() if id(tensor) in names}
     if losses.samples <= 1:
-        used = set(leaves.values())
-        few = {n: p for n, p in parameters.items() if n in used}
+        few = _used(leaves, parameters)
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
     refuse_dtensor_hooks(parameters)
     with structure():
         is_free = not is_hooked(losses.scan, sharded=options.sharded)
         found = find(leaves, losses, known, allow_coupling=options.coupling) if is_free else None
+        if found is None and not options.coupling:
+            refuse_coupling(leaves, losses, known)
     if found is not None:
         hooked = {name for name, leaf in parameters.items() if leaf._backward_hooks}
         run = _Run(found, leaves, losses, options, hooked)
@@ -90,20 +91,13 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
             whole = through_leaf_hooks(parameters, whole)
             return Captured(whole, found.source, found.eps, losses, run.budget_left)
-    return _capture_hooked(leaves, losses, parameters, known, options)
-
-
-def _capture_hooked(
-    leaves: dict[Node, str], losses: Losses, parameters: dict[str, Tensor], known: Known, options: Options
-) -> Captured:
-    """Do the same where there are hooks."""
-    if not options.coupling:
-        with structure():
-            refuse_coupling(leaves, losses, known)
-    used = set(leaves.values())
-    few = {name: leaf for name, leaf in parameters.items() if name in used}
-    forms = differentiate_each(losses, few, retain_graph=options.retain_graph)
+    forms = differentiate_each(losses, _used(leaves, parameters), retain_graph=options.retain_graph)
     return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)
+
+
+def _used(leaves: dict[Node, str], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    used = set(leaves.values())
+    return {name: leaf for name, leaf in parameters.items() if name in used}
 
 
 class _Run:

@@ -42,14 +42,15 @@ def through_leaf_hooks(leaves: Mapping[str, Tensor], forms: dict[str, SampleGrad
         return forms
     edges = [graph.edge_of(leaf) for leaf in hooked.values()]
     given = [forms[name].dense().to(leaf.dtype) for name, leaf in hooked.items()]
-    rows = []
+    written = [torch.empty_like(gradients) for gradients in given]
     for sample in range(len(given[0])):
         # A copy of its own: a hook may change it in place, and others may share its memory.
         alone = [gradients[sample].clone() for gradients in given]
         with engine.explain_errors("the graph of the losses"):
-            rows.append([_plain(found) for found in torch_grad(edges, edges, alone)])
-    written = zip(hooked, zip(*rows, strict=True), strict=True)
-    return forms | {name: Dense(torch.stack(found)) for name, found in written}
+            found = torch_grad(edges, edges, alone)
+        for rows, gradient in zip(written, found, strict=True):
+            rows[sample] = _plain(gradient)
+    return forms | {name: Dense(rows) for name, rows in zip(hooked, written, strict=True)}
 
 
 def refuse_coupling(leaves: dict[Node, str], losses: Losses, known: Known) -> None:
@@ -80,24 +81,23 @@ def differentiate_each(losses: Losses, leaves: Mapping[str, Tensor], *, retain_g
     refuse_asking(losses.scan)
     if engine.bypassed(losses.root):
         raise UnsupportedOperationError(
-            "per_sample: a hook is registered on a value or an op behind the losses, and there are reentrant "
-            "checkpoints, around which it would be run twice. Pass use_reentrant=False to "
+            "per_sample: there is a hook for which each loss has to be differentiated alone, and there are reentrant "
+            "checkpoints, around which it might be run twice. Pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint, or remove the hook."
         )
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
-    rows: dict[str, dict[int, Tensor]] = {name: {} for name in leaves}
+    rows: dict[str, Tensor] = {}
     for sample in range(losses.samples):
         only = (losses.sample_of == sample).to(losses.root)
         keep = retain_graph or sample < losses.samples - 1
         found = engine.gradients_at(losses.root, only, edges, retain_graph=keep)
         for name, gradient in zip(leaves, found, strict=True):
             if gradient is not None:
-                rows[name][sample] = _plain(gradient).clone()  # hooks may have kept it, and change it
-    return {name: _stacked(found, leaves[name], losses.samples) for name, found in rows.items() if found}
-
-
-def _stacked(rows: Mapping[int, Tensor], leaf: Tensor, samples: int) -> SampleGrads:
-    return Dense(torch.stack([rows[i] if i in rows else torch.zeros_like(leaf) for i in range(samples)]).detach())
+                if name not in rows:
+                    size = (losses.samples, *leaves[name].shape)
+                    rows[name] = torch.zeros(size, dtype=gradient.dtype, device=gradient.device)
+                rows[name][sample] = _plain(gradient)
+    return {name: Dense(rows[name]) for name in leaves if name in rows}
 
 
 def _plain(gradient: Tensor) -> Tensor:

@@ -38,14 +38,14 @@ class _CalledError(Exception):
 def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> bool:
     """Return whether a hook was registered on one of these nodes, or on an output of its op.
 
-    Args:
-        nodes: the nodes.
-        is_known: told the frame of a Python function that begins, returns whether that is a hook which does not count
-            and may run.
-
     torch cannot list the hooks of a tensor. A gradient is sent to each output and no further. Python functions that the
     engine calls then are stopped before they begin, so that hooks neither run nor can hide. One that is written in C
     runs, and is known by what it did with the gradient: it handed it to an op, kept it, or returned another.
+
+    Args:
+        nodes: the nodes.
+        is_known: given the frame of a Python function that begins, returns whether that is a hook which does not count
+            and may run.
     """
     nodes = list(nodes)
     if any(map(has_node_hooks, nodes)):
@@ -74,11 +74,11 @@ def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: Is
     """Send each gradient to its edge; return whether anything was called there, or something else came back."""
     engine = torch.autograd.Variable._execution_engine
     run = getattr(engine, "engine", engine).run_backward  # nobody who watches backward passes is to see this one
-    is_running = False
+    is_running, runs = False, 0
     known: FrameType | None = None
 
     def stop(frame: FrameType, event: str, called: Any) -> None:
-        nonlocal is_running, known
+        nonlocal is_running, runs, known
         if known is not None:
             known = None if event == "return" and frame is known else known
         elif event == "call" and is_running:  # else a signal has come, and its handler is to run
@@ -87,6 +87,7 @@ def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: Is
             known = frame
         elif event.startswith("c_"):
             is_running = event == "c_call" and called == run
+            runs += is_running
 
     collects = gc.isenabled()
     gc.disable()  # finalizers are to run
@@ -108,7 +109,7 @@ def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: Is
                 del sent
                 if sys.getrefcount(witness) != holders:
                     return True
-        return False
+        return runs != len(witnesses)  # a Python that does not tell of every run would not tell of hooks either
     except Exception:  # ours, the witness's, or of a hook that is written in C
         return True
     finally:

@@ -210,6 +210,23 @@ def test_hooks_on_modules_that_come_and_go():
     twins.run(*batch())
 
 
+def test_hooks_on_all_modules_that_come_and_go():
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    register = torch.nn.modules.module.register_module_forward_hook
+    handle = register(lambda module, _, out: out * 2 if isinstance(module, nn.Tanh) else None)
+    try:
+        twins.eager(*batch())
+        late = Twins(mlp())
+        for _ in range(4):
+            late.run(*batch())
+    finally:
+        handle.remove()
+    twins.captured(*batch())
+    late.run(*batch())
+    late.run(*batch())
+
+
 def test_hooks_on_parameters_that_come_and_go():
     twins = Twins(mlp())
     warm(twins, *batch())

@@ -80,15 +80,6 @@ def test_every_op_takes_a_number_of_its_thread():
     assert out.grad_fn._sequence_nr() < custom.grad_fn._sequence_nr() < current_sequence_nr()
 
 
-def test_a_gradient_that_a_hook_has_kept_is_one_like_any_other_afterwards():
-    kept = []
-    x = torch.ones(3, requires_grad=True) * 2
-    x.register_hook(kept.append)
-    assert not hooks.may_have_hooks([x.grad_fn])  # it changes nothing
-    assert torch.stack(kept).sum() == 0
-    assert "0." in repr(kept[0])
-
-
 def test_hooks_of_others_in_every_step_are_no_reason_to_ask_the_engine():
     layer, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     for _ in range(3):
@@ -100,4 +91,4 @@ def test_hooks_of_others_in_every_step_are_no_reason_to_ask_the_engine():
         assert "proved" in str(bridle.per_sample(losses, layer).plan())
     losses = layer(torch.randn(5, 3)).square().sum(1)
     losses.register_hook(lambda grad: 2 * grad)
-    assert "asked" in str(bridle.per_sample(losses, layer).plan())
+    assert "alone" in str(bridle.per_sample(losses, layer).plan())

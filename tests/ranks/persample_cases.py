@@ -588,6 +588,37 @@ def owners_are_known(wrapped):
         assert "owners proved from the structure of the graph" in plans[1]
 
 
+def hooks():
+    """A hook of the user's is found beside and behind those of fully_shard, and runs for each sample, not before."""
+    model, alone = WRAPPED["fsdp"](), Net()
+    x, y = batch("uneven")[0]
+
+    def acts_once():
+        left = [1]
+        return lambda g: g * g.norm() if left and left.pop() else None
+
+    def losses(net, behind, beside):
+        handle = net.blocks[0][1].register_forward_hook(lambda _, __, out: (out.register_hook(beside), None)[1])
+        out = net(x)
+        handle.remove()
+        out.register_hook(behind)
+        return F.cross_entropy(out, y, reduction="none")
+
+    for behind, beside in [(acts_once, lambda: lambda _: None), (lambda: lambda _: None, acts_once)]:
+        each = torch.stack(
+            [
+                torch.cat([g.flatten() for g in torch.autograd.grad(loss, used(alone), retain_graph=True)])
+                for loss in losses(alone, behind(), beside())
+            ]
+        )
+        found = bridle.per_sample(losses(model, behind(), beside()), model).grads()
+        torch.testing.assert_close(torch.cat([g.flatten(1) for g in found.values()], 1), each)
+
+
+def used(net):
+    return [p for name, p in net.named_parameters() if "unused" not in name]
+
+
 def collectives():
     """One short message and one sum; the norms of all ranks are one more."""
     model, parts = DistributedDataParallel(Net()), batch("uneven")

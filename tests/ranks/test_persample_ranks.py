@@ -57,6 +57,10 @@ def test_owners_are_known(two, wrapped):
     two.run(persample_cases.owners_are_known, wrapped)
 
 
+def test_hooks(two):
+    two.run(persample_cases.hooks)
+
+
 def test_two_meshes(four):
     four.run(persample_cases.two_meshes)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, fx, nn
 
-from .._torch import dynamo
+from .._torch import dynamo, modules
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from .._warn import warn
@@ -80,6 +80,7 @@ class Entry:
     _leaves: list[int] = field(default_factory=list)
     _sharing: tuple[Any, ...] = ()
     _rules: tuple[str | type, ...] = ()
+    _global_hooks: tuple[int, ...] = field(default_factory=modules.global_hooks)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the step in the way that is due, or leave it to the eager one."""
@@ -185,6 +186,8 @@ class Entry:
 
     def _refuse(self, inputs: Sequence[Any], *, first: bool = False) -> None:
         """Leave to the eager step what guards do not see."""
+        if modules.global_hooks() != self._global_hooks:
+            raise Redo(self)
         for i in self._leaves:
             x = inputs[i]
             if x.grad_fn is not None or dynamo.backward_hooks(x):

@@ -17,8 +17,14 @@ _HOOK = "_bridle_unfold"
 
 @contextmanager
 def no_autocast() -> Iterator[None]:
-    """Compute in the dtypes that are there: autocast is for the forward pass, and would round our products."""
+    """Compute in the dtypes that are there: autocast is for the forward pass, and would round our products.
+
+    Nor in inference mode, whose tensors torch does not watch for changes.
+    """
     with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
         for device in ("cpu", "cuda", "xpu", "mps"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))

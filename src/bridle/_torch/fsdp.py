@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -10,29 +11,38 @@ from torch import Tensor
 from ..errors import RankError
 from .nodes import op
 
-_hooks_run = 0
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state"
+_is_searched = False
 
 
-def hooks_run() -> int:
-    """Return how many pre-backward hooks of `fully_shard` have run inside `gathered` so far."""
-    return _hooks_run
+def is_own_hook(frame: FrameType) -> bool:
+    """Return whether a function that begins is the hook that `fully_shard` sets on the outputs of its modules."""
+    module = sys.modules.get(_STATE)
+    return module is not None and frame.f_code is module.FSDPState._pre_backward.__code__
 
 
-def _counted(run: Callable[[], None]) -> Callable[[], None]:
-    def counted() -> None:
-        global _hooks_run
-        _hooks_run += 1
-        run()
+@contextmanager
+def searched() -> Iterator[None]:
+    """While active, a backward pass inside `gathered` is only looking for hooks: none of `fully_shard` ends it."""
+    global _is_searched
+    _is_searched = True
+    try:
+        yield
+    finally:
+        _is_searched = False
 
-    return counted
+
+def _unless_searched(run: Callable[[], None]) -> Callable[[], None]:
+    return lambda: None if _is_searched else run()
 
 
 def is_passthrough(node: Any) -> bool:
-    """Return whether the node is an identity that FSDP or DDP inserts to hook the backward pass."""
+    """Return whether the node is an identity that FSDP, DDP or a module inserts to hook the backward pass."""
     made_by = getattr(type(node), "_forward_cls", None)
     names = {
         "torch.distributed.fsdp._fully_shard._fsdp_param_group": "RegisterPostBackwardFunction",
         "torch.nn.parallel.distributed": "_DDPSink",
+        "torch.nn.modules._functions": "BackwardHookFunction",
     }
     return made_by is not None and any(
         made_by is getattr(sys.modules.get(module), name, None) for module, name in names.items()
@@ -51,7 +61,7 @@ def waits_for_first_backward(node: Any) -> bool:
 
 def sharded_states(tensors: Iterable[Tensor]) -> list[Any]:
     """Return the `fully_shard` states of the models that hold any of these parameters."""
-    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_state")
+    module = sys.modules.get(_STATE)
     if module is None:
         return []
     references = sys.modules["torch.distributed._composable_state"]._module_state_mapping.values()
@@ -130,7 +140,7 @@ def gathered(states: Iterable[Any]) -> Iterator[None]:
     first_call = "_register_root_post_backward_final_callback"  # what each of its hooks does first
     try:
         for state in states:
-            setattr(state, first_call, _counted(getattr(state, first_call)))
+            setattr(state, first_call, _unless_searched(getattr(state, first_call)))
         for group in groups:
             _unshard(group)
             group.reduce_grads, group.reshard_after_backward, group.post_forward_mesh_info = False, False, None

@@ -37,16 +37,12 @@ class Scan(NamedTuple):
         custom: the nodes that were made by Python Functions.
         signature: ops, edges, shapes, dtypes, sizes and flags. Two graphs with the same differ in the values of
             their tensors only, and in what Python Functions keep.
-        oldest: torch's number of the first op that was recorded; each thread counts for itself.
-        newest: that of the last one.
     """
 
     nodes: list[Node]
     leaves: dict[int, Tensor]
     custom: list[Node]
     signature: tuple[Any, ...]
-    oldest: int
-    newest: int
 
 
 def scan(root: Node | None) -> Scan:
@@ -56,7 +52,6 @@ def scan(root: Node | None) -> Scan:
     leaves: dict[int, Tensor] = {}
     custom: list[Node] = []
     facts: list[Any] = []
-    numbers: list[int] = []
     for here, node in enumerate(nodes):  # it grows on the way
         kind = type(node)
         about = _KINDS.get(kind) or kind_of(node)
@@ -70,7 +65,6 @@ def scan(root: Node | None) -> Scan:
             custom.append(node)
         elif about.is_generic:
             facts.append(node.name())
-        numbers.append(node._sequence_nr())
         below = node.next_functions
         facts.append(len(below))
         for used, output_nr in below:
@@ -88,7 +82,7 @@ def scan(root: Node | None) -> Scan:
             facts += (tuple(out.shape), out.dtype)
         for name in about.values:
             facts.append(getattr(node, name))
-    return Scan(nodes, leaves, custom, _hashable(facts), min(numbers, default=0), max(numbers, default=0))
+    return Scan(nodes, leaves, custom, _hashable(facts))
 
 
 # Types of Python Functions are not kept: a program may make any number of them.

@@ -66,6 +66,10 @@ def _check_losses(losses: Any) -> None:
             "per_sample: `losses` is a single number. Pass one loss per sample; most losses give that with "
             "reduction='none'."
         )
+    if torch.is_inference_mode_enabled() and not losses.is_inference():
+        raise NoGraphError(
+            "per_sample: it is called in torch.inference_mode(), where autograd rests. Call it outside.", ()
+        )
     # A rank without samples need not have run the model.
     if not losses.requires_grad and losses.shape[0]:
         raise NoGraphError(_no_graph(losses), ())

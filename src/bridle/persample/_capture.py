@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from .. import graph
-from .._torch import fsdp
-from .._torch.dtensor import is_dtensor, stored_shard
-from .._torch.hooks import leaf_hooks
+from .._torch.dtensor import stored_shard
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
-from ._pullback import nothing, pull_back, through_hooks
+from ._hooked import differentiate_each, refuse_coupling, refuse_dtensor_hooks, through_leaf_hooks
+from ._pullback import Pulled, nothing, pull_back
 from ._tensor_uses import shard_form, shard_gradient, spread_uses
 from .engine import Losses
 from .engine.losses import Gradients
 from .ownership.cuts import UseSite
 from .ownership.find import Found, Source, find
-from .ownership.hooks import note_moment
+from .ownership.hooks import is_hooked
 from .ownership.known import Known
+from .ownership.proofs import coarsest_eps
 from .representations.base import Dense, SampleGrads
 from .representations.sum import merged
 from .rules.context import RuleContext
@@ -70,38 +70,34 @@ class Captured:
 
 def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
-    note_moment()  # whatever becomes of this call
     losses = _checkpoints.inline_checkpoints(losses)
     names = {id(tensor): name for name, tensor in parameters.items()}
     nodes, tensors = losses.scan.nodes, losses.scan.leaves
     leaves = {nodes[i]: names[id(tensor)] for i, tensor in tensors.items() if id(tensor) in names}
     if losses.samples <= 1:
-        used = set(leaves.values())
-        few = {n: p for n, p in parameters.items() if n in used}
+        few = _used(leaves, parameters)
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
-    search = partial(find, leaves, losses, known, allow_coupling=options.coupling, sharded=options.sharded)
+    refuse_dtensor_hooks(parameters)
     with structure():
-        found = search(hooks_allowed=options.sharded)
-    before = fsdp.hooks_run() if options.sharded else 0
-    run = _Run(found, leaves, losses, options)
-    if options.sharded and found.source is not Source.ASKED and found.hooks != fsdp.hooks_run() - before:
-        # Others than those of fully_shard are among the hooks: nothing is proved.
-        found = search(hooks_allowed=False)
-        run = _Run(found, leaves, losses, options)
-    note_moment()
-    whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
-    for name, hooks in leaf_hooks(parameters).items():
-        if name in whole:
-            if is_dtensor(parameters[name]):
-                raise UnsupportedOperationError(
-                    f"per_sample: a hook is registered on `{name}`, a DTensor. It would be given the shard of one "
-                    "sample's gradient. Remove it.",
-                    "",
-                    name,
-                )
-            whole[name] = through_hooks(parameters[name], hooks, whole[name])
-    return Captured(whole, found.source, found.eps, losses, run.budget_left)
+        is_free = not is_hooked(losses.scan, sharded=options.sharded)
+        found = find(leaves, losses, known, allow_coupling=options.coupling) if is_free else None
+        if found is None and not options.coupling:
+            refuse_coupling(leaves, losses, known)
+    if found is not None:
+        hooked = {name for name, leaf in parameters.items() if leaf._backward_hooks}
+        run = _Run(found, leaves, losses, options, hooked)
+        if not run.needs_engine:
+            whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
+            whole = through_leaf_hooks(parameters, whole)
+            return Captured(whole, found.source, found.eps, losses, run.budget_left)
+    forms = differentiate_each(losses, _used(leaves, parameters), retain_graph=options.retain_graph)
+    return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)
+
+
+def _used(leaves: dict[Node, str], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    used = set(leaves.values())
+    return {name: leaf for name, leaf in parameters.items() if name in used}
 
 
 class _Run:
@@ -110,10 +106,14 @@ class _Run:
     Attributes:
         forms: the gradients of each use, by the name of the parameter.
         budget_left: what is left of the memory budget.
+        needs_engine: whether a parameter with hooks has gradients that only the engine brings to them as they are.
     """
 
-    def __init__(self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options) -> None:
+    def __init__(
+        self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options, hooked: Collection[str]
+    ) -> None:
         self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
+        self._hooked, self.needs_engine = hooked, False
         bypassed = engine.bypassed(losses.root)
         if bypassed:
             _checkpoints.refuse_hidden_weights(found.cuts)
@@ -135,9 +135,7 @@ class _Run:
         # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
         self._looked_at = [] if options.coupling else found.rows.waiting(self._cuts)
         self._free = not waits and not self._looked_at and not options.retain_graph and not bypassed
-        # Else it may have to be run again.
-        self._free = self._free and (found.source is Source.ASKED or not found.hooks)
-        self._hooked = found.source is Source.ASKED and found.hooks != 0
+        self._free = self._free and not hooked  # else the graph may be needed again
         self._run(waits, all_wait)
         if not options.coupling:
             found.rows.refuse_conflict()
@@ -187,8 +185,10 @@ class _Run:
                     form = Dense(engine.inside_engine(form.dense))
                 for leaf in cut.leaves:
                     direct = cut.value.node is leaf
-                    lowered = form if direct else pull_back(form, cut.value, leaf, hooked=self._hooked)
-                    self._keep(self._leaves[leaf], lowered)
+                    lowered = form if direct else pull_back(form, cut.value, leaf)
+                    name = self._leaves[leaf]
+                    self.needs_engine |= name in self._hooked and (lowered.is_sparse or isinstance(lowered, Pulled))
+                    self._keep(name, lowered)
 
     def _keep(self, name: str, form: SampleGrads) -> None:
         """Write down what saves time, while what it is made of can be let go of at once."""

@@ -1,15 +1,15 @@
 """From a shared value down to the parameter it is made from."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import ops
-from .._torch.hooks import Hook, may_have_hooks
+from .._torch.hook_search import has_hooks
+from .._torch.hooks import hooks_registered
 from .._torch.nodes import edge_shape
+from ..errors import UnsupportedOperationError
 from . import engine
 from .representations.base import Computed, Dense, SampleGrads
 from .representations.members import Members
@@ -35,14 +35,18 @@ _ENLARGED = {
 }
 
 
-def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node, *, hooked: bool) -> SampleGrads:
+class Pulled(Computed):
+    """Gradients that the engine carries down to a parameter when they are asked for."""
+
+
+def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
     """Return per-sample gradients of the leaf, given those of a value made from it.
 
     A transposed weight, a cast one and a look-up keep their short forms. Everything else goes through the
     engine, all samples at once, or one by one where that cannot be.
     """
     while value.node is not leaf:
-        below = _step(form, value.node) if not hooked or not may_have_hooks([value.node]) else None
+        below = _step(form, value.node)
         if below is None:
             return _through_engine(form, value, graph.leaf_tensor(leaf))
         form = below
@@ -115,31 +119,37 @@ def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
 
 def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> SampleGrads:
     dtype = graph.describe(value.node)[value.output_nr].dtype
+    hooks = hooks_registered()
+
+    def pull(gradients: Tensor) -> Tensor:
+        if hooks_registered() != hooks:
+            _refuse_new_hooks(value)
+        return engine.pull(value, gradients.to(dtype), leaf)
 
     def dense(part: slice) -> Tensor:
-        return engine.pull(value, form.dense(part).to(dtype), leaf)
+        return pull(form.dense(part))
 
     def weighted(weights: Tensor) -> Tensor:
         if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
             return Computed(form.samples, leaf.shape, dense).weighted(weights)
         total = form.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
-        return engine.pull(value, total.to(dtype)[None], leaf)[0]
+        return pull(total[None])[0]
 
-    return Computed(
+    return Pulled(
         form.samples, leaf.shape, dense, weighted, held_tensors=form.held_tensors, strategy=f"{form.strategy}, pulled"
     )
 
 
-def through_hooks(leaf: Tensor, hooks: Iterable[Hook], form: SampleGrads) -> SampleGrads:
-    """Run the hooks of a parameter on the gradient of each sample, as differentiating each loss alone would."""
-    rows = []
-    for row in form.dense().to(leaf.dtype):
-        for hook in hooks:
-            changed = hook(row)
-            row = row if changed is None else changed
-        rows.append(row)
-    return Dense(torch.stack(rows))
+def _refuse_new_hooks(value: GradientEdge) -> None:
+    """Refuse to go down where a hook was registered since the call: the answer is about the moment of the call."""
+    for node in graph.reachable([value]):
+        if graph.leaf_tensor(node)._backward_hooks if graph.is_leaf(node) else has_hooks([node]):
+            raise UnsupportedOperationError(
+                f"per_sample: a hook was registered on a parameter, or on what `{graph.op(node)}` makes of one, since "
+                "the call. Register it before, or ask before you do.",
+                graph.op(node),
+            )
 
 
 def nothing(samples: int, leaf: Tensor) -> SampleGrads:

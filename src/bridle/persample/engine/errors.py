@@ -77,4 +77,10 @@ def _explanation(where: str, torch_says: str) -> BridleError | None:
             "leave it uncompiled.",
             "CompiledFunctionBackward",
         )
+    if "_will_engine_execute_node" in torch_says:
+        return UnsupportedOperationError(
+            f"per_sample: a hook waits for the gradients of several tensors, parameters among them, in {where}. torch "
+            "runs such hooks in backward() alone, not where gradients are returned. Remove the handle that "
+            f"register_multi_grad_hook returned, or register it with mode='any'. torch says: {torch_says}"
+        )
     return None

@@ -16,15 +16,15 @@ _HELD_BYTES = 1 << 26
 _GROUPS_AT_MOST = 4
 
 
-def ask(losses: Losses, nodes: Iterable[Node], *, hooked: bool = False) -> dict[Node, tuple[SampleLayout, ...] | None]:
+def ask(losses: Losses, nodes: Iterable[Node], *, custom: bool = False) -> dict[Node, tuple[SampleLayout, ...] | None]:
     """Ask who owns the outputs of these ops; None for an op with an output that samples share.
 
-    With `hooked`, refuse hooks that make the gradient of one sample depend on others.
+    With `custom`, refuse custom Functions that make the gradient of one sample depend on others.
     """
     found: dict[Node, tuple[SampleLayout, ...] | None] = {}
     for few in _in_groups(nodes):
         found |= {node: tuple(SampleLayout.empty(losses.samples) for _ in graph.describe(node)) for node in few}
-        found |= probe(losses.visit, few, losses.samples, losses.root, hooked=hooked)
+        found |= probe(losses.visit, few, losses.samples, losses.root, custom=custom)
     return found
 
 

@@ -5,7 +5,6 @@ from torch import Tensor
 from ..._torch.dtensor import is_crossing, is_dtensor, shard_ranges, sharded_dims, spec_of, stored_shard
 from ..._torch.signature import Scan
 from ...errors import UnsupportedOperationError
-from .hooks import note_moment
 from .owners import SEVERAL, Owners
 
 
@@ -42,11 +41,9 @@ def refuse_asking(scan: Scan) -> None:
         UnsupportedOperationError: there are DTensors in the graph.
     """
     if any(map(is_crossing, scan.custom)) or any(map(is_dtensor, scan.leaves.values())):
-        note_moment()  # a hook that is gone does not count against the next graph
         raise UnsupportedOperationError(
             "per_sample: the model is tensor parallel, and whose the elements of its DTensors are is not proved by the "
             "structure of its graph: it has a hook, an op or a collective that is not known, a batch that is cut over "
             "the ranks of the mesh, or losses that depend on other samples. Leave that out, or spread the model with "
-            "fully_shard or DistributedDataParallel alone. (A hook that was registered on something else since the "
-            "last call counts once: then compute the losses again.)"
+            "fully_shard or DistributedDataParallel alone."
         )

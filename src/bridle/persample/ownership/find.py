@@ -1,6 +1,6 @@
 """Find the cuts of a graph and the owners there: by proof, which is kept, or else by asking the engine every time."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
@@ -8,7 +8,6 @@ from functools import cache, partial
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from ..._torch import hooks as torch_hooks
 from ..._torch.signature import packed_nodes
 from ...errors import BatchCouplingError, UnsupportedOperationError
 from ..engine import Losses
@@ -17,7 +16,6 @@ from .coupling import refuse_shared_data, shared_input, used_in_parts
 from .crossings import refuse_asking
 from .cuts import UseSite, find_cuts
 from .data_rows import DataRows, data_uses
-from .hooks import hooks_of
 from .known import Known
 from .layout import SampleLayout
 from .ops import Step, moves_by_index
@@ -32,6 +30,7 @@ class Source(Enum):
     PROVED = "proved from the structure of the graph"
     FOLLOWED = "followed through the indices of this step"
     ASKED = "asked of the engine at this step"
+    ALONE = "not needed: there is a hook, so each loss is differentiated alone"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,6 @@ class Found:
         ends: the rest of them.
         source: how owners were found.
         rows: which rows of data are used for which sample.
-        hooks: how many hooks may have been registered on this graph; None if unknown.
         eps: rounding of the coarsest dtype at a cut.
     """
 
@@ -57,19 +55,10 @@ class Found:
     ends: list[Node]
     source: Source
     rows: DataRows
-    hooks: int | None
     eps: float
 
 
-def find(
-    leaves: dict[Node, str],
-    losses: Losses,
-    known: Known,
-    *,
-    allow_coupling: bool,
-    sharded: bool,
-    hooks_allowed: bool,
-) -> Found:
+def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool, hooked: bool = False) -> Found:
     """Return the cuts above some leaves and the owners there.
 
     Args:
@@ -77,28 +66,36 @@ def find(
         losses: what is differentiated.
         known: what is no data.
         allow_coupling: accept data of one sample in the loss of another.
-        sharded: `fully_shard` holds parameters.
-        hooks_allowed: rely on proofs although hooks were registered: they are those that `fully_shard` sets.
+        hooked: there are hooks, so the engine may not be asked: they would be given gradients that are not those of
+            the losses.
 
     Raises:
         BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
-        UnsupportedOperationError: a hook stands at an op that uses a parameter.
+        UnsupportedOperationError: there are hooks, and the engine would have to be asked.
     """
-    hooks = hooks_of(losses.scan, sharded=sharded)
-    provable = hooks is not None and (hooks == 0 or hooks_allowed)
-    found = _found(leaves, losses, known, hooks, provable)
-    if hooks != 0:
-        refuse_node_hooks(found.cuts)
+    found = _found(leaves, losses, known, hooked)
     if not allow_coupling:
         _refuse_coupling(found, losses, known)
         if len(leaves) < len(losses.scan.leaves):
-            _refuse_coupling_below(leaves, losses, known, hooks, provable)
+            _refuse_coupling_below(leaves, losses, known, hooked)
     return found
 
 
-def _found(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None, provable: bool) -> Found:
-    proved = _proved(leaves, losses, known, hooks) if provable and hooks is not None else None
-    return proved or _asked(leaves, losses, known, hooks)
+def _found(leaves: dict[Node, str], losses: Losses, known: Known, hooked: bool) -> Found:
+    proved = _proved(leaves, losses, known)
+    if proved is None and hooked:
+        raise _hook_refusal()
+    return proved or _asked(leaves, losses, known)
+
+
+def _hook_refusal() -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        "per_sample: a hook is registered on a value or an op behind the losses, and whether samples are kept apart "
+        "there does not follow from the structure of the graph: it has an op that is not known (a custom Function, an "
+        "in-place write into a slice), or losses that depend on other samples. The engine would have to be asked, and "
+        "the hook would be given gradients that are not those of the losses. Remove the hook, or register it on a "
+        "parameter; or pass allow_coupling=True to differentiate each loss alone."
+    )
 
 
 def _refuse_coupling(found: Found, losses: Losses, known: Known) -> None:
@@ -108,20 +105,20 @@ def _refuse_coupling(found: Found, losses: Losses, known: Known) -> None:
         refuse_shared_data(found.cuts, found.owners, found.rows, known, lambda node: node in in_parts())
 
 
-def _refuse_coupling_below(
-    leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None, provable: bool
-) -> None:
+def _refuse_coupling_below(leaves: dict[Node, str], losses: Losses, known: Known, hooked: bool) -> None:
     """Refuse coupling in the part of the graph below which lie only parameters that were not asked about, or inputs."""
     others = [node for node in map(losses.scan.nodes.__getitem__, losses.scan.leaves) if node not in leaves]
     inputs = [node for node in others if known.is_input(node)]
     parameters = {node: "" for node in others if node not in inputs}
     if parameters:
-        _refuse_coupling(_found({**leaves, **parameters}, losses, known, hooks, provable), losses, known)
+        _refuse_coupling(_found({**leaves, **parameters}, losses, known, hooked), losses, known)
     batches = [node for node in inputs if known.rows in graph.leaf_tensor(node).shape[:2]]
     if batches:
         owners = prove(losses.root, losses.sample_of)
         known_here = [node for node in batches if node in owners and not owners[node][0].is_proved]
         doubtful = [node for node in known_here if _has_rows(node, losses, owners)]
+        if doubtful and (hooked or any(graph.leaf_tensor(node)._backward_hooks for node in doubtful)):
+            raise _hook_refusal()
         for node, layouts in ask(losses, doubtful).items():
             if layouts is None:
                 raise shared_input(graph.leaf_tensor(node))
@@ -134,15 +131,15 @@ def _has_rows(node: Node, losses: Losses, owners: Mapping[Node, tuple[Owners, ..
     return any(Step(use.node, owners[use.node], use.position, shape).sends().varies for use in uses)
 
 
-def _proved(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int) -> Found | None:
+def _proved(leaves: dict[Node, str], losses: Losses, known: Known) -> Found | None:
     """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
-    found = _applied(proof_of(leaves, losses), Source.PROVED, losses, known, hooks)
+    found = _applied(proof_of(leaves, losses), Source.PROVED, losses, known)
     if found is None and any(moves_by_index(node) for node in losses.scan.nodes):
-        found = _applied(try_to_prove(leaves, losses, by_indices=True), Source.FOLLOWED, losses, known, hooks)
+        found = _applied(try_to_prove(leaves, losses, by_indices=True), Source.FOLLOWED, losses, known)
     return found
 
 
-def _applied(proof: Proof | None, source: Source, losses: Losses, known: Known, hooks: int) -> Found | None:
+def _applied(proof: Proof | None, source: Source, losses: Losses, known: Known) -> Found | None:
     """Return what a proof says about this very graph."""
     if proof is None:
         return None
@@ -162,7 +159,7 @@ def _applied(proof: Proof | None, source: Source, losses: Losses, known: Known, 
             return None  # structure alone may see more mixing than there is
     layouts = {nodes[n]: found for n, found in proof.layouts.items()}
     passed, ends = ([nodes[n] for n in some] for some in (proof.passed, proof.ends))
-    return Found(cuts, layouts, owners, passed, ends, source, rows, hooks, proof.eps)
+    return Found(cuts, layouts, owners, passed, ends, source, rows, proof.eps)
 
 
 def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> bool:
@@ -173,9 +170,9 @@ def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> 
     return any(nodes[n] is node for n in proof.in_parts[0])
 
 
-def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | None) -> Found:
+def _asked(leaves: dict[Node, str], losses: Losses, known: Known) -> Found:
     refuse_asking(losses.scan)
-    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, hooked=hooks != 0 or bool(losses.scan.custom)))
+    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, custom=bool(losses.scan.custom)))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)
@@ -192,19 +189,4 @@ def _asked(leaves: dict[Node, str], losses: Losses, known: Known, hooks: int | N
     rows = DataRows(known, losses.scan.nodes, packed_nodes(told))
     rows.add(data_uses(told, cuts, leaves, losses.scan))
     passed, ends = losses.passed_and_ends(layouts)
-    return Found(cuts, layouts, owners, passed, ends, Source.ASKED, rows, hooks, coarsest_eps(layouts))
-
-
-def refuse_node_hooks(cuts: Iterable[UseSite]) -> None:
-    """Refuse hooks on the very ops that use parameters: rules would go around them.
-
-    Raises:
-        UnsupportedOperationError: there is such a hook.
-    """
-    for node in dict.fromkeys(cut.node for cut in cuts):
-        if torch_hooks.has_node_hooks(node):
-            raise UnsupportedOperationError(
-                f"per_sample: a hook is registered on `{graph.op(node)}`, which uses a parameter. It may change the "
-                "gradient in a way that cannot be split by sample. Remove it, or register it on the tensor instead.",
-                graph.op(node),
-            )
+    return Found(cuts, layouts, owners, passed, ends, Source.ASKED, rows, coarsest_eps(layouts))

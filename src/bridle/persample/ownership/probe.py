@@ -39,7 +39,7 @@ _AT_A_TIME = 1 << 16
 
 
 def probe(
-    visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor, *, hooked: bool
+    visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor, *, custom: bool
 ) -> dict[Node, tuple[SampleLayout, ...] | None]:
     """Find who owns what at the outputs of some ops.
 
@@ -48,7 +48,7 @@ def probe(
         nodes: the ops.
         samples: how many samples there are.
         root: the losses.
-        hooked: whether hooks may change gradients, in ways that depend on which samples take part.
+        custom: whether custom Functions may change gradients in ways that depend on which samples take part.
 
     Returns:
         For each op that gets a gradient, one layout per output; None where samples share elements.
@@ -60,7 +60,7 @@ def probe(
     marks: dict[Node, list[Tensor | None]] = {}
     shared: dict[Node, None] = {}
     asked = list(nodes)
-    same = _SameEveryTime() if hooked else None
+    same = _SameEveryTime() if custom else None
     for run, takes_part in enumerate(codes.takes_part):
         mark = partial(_mark, marks, run, len(codes.takes_part))
         visit(asked, base * takes_part, mark if same is None else same.before(mark))
@@ -105,8 +105,8 @@ class _SameEveryTime:
             if node in self._changed:
                 raise UnsupportedOperationError(
                     f"per_sample: the gradient of one sample at `{graph.op(node)}` depends on which other samples are "
-                    "there. A hook or a custom Function between the losses and it does this, such as one that divides "
-                    "by a norm over the batch. Remove it, or let it treat each sample alone.",
+                    "there. A custom Function between the losses and it does this, such as one that divides by a norm "
+                    "over the batch. Remove it, or let it treat each sample alone.",
                     graph.op(node),
                 )
 

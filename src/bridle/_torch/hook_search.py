@@ -1,0 +1,120 @@
+"""Find out whether hooks stand on the nodes of a graph, without running them."""
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+from torch.utils._pytree import tree_leaves
+
+from .hooks import has_node_hooks
+
+IsKnown: TypeAlias = Callable[[FrameType], bool]
+# torch's text for an output of a custom Function that is no tensor, or has no gradient: there can be no hook.
+_NO_OUTPUT = "was_default_constructed"
+
+
+class _Witness(Tensor):
+    """A gradient that no op may be given while it is sent. Later it is zeros."""
+
+    is_sent = False
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(value, _Witness) and value.is_sent for value in tree_leaves((args, kwargs))):
+            raise RuntimeError
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+class _CalledError(Exception):
+    """Python code is about to be run by the engine: a hook."""
+
+
+def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> bool:
+    """Return whether a hook was registered on one of these nodes, or on an output of its op.
+
+    torch cannot list the hooks of a tensor. A gradient is sent to each output and no further. Python functions that the
+    engine calls then are stopped before they begin, so that hooks neither run nor can hide. One that is written in C
+    runs, and is known by what it did with the gradient: it handed it to an op, kept it, or returned another.
+
+    Args:
+        nodes: the nodes.
+        is_known: given the frame of a Python function that begins, returns whether that is a hook which does not count
+            and may run.
+    """
+    nodes = list(nodes)
+    if any(map(has_node_hooks, nodes)):
+        return True
+    edges = [(GradientEdge(node, i), out) for node in nodes for i, out in enumerate(node._input_metadata)]
+    sent: dict[Any, _Witness] = {}
+    for _, out in edges:
+        key = _key(out)
+        if key not in sent:
+            sent[key] = torch.zeros((), dtype=out.dtype, device=out.device).expand(key[0]).as_subclass(_Witness)
+    witnesses = [(edge, sent[_key(out)]) for edge, out in edges]
+    if sys.getprofile() is None:
+        return _is_stopped(witnesses, is_known)
+    found: list[bool] = []  # a profiler is at work here, and none in a new thread
+    thread = threading.Thread(target=lambda: found.append(_is_stopped(witnesses, is_known)))
+    thread.start()
+    thread.join()
+    return found != [False]
+
+
+def _key(out: Any) -> tuple[Any, ...]:
+    return tuple(out.shape), out.dtype, out.device
+
+
+def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: IsKnown) -> bool:
+    """Send each gradient to its edge; return whether anything was called there, or something else came back."""
+    engine = torch.autograd.Variable._execution_engine
+    run = getattr(engine, "engine", engine).run_backward  # nobody who watches backward passes is to see this one
+    is_running, runs = False, 0
+    known: FrameType | None = None
+
+    def stop(frame: FrameType, event: str, called: Any) -> None:
+        nonlocal is_running, runs, known
+        if known is not None:
+            known = None if event == "return" and frame is known else known
+        elif event == "call" and is_running:  # else a signal has come, and its handler is to run
+            if not is_known(frame):
+                raise _CalledError
+            known = frame
+        elif event.startswith("c_"):
+            is_running = event == "c_call" and called == run
+            runs += is_running
+
+    collects = gc.isenabled()
+    gc.disable()  # finalizers are to run
+    try:
+        for _, witness in witnesses:
+            witness.is_sent = True
+        with torch.autograd.set_multithreading_enabled(False):  # hooks are called in this thread, on every device
+            sys.setprofile(stop)
+            for edge, witness in witnesses:
+                holders = sys.getrefcount(witness)
+                try:
+                    sent = run((edge,), (witness,), True, False, (edge,), allow_unreachable=True, accumulate_grad=False)
+                except RuntimeError as error:
+                    if _NO_OUTPUT in str(error):
+                        continue
+                    raise
+                if sent[0] is not witness:
+                    return True
+                del sent
+                if sys.getrefcount(witness) != holders:
+                    return True
+        return runs != len(witnesses)  # a Python that does not tell of every run would not tell of hooks either
+    except Exception:  # ours, the witness's, or of a hook that is written in C
+        return True
+    finally:
+        sys.setprofile(None)
+        for _, witness in witnesses:  # a hook may have kept it
+            witness.is_sent = False
+        if collects:
+            gc.enable()

@@ -1,0 +1,104 @@
+"""Gradients where there are hooks: these run as if each loss were differentiated alone."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from .. import graph
+from .._torch.dtensor import is_dtensor
+from .._torch.engine import torch_grad
+from ..errors import UnsupportedOperationError
+from . import engine
+from .engine import Losses
+from .ownership.crossings import refuse_asking
+from .ownership.find import find
+from .ownership.known import Known
+from .representations.base import Dense, SampleGrads
+
+
+def refuse_dtensor_hooks(leaves: Mapping[str, Tensor]) -> None:
+    """Refuse hooks on parameters that are DTensors: they would be given the shard of one sample's gradient.
+
+    Raises:
+        UnsupportedOperationError: there is such a hook.
+    """
+    for name, leaf in leaves.items():
+        if leaf._backward_hooks and is_dtensor(leaf):
+            raise UnsupportedOperationError(
+                f"per_sample: a hook is registered on `{name}`, a DTensor. It would be given the shard of one "
+                "sample's gradient. Remove it.",
+                "",
+                name,
+            )
+
+
+def through_leaf_hooks(leaves: Mapping[str, Tensor], forms: dict[str, SampleGrads]) -> dict[str, SampleGrads]:
+    """Send the gradient of each sample through the hooks of its parameter, sample by sample, in runs of the engine."""
+    hooked = {name: leaf for name, leaf in leaves.items() if leaf._backward_hooks and name in forms}
+    if not hooked:
+        return forms
+    edges = [graph.edge_of(leaf) for leaf in hooked.values()]
+    given = [forms[name].dense().to(leaf.dtype) for name, leaf in hooked.items()]
+    written = [torch.empty_like(gradients) for gradients in given]
+    for sample in range(len(given[0])):
+        # A copy of its own: a hook may change it in place, and others may share its memory.
+        alone = [gradients[sample].clone() for gradients in given]
+        with engine.explain_errors("the graph of the losses"):
+            found = torch_grad(edges, edges, alone)
+        for rows, gradient in zip(written, found, strict=True):
+            rows[sample] = _plain(gradient)
+    return forms | {name: Dense(rows) for name, rows in zip(hooked, written, strict=True)}
+
+
+def refuse_coupling(leaves: dict[Node, str], losses: Losses, known: Known) -> None:
+    """Refuse losses that depend on other samples, by the structure of the graph alone: no hook is run.
+
+    Raises:
+        BatchCouplingError: the data of one sample enters the loss of another.
+        UnsupportedOperationError: the structure of the graph does not tell.
+    """
+    found = find(leaves, losses, known, allow_coupling=False, hooked=True)
+    packed = found.rows.waiting(())
+
+    def look() -> None:
+        for node in packed:
+            found.rows.add_packed(node, partial(engine.saved, node))
+
+    if packed:
+        engine.inside_engine(look)
+        found.rows.refuse_conflict()
+
+
+def differentiate_each(losses: Losses, leaves: Mapping[str, Tensor], *, retain_graph: bool) -> dict[str, SampleGrads]:
+    """Differentiate the loss of each sample alone. Hooks on the way may do whatever they like.
+
+    Raises:
+        UnsupportedOperationError: there are DTensors or reentrant checkpoints in the graph.
+    """
+    refuse_asking(losses.scan)
+    if engine.bypassed(losses.root):
+        raise UnsupportedOperationError(
+            "per_sample: there is a hook for which each loss has to be differentiated alone, and there are reentrant "
+            "checkpoints, around which it might be run twice. Pass use_reentrant=False to "
+            "torch.utils.checkpoint.checkpoint, or remove the hook."
+        )
+    edges = [graph.edge_of(leaf) for leaf in leaves.values()]
+    rows: dict[str, Tensor] = {}
+    for sample in range(losses.samples):
+        only = (losses.sample_of == sample).to(losses.root)
+        keep = retain_graph or sample < losses.samples - 1
+        found = engine.gradients_at(losses.root, only, edges, retain_graph=keep)
+        for name, gradient in zip(leaves, found, strict=True):
+            if gradient is not None:
+                if name not in rows:
+                    size = (losses.samples, *leaves[name].shape)
+                    rows[name] = torch.zeros(size, dtype=gradient.dtype, device=gradient.device)
+                rows[name][sample] = _plain(gradient)
+    return {name: Dense(rows[name]) for name in leaves if name in rows}
+
+
+def _plain(gradient: Tensor) -> Tensor:
+    return (gradient.to_dense() if gradient.is_sparse else gradient).detach()

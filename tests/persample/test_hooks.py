@@ -1,0 +1,472 @@
+"""Hooks of every kind: numbers are those of a loop that differentiates each loss alone, or there are none."""
+
+import cProfile
+import functools
+import gc
+import signal
+import sys
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bridle
+from bridle._torch.hook_search import has_hooks
+from bridle.errors import BatchCouplingError, BridleError, UnsupportedOperationError
+
+B, D = 5, 4
+
+
+class Net(nn.Module):
+    """A net whose values can be hooked: between its layers, or made from a parameter."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.register = where, None
+        self.a, self.b = nn.Linear(D, D), nn.Linear(D, D, bias=False)
+
+    def hooked(self, where, value):
+        if self.register is not None and where == self.where:
+            self.register(value)
+        return value
+
+    def forward(self, x):
+        h = self.hooked("hidden", torch.tanh(self.a(x)))
+        h = self.hooked("view", (h * 1.5).view(B, 2, 2)).view(B, D)
+        weight = self.hooked("weight", self.b.weight.t())
+        weight = self.hooked("product", weight * 1.5)
+        return self.hooked("losses", (h @ weight).square().sum(1))
+
+
+# Hooks ----------------------------------------------------------------------------------------------------------------
+# Each is made anew for every run: some count.
+
+
+def doubles():
+    return lambda g: 2 * g
+
+
+def adds_the_norm():
+    return lambda g: g + g.norm()
+
+
+def above_a_size():
+    return lambda g: 0.5 * g if g.norm() > 10 else None
+
+
+def below_a_size():
+    return lambda g: 0.5 * g if g.norm() < 10 else None
+
+
+def flips():
+    return lambda g: g.flip(0)
+
+
+def in_place():
+    return lambda g: g.mul_(g.abs().sum())
+
+
+def through_data():
+    def hook(g):
+        g.data.mul_(g.data.abs().sum())
+
+    return hook
+
+
+def catches_everything():
+    def hook(g):
+        try:
+            return g * g.norm()
+        except BaseException:
+            return None
+
+    return hook
+
+
+def of_one_type():
+    return lambda g: g * g.norm() if type(g) is torch.Tensor else None
+
+
+def every_second_time():
+    seen = []
+
+    def hook(g):
+        seen.append(1)
+        return g * 3 if len(seen) % 2 == 0 else None
+
+    return hook
+
+
+def only_once():
+    left = [1]
+    return lambda g: g * 3 if left and left.pop() else None
+
+
+def looks():
+    seen = []
+    return lambda g: seen.append(g.norm())
+
+
+class Callable:
+    def __call__(self, g):
+        return g * g.norm()
+
+
+HOOKS = [
+    doubles,
+    adds_the_norm,
+    above_a_size,
+    below_a_size,
+    flips,
+    in_place,
+    through_data,
+    catches_everything,
+    of_one_type,
+    every_second_time,
+    only_once,
+    looks,
+    Callable,
+    lambda: torch.square,
+    lambda: functools.partial(torch.mul, torch.tensor(2.0)),
+]
+
+
+def on_tensor(hook):
+    return lambda value: value.register_hook(hook())
+
+
+def on_node_before(hook):
+    hook = hook()
+    return lambda value: value.grad_fn.register_prehook(lambda given: tuple(given[:0]) or _replaced(hook, given))
+
+
+def on_node_after(hook):
+    hook = hook()
+    return lambda value: value.grad_fn.register_hook(lambda sent, _: _replaced(hook, sent))
+
+
+def _replaced(hook, gradients):
+    found = hook(gradients[0])
+    return None if found is None else (found, *gradients[1:])
+
+
+PLACES = ["hidden", "view", "weight", "product", "losses"]
+WAYS = [on_tensor, on_node_before, on_node_after]
+
+
+def x_of(seed=0):
+    return 3 * torch.randn(B, D, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def net(where):
+    torch.manual_seed(0)
+    return Net(where).double()
+
+
+def loop(model, losses):
+    """Return what each loss alone gives."""
+    names, leaves = zip(*model.named_parameters(), strict=True)
+    rows = [torch.autograd.grad(loss, leaves, retain_graph=True) for loss in losses.unbind()]
+    return {name: torch.stack(found) for name, found in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def check(make, register, ask, **options):
+    """Compare with a loop over a second graph, with hooks of its own."""
+    model = make()
+    model.register = register()
+    expected = loop(model, model(x_of()))
+    model.register = register()
+    ps = bridle.per_sample(model(x_of()), model, **options)
+    check_answers(ps, model, expected, ask)
+
+
+def check_answers(ps, model, expected, ask):
+    rows = torch.cat([one.flatten(1) for one in expected.values()], 1)
+    if ask == "grads":
+        found = torch.cat([ps.grads()[name].flatten(1) for name in expected], 1)
+        torch.testing.assert_close(found, rows)
+    elif ask == "norms":
+        torch.testing.assert_close(ps.norms(), rows.norm(dim=1))
+    elif ask == "weighted_":
+        weights = torch.arange(1.0, B + 1, dtype=torch.float64)
+        ps.weighted_(weights)
+        torch.testing.assert_close(written(model), weights @ rows)
+    elif ask == "clip_":
+        limit = float(rows.norm(dim=1).median()) or 1.0
+        ps.clip_(limit)
+        factors = (limit / rows.norm(dim=1).clamp(min=1e-300)).clamp(max=1) / B
+        torch.testing.assert_close(written(model), factors @ rows)
+    else:
+        torch.testing.assert_close(ps.dot(), rows @ rows.mean(0))
+
+
+def written(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("ask", ["grads", "norms", "weighted_", "clip_", "dot"])
+@pytest.mark.parametrize("where", PLACES)
+def test_hooks_on_tensors(where, ask):
+    for hook in HOOKS:
+        check(lambda: net(where), lambda hook=hook: on_tensor(hook), ask, memory_budget=0)
+
+
+@pytest.mark.parametrize("way", [on_node_before, on_node_after])
+@pytest.mark.parametrize("where", PLACES[:4])
+def test_hooks_on_nodes(where, way):
+    for hook in HOOKS:
+        check(lambda: net(where), lambda hook=hook: way(hook), "grads")
+
+
+def on_parameters(model, hook):
+    return [parameter.register_hook(hook()) for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("ask", ["grads", "norms", "weighted_", "clip_", "dot"])
+def test_hooks_on_parameters(ask):
+    """One of them is used directly, one through a transposed product."""
+    for hook in HOOKS:
+        model = net("")
+        handles = on_parameters(model, hook)
+        expected = loop(model, model(x_of()))
+        for handle in handles:
+            handle.remove()
+        on_parameters(model, hook)
+        check_answers(bridle.per_sample(model(x_of()), model, memory_budget=0), model, expected, ask)
+
+
+def test_a_hook_that_writes_to_the_gradient_of_a_parameter_changes_no_other():
+    """Gradients of the two are one tensor, seen twice."""
+    a, b = (nn.Parameter(torch.ones(D, dtype=torch.float64)) for _ in range(2))
+    a.register_hook(lambda g: g.zero_())
+    found = bridle.per_sample((x_of() + a + b).square().sum(1), [a, b]).grads()
+    torch.testing.assert_close(list(found.values())[1], 2 * (x_of() + 2))
+    assert not next(iter(found.values())).any()
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_hooks_on_several_tensors_at_once(mode):
+    """torch itself does not run those that wait for all gradients of leaves but in backward()."""
+    model, seen = net(""), []
+    handle = torch.autograd.graph.register_multi_grad_hook(tuple(model.parameters()), seen.append, mode=mode)
+    if mode == "all":
+        with pytest.raises(UnsupportedOperationError, match="register_multi_grad_hook"):
+            bridle.per_sample(model(x_of()), model)
+        handle.remove()
+    expected = loop(model, model(x_of()))
+    before = list(seen)
+    seen.clear()
+    check_answers(bridle.per_sample(model(x_of()), model), model, expected, "grads")
+    assert len(seen) == len(before)
+
+
+REGISTER = ["register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook"]
+
+
+@pytest.mark.parametrize("register", REGISTER)
+@pytest.mark.parametrize("layer", ["a", ""])
+@pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
+def test_hooks_of_modules(register, layer):
+    for change in (lambda g: None, lambda g: g * g.norm()):
+        model = net("")
+
+        def hook(_, *gradients, change=change):
+            first, *others = gradients[0]
+            found = None if first is None else change(first)
+            return None if found is None else (found, *others)
+
+        getattr(model.get_submodule(layer), register)(hook)
+        x = x_of().requires_grad_()  # else torch warns
+        expected = loop(model, model(x))
+        check_answers(bridle.per_sample(model(x), model), model, expected, "grads")
+
+
+def test_hooks_see_the_gradients_of_the_losses_and_no_others():
+    model, seen = net("hidden"), []
+    model.register = lambda h: h.register_hook(lambda g: seen.append(g.clone()))
+    loop(model, model(x_of()))
+    before = list(seen)
+    seen.clear()
+    ps = bridle.per_sample(model(x_of()), model)
+    ps.norms(), ps.grads(), ps.clip_(1.0)
+    torch.testing.assert_close(seen, before)
+
+
+def test_hooks_under_a_checkpoint():
+    model = net("")
+
+    def region(x):
+        h = torch.tanh(model.a(x))
+        if h.requires_grad:  # else a reentrant checkpoint is running its region for the first time
+            h.register_hook(lambda g: g * g.norm())
+        return model.b(h)
+
+    def losses():
+        return checkpoint(region, x_of(), use_reentrant=False).square().sum(1)
+
+    expected = loop(model, losses())
+    check_answers(bridle.per_sample(losses(), model), model, expected, "grads")
+    x = x_of().requires_grad_()
+    with pytest.raises(UnsupportedOperationError, match="use_reentrant=False"):
+        bridle.per_sample(checkpoint(region, x, use_reentrant=True).square().sum(1), model)
+
+
+def test_coupling_is_refused_where_there_are_hooks():
+    model = net("hidden")
+    model.register = lambda h: h.register_hook(lambda g: 2 * g)
+
+    def losses():
+        return model(x_of()) + model(x_of()).mean()
+
+    with pytest.raises(BridleError, match="allow_coupling=True"):
+        bridle.per_sample(losses(), model)
+    expected = loop(model, losses())
+    check_answers(bridle.per_sample(losses(), model, allow_coupling=True), model, expected, "grads")
+
+
+def test_data_under_a_checkpoint_is_looked_at_where_there_are_hooks():
+    model, x = net(""), x_of()
+
+    def losses():
+        h = checkpoint(lambda x: model.a(x) + model.b(x).flip(0), x, use_reentrant=False)
+        h.register_hook(lambda g: None)
+        return h.square().sum(1)
+
+    with pytest.raises(BatchCouplingError):
+        bridle.per_sample(losses(), model)
+
+
+def test_a_hook_and_an_op_that_nothing_is_known_of():
+    model, calls = net("hidden"), []
+    model.register = lambda h: h.register_hook(lambda g: calls.append(1))
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g
+
+    with pytest.raises(UnsupportedOperationError, match="Remove the hook"):
+        bridle.per_sample(Same.apply(model(x_of())), model)
+    assert not calls
+
+
+@pytest.mark.parametrize("where", ["parameter", "product"])
+def test_a_hook_that_is_registered_between_the_call_and_the_answer(where):
+    weight = nn.Parameter(torch.randn(D, D, dtype=torch.float64))
+    product = weight * 1.5
+    ps = bridle.per_sample((x_of() @ product).square().sum(1), [weight])
+    {"parameter": weight, "product": product}[where].register_hook(lambda g: g * g.norm())
+    with pytest.raises(UnsupportedOperationError, match="since"):
+        ps.grads()
+
+
+def test_a_hook_on_a_table_with_sparse_gradients_is_given_them():
+    table = nn.Embedding(6, D, sparse=True, dtype=torch.float64)
+    table.weight.register_hook(lambda g: g * 3 if g.is_sparse else g)
+    ids = torch.arange(B)
+    losses = table(ids).square().sum(1)
+    rows = [torch.autograd.grad(loss, table.weight, retain_graph=True)[0].to_dense() for loss in losses]
+    torch.testing.assert_close(bridle.per_sample(losses, table).grads()["weight"], torch.stack(rows))
+
+
+def test_hooks_on_inputs_are_not_run():
+    model, x, calls = net(""), x_of().requires_grad_(), []
+    x.register_hook(lambda g: calls.append(1))
+    expected = loop(model, model(x))
+    check_answers(bridle.per_sample(model(x), model), model, expected, "grads")
+    assert not calls
+
+
+# The search -----------------------------------------------------------------------------------------------------------
+
+
+def hooked_node(hook):
+    value = torch.ones(3, requires_grad=True) * 2
+    value.register_hook(hook)
+    return value
+
+
+def test_the_search_runs_no_hook():
+    calls = []
+    for hook in (
+        lambda g: calls.append(g),
+        functools.partial(lambda _, g: calls.append(g), 1),
+        functools.lru_cache(calls.append),
+    ):
+        value = hooked_node(hook)
+        assert has_hooks([value.grad_fn])
+    assert not calls
+
+
+def test_the_search_finds_hooks_that_are_written_in_c():
+    kept = []
+    for hook in (kept.append, torch.neg, torch.Tensor.zero_, id):
+        value = hooked_node(hook)
+        assert has_hooks([value.grad_fn])
+    assert torch.stack(kept).sum() == 0  # one like any other, afterwards
+    assert "0." in repr(kept[0])
+
+
+def test_the_search_leaves_a_profiler_at_work():
+    value, plain = hooked_node(lambda g: None), torch.ones(3, requires_grad=True) * 2
+    profiler = cProfile.Profile()
+    with profiler:
+        assert has_hooks([value.grad_fn])
+        assert not has_hooks([plain.grad_fn])
+        sorted([3, 1, 2])
+    assert any("sorted" in str(entry.code) for entry in profiler.getstats())
+    events = []
+    sys.setprofile(lambda *event: events.append(event[1]))
+    try:
+        assert has_hooks([value.grad_fn])
+        events.clear()
+        sorted([3, 1, 2])
+    finally:
+        sys.setprofile(None)
+    assert "c_call" in events
+
+
+def test_the_search_leaves_finalizers_and_signals_to_run():
+    class Cycle:
+        def __init__(self):
+            self.me = self
+
+    ends, signals, node = [], [], (torch.ones(3, requires_grad=True) * 2).grad_fn
+    weakref.finalize(Cycle(), ends.append, 1)
+    before = gc.get_threshold()
+    handler = signal.signal(signal.SIGALRM, lambda *_: signals.append(1))
+    gc.set_threshold(1)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        for _ in range(100):
+            assert not has_hooks([node] * 20)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        gc.set_threshold(*before)
+    gc.collect()
+    assert ends
+    assert signals
+    assert gc.isenabled()
+
+
+def test_the_search_passes_over_outputs_without_a_gradient():
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone(), 3, x.argsort()
+
+        @staticmethod
+        def backward(ctx, g, *_):
+            return g
+
+    value = Both.apply(torch.ones(3, requires_grad=True))[0]
+    assert not has_hooks([value.grad_fn])
+    value.register_hook(lambda g: None)
+    assert has_hooks([value.grad_fn])

@@ -18,10 +18,13 @@ _HOOK = "_bridle_unfold"
 @contextmanager
 def no_autocast() -> Iterator[None]:
     """Compute in the dtypes that are there: autocast is for the forward pass, and would round our products."""
+    enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
+    if not enabled:
+        yield
+        return
     with ExitStack() as stack:
-        for device in ("cpu", "cuda", "xpu", "mps"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
+        for device in enabled:
+            stack.enter_context(torch.autocast(device, enabled=False))
         yield
 
 

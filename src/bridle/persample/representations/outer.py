@@ -59,6 +59,9 @@ class Outer(SampleGrads):
         doubt = gram_doubt(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
         return redo_where_lost(self, squares, doubt)
 
+    def norm_factors(self) -> tuple[Tensor, ...]:
+        return (upcast_half(self.left), upcast_half(self.right)) if self.rows == 1 else ()
+
     def weighted(self, weights: Tensor) -> Tensor:
         left, right = self.left, self.right
         if left.shape[-1] <= right.shape[-1]:

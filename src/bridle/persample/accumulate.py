@@ -8,7 +8,7 @@ from . import tracing
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
     """Add to ``.grad``, as backward would."""
-    gradient = gradient.to(parameter.dtype)
+    gradient = gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)
     before = parameter.grad
     if tracing.local.tracer is not None:
         tracing.local.tracer.add_to_grad(parameter, gradient)

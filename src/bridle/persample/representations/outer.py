@@ -68,10 +68,12 @@ class Outer(SampleGrads):
             left = scale_rows(left, weights)
         else:
             right = scale_rows(right, weights)
-        dtype = torch.promote_types(left.dtype, right.dtype)
+        if left.dtype != right.dtype:
+            dtype = torch.promote_types(left.dtype, right.dtype)
+            left, right = left.to(dtype), right.to(dtype)
         if self.left.stride(0) < self.left.stride(1):  # rows lie by time, then by sample: copied otherwise
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return left.flatten(0, 1).T.to(dtype) @ right.flatten(0, 1).to(dtype)
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
 
     def dot(self, direction: Tensor) -> Tensor:
         if self.left.is_complex():

@@ -21,13 +21,16 @@ def no_autocast() -> Iterator[None]:
 
     Nor in inference mode, whose tensors torch does not watch for changes.
     """
+    enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
+    if not enabled and not torch.is_inference_mode_enabled():
+        yield
+        return
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
-        for device in ("cpu", "cuda", "xpu", "mps"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
+        for device in enabled:
+            stack.enter_context(torch.autocast(device, enabled=False))
         yield
 
 

@@ -1,5 +1,6 @@
 """Graphs of ATen ops: traced from Python without values, and compiled."""
 
+import copy
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
+
+# The argument of ops of bridle that is what a recurrent layer keeps for its own gradient. They can do without.
+_WORKSPACE = "block"
 
 
 @contextmanager
@@ -100,15 +104,36 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
+    graph = _without_workspaces(graph)
     with as_recorded(), config.patch(fallback_random=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about itself, which would stop the compilation where they are errors
         found: Any = compile_fx(graph, list(inputs))
     return found  # type: ignore[no-any-return]
 
 
+def _without_workspaces(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph in which ops of bridle do without what recurrent layers keep, which inductor does not hand on."""
+    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in copied.graph.nodes:
+        names = [argument.name for argument in node.target._schema.arguments] if _is_own(node) else []
+        if _WORKSPACE in names:
+            unused = node.args[names.index(_WORKSPACE)]
+            node.args = tuple(None if name == _WORKSPACE else x for name, x in zip(names, node.args, strict=True))
+            while unused is not None and not unused.users:
+                below = unused.all_input_nodes[0]
+                copied.graph.erase_node(unused)
+                unused = below
+    copied.recompile()
+    return copied
+
+
+def _is_own(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", "") == "bridle"
+
+
 def own_ops(graph: fx.GraphModule) -> list[str]:
     """Return the names of ops of a graph that are bridle's own, each once."""
-    targets = [node.target for node in graph.graph.nodes if getattr(node.target, "namespace", "") == "bridle"]
+    targets = [node.target for node in graph.graph.nodes if _is_own(node)]
     return sorted({str(target).split(".")[1] for target in targets})
 
 

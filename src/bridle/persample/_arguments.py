@@ -29,8 +29,8 @@ def read_losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor |
     """Return what is differentiated, and the numbers of the groups."""
     _check_losses(losses)
     count = losses.shape[0]
-    with torch.enable_grad():
-        root = losses.reshape(count, prod(losses.shape[1:])).sum(1)
+    with torch.enable_grad():  # a tensor of its own, which stays when the losses are changed in place
+        root = losses.clone() if losses.dim() == 1 else losses.reshape(count, prod(losses.shape[1:])).sum(1)
     if groups is None:
         with tracing.structure():
             return Losses(root, torch.arange(count, device=root.device), count), None

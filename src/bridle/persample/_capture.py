@@ -153,12 +153,13 @@ class _Run:
                 self._apply(node, gradients)
 
         found, losses = self._found, self._losses
-        engine.visit(losses.root, None, found.passed, found.ends, see, retain_graph=not self._free)
-        late += [(node, (None,) * len(found.layouts[node])) for node in missed]
-        if inside or self._looked_at:
-            engine.inside_engine(lambda: self._apply_late(late))
-        else:
-            self._apply_late(late)
+        with torch.no_grad():  # as inside the engine
+            engine.visit(losses.root, None, found.passed, found.ends, see, retain_graph=not self._free)
+            late += [(node, (None,) * len(found.layouts[node])) for node in missed]
+            if inside or self._looked_at:
+                engine.inside_engine(lambda: self._apply_late(late))
+            else:
+                self._apply_late(late)
 
     def _apply_late(self, late: list[tuple[Node, Gradients]]) -> None:
         for node, gradients in late:
@@ -170,25 +171,24 @@ class _Run:
         """Apply the rule to each use by one op."""
         cache: dict[str, Any] = {}
         layouts, samples, coupling = self._found.layouts[node], self._losses.samples, self._options.coupling
-        with torch.no_grad():
-            for cut in self._cuts[node]:
-                ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, coupling, cache)
-                if node in self._packed:
-                    self._found.rows.add_packed(node, ctx.saved)
-                if (node, cut.position) in self._spread:
-                    for leaf in cut.leaves:
-                        name = self._leaves[leaf]
-                        self._keep(name, shard_form(cut, ctx, self._found.owners[node], leaf, name))
-                    continue
-                form = rules.apply(ctx)
-                if self._free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
-                    form = Dense(engine.inside_engine(form.dense))
+        for cut in self._cuts[node]:
+            ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, coupling, cache)
+            if node in self._packed:
+                self._found.rows.add_packed(node, ctx.saved)
+            if (node, cut.position) in self._spread:
                 for leaf in cut.leaves:
-                    direct = cut.value.node is leaf
-                    lowered = form if direct else pull_back(form, cut.value, leaf)
                     name = self._leaves[leaf]
-                    self.needs_engine |= name in self._hooked and (lowered.is_sparse or isinstance(lowered, Pulled))
-                    self._keep(name, lowered)
+                    self._keep(name, shard_form(cut, ctx, self._found.owners[node], leaf, name))
+                continue
+            form = rules.apply(ctx)
+            if self._free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
+                form = Dense(engine.inside_engine(form.dense))
+            for leaf in cut.leaves:
+                direct = cut.value.node is leaf
+                lowered = form if direct else pull_back(form, cut.value, leaf)
+                name = self._leaves[leaf]
+                self.needs_engine |= name in self._hooked and (lowered.is_sparse or isinstance(lowered, Pulled))
+                self._keep(name, lowered)
 
     def _keep(self, name: str, form: SampleGrads) -> None:
         """Write down what saves time, while what it is made of can be let go of at once."""

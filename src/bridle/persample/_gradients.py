@@ -94,5 +94,5 @@ class BatchGradients:
     @cached_property
     def _dtype(self) -> torch.dtype:
         """The dtype of norms and products of all parameters: that of the widest."""
-        dtypes = [real_dtype(p.dtype) for p in self._parameters.values()]
+        dtypes = [real_dtype(dtype) for dtype in {p.dtype for p in self._parameters.values()}]
         return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)

@@ -12,7 +12,7 @@ from ._ranks import Handshake, SampleRanks
 from ._scatter import Layout, Scattered, scatter_sums
 from ._tensor_ranks import TensorRanks
 from .representations.base import SampleGrads
-from .representations.numerics import double
+from .representations.numerics import are_few, double
 from .tracing import all_hold
 
 _BUCKET = 1 << 24  # elements in one message of gradients
@@ -51,7 +51,8 @@ def local_sums(
             each = torch.view_as_real(noise) if noise.is_complex() else noise  # as much for each real number
             each.normal_(0, deviation, generator=generator)
             total = among.shard_of_first(noise, leaves[name]) + total
-        yield name, total.to(torch.promote_types(parameter.dtype, torch.float32))
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        yield name, total if total.dtype == dtype else total.to(dtype)
 
 
 def add_up(
@@ -109,6 +110,8 @@ def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
                 "Pass a larger gamma."
             )
         return found
+    if are_few(norms):  # with the bits of what is below, where torch multiplies by the reciprocal
+        return norms.new_tensor([min(1.0, limit * (1 / norm)) if norm > 0 else 1.0 for norm in norms.tolist()])
     return (limit / norms).clamp(max=1).where(norms > 0, 1)
 
 

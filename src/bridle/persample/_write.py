@@ -15,7 +15,7 @@ from ._ranks import Handshake
 from ._reduce import add_up, factors, local_sums, nonfinite_message, weigher
 from .accumulate import accumulate
 from .representations.base import Dense
-from .tracing import all_hold
+from .representations.numerics import all_finite, unchanged_weights
 
 Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 
@@ -94,26 +94,26 @@ class WriteAnswers(BatchGradients):
         with self._asked():
             self._keep_what_pays()
             total = self._lengths()
-            good = torch.isfinite(total)
-            bad = 0 if all_hold(good) else int((~good).sum())
+            good = None if all_finite(total) else torch.isfinite(total)
+            bad = 0 if good is None else int((~good).sum())
             factor_of = self._clip_factors(settings, total, good)
             agreed = self._handshake("clip_", settings.same(), bad=bad, sparse=self._sparse())
             if not settings.drop and agreed.bad:
-                raise NonFiniteGradientError(nonfinite_message(good, agreed, self._ranks))
+                raise NonFiniteGradientError(nonfinite_message(torch.isfinite(total), agreed, self._ranks))
             divisor = settings.divide_by or max(1, agreed.total)
             weights = {n: factor / divisor for n, factor in factor_of.items()}
             weights = weights if settings.per_parameter else dict.fromkeys(self._forms, weights[""])
-            weigh = weigher(self._forms, weights, good if bad else None)
+            weigh = weigher(self._forms, weights, good)
             deviation = settings.deviation(len(self._parameters), self._scale / divisor)
             self._write(agreed, weigh, deviation, generator)
         return total.to(self._dtype)
 
-    def _clip_factors(self, settings: ClipSettings, total: Tensor, good: Tensor) -> dict[str, Tensor]:
+    def _clip_factors(self, settings: ClipSettings, total: Tensor, good: Tensor | None) -> dict[str, Tensor]:
         """Return what each sample is multiplied by: for each parameter, or by the name "" for all of them."""
         each = {name: self._unscaled(n) for name, n in self._norms().each.items()} if settings.per_parameter else {}
         found = {n: factors(norms, settings.max_norm, settings.gamma) for n, norms in (each or {"": total}).items()}
         # A sample without a finite norm gets no weight, whatever its other norms are.
-        return {n: factor.where(good, 0) for n, factor in found.items()}
+        return found if good is None else {n: factor.where(good, 0) for n, factor in found.items()}
 
     def _write(
         self,
@@ -128,7 +128,9 @@ class WriteAnswers(BatchGradients):
         sums = local_sums(
             self._leaves, self._parameters, wanted, self._forms.keys(), weigh, noise, generator, self._tensor
         )
-        for name, total in add_up(sums, self._ranks, self._layouts()):
+        with unchanged_weights():
+            totals = add_up(sums, self._ranks, self._layouts())
+        for name, total in totals:
             accumulate(self._parameters[name], total)
 
     def _keep_what_pays(self) -> None:

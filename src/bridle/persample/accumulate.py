@@ -8,11 +8,12 @@ from . import tracing
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:
     """Add to ``.grad``, as backward would."""
-    with torch.no_grad():
-        gradient = gradient.to(parameter.dtype)
-        if tracing.local.tracer is not None:
-            tracing.local.tracer.add_to_grad(parameter, gradient)
-        elif parameter.grad is None:
-            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
-        else:
-            parameter.grad = parameter.grad + gradient if parameter.grad.is_sparse else parameter.grad.add_(gradient)
+    gradient = gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)
+    before = parameter.grad
+    if tracing.local.tracer is not None:
+        tracing.local.tracer.add_to_grad(parameter, gradient)
+    elif before is None:
+        parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
+    else:
+        with torch.no_grad():
+            parameter.grad = before + gradient if before.is_sparse else before.add_(gradient)

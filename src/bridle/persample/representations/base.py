@@ -59,6 +59,10 @@ class SampleGrads(ABC):
         """
         return torch.cat([square(row_norms(self.dense(part))) for part in self.chunks()])
 
+    def norm_factors(self) -> tuple[Tensor, ...]:
+        """Return tensors whose norms, of each sample's part, multiply to that of its gradient, if there are such."""
+        return ()
+
     def weighted(self, weights: Tensor) -> Tensor:
         """Return the sum over samples of weight times gradient."""
         parts = []
@@ -133,6 +137,9 @@ class Dense(SampleGrads):
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         return square(row_norms(self.values))
+
+    def norm_factors(self) -> tuple[Tensor, ...]:
+        return (self.values,)
 
     def weighted(self, weights: Tensor) -> Tensor:
         return weighted_sum(self.values, weights)

@@ -4,7 +4,7 @@ Legend: b sample, k image of a sample (nearly always one), c and o channels, p o
 """
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -18,6 +18,11 @@ from .numerics import scale_rows, upcast_half
 from .outer import TRAFFIC, gram_doubt, gram_sums
 
 OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
+# Larger blocks are had from the system anew each time, which costs more than a Gram matrix.
+_STORED_BYTES = 1 << 25
+# In a convolution with a group for each sample, so many products of channels are a wide group, and fewer channels than
+# this a narrow one.
+_WIDE, _NARROW = 128 * 128, 8
 _ARGUMENTS = (
     "Tensor g, Tensor x, int[] shape, "
     "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups"
@@ -58,18 +63,20 @@ class Convolved(SampleGrads):
 
     def _gram_is_cheaper(self) -> bool:
         """Compare pixels x pixels products of unfolded images with the weight itself."""
-        plain: bool = self.options["groups"] == 1 and not self.options["transposed"] and len(self.shape) in (3, 4)
-        if not plain or self.g.shape[1] != 1:
+        if not _has_columns(self.g, self._settings):
             return False
         o, side = self.shape[0], prod(self.shape[1:])
         gram = self.pixels**2 * (o + side + 2 * TRAFFIC) + 2 * TRAFFIC * self.pixels * side
-        return gram < self.pixels * o * side
+        # Written down, one product serves the norm and the sum after it, and is then read twice.
+        stored = 3 * TRAFFIC * o * side if self.nbytes() <= _STORED_BYTES else inf
+        return gram < min(self.pixels * o * side, stored)
 
 
 def weight_gradients(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
     """Return the gradient of each sample: (samples, *shape).
 
-    Samples are folded into groups, so that one ordinary call gives each of them its own weight.
+    Samples are folded into groups, so that one ordinary call gives each of them its own weight. Where the kernels for
+    groups are poor, images are unfolded instead.
 
     Args:
         g: gradients at the output, (samples, images, channels, *pixels).
@@ -77,12 +84,14 @@ def weight_gradients(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) 
         shape: that of the weight.
         options: those of the convolution.
     """
+    if not len(g):
+        return g.new_empty(0, *shape)
+    if _has_columns(g, options) and _columns_are_faster(shape):
+        return _from_columns(g[:, 0], x[:, 0], shape, options)
     out = g.new_empty(len(g), *shape)
-    if options[-1] == 1 and shape[0] * shape[1] >= 128 * 128:  # grouped kernels are poor at wide groups
+    if options[-1] == 1 and prod(shape[:2]) >= _WIDE:
         for one, one_g, one_x in zip(out, g, x, strict=True):
             one.copy_(_weight_gradient(one_g, one_x, shape, *options))
-        return out
-    if not len(g):
         return out
     for few in in_chunks(len(g), prod(shape) + g[0].numel() + x[0].numel()):  # more at once is slower as well
         folded_g, folded_x = (values[few].transpose(0, 1).flatten(1, 2) for values in (g, x))
@@ -101,7 +110,7 @@ def convolution_gram_sums(g: Tensor, x: Tensor, shape: Sequence[int], *options: 
     parts = []
     for few in in_chunks(len(g), unfolded):
         left, right = _unfolded(g[few, 0], x[few, 0], shape, options)
-        parts.append(torch.stack(gram_sums(left, right)))
+        parts.append(torch.stack(gram_sums(left.transpose(1, 2), right.transpose(1, 2))))
     return torch.cat(parts, 1)
 
 
@@ -112,15 +121,48 @@ def _weight_gradient(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) 
     return found
 
 
+def _has_columns(g: Tensor, options: Sequence[Any]) -> bool:
+    """Return whether the gradient is a product with the columns of one unfolded image for each sample."""
+    *_, transposed, _, groups = options
+    return bool(groups == 1 and not transposed and g.shape[1] == 1 and not g.is_complex())
+
+
+def _columns_are_faster(shape: Sequence[int]) -> bool:
+    """Return whether one product of unfolded images is faster than a convolution with a group for each sample.
+
+    The kernels for groups are poor where a group is wide, or has channels that do not fill a register. Those of 1 x 1
+    convolutions unfold nothing.
+    """
+    return shape[1] < _NARROW or prod(shape[2:]) == 1 or prod(shape[:2]) >= _WIDE // 2
+
+
+def _from_columns(g: Tensor, x: Tensor, shape: Sequence[int], options: Sequence[Any]) -> Tensor:
+    o, side = shape[0], prod(shape[1:])
+    swapped = side <= o  # the short side first is faster
+    out = g.new_empty(len(g), *((side, o) if swapped else (o, side)))
+    for few in in_chunks(len(g), prod(g.shape[2:]) * side):
+        left, right = _unfolded(g[few], x[few], shape, options)
+        if swapped:
+            torch.bmm(right, left.transpose(1, 2), out=out[few])
+        else:
+            torch.bmm(left, right.transpose(1, 2), out=out[few])
+    return (out.transpose(1, 2) if swapped else out).reshape(-1, *shape)
+
+
 def _unfolded(g: Tensor, x: Tensor, shape: Sequence[int], options: Sequence[Any]) -> tuple[Tensor, Tensor]:
-    """Return the two factors whose outer products over pixels are the gradient."""
-    stride, padding, dilation, *_ = options
-    kernel = tuple(shape[2:])
-    if len(shape) == 3:  # a row of pixels is an image of height one
-        x, g = x.unsqueeze(2), g.unsqueeze(2)
-        kernel, stride, padding, dilation = (1, *kernel), (1, *stride), (0, *padding), (1, *dilation)
-    columns = F.unfold(x, kernel, dilation, padding, stride)
-    return g.flatten(2).transpose(1, 2), columns.transpose(1, 2)
+    """Return the two factors, (sample, side, pixel), whose products over pixels are the gradient.
+
+    `torch.nn.functional.unfold` makes the same columns, one number at a time; a strided copy takes rows of them.
+    """
+    kernel, pixels = shape[2:], g.shape[2:]
+    stride, padding, dilation = (tuple(x) * (len(kernel) if len(x) == 1 else 1) for x in options[:3])
+    if any(padding):
+        x = F.pad(x, [n for size in reversed(padding) for n in (size, size)])
+    sample, channel, *steps = x.stride()
+    inside = [step * n for step, n in zip(steps, dilation, strict=True)]
+    across = [step * n for step, n in zip(steps, stride, strict=True)]
+    windows = x.as_strided((*x.shape[:2], *kernel, *pixels), (sample, channel, *inside, *across))
+    return g.flatten(2), windows.reshape(len(x), prod(shape[1:]), prod(pixels))
 
 
 def _form_of_gradients(g: Tensor, _: Tensor, shape: Sequence[int], *__: Any) -> Tensor:

@@ -1,6 +1,9 @@
 """Norms of each sample's gradient, of every parameter and of all together."""
 
 from collections.abc import Mapping
+from functools import reduce
+from itertools import islice
+from operator import mul
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from torch import Tensor
 from ..tracing import all_hold
 from .base import SampleGrads
 from .gram_cache import GramCache
-from .numerics import row_norms
+from .numerics import norms_of_rows, row_norms
 
 # Squares beyond these have lost digits in float64, or all of them.
 _SMALLEST, _LARGEST = 1e-290, 1e300
@@ -31,9 +34,20 @@ class Norms:
             extreme: names of those whose squares may be beyond float64.
         """
         grams = GramCache(factor for form in forms.values() for factor in form.gram_factors)
-        self.each = {name: _lengths(form, grams, name in extreme) for name, form in forms.items()}
+        short = _by_factors(forms)
+        self.each = {
+            name: short[name] if name in short else _lengths(form, grams, name in extreme)
+            for name, form in forms.items()
+        }
         parts = list(self.each.values()) or [torch.zeros(samples, dtype=torch.float64)]
         self.total = row_norms(torch.stack(parts, 1))
+
+
+def _by_factors(forms: Mapping[str, SampleGrads]) -> dict[str, Tensor]:
+    """Return the norms of those forms that have factors, all of which are looked at together."""
+    factors = {name: found for name, form in forms.items() if (found := form.norm_factors())}
+    lengths = iter(norms_of_rows([x for found in factors.values() for x in found]).unbind() if factors else ())
+    return {name: reduce(mul, islice(lengths, len(found))) for name, found in factors.items()}
 
 
 def _lengths(form: SampleGrads, grams: GramCache, extreme: bool) -> Tensor:

@@ -1,6 +1,9 @@
 """Norms and weights at every size that a dtype has, and complex numbers as pairs of real ones."""
 
-from math import prod
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import inf, isfinite, prod
 
 import torch
 from torch import Tensor
@@ -31,16 +34,14 @@ def as_rows(block: Tensor) -> Tensor:
     """Return (samples, ...) as a real matrix with one row per sample; a complex number is two real ones."""
     if block.is_complex():
         block = torch.view_as_real(block.resolve_conj())
-    return block if block.dim() == 2 else block.reshape(block.shape[0], prod(block.shape[1:]))
+    return block.flatten(1) if block.dim() > 1 else block[:, None]
 
 
 def row_norms(block: Tensor) -> Tensor:
     """Return the norm of each sample's part, in float64, also where its dtype cannot hold the squares."""
     rows = as_rows(block)
-    info = torch.finfo(rows.dtype)
     lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
-    # Each square that is too small for the dtype takes up to `tiny` from the sum.
-    smallest = (1e10 * info.tiny * rows.shape[1]) ** 0.5
+    smallest = _smallest_norm(rows.dtype, rows.shape[1])
     if tracing.local.tracer is not None:
         tracing.local.tracer.assume_sizes(lengths / smallest, row_max(rows))
         return lengths
@@ -52,6 +53,23 @@ def row_norms(block: Tensor) -> Tensor:
     unit = torch.where((size > 0) & (size < torch.inf), size, 1)
     lengths[~lossless] = torch.linalg.vector_norm(few / unit[:, None], dim=1) * unit
     return lengths
+
+
+def _smallest_norm(dtype: torch.dtype, width: int) -> float:
+    """Return above which size norms of rows are exact: each square too small for the dtype loses up to `tiny`."""
+    smallest: float = (1e10 * torch.finfo(dtype).tiny * width) ** 0.5
+    return smallest
+
+
+def norms_of_rows(blocks: Sequence[Tensor]) -> Tensor:
+    """Return the `row_norms` of several tensors, (tensors, samples), with one look at all of them."""
+    rows = [as_rows(block) for block in blocks]
+    if not is_traced() and len({each.dtype for each in rows}) == 1:
+        lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
+        widest = max([each.shape[1] for each in rows])
+        if _lie_within(lengths.view(-1), _smallest_norm(rows[0].dtype, widest), inf):
+            return lengths
+    return torch.stack([row_norms(block) for block in blocks])
 
 
 def row_max(block: Tensor) -> Tensor:
@@ -77,8 +95,50 @@ def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     return x if _lie_within(sizes, info.tiny * 2.0**26, info.max * 2.0**-26, or_zero=True) else double(x)
 
 
+class _Local(threading.local):
+    # Weights as they were cast for a dtype and device, with the weights themselves, whose ids are the keys.
+    cast: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] | None = None
+
+
+_local = _Local()
+
+
+@contextmanager
+def unchanged_weights() -> Iterator[None]:
+    """While open, nobody changes weights, so that each is tested and cast once for all that it is multiplied with."""
+    _local.cast = None if is_traced() else {}
+    try:
+        yield
+    finally:
+        _local.cast = None
+
+
+def _fitted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values and the weights they are about to be multiplied by, in a dtype that can hold both."""
+    x = upcast_half(x)
+    key, cast = (id(weights), x.dtype, x.device), _local.cast
+    if cast is None or key not in cast:
+        x = widen_for(x, weights)
+        fitting = weights.to(x)
+        if cast is not None:
+            cast[key] = fitting, weights
+        return x, fitting
+    fitting = cast[key][0]
+    return x if fitting.dtype == x.dtype else double(x), fitting
+
+
 # So many numbers are looked at one by one sooner than a few kernels can be launched.
 _FEW = 128
+
+
+def are_few(x: Tensor) -> bool:
+    """Return whether numbers are to be computed with one by one, as Python's own."""
+    return not is_traced() and x.numel() <= _FEW and x.device.type == "cpu"
+
+
+def all_finite(x: Tensor) -> bool:
+    """Return whether no number is NaN or infinite."""
+    return all(map(isfinite, x.tolist())) if are_few(x) else all_hold(torch.isfinite(x))
 
 
 def _lie_within(sizes: Tensor, smallest: float, largest: float, *, or_zero: bool = False) -> bool:
@@ -92,15 +152,15 @@ def _lie_within(sizes: Tensor, smallest: float, largest: float, *, or_zero: bool
 
 def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:
     """Return the sum over samples of weight times what belongs to the sample."""
-    block = widen_for(block, weights)
+    block, weights = _fitted(block, weights)
     rows = block.reshape(block.shape[0], prod(block.shape[1:]))
-    return (weights.to(block) @ rows).view(block.shape[1:])
+    return (weights @ rows).view(block.shape[1:])
 
 
 def scale_rows(x: Tensor, weights: Tensor) -> Tensor:
     """Multiply what belongs to each sample by its weight."""
-    x = widen_for(x, weights)
-    return x * weights.to(x).view(-1, *(1,) * (x.dim() - 1))
+    x, weights = _fitted(x, weights)
+    return x * weights.view(-1, *(1,) * (x.dim() - 1))
 
 
 def is_moderate(x: Tensor) -> bool:

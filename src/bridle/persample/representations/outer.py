@@ -59,16 +59,21 @@ class Outer(SampleGrads):
         doubt = gram_doubt(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
         return redo_where_lost(self, squares, doubt)
 
+    def norm_factors(self) -> tuple[Tensor, ...]:
+        return (upcast_half(self.left), upcast_half(self.right)) if self.rows == 1 else ()
+
     def weighted(self, weights: Tensor) -> Tensor:
         left, right = self.left, self.right
         if left.shape[-1] <= right.shape[-1]:
             left = scale_rows(left, weights)
         else:
             right = scale_rows(right, weights)
-        dtype = torch.promote_types(left.dtype, right.dtype)
+        if left.dtype != right.dtype:
+            dtype = torch.promote_types(left.dtype, right.dtype)
+            left, right = left.to(dtype), right.to(dtype)
         if self.left.stride(0) < self.left.stride(1):  # rows lie by time, then by sample: copied otherwise
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return left.flatten(0, 1).T.to(dtype) @ right.flatten(0, 1).to(dtype)
+        return left.flatten(0, 1).T @ right.flatten(0, 1)
 
     def dot(self, direction: Tensor) -> Tensor:
         if self.left.is_complex():

@@ -52,6 +52,8 @@ def _cross(a: SampleGrads, b: SampleGrads) -> Tensor | None:
 
 def merged(forms: Sequence[SampleGrads]) -> SampleGrads:
     """Return the gradients of a value with several uses: those in one form joined, then their sum."""
+    if len(forms) == 1:
+        return forms[0]
     by_form: dict[type[SampleGrads], list[SampleGrads]] = {}
     for form in forms:
         by_form.setdefault(type(form), []).append(form)

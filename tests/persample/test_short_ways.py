@@ -1,0 +1,112 @@
+"""Short ways for small batches: one look at many norms, Python's numbers for few, weights tested and cast once."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import bridle
+from bridle.persample import _reduce
+from bridle.persample.representations import numerics
+from bridle.persample.representations.base import Dense
+from bridle.persample.representations.norms import Norms
+from bridle.persample.representations.outer import Outer
+
+SIZES = st.sampled_from([0.0, 1e-45, 1e-30, 1e-12, 1.0, 1e12, 1e30, math.inf, math.nan])
+
+
+def same(found, expected, **tolerance):
+    torch.testing.assert_close(found, expected, equal_nan=True, **tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(SIZES, min_size=1, max_size=4),
+    samples=st.integers(0, 3),
+    dtypes=st.lists(st.sampled_from([torch.float32, torch.float64, torch.complex64]), min_size=1, max_size=3),
+    shape=st.sampled_from([(), (1,), (5,), (1, 7), (0,), (2, 3, 2)]),
+)
+def test_norms_of_several_tensors_are_those_of_each(sizes, samples, dtypes, shape):
+    scale = torch.tensor([sizes[i % len(sizes)] for i in range(samples)], dtype=torch.float64)
+    each = scale.view(-1, *(1,) * len(shape))
+    blocks = [(torch.randn(samples, *shape) * each).to(dtype) for dtype in dtypes]
+    same(numerics.norms_of_rows(blocks), torch.stack([numerics.row_norms(block) for block in blocks]))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_norms_by_factors_are_those_of_gradients_written_down(size, dtype):
+    left, right = torch.randn(4, 1, 3) * size, torch.randn(4, 1, 5)
+    left[1] = 0
+    forms = {"weight": Outer(left.to(dtype), right.to(dtype)), "bias": Dense(left[:, 0].to(dtype))}
+    found = Norms(forms, 4, frozenset(forms))
+    for name, form in forms.items():
+        same(found.each[name], form.dense().double().flatten(1).norm(dim=1), rtol=1e-6, atol=0)
+    same(found.total, torch.stack([*found.each.values()]).norm(dim=0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(norms=st.lists(st.floats(0) | st.just(math.nan), max_size=9), limit=st.floats(1e-300, allow_infinity=True))
+def test_few_factors_are_those_of_many(norms, limit):
+    few = torch.tensor(norms, dtype=torch.float64)
+    found = _reduce.factors(few, limit, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "_FEW", -1)
+        many = _reduce.factors(few, limit, None)
+        assert numerics.all_finite(few) == bool(few.isfinite().all())
+    good = few.isfinite()  # others are given no weight
+    assert torch.equal(found[good], many[good])
+    assert numerics.all_finite(few) == bool(good.all())
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-40, 1e-30, 1.0, 1e30, 1e40])
+def test_weights_that_are_cast_once_weigh_the_same(size):
+    weights = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64) * size
+    blocks = [torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 2).half()]
+    alone = [numerics.weighted_sum(block, weights) for block in blocks]
+    rows = [numerics.scale_rows(block, weights) for block in blocks]
+    with numerics.unchanged_weights():
+        for block, total, scaled in zip(blocks, alone, rows, strict=True):
+            assert torch.equal(numerics.weighted_sum(block, weights), total)
+            assert torch.equal(numerics.scale_rows(block, weights), scaled)
+    assert numerics._local.cast is None
+
+
+def test_weights_may_change_between_two_calls():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    ps = bridle.per_sample(model(x).square().sum(1), model)
+    weights = torch.ones(4)
+    ps.weighted_(weights)
+    first = model.weight.grad.clone()
+    weights.data.mul_(3)  # unseen by version counters
+    ps.weighted_(weights)
+    same(model.weight.grad, 4 * first)
+
+
+def test_losses_may_be_changed_in_place_afterwards():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    losses = model(x).square().sum(1)
+    ps = bridle.per_sample(losses, model)
+    losses.mul_(5)
+    ps.audit()
+    same(ps.norms(), bridle.per_sample(model(x).square().sum(1), model).norms())
+
+
+def test_losses_of_one_and_of_more_dimensions_have_the_same_gradients():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    one = bridle.per_sample(model(x).square().sum(1), model).grads()
+    more = bridle.per_sample(model(x).square(), model).grads()
+    for name, found in one.items():
+        same(found, more[name])
+
+
+def test_gradients_that_are_there_are_added_to():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    for times in (1, 2):
+        bridle.per_sample(model(x).square().sum(1), model).weighted_(torch.ones(4))
+        (expected,) = torch.autograd.grad(model(x).square().sum(), model.weight)
+        same(model.weight.grad, times * expected)
+        assert not model.weight.grad.requires_grad

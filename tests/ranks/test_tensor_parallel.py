@@ -2,6 +2,7 @@
 
 import pytest
 import tensor_parallel_cases as cases
+import tensor_parallel_faults as faults
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,24 @@ def test_case(two, case):
 
 def test_shards_of_different_sizes(ranks):
     ranks.run(cases.uneven)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        faults.different_copies,
+        faults.different_inside_a_checkpoint,
+        faults.losses_apart,
+        faults.differ_by_rounding,
+        faults.changed_in_place,
+        faults.crossings,
+        faults.not_differentiable,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_fault(two, case):
+    two.run(case)
+
+
+def test_faults_on_a_mesh_of_two_dimensions(four):
+    four.run(faults.two_dimensional_mesh)

@@ -47,6 +47,5 @@ def refuse_asking(scan: Scan) -> None:
             "per_sample: the model is tensor parallel, and whose the elements of its DTensors are is not proved by the "
             "structure of its graph: it has a hook, an op or a collective that is not known, a batch that is cut over "
             "the ranks of the mesh, or losses that depend on other samples. Leave that out, or spread the model with "
-            "fully_shard or DistributedDataParallel alone. (A hook that was registered on something else since the "
-            "last call counts once: then compute the losses again.)"
+            "fully_shard or DistributedDataParallel alone."
         )

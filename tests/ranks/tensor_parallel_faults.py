@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from persample_cases import lengths, refused, whole
-from tensor_parallel_cases import tensor_mesh
+from tensor_parallel_cases import grid, tensor_mesh
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import bridle
@@ -237,3 +238,16 @@ def two_dimensional_mesh():
             assert_same(ps, {"w": torch.stack(rows)})
         else:
             refused(lambda losses=losses: bridle.per_sample(losses, {"w": wide}), "RankError")
+
+
+def data_parallel_wrapper():
+    """DistributedDataParallel around a tensor-parallel model takes its parameters apart."""
+    mesh = grid()
+    model = cut(mesh["tp"])
+    held = dict(model.named_parameters())
+    wrapped = DistributedDataParallel(model, device_mesh=mesh["dp"])
+    local = dict(wrapped.named_parameters())
+    for parameters in (wrapped, local, held):
+        text = refused(lambda p=parameters: bridle.per_sample(wrapped(inputs(4, 6)).square().sum(1), p))
+        assert "has taken the DTensors of a tensor-parallel model apart" in text
+        assert "fully_shard" in text

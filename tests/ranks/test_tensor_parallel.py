@@ -70,5 +70,6 @@ def test_fault(two, case):
     two.run(case)
 
 
-def test_faults_on_a_mesh_of_two_dimensions(four):
-    four.run(faults.two_dimensional_mesh)
+@pytest.mark.parametrize("case", [faults.two_dimensional_mesh, faults.data_parallel_wrapper], ids=lambda c: c.__name__)
+def test_fault_over_two_dimensions(four, case):
+    four.run(case)

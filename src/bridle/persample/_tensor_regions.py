@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import graph
-from .._torch.dtensor import crossing, grad_placements, is_crossing, is_dtensor
+from .._torch.dtensor import crossing, grad_placements, is_crossing, is_dtensor, is_taken_apart
 from ..errors import UnsupportedOperationError
 from .engine import Losses
 
@@ -69,6 +69,7 @@ def _add(regions: Regions, node: Node, found: tuple[str, Any, tuple[Any, ...]] |
     (used,) = below
     if used in regions.spread:
         return  # of a DTensor, which torch refuses when it is run
+    _refuse_taken_apart(used)
     _refuse_grad_placements(node, places)
     whole = {i for i, place in enumerate(places) if place.is_replicate()}
     if whole & regions.varies[used]:
@@ -110,6 +111,16 @@ def _is_parameter(node: Node) -> bool:
 
 def _is_redistribution(node: Node) -> bool:
     return is_crossing(node) and crossing(node) is None
+
+
+def _refuse_taken_apart(node: Node) -> None:
+    if graph.is_leaf(node) and is_taken_apart(graph.leaf_tensor(node)):
+        raise UnsupportedOperationError(
+            "per_sample: DistributedDataParallel(device_mesh=...) has taken the DTensors of a tensor-parallel model "
+            "apart, so that model.parameters() does not list them any more. Use fully_shard over that dimension of the "
+            "mesh instead; or leave the model as it is, and pass process_group=mesh[...] to per_sample, which adds up "
+            "over the ranks."
+        )
 
 
 def _refuse_grad_placements(node: Node, places: tuple[Any, ...]) -> None:

@@ -153,9 +153,14 @@ def changed_in_place():
                     x += 1
                 ps.norms()
     x = inputs(4, 6)
-    x += 1  # before the forward pass, which torch does not tell from after
-    assert "x.clone()" in refused(lambda: ask(cut(plain=False), x), "InplaceModifiedError")
-    assert_same(ask(cut(plain=False), x.clone()), alone(m := Mlp(plain=False), m(x).square().sum(1)))
+    x += 1  # before the forward pass
+    assert_same(ask(cut(plain=False), x), alone(m := Mlp(plain=False), m(x).square().sum(1)))
+    assert not x.requires_grad
+    table = parallelize_module(nn.Embedding(8, 4), tensor_mesh(), RowwiseParallel(input_layouts=Replicate()))
+    ids = torch.tensor([[0, 1], [2, 7], [5, 5]])
+    ids += 0  # before the forward pass, which torch does not tell from after
+    assert "ids.clone()" in refused(lambda: ask(table, ids), "InplaceModifiedError")
+    ask(table, ids.clone()).audit()
     model = cut()
     h = model.plain(x)
     h += 1  # recorded, and before it is used
@@ -181,7 +186,6 @@ def crossings():
         (everything.to_local() * (rank == 0), Partial(), "is made plain, and used for one that lies as [Partial(sum)]"),
         (everything.to_local().chunk(2, 1)[rank], Shard(1), f"used for one that lies as [{Shard(1)!r}]"),
         (everything.to_local() * hidden.to_local().sum(), Partial(), "`MulBackward0` uses it with parts"),
-        (everything.to_local(grad_placements=[Partial()])[:, :4], Shard(1), "to_local(grad_placements=[Partial(sum)])"),
         (hidden.to_local(grad_placements=[Replicate()]), Shard(1), "to_local(grad_placements=[Replicate()])"),
         (hidden.to_local(), Partial("avg"), "Replicate(), Shard() or Partial() with a sum"),
         (hidden.to_local(), Replicate(), "by DTensor.from_local with Replicate()"),
@@ -251,3 +255,46 @@ def data_parallel_wrapper():
         text = refused(lambda p=parameters: bridle.per_sample(wrapped(inputs(4, 6)).square().sum(1), p))
         assert "has taken the DTensors of a tensor-parallel model apart" in text
         assert "fully_shard" in text
+
+
+def summed_over_ranks():
+    """A whole activation that each rank uses with its shard of the next layer; not, that each cuts by itself."""
+    mesh, rank, x = tensor_mesh(), dist.get_rank(), inputs(4, 6)
+    torch.manual_seed(1)
+    weights = [torch.randn(8, 6, dtype=torch.float64), torch.randn(6, 8, dtype=torch.float64)]
+    first, second = (nn.Parameter(distribute_tensor(w, mesh, [Shard(0)])) for w in weights)
+    columns = torch.arange(8)
+
+    def asked(use, place):
+        hidden = (DTensor.from_local(x, mesh, [Replicate()]) @ first.T).redistribute(placements=[Replicate()])
+        made = use(hidden.to_local(grad_placements=[Partial()]), second.to_local())
+        losses = DTensor.from_local(made, mesh, [place]).full_tensor().square().sum(1)
+        return bridle.per_sample(losses, {"first": first, "second": second})
+
+    for use, place, same in [
+        (lambda h, w: h.tanh() @ w.T, Shard(1), lambda h, w: h.tanh() @ w.T),
+        (lambda h, w: h[:, 2:5] @ w[:, :3].T, Shard(1), lambda h, w: h[:, 2:5] @ w[:, :3].T),
+        (lambda h, w: (h * (columns // 4 == rank)) @ w[:3].T, Partial(), lambda h, w: _by_halves(h, w, columns)),
+    ]:
+        pair = [w.clone().requires_grad_() for w in weights]
+        rows = [
+            torch.autograd.grad(loss, pair, retain_graph=True) for loss in same(x @ pair[0].T, pair[1]).square().sum(1)
+        ]
+        ps = asked(use, place)
+        assert_same(ps, {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(("first", "second"))})
+        ps.audit()
+    for use in [
+        lambda h, w: h[:, 4 * rank : 4 * rank + 4] @ w[:, :4].T,
+        lambda h, w: h.chunk(2, 1)[rank] @ w[:, :4].T,
+        lambda h, w: h.split([2 + rank, 6 - rank], 1)[0] @ w[:, : 2 + rank].T,
+        lambda h, w: h.split([4 - rank, 4, rank], 1)[1] @ w[:, :4].T,
+        lambda h, w: h.narrow(1, rank, 4) @ w[:, :4].T,
+        lambda h, w: h[:, (columns + rank)[:4]] @ w[:, :4].T,
+        lambda h, w: h.gather(1, (columns + rank)[:4].expand(4, 4)) @ w[:, :4].T,
+        lambda h, w: h.flip(0 if rank else 1) @ w.T,
+    ]:
+        refused(lambda use=use: asked(use, Shard(1)), "RankError")
+
+
+def _by_halves(h, w, columns):
+    return sum((h * (columns // 4 == rank)) @ w[3 * rank : 3 * rank + 3].T for rank in range(2))

@@ -62,6 +62,7 @@ def test_shards_of_different_sizes(ranks):
         faults.differ_by_rounding,
         faults.changed_in_place,
         faults.crossings,
+        faults.summed_over_ranks,
         faults.not_differentiable,
     ],
     ids=lambda case: case.__name__,

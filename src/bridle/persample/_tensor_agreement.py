@@ -93,13 +93,19 @@ class _Asked:
 
 
 def _recorded(losses: Losses, regions: Regions) -> int:
-    """Return a number for ops, shapes and flags. Parts of one tensor may differ in their sizes."""
+    """Return a number for ops, edges, shapes and flags.
+
+    Where they are the same so are the owners of all elements. Shards of one tensor may differ in their sizes, but not
+    where a rank may cut a whole tensor by itself: another size may be another part.
+    """
+    number = {node: i for i, node in enumerate(losses.scan.nodes)}
     facts: list[Any] = []
     for node, outs in output_shapes(losses.scan.nodes).items():
-        parts = bool(regions.varies.get(node))
+        lenient = bool(regions.varies.get(node)) and not regions.summed
         kind, found = kind_of(node), crossing(node)
-        facts += (graph.op(node), [len(out) for out in outs] if parts else outs)
-        facts += [_flag(getattr(node, name)) for name in kind.values if not (parts and "size" in name)]
+        facts += (graph.op(node), [len(out) for out in outs] if lenient else outs)
+        facts += [(number.get(used), nr) if used is not None else None for used, nr in node.next_functions]
+        facts += [_flag(getattr(node, name)) for name in kind.values if not (lenient and "size" in name)]
         facts += [] if found is None else [found[2], grad_placements(node)]
     return fingerprint(facts)
 

@@ -13,11 +13,14 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import graph
-from .._torch.dtensor import crossing, grad_placements, is_crossing, is_dtensor, is_taken_apart
+from .._torch.dtensor import crossing, grad_placements, is_dtensor, is_taken_apart
 from ..errors import UnsupportedOperationError
 from .engine import Losses
 
-_REDISTRIBUTE = "Redistribute the DTensor instead: redistribute(placements=[...])."
+_REDISTRIBUTE = (
+    "Redistribute the DTensor instead: redistribute(placements=[...]); or, where all ranks use all of it with parts of "
+    "others, pass to_local(grad_placements=[Partial()])."
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,10 +30,12 @@ class Regions:
     Attributes:
         spread: the ops whose outputs are DTensors.
         varies: for each other op, the dimensions of the mesh along which ranks have different parts.
+        summed: where a whole tensor is made plain whose gradient is the sum over ranks: each may use another part.
     """
 
     spread: set[Node] = field(default_factory=set)
     varies: dict[Node, frozenset[int]] = field(default_factory=dict)
+    summed: list[Node] = field(default_factory=list)
 
 
 def read_regions(leaves: Mapping[str, Tensor], losses: Losses) -> Regions:
@@ -64,6 +69,8 @@ def _add(regions: Regions, node: Node, found: tuple[str, Any, tuple[Any, ...]] |
     way, _, places = found
     if way == "to":
         regions.varies[node] = _taken_out(node, places)
+        if any(places[dim].is_replicate() for dim in regions.varies[node]):
+            regions.summed.append(node)
         return
     regions.spread.add(node)
     (used,) = below
@@ -87,30 +94,17 @@ def _taken_out(node: Node, places: tuple[Any, ...]) -> frozenset[int]:
         )
     given = grad_placements(node) or places
     summed = {i for i, (place, g) in enumerate(zip(places, given, strict=True)) if place.is_replicate() and _is_sum(g)}
-    odd = [i for i, (place, g) in enumerate(zip(places, given, strict=True)) if place != g and i not in summed]
-    if odd or (summed and not _is_parameter(node)):
+    if any(place != g and i not in summed for i, (place, g) in enumerate(zip(places, given, strict=True))):
         raise UnsupportedOperationError(
             f"per_sample: a tensor that lies as {list(places)} is made plain by to_local(grad_placements="
-            f"{list(given)}). Each rank then has a part of its gradient, and whose the elements of the other parts are "
-            f"is not known here. {_REDISTRIBUTE}"
+            f"{list(given)}), which is how its gradient cannot lie. Leave `grad_placements` out; Partial() is for a "
+            "whole tensor of which each rank uses a part, or which it uses with a part of another."
         )
     return frozenset({i for i, place in enumerate(places) if not place.is_replicate()} | summed)
 
 
 def _is_sum(place: Any) -> bool:
     return bool(place.is_partial()) and place.reduce_op == "sum"
-
-
-def _is_parameter(node: Node) -> bool:
-    """Return whether it is a parameter that is made plain: the op that uses it is where samples are told apart."""
-    below = node.next_functions[0][0]
-    while below is not None and (graph.op(below) == "ToCopyBackward0" or _is_redistribution(below)):
-        below = below.next_functions[0][0]
-    return below is not None and graph.is_leaf(below)
-
-
-def _is_redistribution(node: Node) -> bool:
-    return is_crossing(node) and crossing(node) is None
 
 
 def _refuse_taken_apart(node: Node) -> None:

@@ -137,6 +137,18 @@ def differ_by_rounding():
         assert NOT_SAME in refused(lambda m=model, odd=odd: ask(m, odd), "RankError")
 
 
+def memory_nobody_wrote():
+    """A recurrent layer keeps memory of which its library has written only parts."""
+    torch.manual_seed(1)
+    plain, model = nn.LSTM(6, 6, batch_first=True), cut(plain=False).float()
+    both = nn.ModuleList([plain, model])
+    for step in range(2):
+        garbage = [torch.full((size,), float(dist.get_rank() + step)) for size in (1 << 12, 28672, 1 << 15) * 9]
+        del garbage
+        out = model(plain(inputs(4, 3, 6, dtype=torch.float32))[0])
+        bridle.per_sample(out.square().flatten(1).sum(1), both).audit()
+
+
 def changed_in_place():
     """Inputs and activations that DTensors share memory with, changed after they were used."""
     for shape in [(4, 6), (4, 3, 6)]:

@@ -60,6 +60,7 @@ def test_shards_of_different_sizes(ranks):
         faults.different_inside_a_checkpoint,
         faults.losses_apart,
         faults.differ_by_rounding,
+        faults.memory_nobody_wrote,
         faults.changed_in_place,
         faults.crossings,
         faults.summed_over_ranks,

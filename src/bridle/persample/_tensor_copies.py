@@ -29,6 +29,15 @@ from .ownership.ops import moves_by_index
 
 # Where attention keeps its random state, which without dropout is any memory.
 _RANDOM = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
+# Where libraries keep what their backward needs, between bytes that nobody has written; the outputs are compared.
+_WORKSPACES = frozenset(
+    {
+        ("MkldnnRnnLayerBackward0", "result3"),
+        ("CudnnRnnBackward0", "result3"),
+        ("MiopenRnnBackward0", "result3"),
+        ("CudnnBatchNormBackward0", "result3"),
+    }
+)
 
 
 class Copy(NamedTuple):
@@ -101,7 +110,7 @@ def _read(node: Node, name: str) -> Any:
 
 def _along(node: Node, name: str, value: Any, regions: Regions, dims: Sequence[int]) -> tuple[int, ...]:
     """Return the dimensions of the mesh along which a saved value has to be the same."""
-    if name in _RANDOM and not getattr(node, "_saved_dropout_p", 1):
+    if (graph.op(node), name) in _WORKSPACES or (name in _RANDOM and not getattr(node, "_saved_dropout_p", 1)):
         return ()
     if is_dtensor(value):
         places = spec_of(value).placements

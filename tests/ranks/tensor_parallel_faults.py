@@ -5,11 +5,13 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional_collectives
 import torch.nn.functional as F
 from persample_cases import lengths, refused, whole
 from tensor_parallel_cases import grid, tensor_mesh
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.nn.functional import all_gather, all_reduce
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -310,3 +312,48 @@ def summed_over_ranks():
 
 def _by_halves(h, w, columns):
     return sum((h * (columns // 4 == rank)) @ w[3 * rank : 3 * rank + 3].T for rank in range(2))
+
+
+class Reduced(torch.autograd.Function):
+    """Adds up over ranks in the forward pass."""
+
+    @staticmethod
+    def forward(_, x):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_, g):
+        return g
+
+
+class Copied(torch.autograd.Function):
+    """Adds up over ranks in the backward pass."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(_, g):
+        return Reduced.forward(None, g)
+
+
+def plain_collectives():
+    """Layers cut by hand, in plain parameters."""
+    torch.manual_seed(1)
+    x, plain, up, down = inputs(4, 6), nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(4, 3, bias=False)
+    model = nn.ModuleList([plain, up, down]).double()
+    for reduce in (all_reduce, lambda h: sum(all_gather(h)), functional_all_reduce):
+        losses = reduce(down(up(x).tanh())).square().sum(1)
+        text = refused(lambda losses=losses: bridle.per_sample(losses, model))
+        assert "is a collective, on plain tensors" in text
+    losses = Reduced.apply(down(up(Copied.apply(plain(x))).tanh())).square().sum(1)
+    text = refused(lambda: bridle.per_sample(losses, model))
+    assert "has run a collective in its backward" in text
+    assert all(p.grad is None for p in model.parameters())
+
+
+def functional_all_reduce(h):
+    return functional_collectives.all_reduce(h, "sum", dist.group.WORLD)

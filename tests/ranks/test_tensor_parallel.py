@@ -65,6 +65,7 @@ def test_shards_of_different_sizes(ranks):
         faults.crossings,
         faults.summed_over_ranks,
         faults.not_differentiable,
+        faults.plain_collectives,
     ],
     ids=lambda case: case.__name__,
 )

@@ -13,6 +13,7 @@ from ..errors import GraphFreedError
 from . import engine, tracing
 from ._arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
 from ._capture import Options, capture
+from ._communication import refuse_communication
 from ._parameters import parameter_forms, refuse_unreadable
 from ._ranks import ranks_of
 from ._result import PerSample
@@ -109,7 +110,9 @@ def per_sample(
         ranks = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
         with where.gathered(), no_autocast():
             agree(tensor, where.leaves, split)
-            captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
+            model = parameters if isinstance(parameters, nn.Module) else None
+            with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):
+                captured = capture(split, where.leaves, model, allowed)
     except Exception:
         engine.refuse_nested(split.root)
         raise

@@ -457,7 +457,8 @@ def local_use():
     text = refused(
         lambda: bridle.per_sample(DTensor.from_local(hidden, mesh, [Shard(1)]).full_tensor().sum(1), {"weight": weight})
     )
-    assert "to_local(grad_placements=[Partial()])" in text
+    assert f"is made plain, and used for one that lies as [{Shard(1)!r}]" in text
+    assert "redistribute(placements=[...])" in text
     plain = nn.Parameter(torch.ones(6, 3, dtype=torch.float64))
     there = DTensor.from_local(plain, mesh, [Replicate()])
     text = refused(

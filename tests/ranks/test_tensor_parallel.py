@@ -2,6 +2,7 @@
 
 import pytest
 import tensor_parallel_cases as cases
+import tensor_parallel_faults as faults
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,28 @@ def test_case(two, case):
 
 def test_shards_of_different_sizes(ranks):
     ranks.run(cases.uneven)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        faults.different_copies,
+        faults.different_inside_a_checkpoint,
+        faults.losses_apart,
+        faults.differ_by_rounding,
+        faults.memory_nobody_wrote,
+        faults.changed_in_place,
+        faults.crossings,
+        faults.summed_over_ranks,
+        faults.not_differentiable,
+        faults.plain_collectives,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_fault(two, case):
+    two.run(case)
+
+
+@pytest.mark.parametrize("case", [faults.two_dimensional_mesh, faults.data_parallel_wrapper], ids=lambda c: c.__name__)
+def test_fault_over_two_dimensions(four, case):
+    four.run(case)

@@ -86,6 +86,11 @@ def crossing(node: Any) -> tuple[str, Any, tuple[Any, ...]] | None:
     return None
 
 
+def is_taken_apart(leaf: Tensor) -> bool:
+    """Return whether a parameter is the local tensor of a DTensor that DistributedDataParallel has taken apart."""
+    return hasattr(leaf, "_st_info")
+
+
 def grad_placements(node: Any) -> tuple[Any, ...]:
     """Return how the caller of `to_local` said that gradients lie; nothing where that was left out."""
     return tuple(getattr(node, "grad_placements", None) or ())

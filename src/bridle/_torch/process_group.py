@@ -1,8 +1,10 @@
-"""Process groups: the devices they communicate on, and assertions that wait for no device."""
+"""Process groups: the devices they communicate on, what they have run, and assertions that wait for no device."""
 
+from contextlib import suppress
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -15,3 +17,23 @@ def group_device(group: Any) -> torch.device:
 def assert_async(condition: Tensor, message: str) -> None:
     """Fail on the device if the condition does not hold, without waiting for it."""
     torch._assert_async(condition, message)
+
+
+def is_collective(node: Any) -> bool:
+    """Return whether an op of the graph is one of torch's own collectives on plain tensors."""
+    made_by = getattr(type(node), "_forward_cls", None)
+    return made_by is not None and (
+        made_by.__module__.startswith("torch.distributed.nn.") or "_c10d_functional" in type(node).__name__
+    )
+
+
+def messages_sent() -> dict[str, int]:
+    """Return how many collectives each process group of this process has run, by its name, where it counts them."""
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    groups: Any = dist.distributed_c10d._world.pg_names
+    found: dict[str, int] = {}
+    for group, name in groups.items():
+        with suppress(RuntimeError):  # a backend that does not count
+            found[name] = group._get_sequence_number_for_group()
+    return found

@@ -13,9 +13,11 @@ from ..errors import GraphFreedError
 from . import engine, tracing
 from ._arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
 from ._capture import Options, capture
+from ._communication import refuse_communication
 from ._parameters import parameter_forms, refuse_unreadable
 from ._ranks import ranks_of
 from ._result import PerSample
+from ._tensor_agreement import agree
 from ._tensor_ranks import tensor_ranks
 from ._tensor_uses import shard_gradient
 from .engine import Losses
@@ -105,16 +107,18 @@ def per_sample(
     allowed = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
     try:
         tensor = tensor_ranks(where.leaves, split, device)
-        tensor.agree(split)
         ranks = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
         with where.gathered(), no_autocast():
-            captured = capture(split, where.leaves, parameters if isinstance(parameters, nn.Module) else None, allowed)
+            agree(tensor, where.leaves, split)
+            model = parameters if isinstance(parameters, nn.Module) else None
+            with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):
+                captured = capture(split, where.leaves, model, allowed)
     except Exception:
         engine.refuse_nested(split.root)
         raise
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
-        tensor_ranks(where.leaves, captured.losses, device)
+        agree(tensor_ranks(where.leaves, captured.losses, device), where.leaves, captured.losses)
     if not ranks.groups:
         refuse_unreached(where.held, bool(captured.forms), split.samples)
     return PerSample(

@@ -15,6 +15,7 @@ from .._torch.signature import Scan
 from ..errors import UnsupportedOperationError
 from . import engine, rules
 from ._tensor_needs import Need, Use, need_of
+from ._tensor_versions import counting_shard
 from .ownership.cuts import UseSite
 from .ownership.layout import SampleLayout
 from .ownership.owners import Owners
@@ -133,7 +134,7 @@ class _Cut:
     def shard(self, tensor: Any) -> Tensor:
         """Return this rank's shard of a tensor that lies in any way; of a plain one, which all ranks have, too."""
         if is_dtensor(tensor):
-            return stored_shard(tensor.redistribute(self.mesh, _placements(self.dims)))
+            return counting_shard(tensor, tensor.redistribute(self.mesh, _placements(self.dims)))
         for dim, (start, size) in enumerate(shard_ranges(tensor.shape, self.mesh, self.dims)):
             tensor = tensor.narrow(dim, start, size)
         found: Tensor = tensor
@@ -275,7 +276,8 @@ def _from_plain(cut: UseSite, ctx: RuleContext, parameter: Any) -> SampleGrads:
 def _pulled(cut: UseSite, gradient: Tensor, parameter: Any) -> Tensor:
     """Carry a gradient from a value down to its parameter."""
     found: Any
-    (found,) = torch.autograd.grad([cut.value], [parameter], [gradient], retain_graph=True, allow_unused=True)
+    with engine.explain_errors(f"what `{cut.op}` uses"):
+        (found,) = torch.autograd.grad([cut.value], [parameter], [gradient], retain_graph=True, allow_unused=True)
     return torch.zeros_like(stored_shard(parameter).detach()) if found is None else shard_gradient(found, parameter)
 
 

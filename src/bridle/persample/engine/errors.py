@@ -70,6 +70,13 @@ def _explanation(where: str, torch_says: str) -> BridleError | None:
             f"per_sample: {where} has an op on sparse tensors that torch cannot differentiate. Use another layout "
             f"there, such as COO or CSR, or to_dense(). torch says: {torch_says}"
         )
+    if re.search("mixed torch.Tensor and DTensor|sharding strategy|Sharding propagation", torch_says):
+        return UnsupportedOperationError(
+            f"per_sample: {where} has an op on DTensors that torch cannot differentiate here. If that is a loss under "
+            "loss_parallel(), call per_sample, and ask it everything, inside of `with loss_parallel():`. Else make the "
+            "tensor whole before that op: redistribute(placements=[Replicate()]).to_local(). torch says: "
+            f"{torch_says}"
+        )
     if "donated buffers" in torch_says:
         return UnsupportedOperationError(
             f"per_sample: {where} goes through a compiled region that overwrites what it saved, so it can be asked "

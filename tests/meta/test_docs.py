@@ -14,7 +14,11 @@ PAGES = [
 ]
 
 # What pages need of torch that not every torch has.
-NEEDS = {"docs/compile.md": "autograd_would_have_decomposed", "docs/start/large-run.md": "fully_shard on the CPU"}
+NEEDS = {
+    "docs/compile.md": "autograd_would_have_decomposed",
+    "docs/scale.md": "fully_shard on the CPU",
+    "docs/start/large-run.md": "fully_shard on the CPU",
+}
 
 
 def name_of(page):
@@ -30,8 +34,6 @@ def blocks(page):
     return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
-# Older torch says so of DTensors whenever it makes one on a CPU.
-@pytest.mark.filterwarnings("ignore:DTensor random operators may not have complete support:UserWarning")
 @pytest.mark.parametrize("page", [with_needs(page) for page in PAGES])
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 JOBS   ?= 2
+THREADS ?= 1
 
 .PHONY: setup demo test fuzz fuzz-ranks check format bench docs docs-serve test-torch torch-suite dist clean
 
@@ -19,9 +20,9 @@ demo: setup
 	$(BIN)/python examples/clipping.py
 	$(BIN)/python examples/demo_steady.py
 
-# With TESTS=tests/clip only those. One thread for each worker: two that spin on one core take twice the time.
+# With TESTS=tests/clip only those. THREADS of each worker: two that spin on one core take twice the time.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # Random graphs against a loop over samples: make fuzz N=10000, or START=10000 for others
 N     ?= 10000
@@ -64,7 +65,7 @@ test-torch:
 	test -x .venv-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-$(VERSION)
 	echo torch==$(VERSION) > .venv-$(VERSION)/constraints.txt
 	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check -c .venv-$(VERSION)/constraints.txt -e '.[test]'
-	OMP_NUM_THREADS=1 .venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+	OMP_NUM_THREADS=$(THREADS) .venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # torch's own tests, with bridle in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
 torch-suite: setup

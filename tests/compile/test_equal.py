@@ -9,6 +9,8 @@ import bridle
 
 from .helpers import B, C, D, Twins, batch, losses_of, mlp
 
+pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
+
 T, WORDS = 6, 9
 
 

@@ -10,6 +10,8 @@ import bridle
 
 from .helpers import B, C, D, Twins, batch, clipped, losses_of, mlp
 
+pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
+
 
 def warm(twins, *args):
     """Call until the captured graph runs."""

@@ -13,6 +13,8 @@ from bridle._compile import _entry
 
 from .helpers import C, Twins, batch, losses_of, mlp
 
+pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
+
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="inductor needs a C++ compiler"
 )

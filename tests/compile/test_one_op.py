@@ -11,6 +11,8 @@ from bridle.persample.representations import base
 
 from .helpers import C, Twins, batch
 
+pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
+
 
 class Recurrent(nn.Module):
     def __init__(self, layers=1):

@@ -15,6 +15,8 @@ from bridle import errors
 
 from .helpers import B, C, D, Twins, batch, clipped, losses_of, mlp
 
+pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
+
 
 class Experts(nn.Module):
     """Rows are routed to experts by their values."""

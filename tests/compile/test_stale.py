@@ -12,6 +12,8 @@ import bridle
 
 from .test_inductor import needs_compiler
 
+pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
+
 
 def test_weights_that_are_tied_after_the_capture():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))

@@ -8,12 +8,13 @@ import threading
 import pytest
 import torch
 
+import bridle
 from bridle import _kernels
 from bridle._kernels import foreach as torch_operations
 
 CPU = _kernels.BACKENDS["cpu"]
 
-pytestmark = pytest.mark.skipif(CPU is None, reason="the C kernels were not built on this machine")
+pytestmark = pytest.mark.skipif(CPU is None, reason=bridle.kernel_status())
 
 SIZES = [1, 2, 63, 64, 65, 1023, 1024, 1025, 32 * 1024, 32 * 1024 + 1, 100_003]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

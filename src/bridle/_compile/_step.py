@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from .._torch import dynamo, trees
+from .._torch import fx as torch_fx
 from ..errors import ArgumentError, ArgumentTypeError
 from ..persample import Stats, tracing
 from ._entry import Entry, Redo
@@ -139,6 +140,8 @@ class CompiledStep(Generic[P, R]):
     @property
     def _stays_eager(self) -> str:
         """Why every call is eager, if it is."""
+        if not torch_fx.RECORDS_WHAT_RUNS:
+            return f"torch {torch.__version__} records other ops than it runs (no `autograd_would_have_decomposed`)"
         if dist.is_available() and dist.is_initialized():
             return "a process group is initialised, and steps over ranks are not captured"
         if self._is_unreadable:

@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 # The argument of ops of bridle that is what a recurrent layer keeps for its own gradient. They can do without.
 _WORKSPACE = "block"
+# Without it a trace records others in place of ops that have a kernel as well as a decomposition: not the same bits.
+RECORDS_WHAT_RUNS = hasattr(_python_dispatch, "autograd_would_have_decomposed")
 
 
 @contextmanager

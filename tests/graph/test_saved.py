@@ -1,5 +1,6 @@
 """Saved values in every state: ready, freed, stale, packed; of torch's ops and of custom Functions."""
 
+import cProfile
 import gc
 import sys
 
@@ -159,6 +160,16 @@ def test_without_handles_one_of_several_stale_values_is_not_guessed(silent_handl
     (entry,) = graph.saved(out.grad_fn)
     assert (entry.name, entry.state, entry.versions) == ("tensors", SavedState.STALE, (0, 1))
     assert entry.value is entry.held is None
+
+
+def test_without_handles_a_profiler_stays_at_work(silent_handles):
+    out = torch.ones(3, requires_grad=True).exp()
+    profiler = cProfile.Profile()
+    with profiler:
+        found = states(out.grad_fn)
+        sorted([2, 1])
+    assert found == {"result": SavedState.READY}
+    assert any("sorted" in str(entry.code) for entry in profiler.getstats())
 
 
 def test_without_handles_no_hook_is_run_unless_asked(silent_handles):

@@ -89,7 +89,17 @@ def test_a_block_laid_out_otherwise_is_not_read(monkeypatch):
     wrong_gates = lambda *given: rnn._gates(*given).flip(2)  # noqa: E731
     assert kept.kept_gates(block, shapes, settings, wrong_gates) is None
     assert kept.kept_gates(block[:-4096], shapes, settings, rnn._gates) is None
+    assert kept.kept_gates(block.repeat_interleave(2)[::2], shapes, settings, rnn._gates) is None
     assert kept.kept_gates(block.float(), shapes, settings, rnn._gates) is None
+
+
+def test_a_large_block_is_not_read(seen, monkeypatch):
+    monkeypatch.setattr(kept, "_LARGEST_BLOCK", 1)
+    layer, x = case()
+    losses = losses_of(layer, x)
+    expected = loop(losses, dict(layer.named_parameters()))
+    torch.testing.assert_close(flat(bridle.per_sample(losses, layer).grads()), flat(expected), rtol=1e-4, atol=1e-4)
+    assert seen[0][0] is None
 
 
 def test_finding_them_draws_nothing_and_leaves_no_gradient():

@@ -2,7 +2,6 @@
 
 import gc
 import sys
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.utils._pytree import tree_leaves
 
 from .hooks import has_node_hooks
+from .profiler import unprofiled
 
 IsKnown: TypeAlias = Callable[[FrameType], bool]
 # torch's text for an output of a custom Function that is no tensor, or has no gradient: there can be no hook.
@@ -57,13 +57,7 @@ def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> boo
         if key not in sent:
             sent[key] = torch.zeros((), dtype=out.dtype, device=out.device).expand(key[0]).as_subclass(_Witness)
     witnesses = [(edge, sent[_key(out)]) for edge, out in edges]
-    if sys.getprofile() is None:
-        return _is_stopped(witnesses, is_known)
-    found: list[bool] = []  # a profiler is at work here, and none in a new thread
-    thread = threading.Thread(target=lambda: found.append(_is_stopped(witnesses, is_known)))
-    thread.start()
-    thread.join()
-    return found != [False]
+    return unprofiled(lambda: _is_stopped(witnesses, is_known))
 
 
 def _key(out: Any) -> tuple[Any, ...]:

@@ -21,6 +21,8 @@ SETTINGS = (
 )
 # Rows of gates are as far apart as they are long, or some numbers further.
 _LONGEST_GAP = 64
+# To find out about a larger block, in bytes, takes more memory than reading it is worth.
+_LARGEST_BLOCK = 1 << 28
 
 
 def kept_gates(block: Tensor, shapes: tuple[torch.Size, ...], settings: tuple[Any, ...], gates: Gates) -> Tensor | None:
@@ -35,7 +37,9 @@ def kept_gates(block: Tensor, shapes: tuple[torch.Size, ...], settings: tuple[An
     Returns:
         The gates; None where it is not known where they are.
     """
-    if block.dtype != torch.uint8 or block.device.type != "cpu" or not block.is_contiguous():
+    if block.dtype != torch.uint8 or block.device.type != "cpu" or not 0 < block.numel() <= _LARGEST_BLOCK:
+        return None
+    if not block.is_contiguous() or block.storage_offset() % 4 or 0 in shapes[0][:2]:
         return None
     row = _length_of_row(shapes, settings, block.numel(), torch.get_num_threads(), gates)
     return None if row is None else _view(block, shapes, row)
@@ -63,9 +67,13 @@ def _length_of_row(
     expected = gates(x, torch.cat([first[None], out[:-1]]), *weights)
     for row in range(4 * width, 4 * width + _LONGEST_GAP + 1):
         found = _view(block, shapes, row)
-        if found is not None and torch.allclose(found, expected, rtol=1e-4, atol=1e-5):
+        if found is not None and _agree(found[-1], expected[-1]) and all(map(_agree, found, expected)):
             return row
     return None
+
+
+def _agree(found: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def _view(block: Tensor, shapes: tuple[torch.Size, ...], row: int) -> Tensor | None:
@@ -73,7 +81,7 @@ def _view(block: Tensor, shapes: tuple[torch.Size, ...], row: int) -> Tensor | N
     numbers = block.view(torch.float32)
     if time * columns * row > numbers.numel():
         return None
-    return numbers.as_strided((time, columns, 4, width), (columns * row, row, width, 1), 0)
+    return numbers.as_strided((time, columns, 4, width), (columns * row, row, width, 1))
 
 
 def _some_numbers(shape: tuple[int, ...]) -> Tensor:

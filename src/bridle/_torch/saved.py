@@ -14,6 +14,7 @@ from torch._C._autograd import SavedTensor
 from torch.autograd.graph import Node
 
 from .nodes import is_custom
+from .profiler import unprofiled
 
 _STALE = re.compile(
     r"modified by an inplace operation: \[(?P<type>.*?)\],? .*?is at version (?P<found>\d+); "
@@ -53,7 +54,7 @@ READS_HANDLES = all(hasattr(SavedTensor, name) for name in ("data", "unpack", "u
 def is_packed(node: Node, name: str, handles: Any) -> bool:
     """Return, without unpacking, whether saved-tensor hooks (checkpoint, offload) packed the value or values."""
     if not READS_HANDLES:
-        return _runs_python(partial(getattr, node, _attribute(node, name)))
+        return unprofiled(lambda: _runs_python(partial(getattr, node, _attribute(node, name))))
     each = handles if isinstance(handles, tuple | list) else (handles,)
     return any(handle.unpack_hook is not None for handle in each)
 
@@ -67,8 +68,7 @@ def _runs_python(read: partial[Any]) -> bool:
 
     A hook written in C is not seen: it runs, and the value it returns is taken for the one that was saved.
     """
-    before = sys.getprofile()
-    steps = (partial(sys.setprofile, _stop), read, partial(sys.setprofile, before))
+    steps = (partial(sys.setprofile, _stop), read, partial(sys.setprofile, None))
     # In one call from C, and with no collection in between: only the hook can run, no finalizer and no signal handler.
     collects = gc.isenabled()
     gc.disable()
@@ -79,7 +79,7 @@ def _runs_python(read: partial[Any]) -> bool:
     except RuntimeError:  # freed, or changed in place: whoever reads it is told
         return False
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
         if collects:
             gc.enable()
     return False

@@ -103,15 +103,16 @@ def _reduced(
 def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
     """Return what each sample's gradient is multiplied by to clip it."""
     if gamma is not None:
-        found = (limit / (norms + gamma)).where(norms > 0, 0)
-        if not all_hold(~torch.isinf(found)):
+        normalised = (limit / (norms + gamma)).where(norms > 0, 0)
+        if not all_hold(~torch.isinf(normalised)):
             raise ArgumentError(
-                f"clip_: a norm of {float(norms[torch.isinf(found)][0]):.0e} is too small to be brought to {limit}. "
-                "Pass a larger gamma."
+                f"clip_: a norm of {float(norms[torch.isinf(normalised)][0]):.0e} is too small to be brought to "
+                f"{limit}. Pass a larger gamma."
             )
-        return found
+        return normalised
     if are_few(norms):  # with the bits of what is below, where torch multiplies by the reciprocal
-        return norms.new_tensor([min(1.0, limit * (1 / norm)) if norm > 0 else 1.0 for norm in norms.tolist()])
+        found = [min(1.0, limit * (1 / norm)) if norm > 0 else 1.0 for norm in norms.tolist()]
+        return torch.tensor(found, dtype=norms.dtype)
     return (limit / norms).clamp(max=1).where(norms > 0, 1)
 
 

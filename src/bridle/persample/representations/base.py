@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..tracing import all_hold
+from ..tracing import all_hold, is_traced
 from .gram_cache import GramCache
 from .numerics import HALF_TYPES, as_rows, row_norms, square, upcast_half, weighted_sum
 
@@ -206,7 +206,10 @@ def redo_where_lost(form: SampleGrads, squares: Tensor, doubt: Tensor) -> Tensor
         squares: their squares.
         doubt: how large the error of each square may be, about. Nothing but zero has no doubt at all.
     """
-    spoiled = ~(squares > 3e3 * doubt) & ~(doubt == 0)
+    sound = squares > 3e3 * doubt
+    if not is_traced() and bool(sound.all()):
+        return squares
+    spoiled = ~sound & ~(doubt == 0)
     if all_hold(~spoiled):
         return squares.clamp(min=0)
     squares = squares.clone()

@@ -108,17 +108,19 @@ def gram_sums(left: Tensor, right: Tensor, grams: GramCache | None = None) -> tu
     """
     grams = GramCache() if grams is None else grams
     step = strip_of(left.shape[1])
-    squares = bound = left_most = right_most = torch.zeros(len(left), dtype=torch.float64, device=left.device)
+    squares, bounds, diagonals = [], [], []
     for i, (a, b) in enumerate(zip(grams.strips(left), grams.strips(right), strict=True)):
         strip = a * b
-        strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well
-        squares = squares + strip.sum((1, 2), dtype=torch.float64)
-        bound = bound + torch.linalg.vector_norm(strip, 1, dim=(1, 2)).double()
-        left_most, right_most = (
-            torch.maximum(most, x.diagonal(i * step, 1, 2).amax(1).double())
-            for most, x in ((left_most, a), (right_most, b))
-        )
-    return squares, bound, left_most + right_most
+        if i:
+            strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well
+        squares.append(strip.sum((1, 2), dtype=torch.float64))
+        bounds.append(torch.linalg.vector_norm(strip, 1, dim=(1, 2)))
+        diagonals.append([x.diagonal(i * step, 1, 2) for x in (a, b)])
+    if not squares:
+        nothing = torch.zeros(len(left), dtype=torch.float64, device=left.device)
+        return nothing, nothing, nothing
+    largest = [torch.cat(parts, 1).amax(1).double() for parts in zip(*diagonals, strict=True)]
+    return torch.stack(squares).sum(0), torch.stack(bounds).double().sum(0), largest[0] + largest[1]
 
 
 def gram_doubt(
@@ -141,6 +143,8 @@ def gram_doubt(
     if is_traced():
         nothing = (row_max(left) == 0) | (row_max(right) == 0)
         return doubt.where((squares != 0) | ~nothing, 0)
+    if bool(squares.all()):
+        return doubt
     zero = (squares == 0).nonzero().squeeze(1)
     nothing = (row_max(left[zero]) == 0) | (row_max(right[zero]) == 0)
     doubt[zero[nothing]] = 0

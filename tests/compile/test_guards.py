@@ -1,5 +1,6 @@
 """Never stale: whatever the step reads may change between calls."""
 
+import os
 import random
 
 import pytest
@@ -394,3 +395,81 @@ def test_code_whose_globals_are_not_those_of_its_module():
     for _ in range(3):
         assert torch.equal(step(x, y), mine["step"](x, y))
     assert "the globals of the step or of a module are not those" in step.explain()
+
+
+class Scaled(nn.Linear):
+    def scale(self, x):
+        return 2 * x
+
+    def forward(self, x):
+        return self.scale(super().forward(x))
+
+
+class Loss:
+    def of(self, x):
+        return x.square().sum(1)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "method"),
+    [
+        (Scaled, "scale", lambda self, x: 3 * x),
+        (Scaled, "forward", lambda self, x: 5 * nn.Linear.forward(self, x)),
+        (Scaled, "__call__", lambda self, x: 7 * nn.Module.__call__(self, x)),
+        (Loss, "of", lambda self, x: x.abs().sum(1)),
+    ],
+    ids=["scale", "forward", "call", "loss"],
+)
+def test_methods_that_are_replaced(monkeypatch, owner, name, method):
+    model, loss = Scaled(5, 3), Loss()
+
+    def step(x):
+        return bridle.per_sample(loss.of(model(x)), model).norms()
+
+    captured = bridle.compile(step, model, backend="captured")
+    for _ in range(3):
+        captured(torch.randn(4, 5))
+    assert ": captured (" in captured.explain()
+    monkeypatch.setattr(owner, name, method, raising=False)
+    x = torch.randn(4, 5)
+    assert torch.equal(captured(x), step(x))
+    assert "a method that it was read from has been replaced" in captured.explain()
+
+
+def test_what_is_read_as_a_constant_stays_eager(monkeypatch):
+    model, own = mlp(), random.Random(0)
+    monkeypatch.setenv("BRIDLE_TEST", "2")
+    counter = torch.zeros(())
+
+    def asked(read):
+        def step(x):
+            return bridle.per_sample(model(x).sum(1) * read(), model).norms()
+
+        return bridle.compile(step, model, backend="captured")
+
+    reads = {
+        "it reads the environment (`os.getenv`)": lambda: float(os.getenv("BRIDLE_TEST")),
+        "it reads the environment (`os.environ`)": lambda: 1.0 + ("BRIDLE_TEST" in os.environ),
+        "it draws from a `random.Random` of its own": lambda: own.random(),
+        "it reads the version counter of a tensor (`_version`)": lambda: 1.0 + counter._version,
+    }
+    for reason, read in reads.items():
+        step = asked(read)
+        for _ in range(3):
+            step(torch.randn(4, 5))
+        assert reason in step.explain()
+
+
+def test_hooks_that_pack_saved_values_around_a_captured_step():
+    model, packed = mlp(), []
+
+    def step(x):
+        return bridle.per_sample(model(x).square().sum(1), model).norms()
+
+    captured, x = bridle.compile(step, model, backend="captured"), torch.randn(4, 5)
+    for _ in range(3):
+        captured(x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        assert torch.equal(captured(x), step(x))
+    assert packed
+    assert ": captured (" in captured.explain()

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, fx, nn
 
-from .._torch import dynamo, modules
+from .._torch import dynamo, dynamo_gaps, modules
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from .._warn import warn
@@ -81,6 +81,7 @@ class Entry:
     _sharing: tuple[Any, ...] = ()
     _rules: tuple[str | type, ...] = ()
     _global_hooks: tuple[int, ...] = field(default_factory=modules.global_hooks)
+    _methods: list[dynamo_gaps.Method] = field(default_factory=dynamo_gaps.methods_read)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the step in the way that is due, or leave it to the eager one."""
@@ -187,6 +188,9 @@ class Entry:
     def _refuse(self, inputs: Sequence[Any], *, first: bool = False) -> None:
         """Leave to the eager step what guards do not see."""
         if modules.global_hooks() != self._global_hooks:
+            raise Redo(self)
+        if dynamo_gaps.are_replaced(self._methods):
+            self.reason = "a method that it was read from has been replaced"
             raise Redo(self)
         for i in self._leaves:
             x = inputs[i]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from .._torch import dynamo, trees
+from .._torch import dynamo, dynamo_gaps, trees
 from .._torch import fx as torch_fx
 from ..errors import ArgumentError, ArgumentTypeError
 from ..persample import Stats, tracing
@@ -146,6 +146,8 @@ class CompiledStep(Generic[P, R]):
             return "a process group is initialised, and steps over ranks are not captured"
         if self._is_unreadable:
             return "the globals of the step or of a module are not those of the module of that name"
+        if dynamo_gaps.has_saved_tensors_hooks():
+            return "hooks are to pack what it saves"
         return ""
 
     def _eager(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -199,7 +201,7 @@ def _why_not(graph: fx.GraphModule, asked: set[Any]) -> str:
         return "it looks at `.grad`, or sets it; leave zero_grad and the optimizer outside of the step"
     if any("checkpoint" in str(node.target) for node in graph.graph.nodes):
         return "it holds a checkpoint, which would save no memory in one graph"
-    return ""
+    return dynamo_gaps.why_unguarded()
 
 
 class _NotRead(Exception):  # noqa: N818

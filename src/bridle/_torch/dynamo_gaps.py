@@ -1,0 +1,85 @@
+"""What Dynamo reads and does not guard: methods of classes, the environment, generators of a script's own."""
+
+import os
+import random
+from collections.abc import Collection, Iterable
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+_TORCH = os.path.dirname(torch.__file__)
+# Names of what it takes for a constant, or compares in part.
+_CONSTANTS = {
+    "getenv": "the environment (`os.getenv`)",
+    "environ": "the environment (`os.environ`)",
+    "_version": "the version counter of a tensor (`_version`)",
+}
+# How a module is called: known to it, and not read.
+_CALLS = ("__call__", "__getattr__", "_call_impl")
+
+
+class Method(NamedTuple):
+    """A method that was read.
+
+    Attributes:
+        owner: the class it was looked up in.
+        name: its name there.
+        found: what was found.
+    """
+
+    owner: type
+    name: str
+    found: Any
+
+
+def why_unguarded() -> str:
+    """Return why a change of what was just read could go unnoticed, if it could. To be called by a backend."""
+    output = _output()
+    if not hasattr(output, "resolve_source_value"):
+        return f"torch {torch.__version__} does not tell which objects were read (no `resolve_source_value`)"
+    generator: Any = random.random.__self__  # type: ignore[attr-defined]  # the one behind the functions of the module
+    if any(getattr(function, "__self__", None) is not generator for function, *_ in output.random_calls):
+        return "it draws from a `random.Random` of its own"
+    codes = [code for code in output.tracing_context.traced_code if not code.co_filename.startswith(_TORCH)]
+    names = {name for code in codes for name in code.co_names}
+    return next((f"it reads {what}" for name, what in _CONSTANTS.items() if name in names), "")
+
+
+def methods_read() -> list[Method]:
+    """Return the methods that were just read. To be called by a backend."""
+    output = _output()
+    codes = set(output.tracing_context.traced_code)
+    sources = {guard.originating_source for guard in output.guards if guard.name}
+    owners = {type(output.resolve_source_value(source)) for source in sources}
+    return [method for owner in owners for method in _methods_of(owner, codes)]
+
+
+def are_replaced(methods: Iterable[Method]) -> bool:
+    """Return whether another method would be found now."""
+    return any(_look_up(owner, name) is not found for owner, name, found in methods)
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Return whether values that ops save would be packed by a hook."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def _output() -> Any:
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return InstructionTranslator.current_tx().output
+
+
+def _methods_of(owner: type, codes: Collection[CodeType]) -> Iterable[Method]:
+    for name in {name for base in owner.__mro__ for name in vars(base)}:
+        written = next(vars(base)[name] for base in owner.__mro__ if name in vars(base))
+        function = getattr(written, "__func__", getattr(written, "fget", written))
+        if getattr(function, "__code__", None) in codes or (name in _CALLS and issubclass(owner, nn.Module)):
+            yield Method(owner, name, _look_up(owner, name))
+
+
+def _look_up(owner: type, name: str) -> Any:
+    found = getattr(owner, name, None)
+    return getattr(found, "__func__", found)  # a method of the class is bound anew each time

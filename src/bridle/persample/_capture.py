@@ -14,7 +14,7 @@ from .. import graph
 from .._torch.dtensor import stored_shard
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
-from ._hooked import differentiate_each, refuse_coupling, refuse_dtensor_hooks, through_leaf_hooks
+from ._hooked import differentiate_each, refuse_coupling, refuse_dtensors, through_hooks
 from ._pullback import Pulled, nothing, pull_back
 from ._tensor_uses import shard_form, shard_gradient, spread_uses
 from .engine import Losses
@@ -78,18 +78,18 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
         few = _used(leaves, parameters)
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
     known = Known(parameters, model, losses.root.numel())
-    refuse_dtensor_hooks(parameters)
+    hooked = {name: leaf for name, leaf in parameters.items() if leaf._backward_hooks}
+    refuse_dtensors(hooked)
     with structure():
         is_free = not is_hooked(losses.scan, sharded=options.sharded)
         found = find(leaves, losses, known, allow_coupling=options.coupling) if is_free else None
         if found is None and not options.coupling:
             refuse_coupling(leaves, losses, known)
     if found is not None:
-        hooked = {name for name, leaf in parameters.items() if leaf._backward_hooks}
         run = _Run(found, leaves, losses, options, hooked)
         if not run.needs_engine:
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
-            whole = through_leaf_hooks(parameters, whole)
+            whole |= through_hooks({name: leaf for name, leaf in hooked.items() if name in whole}, whole)
             return Captured(whole, found.source, found.eps, losses, run.budget_left)
     forms = differentiate_each(losses, _used(leaves, parameters), retain_graph=options.retain_graph)
     return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)

@@ -19,14 +19,14 @@ from .ownership.known import Known
 from .representations.base import Dense, SampleGrads
 
 
-def refuse_dtensor_hooks(leaves: Mapping[str, Tensor]) -> None:
+def refuse_dtensors(hooked: Mapping[str, Tensor]) -> None:
     """Refuse hooks on parameters that are DTensors: they would be given the shard of one sample's gradient.
 
     Raises:
         UnsupportedOperationError: there is such a hook.
     """
-    for name, leaf in leaves.items():
-        if leaf._backward_hooks and is_dtensor(leaf):
+    for name, leaf in hooked.items():
+        if is_dtensor(leaf):
             raise UnsupportedOperationError(
                 f"per_sample: a hook is registered on `{name}`, a DTensor. It would be given the shard of one "
                 "sample's gradient. Remove it.",
@@ -35,11 +35,10 @@ def refuse_dtensor_hooks(leaves: Mapping[str, Tensor]) -> None:
             )
 
 
-def through_leaf_hooks(leaves: Mapping[str, Tensor], forms: dict[str, SampleGrads]) -> dict[str, SampleGrads]:
-    """Send the gradient of each sample through the hooks of its parameter, sample by sample, in runs of the engine."""
-    hooked = {name: leaf for name, leaf in leaves.items() if leaf._backward_hooks and name in forms}
+def through_hooks(hooked: Mapping[str, Tensor], forms: Mapping[str, SampleGrads]) -> dict[str, SampleGrads]:
+    """Send the gradient of each sample through the hooks of its parameters, sample by sample, in runs of the engine."""
     if not hooked:
-        return forms
+        return {}
     edges = [graph.edge_of(leaf) for leaf in hooked.values()]
     given = [forms[name].dense().to(leaf.dtype) for name, leaf in hooked.items()]
     written = [torch.empty_like(gradients) for gradients in given]
@@ -50,7 +49,7 @@ def through_leaf_hooks(leaves: Mapping[str, Tensor], forms: dict[str, SampleGrad
             found = torch_grad(edges, edges, alone)
         for rows, gradient in zip(written, found, strict=True):
             rows[sample] = _plain(gradient)
-    return forms | {name: Dense(rows) for name, rows in zip(hooked, written, strict=True)}
+    return {name: Dense(rows) for name, rows in zip(hooked, written, strict=True)}
 
 
 def refuse_coupling(leaves: dict[Node, str], losses: Losses, known: Known) -> None:

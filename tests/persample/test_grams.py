@@ -7,8 +7,11 @@ from torch import nn
 
 import bridle
 from bridle.persample.representations import gram_cache as _grams
+from bridle.persample.representations import outer
 from bridle.persample.representations.gram_cache import GramCache
 from bridle.persample.representations.outer import Outer
+
+from .oracle import flat, loop
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 31, 32, 33, 64, 100, 300, 1100])
@@ -61,3 +64,33 @@ def test_large_grams_are_not_kept(monkeypatch):
     grams = GramCache([x, x])
     assert torch.equal(next(iter(grams.strips(x))), next(iter(grams.strips(x))))
     assert not grams._kept
+
+
+def model_of_tokens(samples):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).float()
+    x = torch.randn(samples, 16, 64, dtype=torch.float32)
+    return model, lambda: model(x).square().sum((1, 2))
+
+
+@pytest.mark.parametrize(("samples", "stored"), [(2, 2), (4, 2), (6, 1), (40, 0)])
+def test_few_samples_are_written_down_instead_of_made_into_grams(monkeypatch, samples, stored):
+    monkeypatch.setattr(outer, "TRAFFIC", 1.0)  # as if memory were faster, for small layers to pay
+    model, losses = model_of_tokens(samples)
+    ps = bridle.per_sample(losses(), model)
+    assert ps.plan().count("gram") == 2, ps.plan()
+    norms = ps.clip_(1.0)
+    assert ps.plan().count("gram") == 2 - stored, ps.plan()
+    expected = loop(losses(), dict(model.named_parameters()))
+    each = flat(expected)
+    torch.testing.assert_close(norms, each.norm(dim=1), rtol=1e-4, atol=1e-5)
+    clipped = (each * (1 / each.norm(dim=1)).clamp(max=1)[:, None]).mean(0)
+    found = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(found, clipped, rtol=1e-4, atol=1e-5)
+
+
+def test_no_gram_is_saved_beyond_the_memory_budget(monkeypatch):
+    monkeypatch.setattr(outer, "TRAFFIC", 1.0)
+    model, losses = model_of_tokens(2)
+    ps = bridle.per_sample(losses(), model, memory_budget=0)
+    ps.clip_(1.0)
+    assert ps.plan().count("gram") == 2, ps.plan()

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from .._torch.dtensor import stored_shard
 from ..errors import NonFiniteGradientError
 from ._arguments import check_weights, refuse_unreached
 from ._clip_settings import ClipSettings
@@ -137,14 +138,20 @@ class WriteAnswers(BatchGradients):
         """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
         if self._known is not None:
             return
-        left = self._budget
-        # Saving only a Gram is not worth the memory while the graph is kept as well.
-        pays = {name: form.flops_saved for name, form in self._forms.items() if form.strategy != "gram"}
+        pays = {name: form.flops_saved for name, form in self._forms.items()}
         per_byte = {name: saved / max(1, prod(self._forms[name].shape)) for name, saved in pays.items() if saved > 0}
+        if not per_byte:
+            return
+        left = self._budget
+        # Saving only a Gram is worth no more memory, while the graph is kept as well, than training takes anyhow: for
+        # parameters, gradients and the two states of Adam.
+        for_grams = 4 * sum([stored_shard(p).nbytes for p in self._parameters.values()])
         for name in sorted(per_byte, key=lambda name: -per_byte[name]):
             form = self._forms[name]
-            if form.nbytes() <= left:
-                left -= form.nbytes()
+            size, is_gram = form.nbytes(), form.strategy == "gram"
+            if size <= (min(left, for_grams) if is_gram else left):
+                left -= size
+                for_grams -= size if is_gram else 0
                 self._forms[name] = Dense(form.dense())
                 self._watch.renew(name, self._forms[name])
 

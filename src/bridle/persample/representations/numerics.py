@@ -66,9 +66,11 @@ def norms_of_rows(blocks: Sequence[Tensor]) -> Tensor:
     rows = [as_rows(block) for block in blocks]
     if not is_traced() and len({each.dtype for each in rows}) == 1:
         lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
-        widest = max([each.shape[1] for each in rows])
-        if _lie_within(lengths.view(-1), _smallest_norm(rows[0].dtype, widest), inf):
+        smallest = _smallest_norm(rows[0].dtype, max([each.shape[1] for each in rows]))
+        if _lie_within(lengths.view(-1), smallest, inf):
             return lengths
+        found = zip(lengths.unbind(), blocks, strict=True)
+        return torch.stack([each if _lie_within(each, smallest, inf) else row_norms(block) for each, block in found])
     return torch.stack([row_norms(block) for block in blocks])
 
 

@@ -77,7 +77,7 @@ def per_sample(
         InplaceModifiedError: a value it needs was changed in place.
         BatchCouplingError: a loss depends on other samples.
         UnsupportedOperationError: a parameter is used by something that cannot be looked into.
-        RankError: the ranks of a tensor-parallel mesh do not have the same losses.
+        RankError: the ranks of a tensor-parallel mesh do not have the same samples, or not the same model.
 
     Examples:
         >>> import torch, bridle

@@ -410,7 +410,7 @@ def refusals():
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mlp = parallelize_module(Norms(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     text = refused(lambda: bridle.per_sample(mlp(x).sum(1), mlp))
-    assert "`scale` is a plain tensor, and is used on parts of activations" in text
+    assert "`scale` is a plain tensor, and is used on a part of an activation that lies as" in text
     assert "SequenceParallel() for a norm layer" in text
     up = parallelize_module(nn.Linear(6, 8).double(), mesh, ColwiseParallel())
     text = refused(lambda: bridle.per_sample(up(x).sum(1), up))

@@ -210,6 +210,9 @@ def crossings():
     partial = DTensor.from_local(x @ wide.to_local().T @ torch.ones(4, 2).double(), mesh, [Partial()])
     text = refused(lambda: bridle.per_sample(partial.to_local().square().sum(1), {"w": wide}))
     assert "partial sums" in text
+    taken = everything.to_local(grad_placements=[Partial()])  # its gradient would count twice
+    text = refused(lambda: bridle.per_sample(taken.square().sum(1), {"w": wide}))
+    assert "taken out by to_local(grad_placements=[Partial(sum)]) is made into the losses" in text
     # By hand and right: a layer by rows, and a parameter that each rank uses on its part.
     narrow = nn.Parameter(distribute_tensor(second, mesh, [Shard(1)]))
     scale = nn.Parameter(distribute_tensor(torch.rand(4, dtype=torch.float64), mesh, [Replicate()]))

@@ -132,8 +132,14 @@ def _sum(value: Any, known: dict[Any, Tensor] | None) -> Tensor:
 
 def number_of(found: Iterable[Copy], dim: int) -> Tensor:
     """Return one number for all that has to be the same along a dimension of the mesh, in words."""
-    sums = [copy.bits.cpu() for copy in found if dim in copy.along]
-    return words(checksum(torch.stack(sums))[None]) if sums else torch.zeros(2, dtype=torch.float64)
+    shared = [copy for copy in found if dim in copy.along]
+    return words(checksum(_together(shared))[None])
+
+
+def _together(found: Sequence[Copy]) -> Tensor:
+    """Return checksums in one tensor, for which a device is waited for once."""
+    device = max((copy.bits.device for copy in found), key=lambda d: d.type != "cpu", default=torch.device("cpu"))
+    return torch.stack([copy.bits.to(device) for copy in found]).cpu() if found else torch.zeros(0, dtype=torch.int64)
 
 
 def first_difference(
@@ -144,7 +150,7 @@ def first_difference(
     All ranks of the group have to ask, and have recorded the same ops.
     """
     shared = [copy for copy in found if dim in copy.along]
-    sent = words(torch.stack([copy.bits.cpu() for copy in shared]))
+    sent = words(_together(shared))
     differs = _spread(sent, group, agreement).view(-1, 2).any(1)
     for i in differs.nonzero().flatten().tolist():
         copy: Copy = shared[i]

@@ -144,13 +144,15 @@ def _refuse_cutting(
                 raise _cut(found[2], node)
 
 
-def _origin(node: Node) -> tuple[Any, ...]:
-    """Return how the DTensor lies that a plain tensor is a part of, or is made a part of."""
+def _origin(node: Node) -> str:
+    """Say what a plain tensor is a part of, or is made a part of."""
     for source in _down(node):
-        found = crossing(source)
+        found, given = crossing(source), grad_placements(source)
         if found is not None and not all(place.is_replicate() for place in found[2]):
-            return found[2]
-    return ()
+            return f"that lies as {list(found[2])}"
+        if any(place.is_partial() for place in given):
+            return f"taken out by to_local(grad_placements={list(given)})"
+    return "on each rank"
 
 
 def _down(node: Node) -> Iterable[Node]:
@@ -167,10 +169,10 @@ def _down(node: Node) -> Iterable[Node]:
                 stack.append(below)
 
 
-def _plain(name: str, places: Iterable[Any]) -> UnsupportedOperationError:
+def _plain(name: str, origin: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        f"per_sample: `{name}` is a plain tensor, and is used on parts of activations that lie as {list(places)}, so "
-        "its gradient is another one on each rank. Make it a DTensor as well: list its module in the plan of "
+        f"per_sample: `{name}` is a plain tensor, and is used on a part of an activation {origin}, so its "
+        "gradient is another one on each rank. Make it a DTensor as well: list its module in the plan of "
         "parallelize_module, with SequenceParallel() for a norm layer.",
         "",
         name,
@@ -187,9 +189,9 @@ def _cut(places: Iterable[Any], node: Node) -> UnsupportedOperationError:
     )
 
 
-def _whole(places: Iterable[Any], what: str) -> UnsupportedOperationError:
+def _whole(origin: str, what: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        f"per_sample: a part of an activation that lies as {list(places)} is made into {what}. The ranks then compute "
+        f"per_sample: a part of an activation {origin} is made into {what}. The ranks then compute "
         "different things, and which gradient is meant cannot be told. Redistribute it first: "
         "redistribute(placements=[Replicate()]), output_layouts=Replicate() or full_tensor()."
     )

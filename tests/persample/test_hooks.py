@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import bridle
 from bridle._torch.hook_search import has_hooks
-from bridle.errors import BatchCouplingError, BridleError, UnsupportedOperationError
+from bridle.errors import BatchCouplingError, UnsupportedOperationError
 
 B, D = 5, 4
 
@@ -320,7 +320,7 @@ def test_coupling_is_refused_where_there_are_hooks():
     def losses():
         return model(x_of()) + model(x_of()).mean()
 
-    with pytest.raises(BridleError, match="allow_coupling=True"):
+    with pytest.raises(BatchCouplingError):
         bridle.per_sample(losses(), model)
     expected = loop(model, losses())
     check_answers(bridle.per_sample(losses(), model, allow_coupling=True), model, expected, "grads")
@@ -338,22 +338,32 @@ def test_data_under_a_checkpoint_is_looked_at_where_there_are_hooks():
         bridle.per_sample(losses(), model)
 
 
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
 def test_a_hook_and_an_op_that_nothing_is_known_of():
-    model, calls = net("hidden"), []
-    model.register = lambda h: h.register_hook(lambda g: calls.append(1))
-
-    class Same(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return g
-
-    with pytest.raises(UnsupportedOperationError, match="Remove the hook"):
-        bridle.per_sample(Same.apply(model(x_of())), model)
-    assert not calls
+    """Owners are seen while each loss is differentiated: the hook is run for that and for nothing else."""
+    model, seen = net("hidden"), []
+    model.register = lambda h: h.register_hook(lambda g: seen.append(g.clone()))
+    expected = loop(model, Same.apply(model(x_of())))
+    before = list(seen)
+    seen.clear()
+    for retain_graph in (True, False):
+        ps = bridle.per_sample(Same.apply(model(x_of())), model, retain_graph=retain_graph)
+        check_answers(ps, model, expected, "grads")
+        torch.testing.assert_close(seen, before)
+        seen.clear()
+    with pytest.raises(BatchCouplingError):
+        bridle.per_sample(Same.apply(model(x_of()) + model(x_of()).mean()), model)
+    with pytest.raises(UnsupportedOperationError, match="pass all parameters"):
+        bridle.per_sample(Same.apply(model(x_of())), [model.a.weight])
 
 
 @pytest.mark.parametrize("where", ["parameter", "product"])

@@ -83,15 +83,16 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     with structure():
         is_free = not is_hooked(losses.scan, sharded=options.sharded)
         found = find(leaves, losses, known, allow_coupling=options.coupling) if is_free else None
-        if found is None and not options.coupling:
-            refuse_coupling(leaves, losses, known)
+        seen = refuse_coupling(leaves, losses, known) if found is None and not options.coupling else None
     if found is not None:
         run = _Run(found, leaves, losses, options, hooked)
         if not run.needs_engine:
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
             whole |= through_hooks({name: leaf for name, leaf in hooked.items() if name in whole}, whole)
             return Captured(whole, found.source, found.eps, losses, run.budget_left)
-    forms = differentiate_each(losses, _used(leaves, parameters), retain_graph=options.retain_graph)
+    forms = differentiate_each(losses, _used(leaves, parameters), seen, retain_graph=options.retain_graph)
+    if seen is not None:
+        refuse_coupling(leaves, losses, known, seen)
     return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)
 
 

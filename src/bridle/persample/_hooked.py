@@ -10,12 +10,14 @@ from torch.autograd.graph import Node
 from .. import graph
 from .._torch.dtensor import is_dtensor
 from .._torch.engine import torch_grad
+from .._torch.hooks import register_prehooks
 from ..errors import UnsupportedOperationError
 from . import engine
 from .engine import Losses
 from .ownership.crossings import refuse_asking
-from .ownership.find import find
+from .ownership.find import find_hooked
 from .ownership.known import Known
+from .ownership.probe import SeenOwners
 from .representations.base import Dense, SampleGrads
 
 
@@ -52,14 +54,27 @@ def through_hooks(hooked: Mapping[str, Tensor], forms: Mapping[str, SampleGrads]
     return {name: Dense(rows) for name, rows in zip(hooked, written, strict=True)}
 
 
-def refuse_coupling(leaves: dict[Node, str], losses: Losses, known: Known) -> None:
-    """Refuse losses that depend on other samples, by the structure of the graph alone: no hook is run.
+def refuse_coupling(
+    leaves: dict[Node, str], losses: Losses, known: Known, seen: SeenOwners | None = None
+) -> SeenOwners | None:
+    """Refuse losses that depend on other samples, and run no hook to find out.
+
+    Args:
+        leaves: names of parameters by their nodes.
+        losses: what is differentiated.
+        known: what is no data.
+        seen: owners as they were seen when each loss was differentiated; None before that.
+
+    Returns:
+        What is to see owners then, where the structure of the graph does not tell them; else None.
 
     Raises:
         BatchCouplingError: the data of one sample enters the loss of another.
-        UnsupportedOperationError: the structure of the graph does not tell.
+        UnsupportedOperationError: this cannot be told.
     """
-    found = find(leaves, losses, known, allow_coupling=False, hooked=True)
+    found = find_hooked(leaves, losses, known, None if seen is None else seen.layouts)
+    if found is None:
+        return SeenOwners(losses.samples)
     packed = found.rows.waiting(())
 
     def look() -> None:
@@ -69,10 +84,19 @@ def refuse_coupling(leaves: dict[Node, str], losses: Losses, known: Known) -> No
     if packed:
         engine.inside_engine(look)
         found.rows.refuse_conflict()
+    return None
 
 
-def differentiate_each(losses: Losses, leaves: Mapping[str, Tensor], *, retain_graph: bool) -> dict[str, SampleGrads]:
+def differentiate_each(
+    losses: Losses, leaves: Mapping[str, Tensor], seen: SeenOwners | None, *, retain_graph: bool
+) -> dict[str, SampleGrads]:
     """Differentiate the loss of each sample alone. Hooks on the way may do whatever they like.
+
+    Args:
+        losses: what is differentiated.
+        leaves: the parameters.
+        seen: is shown the gradients at all ops, if there is one.
+        retain_graph: whether ops keep what they saved when they have run.
 
     Raises:
         UnsupportedOperationError: there are DTensors or reentrant checkpoints in the graph.
@@ -84,9 +108,26 @@ def differentiate_each(losses: Losses, leaves: Mapping[str, Tensor], *, retain_g
             "checkpoints, around which it might be run twice. Pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint, or remove the hook."
         )
+    handles = [] if seen is None else register_prehooks(_ops(losses), lambda node: partial(seen.see, node))
+    try:
+        return _each(losses, leaves, seen, retain_graph=retain_graph or seen is not None)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _ops(losses: Losses) -> list[Node]:
+    return [node for i, node in enumerate(losses.scan.nodes) if i not in losses.scan.leaves]
+
+
+def _each(
+    losses: Losses, leaves: Mapping[str, Tensor], seen: SeenOwners | None, *, retain_graph: bool
+) -> dict[str, SampleGrads]:
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
     rows: dict[str, Tensor] = {}
     for sample in range(losses.samples):
+        if seen is not None:
+            seen.sample = sample
         only = (losses.sample_of == sample).to(losses.root)
         keep = retain_graph or sample < losses.samples - 1
         found = engine.gradients_at(losses.root, only, edges, retain_graph=keep)

@@ -14,7 +14,7 @@ from ..engine import Losses
 from .ask import ask
 from .coupling import refuse_shared_data, shared_input, used_in_parts
 from .crossings import refuse_asking
-from .cuts import UseSite, find_cuts
+from .cuts import OwnersOf, UseSite, find_cuts
 from .data_rows import DataRows, data_uses
 from .known import Known
 from .layout import SampleLayout
@@ -58,7 +58,7 @@ class Found:
     eps: float
 
 
-def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool, hooked: bool = False) -> Found:
+def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_coupling: bool) -> Found:
     """Return the cuts above some leaves and the owners there.
 
     Args:
@@ -66,35 +66,45 @@ def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_couplin
         losses: what is differentiated.
         known: what is no data.
         allow_coupling: accept data of one sample in the loss of another.
-        hooked: there are hooks, so the engine may not be asked: they would be given gradients that are not those of
-            the losses.
 
     Raises:
         BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
-        UnsupportedOperationError: there are hooks, and the engine would have to be asked.
     """
-    found = _found(leaves, losses, known, hooked)
+    found = _proved(leaves, losses, known) or _asked(leaves, losses, known)
     if not allow_coupling:
         _refuse_coupling(found, losses, known)
-        if len(leaves) < len(losses.scan.leaves):
-            _refuse_coupling_below(leaves, losses, known, hooked)
+        _refuse_coupling_below(leaves, losses, known, hooked=False)
     return found
 
 
-def _found(leaves: dict[Node, str], losses: Losses, known: Known, hooked: bool) -> Found:
-    proved = _proved(leaves, losses, known)
-    if proved is None and hooked:
-        raise _hook_refusal()
-    return proved or _asked(leaves, losses, known)
+def find_hooked(leaves: dict[Node, str], losses: Losses, known: Known, seen: OwnersOf | None) -> Found | None:
+    """Return the same where there are hooks, which are not run to find out; None if owners have to be seen first.
+
+    Args:
+        leaves: as for `find`.
+        losses: as for `find`.
+        known: as for `find`.
+        seen: owners as they were seen when each loss was differentiated; None before that.
+
+    Raises:
+        BatchCouplingError: the data of one sample enters the loss of another.
+        UnsupportedOperationError: the engine would have to be asked about other leaves.
+    """
+    found = _proved(leaves, losses, known)
+    if found is None and seen is not None:
+        found = _asked(leaves, losses, known, seen)
+    if found is not None:
+        _refuse_coupling(found, losses, known)
+        _refuse_coupling_below(leaves, losses, known, hooked=True)
+    return found
 
 
 def _hook_refusal() -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        "per_sample: a hook is registered on a value or an op behind the losses, and whether samples are kept apart "
-        "there does not follow from the structure of the graph: it has an op that is not known (a custom Function, an "
-        "in-place write into a slice), or losses that depend on other samples. The engine would have to be asked, and "
-        "the hook would be given gradients that are not those of the losses. Remove the hook, or register it on a "
-        "parameter; or pass allow_coupling=True to differentiate each loss alone."
+        "per_sample: a hook is registered on a value, an op or an input behind the losses, and whether samples are "
+        "kept apart below inputs, or parameters that were not passed, does not follow from the structure of the graph. "
+        "The engine would have to be asked, and the hook would be given gradients that are not those of the losses. "
+        "Remove the hook, or pass all parameters and inputs that need no gradient; or pass allow_coupling=True."
     )
 
 
@@ -105,13 +115,19 @@ def _refuse_coupling(found: Found, losses: Losses, known: Known) -> None:
         refuse_shared_data(found.cuts, found.owners, found.rows, known, lambda node: node in in_parts())
 
 
-def _refuse_coupling_below(leaves: dict[Node, str], losses: Losses, known: Known, hooked: bool) -> None:
+def _refuse_coupling_below(leaves: dict[Node, str], losses: Losses, known: Known, *, hooked: bool) -> None:
     """Refuse coupling in the part of the graph below which lie only parameters that were not asked about, or inputs."""
+    if len(leaves) == len(losses.scan.leaves):
+        return
     others = [node for node in map(losses.scan.nodes.__getitem__, losses.scan.leaves) if node not in leaves]
     inputs = [node for node in others if known.is_input(node)]
     parameters = {node: "" for node in others if node not in inputs}
     if parameters:
-        _refuse_coupling(_found({**leaves, **parameters}, losses, known, hooked), losses, known)
+        both = {**leaves, **parameters}
+        found = _proved(both, losses, known)
+        if found is None and hooked:
+            raise _hook_refusal()
+        _refuse_coupling(found or _asked(both, losses, known), losses, known)
     batches = [node for node in inputs if known.rows in graph.leaf_tensor(node).shape[:2]]
     if batches:
         owners = prove(losses.root, losses.sample_of)
@@ -170,9 +186,9 @@ def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> 
     return any(nodes[n] is node for n in proof.in_parts[0])
 
 
-def _asked(leaves: dict[Node, str], losses: Losses, known: Known) -> Found:
+def _asked(leaves: dict[Node, str], losses: Losses, known: Known, owners_of: OwnersOf | None = None) -> Found:
     refuse_asking(losses.scan)
-    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, custom=bool(losses.scan.custom)))
+    cuts, layouts = find_cuts(leaves, losses.read, owners_of or partial(ask, losses, custom=bool(losses.scan.custom)))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)

@@ -360,3 +360,18 @@ def plain_collectives():
 
 def functional_all_reduce(h):
     return functional_collectives.all_reduce(h, "sum", dist.group.WORLD)
+
+
+def one_rank_alone():
+    """What only one rank has found stops the others as well, with its reason."""
+    rank, x, model = dist.get_rank(), inputs(4, 6), cut(plain=False)
+    losses = model(x).square().sum(1)
+    if rank == 0:
+        x += 1
+    text = refused(lambda: bridle.per_sample(losses, model), "RankError" if rank else "InplaceModifiedError")
+    assert "was changed in place since the DTensor was made" in text
+    out = model(inputs(4, 6))
+    if rank == 0:
+        out.register_hook(lambda g: 2 * g)
+    text = refused(lambda: bridle.per_sample(out.square().sum(1), model), "RankError")
+    assert "do not agree on the recorded graph" in text

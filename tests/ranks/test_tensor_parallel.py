@@ -66,6 +66,7 @@ def test_shards_of_different_sizes(ranks):
         faults.summed_over_ranks,
         faults.not_differentiable,
         faults.plain_collectives,
+        faults.one_rank_alone,
     ],
     ids=lambda case: case.__name__,
 )

@@ -19,7 +19,7 @@ from ._tensor_copies import Copy, copies, copy_of_losses, described, first_diffe
 from ._tensor_ranks import TensorRanks
 from ._tensor_regions import Regions, read_regions
 from .engine import Losses
-from .ownership.hooks import hooks_of
+from .ownership.hooks import is_hooked
 
 _WHAT = "per-sample gradients"
 
@@ -100,7 +100,7 @@ def _recorded(losses: Losses, regions: Regions) -> int:
     where a rank may cut a whole tensor by itself: another size may be another part.
     """
     number = {node: i for i, node in enumerate(losses.scan.nodes)}
-    facts: list[Any] = [hooks_of(losses.scan, sharded=False)]  # a rank that has one of its own would stop alone
+    facts: list[Any] = [is_hooked(losses.scan, sharded=True)]  # a rank that has one of its own would stop alone
     for node, outs in output_shapes(losses.scan.nodes).items():
         lenient = bool(regions.varies.get(node)) and not regions.summed
         kind, found = kind_of(node), crossing(node)

@@ -132,3 +132,15 @@ def test_weights_are_tested_again_when_they_have_changed():
         assert twins.step(x, given[0]) is expected is None
         for p, q in zip(twins.model.parameters(), twins.other.parameters(), strict=True):
             assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("wide", [2, 8, 64], ids=["grouped", "narrow", "one by one"])
+def test_a_convolution_is_captured_in_whichever_way_its_gradients_are_made(wide):
+    """Each lays its result out in another way; the graph has been told one of them."""
+    kernel = 1 if wide == 64 else 2
+    layers = nn.Conv2d(2, wide, kernel), nn.Tanh(), nn.Conv2d(wide, 9, kernel), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    twins = Twins(nn.Sequential(*layers, nn.Linear(9, C)))
+    graph_of(twins, *batch(4, 2, 6, 6))
+    for _ in range(2):
+        twins.run(*batch(4, 2, 6, 6))
+    assert ": captured (" in twins.step.explain()

@@ -97,7 +97,7 @@ def as_one_op(function: F, form: Callable[..., Tensor], arguments: str) -> F:
 
     Args:
         function: computes a new tensor, and reads no values.
-        form: computes an empty tensor of the same form from the same arguments.
+        form: computes an empty, contiguous tensor of the same shape from the same arguments.
         arguments: those of the function, as in the schema of an op.
     """
     return function if local.tracer is None else _op(function, form, arguments)
@@ -105,7 +105,11 @@ def as_one_op(function: F, form: Callable[..., Tensor], arguments: str) -> F:
 
 @functools.cache
 def _op(function: Any, form: Callable[..., Tensor], arguments: str) -> Any:
+    def run(*args: Any) -> Tensor:
+        found: Tensor = function(*args)
+        return found.contiguous()  # as the form says
+
     schema = f"({arguments}) -> Tensor"
-    op = torch.library.custom_op(f"bridle::{function.__name__}", function, mutates_args=(), schema=schema)
+    op = torch.library.custom_op(f"bridle::{function.__name__}", run, mutates_args=(), schema=schema)
     op.register_fake(form)
     return op

@@ -5,9 +5,10 @@ import math
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import bridle
+from bridle._torch.dtensor import distribute_own
 
 # Meshes by number of ranks: shapes, orders of ranks that are not regular, and slices of another mesh ("2d/a").
 MESHES = {
@@ -61,7 +62,7 @@ def spread(full, name, letters):
     where = mesh(name)
     kinds = [placement(letter) for letter in letters]
     whole = [Replicate() if kind.is_partial() else kind for kind in kinds]
-    piece = distribute_tensor(full, where, whole, src_data_rank=None).to_local().clone()
+    piece = distribute_own(full, where, whole).to_local().clone()
     for at, kind, size in zip(where.get_coordinate(), kinds, where.shape, strict=True):
         if kind.is_partial():  # unequal summands of the whole
             piece = piece * (2 * (at + 1) / (size * (size + 1))) * (size if kind.reduce_op == "avg" else 1)

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.nn.parallel import DistributedDataParallel
 
 import bridle
+from bridle._torch.dtensor import distribute_own
 
 
 class Net(torch.nn.Module):
@@ -114,14 +115,14 @@ def unused_here():
     reference, model = Net(), Net()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     grads = alone(reference, 1, extra=lambda rank: rank == 0)
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Shard
 
     for name, p in list(model.named_parameters()):
         owner, leaf = name.rsplit(".", 1)
-        spread = torch.nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)], src_data_rank=None))
+        spread = torch.nn.Parameter(distribute_own(p.detach(), mesh, [Shard(0)]))
         setattr(model.get_submodule(owner), leaf, spread)
         if dist.get_rank() == 0 or not name.startswith("extra"):
-            spread.grad = distribute_tensor(grads[name], mesh, [Shard(0)], src_data_rank=None)
+            spread.grad = distribute_own(grads[name], mesh, [Shard(0)])
     held = [
         g if not name.startswith("extra") else g[: -(-len(g) // dist.get_world_size())] for name, g in grads.items()
     ]
@@ -131,10 +132,10 @@ def unused_here():
 def plain_unused_here():
     """A plain tensor has a gradient on one rank only: ranks would scale differently, so all of them refuse."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Shard
 
-    weight = torch.nn.Parameter(distribute_tensor(torch.zeros(4, 2), mesh, [Shard(0)], src_data_rank=None))
-    weight.grad = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)], src_data_rank=None)
+    weight = torch.nn.Parameter(distribute_own(torch.zeros(4, 2), mesh, [Shard(0)]))
+    weight.grad = distribute_own(torch.ones(4, 2), mesh, [Shard(0)])
     bias = torch.nn.Parameter(torch.zeros(2))
     bias.grad = torch.ones(2) if dist.get_rank() == 0 else None
     kind, text = placements.error(lambda: bridle.clip_grad_norm_([weight, bias], 1.0))

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import bridle
+from bridle._torch.dtensor import distribute_own
 
 _groups = {}
 
@@ -93,10 +94,8 @@ def dtensors_in_stages():
     mesh = grid()
     stage, _ = mesh.get_coordinate()
     full = torch.arange(6.0) + 10 * stage
-    p = torch.nn.Parameter(torch.distributed.tensor.distribute_tensor(torch.zeros(6), mesh["tp"], src_data_rank=None))
-    p.grad = torch.distributed.tensor.distribute_tensor(
-        full, mesh["tp"], [torch.distributed.tensor.Shard(0)], src_data_rank=None
-    )
+    p = torch.nn.Parameter(distribute_own(torch.zeros(6), mesh["tp"], [torch.distributed.tensor.Replicate()]))
+    p.grad = distribute_own(full, mesh["tp"], [torch.distributed.tensor.Shard(0)])
     norm = bridle.clip_grad_norm_([p], 1.0, placement=bridle.distributed.Disjoint(mesh["stage"]))
     layouts.close(norm.item(), layouts.norm_of([torch.arange(6.0), torch.arange(6.0) + 10], 2.0), 6)
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 import traceback
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -42,6 +43,7 @@ class RankProcesses:
         if failed:  # some may still wait for others: nobody can be relied on
             self.close()
             self._start()
+        _skip_if_unsupported(failed)
         assert not failed, "\n".join(failed)
         return [answer for _, answer in answers]
 
@@ -78,8 +80,16 @@ def alone(function, *args):
     theirs.close()
     ok, answer = ours.recv()
     process.join()
+    _skip_if_unsupported([] if ok else [answer])
     assert ok, answer
     return answer
+
+
+def _skip_if_unsupported(failed):
+    """Skip a test that failed for what a torch of before 2.7 does not have on the CPU, and `fully_shard` needs."""
+    signs = ("'Stream' object has no attribute 'record_event'", "unexpected keyword argument 'ignored_params'")
+    if any(sign in text for sign in signs for text in failed):
+        pytest.skip(f"torch {torch.__version__} has no fully_shard on the CPU")
 
 
 def _answer(pipe, function, args):

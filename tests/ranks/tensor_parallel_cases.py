@@ -273,7 +273,8 @@ def every_answer(plan):
     want = bridle.per_sample(losses_of(alone, x), alone)
     ps = bridle.per_sample(losses_of(model, x), model)
     direction = {
-        name: torch.randn_like(p, generator=torch.Generator().manual_seed(5)) for name, p in alone.named_parameters()
+        name: torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(5))
+        for name, p in alone.named_parameters()
     }
     for ask in ("dot", "cosine"):
         torch.testing.assert_close(getattr(ps, ask)(), getattr(want, ask)())

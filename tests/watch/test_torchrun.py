@@ -90,6 +90,7 @@ def test_a_rank_that_is_killed_leaves_its_record_and_a_report(tmp_path, which):
     assert "straggler" not in {finding.name for finding in find(run)}
 
 
+@pytest.mark.needs("fully_shard on the CPU")
 def test_shards_are_clipped_and_recorded_as_one_process_does(tmp_path):
     done = torchrun(tmp_path, "--record", "run.jsonl", "--clip", "0.5", "train.py", "sharded", "0")
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
+from .._torch.process_group import all_gather_single, reduce_scatter_single
 from ..errors import RankError
 
 _T = TypeVar("_T")
@@ -44,7 +45,7 @@ def members(group: Any) -> str:
 def all_gather_rows(sent: Tensor, group: Any, what: str) -> Tensor:
     """Return the rows of every rank of a process group, in the order of ranks, given those of this rank."""
     rows = sent.new_empty(group.size() * len(sent), *sent.shape[1:])
-    collective(lambda: dist.all_gather_single(rows, sent, group=group), group, what)
+    collective(lambda: all_gather_single(rows, sent, group), group, what)
     return rows
 
 
@@ -57,5 +58,5 @@ def all_reduce_(values: Tensor, group: Any, what: str, *, largest: bool = False)
 def reduce_scatter(rows: Tensor, group: Any, what: str) -> Tensor:
     """Return this rank's row of the sum over the ranks of a process group, given a row for each, in their order."""
     found = rows.new_empty(1, *rows.shape[1:])
-    collective(lambda: dist.reduce_scatter_single(found, rows, group=group), group, what)
+    collective(lambda: reduce_scatter_single(found, rows, group), group, what)
     return found

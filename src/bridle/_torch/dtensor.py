@@ -3,6 +3,7 @@
 Where that module is not in ``sys.modules``, no DTensor exists.
 """
 
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,6 +28,16 @@ def wait_tensor(tensor: Any) -> Tensor:
     pending = type(tensor) is not Tensor and hasattr(tensor, "wait")
     found: Tensor = tensor.wait() if pending else tensor
     return found
+
+
+def distribute_own(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> Any:
+    """Return a DTensor of a tensor that every rank has, each keeping its part of its own, without communication."""
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+    if "src_data_rank" in inspect.signature(distribute_tensor).parameters:
+        return distribute_tensor(whole, mesh, placements, src_data_rank=None)
+    everywhere = [Replicate()] * mesh.ndim
+    return DTensor.from_local(whole, mesh, everywhere, run_check=False).redistribute(mesh, placements)
 
 
 def local_tensor(tensor: Any) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._distributed.collectives import all_reduce_, reduce_scatter
-from .._torch.dtensor import is_dtensor, spec_of, spread
+from .._torch.dtensor import distribute_own, is_dtensor, spec_of, spread
 
 _WHAT = "per-sample gradients"
 
@@ -57,9 +57,8 @@ class Layout(NamedTuple):
             return total
         if is_dtensor(self.leaf):
             return spread(total, spec_of(self.held))
-        from torch.distributed.tensor import distribute_tensor
-
-        return distribute_tensor(total, self.held.device_mesh, self.held.placements, src_data_rank=None)
+        laid_out: Tensor = distribute_own(total, self.held.device_mesh, self.held.placements)
+        return laid_out
 
 
 def scatter_sums(

@@ -436,6 +436,20 @@ def test_methods_that_are_replaced(monkeypatch, owner, name, method):
     assert "a method that it was read from has been replaced" in captured.explain()
 
 
+def test_a_method_whose_code_is_replaced(monkeypatch):
+    """As reloading does in a notebook."""
+    model = Scaled(5, 3)
+
+    def step(x):
+        return bridle.per_sample(model(x).square().sum(1), model).norms()
+
+    captured, x = bridle.compile(step, model, backend="captured"), torch.randn(4, 5)
+    for _ in range(3):
+        captured(x)
+    monkeypatch.setattr(Scaled.scale, "__code__", (lambda self, x: 3 * x).__code__)
+    assert torch.equal(captured(x), step(x))
+
+
 def test_what_is_read_as_a_constant_stays_eager(monkeypatch):
     model, own = mlp(), random.Random(0)
     monkeypatch.setenv("BRIDLE_TEST", "2")

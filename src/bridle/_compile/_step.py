@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from .._torch import dynamo, dynamo_gaps, trees
 from .._torch import fx as torch_fx
+from .._torch.saved import has_pack_hooks
 from ..errors import ArgumentError, ArgumentTypeError
 from ..persample import Stats, tracing
 from ._entry import Entry, Redo
@@ -146,7 +147,7 @@ class CompiledStep(Generic[P, R]):
             return "a process group is initialised, and steps over ranks are not captured"
         if self._is_unreadable:
             return "the globals of the step or of a module are not those of the module of that name"
-        if dynamo_gaps.has_saved_tensors_hooks():
+        if has_pack_hooks():
             return "hooks are to pack what it saves"
         return ""
 

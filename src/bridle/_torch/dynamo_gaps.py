@@ -26,12 +26,14 @@ class Method(NamedTuple):
     Attributes:
         owner: the class it was looked up in.
         name: its name there.
-        found: what was found.
+        found: the function that was found.
+        code: its code, which reloading replaces in place.
     """
 
     owner: type
     name: str
     found: Any
+    code: CodeType | None
 
 
 def why_unguarded() -> str:
@@ -52,18 +54,14 @@ def methods_read() -> list[Method]:
     output = _output()
     codes = set(output.tracing_context.traced_code)
     sources = {guard.originating_source for guard in output.guards if guard.name}
-    owners = {type(output.resolve_source_value(source)) for source in sources}
+    values = [output.resolve_source_value(source) for source in sources]
+    owners = {value if isinstance(value, type) else type(value) for value in values}
     return [method for owner in owners for method in _methods_of(owner, codes)]
 
 
 def are_replaced(methods: Iterable[Method]) -> bool:
     """Return whether another method would be found now."""
-    return any(_look_up(owner, name) is not found for owner, name, found in methods)
-
-
-def has_saved_tensors_hooks() -> bool:
-    """Return whether values that ops save would be packed by a hook."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return any(_look_up(owner, name) != (found, code) for owner, name, found, code in methods)
 
 
 def _output() -> Any:
@@ -77,9 +75,10 @@ def _methods_of(owner: type, codes: Collection[CodeType]) -> Iterable[Method]:
         written = next(vars(base)[name] for base in owner.__mro__ if name in vars(base))
         function = getattr(written, "__func__", getattr(written, "fget", written))
         if getattr(function, "__code__", None) in codes or (name in _CALLS and issubclass(owner, nn.Module)):
-            yield Method(owner, name, _look_up(owner, name))
+            yield Method(owner, name, *_look_up(owner, name))
 
 
-def _look_up(owner: type, name: str) -> Any:
+def _look_up(owner: type, name: str) -> tuple[Any, CodeType | None]:
     found = getattr(owner, name, None)
-    return getattr(found, "__func__", found)  # a method of the class is bound anew each time
+    found = getattr(found, "__func__", found)  # a method of the class is bound anew each time
+    return found, getattr(found, "__code__", None)

@@ -86,6 +86,12 @@ def identity(node: Node) -> str | type:
     return op(node) if made_by.__module__ == "torch._library.autograd" else made_by
 
 
+def is_torchs_own(node: Node) -> bool:
+    """Return whether torch wrote the backward of a Function; that of an op of `torch.library` is somebody else's."""
+    module: str = node._forward_cls.__module__  # type: ignore[attr-defined]
+    return module.startswith("torch.") and module != "torch._library.autograd"
+
+
 def is_relayout(node: Node) -> bool:
     """Return whether the op only moves, copies or casts values, as a view, slice, clone or cast does.
 

@@ -5,10 +5,12 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C._autograd import SavedTensor
 from torch.autograd.graph import Node
@@ -21,6 +23,21 @@ _STALE = re.compile(
     r"expected version (?P<expected>\d+)",
     re.DOTALL,
 )
+
+
+def has_pack_hooks() -> bool:
+    """Return whether values that ops save are packed by hooks (`torch.autograd.graph.saved_tensors_hooks`)."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Let ops of our own save what they save as it is: hooks that pack are about the model."""
+    if not has_pack_hooks():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value):
+        yield
 
 
 def saved_fields(node: Node) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from .._torch.dtensor import stored_shard
+from .._torch.nodes import is_torchs_own
 from ..errors import UnsupportedOperationError
 from . import _checkpoints, engine, rules
 from ._hooked import differentiate_each, refuse_coupling, refuse_dtensors, through_hooks
@@ -84,7 +85,9 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
         is_free = not is_hooked(losses.scan, sharded=options.sharded)
         found = find(leaves, losses, known, allow_coupling=options.coupling) if is_free else None
         seen = refuse_coupling(leaves, losses, known) if found is None and not options.coupling else None
-    if found is not None:
+    if found is not None and losses.scan.custom and not options.opaque:
+        _refuse_opaque(found.cuts, leaves)
+    if found is not None and all(map(_is_linear, losses.scan.custom)):
         run = _Run(found, leaves, losses, options, hooked)
         if not run.needs_engine:
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
@@ -118,8 +121,6 @@ class _Run:
         bypassed = engine.bypassed(losses.root)
         if bypassed:
             _checkpoints.refuse_hidden_weights(found.cuts)
-        if losses.scan.custom and not options.opaque:
-            _refuse_opaque(found.cuts, leaves)
         self._cuts: dict[Node, list[UseSite]] = {}
         for cut in found.cuts:
             self._cuts.setdefault(cut.node, []).append(cut)
@@ -209,6 +210,11 @@ def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) ->
     return {name: Dense(shard_gradient(g, leaves[name])[None]) for name, g in dense.items()}
 
 
+def _is_linear(node: Node) -> bool:
+    """Return whether a Function's backward is known to be linear: torch's own are, and a rule vouches for others."""
+    return rules.has_rule(node) or is_torchs_own(node)
+
+
 def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:
     for cut in cuts:
         if graph.is_custom(cut.node) and not rules.has_rule(cut.node):
@@ -219,8 +225,7 @@ def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:
             raise UnsupportedOperationError(
                 f"per_sample: `{', '.join(below)}` is used by `{graph.op(cut.node)}`, a custom Function (or "
                 f"a compiled region) that cannot be looked into. {advice}; or pass allow_opaque=True to run its "
-                "backward once per sample, which is right if that backward is linear in the gradient it gets, as "
-                "every backward should be.",
+                "backward once per sample.",
                 graph.op(cut.node),
                 below[0] if below else "",
             )

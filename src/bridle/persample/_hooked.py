@@ -104,9 +104,10 @@ def differentiate_each(
     refuse_asking(losses.scan)
     if engine.bypassed(losses.root):
         raise UnsupportedOperationError(
-            "per_sample: there is a hook for which each loss has to be differentiated alone, and there are reentrant "
-            "checkpoints, around which it might be run twice. Pass use_reentrant=False to "
-            "torch.utils.checkpoint.checkpoint, or remove the hook."
+            "per_sample: there is a hook or a custom Function for which each loss has to be differentiated alone, and "
+            "there are reentrant checkpoints, around which it might be run twice. Pass use_reentrant=False to "
+            "torch.utils.checkpoint.checkpoint; or remove the hook, or give the Function a rule by "
+            "bridle.register_rule."
         )
     handles = [] if seen is None else register_prehooks(_ops(losses), lambda node: partial(seen.see, node))
     try:

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ..._torch import checkpoint, hooks
 from ..._torch.nodes import output_counts
+from ..._torch.saved import unpacked
 from .errors import explain_errors, raise_explained
 
 T = TypeVar("T")
@@ -74,7 +75,8 @@ def gradients_at(
     """Return the gradient of ``(root * weights).sum()`` at the edges; the engine runs nothing else."""
     if not edges:
         return ()
-    with torch.enable_grad():  # a scalar needs no gradient to start from, whose checks make torch import sympy
+    # A scalar needs no gradient to start from, whose checks make torch import sympy.
+    with torch.enable_grad(), unpacked():
         total = root.sum() if weights is None else (root * weights.to(root.dtype)).sum()
     with _without(bypassed(root)):
         try:

@@ -1,0 +1,90 @@
+"""Custom Functions whose backward is not linear in the gradient: each loss is differentiated alone."""
+
+import pytest
+import torch
+from torch import nn
+
+import bridle
+
+from .oracle import loop
+
+
+class Shortened(torch.autograd.Function):
+    """The identity, with a gradient that is no longer than a limit: another one for a batch than for its samples."""
+
+    @staticmethod
+    def forward(ctx, x, limit):
+        ctx.limit = limit
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * (ctx.limit / g.norm()).clamp(max=1), None
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds, with the gradient of a straight line where that is small."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-1, 1)
+
+
+def on_an_activation(model, x):
+    return model[1](Shortened.apply(model[0](x), 0.6)).square().sum(1)
+
+
+def on_losses(model, x):
+    return Shortened.apply(model(x).square().sum(1), 0.6)
+
+
+def on_a_weight_that_is_used_twice(model, x):
+    weight = Rounded.apply(3 * model[1].weight)
+    return ((model[0](x) @ weight.T).sin() @ weight).square().sum(1)
+
+
+@pytest.mark.parametrize("options", [{}, {"retain_graph": False}, {"memory_budget": 0}], ids=str)
+@pytest.mark.parametrize("losses_of", [on_an_activation, on_losses, on_a_weight_that_is_used_twice])
+@pytest.mark.parametrize("size", [3, 8])
+def test_right(losses_of, size, options):
+    for scale in (0.1, 1.0, 10.0):
+        model, x = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4)), scale * torch.randn(size, 5)
+        truth = loop(losses_of(model, x), dict(model.named_parameters()))
+        losses = losses_of(model, x)
+        try:
+            found = bridle.per_sample(losses, model, **options).grads()
+        except bridle.errors.UnsupportedOperationError as error:  # the engine sees that it is not linear
+            assert "depends on which other samples are there" in str(error)
+            continue
+        for name, gradient in found.items():
+            torch.testing.assert_close(gradient, truth[name])
+
+
+def test_a_rule_vouches_for_a_function():
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    assert "each loss is differentiated alone" in str(bridle.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
+    bridle.register_rule(Doubled, lambda ctx: None)
+    assert "asked of the engine" in str(bridle.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
+
+
+def test_hooks_that_pack_do_not_touch_our_own_ops():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    out = model(x)
+    out.register_hook(lambda g: g.clone())
+    losses = out.square().sum(1)
+    expected = bridle.per_sample(losses, model).norms()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: 2 * t, lambda t: t):
+        assert torch.equal(bridle.per_sample(losses, model).norms(), expected)

@@ -375,3 +375,38 @@ def one_rank_alone():
         out.register_hook(lambda g: 2 * g)
     text = refused(lambda: bridle.per_sample(out.square().sum(1), model), "RankError")
     assert "do not agree on the recorded graph" in text
+
+
+def other_samples_beside_huge_ones():
+    """One sample, or one column, that is huge does not hide that the others are not the same."""
+    rank = dist.get_rank()
+    for dtype, huge in [(torch.float32, 1e6), (torch.bfloat16, 100.0)]:
+        for x in (torch.tensor([[huge], [1.0], [2.0]]), torch.tensor([[huge, 1.0], [huge, 2.0], [huge, 3.0]])):
+            torch.manual_seed(1)
+            layers = nn.Sequential(nn.Linear(x.shape[1], 4), nn.Tanh(), nn.Linear(4, 2)).to(dtype)
+            model = parallelize_module(layers, tensor_mesh(), {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            ask(model, x.to(dtype))
+            odd = torch.where(x == huge, x, -0.3 * x if rank else x).to(dtype)
+            assert NOT_SAME in refused(lambda m=model, odd=odd: ask(m, odd), "RankError")
+
+
+def other_parameters():
+    """Copies of a parameter that no op saves, and other parameters on each rank."""
+    rank, x, model = dist.get_rank(), inputs(4, 6), cut()
+    with torch.no_grad():
+        stored = model.down.bias.to_local()
+        stored += rank
+    text = refused(lambda: ask(model, x), "RankError")
+    assert "`down.bias`, of which every rank has all, " + NOT_SAME in text
+    model = cut()
+    losses = model(x).square().sum(1)
+    everything = list(model.parameters())
+    for passed in [(model.up, model.down), (everything, everything[::-1]), (model.down, model)]:
+        text = refused(lambda passed=passed: bridle.per_sample(losses, passed[rank]), "RankError")
+        assert "do not agree on the parameters that were passed" in text
+    ps = bridle.per_sample(losses, model)
+    text = refused(lambda: ps.weighted_(lambda norms: torch.ones_like(norms) * (1 + rank)), "RankError")
+    assert "weighted_ with what its function returned" in text
+    assert all(p.grad is None for p in model.parameters())
+    losses.sum().backward()
+    refused(lambda: bridle.per_sample(losses, model), "GraphFreedError")

@@ -67,6 +67,8 @@ def test_shards_of_different_sizes(ranks):
         faults.not_differentiable,
         faults.plain_collectives,
         faults.one_rank_alone,
+        faults.other_samples_beside_huge_ones,
+        faults.other_parameters,
     ],
     ids=lambda case: case.__name__,
 )

@@ -15,7 +15,7 @@ from .._torch.nodes import output_shapes
 from .._torch.signature import kind_of, packed_nodes
 from ..errors import BridleError
 from . import engine
-from ._tensor_copies import Copy, copies, copy_of_losses, described, first_difference, number_of
+from ._tensor_copies import Copy, copies, copies_of_parameters, copy_of_losses, described, first_difference, number_of
 from ._tensor_ranks import TensorRanks
 from ._tensor_regions import Regions, read_regions
 from .engine import Losses
@@ -38,10 +38,17 @@ def agree(ranks: TensorRanks, leaves: Mapping[str, Any], losses: Losses) -> None
     if not ranks.groups:
         return
     asked = _Asked(ranks, leaves, losses, regions)
-    packed = packed_nodes(losses.scan.nodes)
+    with engine.explain_errors("the graph of the losses"):
+        packed = packed_nodes(losses.scan.nodes)
     ready = [node for node in losses.scan.nodes if node not in packed]
     of_losses = copy_of_losses(losses, ranks.dims)
-    asked.compare(lambda: [of_losses, *copies(ready, regions, ranks.dims, {})])
+    known: dict[Any, torch.Tensor] = {}
+
+    def read() -> list[Copy]:
+        saved = copies(ready, regions, ranks.dims, known)
+        return [of_losses, *saved, *copies_of_parameters(leaves.values(), ranks.dims, known)]
+
+    asked.compare(read)
     if packed:  # a checkpoint computes its region again, with collectives of its own: only now are ranks known to agree
         rest = [node for node in losses.scan.nodes if node in packed]
         asked.compare(partial(engine.inside_engine, partial(copies, rest, regions, ranks.dims, None)))
@@ -51,11 +58,12 @@ class _Asked:
     """What the ranks are asked about."""
 
     def __init__(self, ranks: TensorRanks, leaves: Mapping[str, Any], losses: Losses, regions: Regions) -> None:
-        self._ranks, self._losses = ranks, losses
+        self._ranks = ranks
         self._names = {id(leaf): name for name, leaf in leaves.items()}
         self._same = {"the number of samples": losses.samples}
         self._compared = {
             "the recorded graph": _recorded(losses, regions),
+            "the parameters that were passed": _passed(leaves, losses),
             "`sample_groups`": fingerprint(losses.sample_of.tolist()),
         }
 
@@ -74,7 +82,7 @@ class _Asked:
             sent = torch.cat([number, -number])
             most, least = agreement.all_reduce(sent, there, self._same, self._compared, largest=True).chunk(2)
             if bool((most + least).any()):
-                self._fail(first_difference(found, self._losses, dim, there, agreement), agreement)
+                self._fail(first_difference(found, dim, there, agreement), agreement)
         if len(self._ranks.groups) > 1:  # those of another row of the mesh may have found nothing
             for group in self._ranks.groups:
                 there = Group(group.group_name, group, self._ranks.device)
@@ -91,6 +99,12 @@ class _Asked:
                 "has the whole of a tensor (seed dropout alike), hold the same plain parameters, and make losses from "
                 "whole outputs: pass output_layouts=Replicate() to the last layer, or call full_tensor()."
             )
+
+
+def _passed(leaves: Mapping[str, Any], losses: Losses) -> int:
+    """Return a number for the names of parameters and where in the graph each of them is."""
+    number = {id(tensor): i for i, tensor in losses.scan.leaves.items()}
+    return fingerprint([(name, number.get(id(leaf))) for name, leaf in leaves.items()])
 
 
 def _recorded(losses: Losses, regions: Regions) -> int:

@@ -44,12 +44,13 @@ class Copy(NamedTuple):
     """A tensor that ranks are to hold alike.
 
     Attributes:
-        node: the op that saved it; None for the losses.
+        node: the op that saved it; None for losses and parameters.
         name: torch's name for it.
         number: which of several it is that were saved under one name.
         along: the dimensions of the mesh along which it has to be the same.
         bits: its checksum.
         kind: its number in Python, its shape, and how it lies, for errors.
+        held: the tensor itself, where no op saved it.
     """
 
     node: Node | None
@@ -58,11 +59,23 @@ class Copy(NamedTuple):
     along: tuple[int, ...]
     bits: Tensor
     kind: tuple[int, tuple[int, ...], Any]
+    held: Tensor | None = None
+
+
+def copies_of_parameters(leaves: Iterable[Any], dims: Sequence[int], known: dict[Any, Tensor]) -> list[Copy]:
+    """Return the parameters that are DTensors, along the dimensions of the mesh in which each rank has all of them."""
+    found = []
+    for i, leaf in enumerate(leaves):
+        along = tuple(dim for dim in dims if is_dtensor(leaf) and spec_of(leaf).placements[dim].is_replicate())
+        if along:
+            kind = id(leaf), tuple(leaf.shape), spec_of(leaf)
+            found.append(Copy(None, "a parameter", i, along, _sum(leaf.detach(), known), kind, stored_shard(leaf)))
+    return found
 
 
 def copy_of_losses(losses: Losses, dims: Sequence[int]) -> Copy:
     """Return the losses, which every rank has whole."""
-    return Copy(None, "the losses", 0, tuple(dims), checksum(losses.root), (0, (), None))
+    return Copy(None, "the losses", 0, tuple(dims), checksum(losses.root), (0, (), None), losses.root)
 
 
 def copies(nodes: Iterable[Node], regions: Regions, dims: Sequence[int], known: dict[Any, Tensor] | None) -> list[Copy]:
@@ -142,9 +155,7 @@ def _together(found: Sequence[Copy]) -> Tensor:
     return torch.stack([copy.bits.to(device) for copy in found]).cpu() if found else torch.zeros(0, dtype=torch.int64)
 
 
-def first_difference(
-    found: Iterable[Copy], losses: Losses, dim: int, group: Group, agreement: Agreement
-) -> Copy | None:
+def first_difference(found: Iterable[Copy], dim: int, group: Group, agreement: Agreement) -> Copy | None:
     """Return the first copy that is not the same on the ranks of a group; None if all are, to rounding.
 
     All ranks of the group have to ask, and have recorded the same ops.
@@ -154,18 +165,22 @@ def first_difference(
     differs = _spread(sent, group, agreement).view(-1, 2).any(1)
     for i in differs.nonzero().flatten().tolist():
         copy: Copy = shared[i]
-        value = losses.root.detach() if copy.node is None else _value(copy.node, copy.name, copy.number)
-        if not _same_to_rounding(value, group, agreement, each=copy.node is None):
+        value = _value(copy.node, copy.name, copy.number) if copy.held is None else copy.held
+        # A column of huge numbers must not hide that the others are those of another sample.
+        is_data = value.grad_fn is None and not value.requires_grad
+        shard = stored_shard(value.detach())
+        shard = shard if shard.layout is torch.strided else shard.to_dense()
+        if not _same_to_rounding(shard, group, agreement, each=is_data or copy.name == "the losses"):
             return copy
     return None
 
 
-def _value(node: Node, name: str, index: int) -> Tensor:
+def _value(node: Node | None, name: str, index: int) -> Tensor:
+    assert node is not None
     read = partial(engine.saved, node, name)
     found = engine.inside_engine(read) if engine.is_packed(node) else read()
-    found = found[index] if isinstance(found, tuple | list) else found
-    shard = stored_shard(found).detach()
-    return shard if shard.layout is torch.strided else shard.to_dense()
+    value: Tensor = found[index] if isinstance(found, tuple | list) else found
+    return value
 
 
 def _spread(values: Tensor, group: Group, agreement: Agreement) -> Tensor:
@@ -202,15 +217,16 @@ def _same_to_rounding(value: Tensor, group: Group, agreement: Agreement, *, each
 def _rows(value: Tensor, *, each: bool) -> Tensor:
     if each:
         return value.reshape(-1, 1)
-    return value.flatten(1) if value.dim() > 1 and value[:1].numel() > 1 else value.reshape(1, -1)
+    return value.flatten(1) if value.dim() > 1 else value.reshape(1, -1)
 
 
 def described(copy: Copy, names: Mapping[int, str]) -> str:
     """Return what a copy is, for errors."""
-    if copy.node is None:
-        return "the tensor of losses"
     number, shape, spec = copy.kind
+    if copy.name == "the losses":
+        return "the tensor of losses"
     if number in names:
         return f"`{names[number]}`, of which every rank has all,"
     what = "of which every rank has all" if spec is None else f"that lies as {list(spec.placements)}"
-    return f"a tensor of shape {shape} {what}, which `{graph.op(copy.node)}` saved as `{copy.name}`,"
+    saved = "" if copy.node is None else f", which `{graph.op(copy.node)}` saved as `{copy.name}`,"
+    return f"a tensor of shape {shape} {what}{saved}"

@@ -40,6 +40,8 @@ class WriteAnswers(BatchGradients):
                 order = self._ranks.order(self._samples)
                 found = weights(self._ranks.gather(lengths, order).to(self._dtype))
                 check_weights(found, agreed.total)
+                if self._ranks.copies:  # a function may draw numbers, and ranks with the same samples draw others
+                    self._handshake("weighted_ with what its function returned", alike=found)
                 weights = self._tensor.shard_of_first(found[order.mine], None)
             else:
                 check_weights(weights, self._samples)

@@ -21,9 +21,9 @@ limit, and above 1 is what it costs. Nothing here was measured on a GPU. What wa
 
 ## In short
 
-**A clipped per-sample step costs 1.1 to 1.3 plain steps, and 1.0 to 1.3 compiled** (`bridle fastest`), on one thread of a
-machine that was busy otherwise. No peer that can run the model costs less; on the CNN `torch.func`, and on the two language
-models compiled `torch.func`, cost the same within the spread:
+**A clipped per-sample step costs 1.1 to 1.3 plain steps, and 1.0 to 1.3 compiled** (`bridle fastest`), on one thread
+of a machine that was busy otherwise. No peer that can run the model costs less; on the CNN `torch.func`, and on the two
+language models compiled `torch.func`, cost the same within the spread:
 
 ![Clipped step over plain step, for each model and method](charts/per-sample-methods.svg)
 

@@ -93,7 +93,9 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
             whole |= through_hooks({name: leaf for name, leaf in hooked.items() if name in whole}, whole)
             return Captured(whole, found.source, found.eps, losses, run.budget_left)
-    forms = differentiate_each(losses, _used(leaves, parameters), seen, retain_graph=options.retain_graph)
+    hooks_run = found is None or bool(hooked)
+    used = _used(leaves, parameters)
+    forms = differentiate_each(losses, used, seen, retain_graph=options.retain_graph, hooks_run=hooks_run)
     if seen is not None:
         refuse_coupling(leaves, losses, known, seen)
     return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)

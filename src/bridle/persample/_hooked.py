@@ -88,30 +88,31 @@ def refuse_coupling(
 
 
 def differentiate_each(
-    losses: Losses, leaves: Mapping[str, Tensor], seen: SeenOwners | None, *, retain_graph: bool
+    losses: Losses, leaves: Mapping[str, Tensor], seen: SeenOwners | None, *, retain_graph: bool, hooks_run: bool
 ) -> dict[str, SampleGrads]:
-    """Differentiate the loss of each sample alone. Hooks on the way may do whatever they like.
+    """Differentiate the loss of each sample alone. Hooks and Functions on the way may do whatever they like.
 
     Args:
         losses: what is differentiated.
         leaves: the parameters.
         seen: is shown the gradients at all ops, if there is one.
         retain_graph: whether ops keep what they saved when they have run.
+        hooks_run: whether there are hooks, which may not be run twice.
 
     Raises:
-        UnsupportedOperationError: there are DTensors or reentrant checkpoints in the graph.
+        UnsupportedOperationError: there are DTensors in the graph, or hooks and reentrant checkpoints.
     """
     refuse_asking(losses.scan)
-    if engine.bypassed(losses.root):
+    bypassed = bool(engine.bypassed(losses.root))
+    if bypassed and hooks_run:
         raise UnsupportedOperationError(
-            "per_sample: there is a hook or a custom Function for which each loss has to be differentiated alone, and "
-            "there are reentrant checkpoints, around which it might be run twice. Pass use_reentrant=False to "
-            "torch.utils.checkpoint.checkpoint; or remove the hook, or give the Function a rule by "
-            "bridle.register_rule."
+            "per_sample: there is a hook for which each loss has to be differentiated alone, and there are reentrant "
+            "checkpoints, around which it might be run twice. Pass use_reentrant=False to "
+            "torch.utils.checkpoint.checkpoint, or remove the hook."
         )
     handles = [] if seen is None else register_prehooks(_ops(losses), lambda node: partial(seen.see, node))
     try:
-        return _each(losses, leaves, seen, retain_graph=retain_graph or seen is not None)
+        return _each(losses, leaves, seen, retain_graph=retain_graph or seen is not None or bypassed)
     finally:
         for handle in handles:
             handle.remove()

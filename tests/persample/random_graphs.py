@@ -260,9 +260,10 @@ def explore(seeds):
             outcomes += check(drawn(seed))
         except WrongError as error:
             failed += 1
+            print(f"seed {seed}: {error}", flush=True)  # before it is shrunk, which takes minutes
             smallest, found = shrunk(drawn(seed), error)
-            print(f"seed {seed}: {error}\n  {described(smallest)}\n  {found}", flush=True)
-        if done % 500 == 0 or done == len(seeds):
+            print(f"  {described(smallest)}\n  {found}", flush=True)
+        if done % 100 == 0 or done == len(seeds):
             builds = ", ".join(f"{outcomes[kind]} {kind}" for kind in ("answered", "coupled", "unsupported"))
             print(f"{done} graphs, builds: {builds}; {failed} failed, {time.monotonic() - since:.0f} s", flush=True)
     return failed

@@ -263,8 +263,9 @@ def coupling_error(what: str, op: str, where: str) -> BatchCouplingError:
     return BatchCouplingError(
         f"per_sample: {what}, so one sample has no gradient of its own. Batch normalisation in training does this "
         "(call model.eval(), or use GroupNorm), and so do losses over the whole batch. Pass allow_coupling=True to "
-        "get the gradient of each loss as it is. (A constant, such as a table of positions, is not taken for data if "
-        "it is a registered buffer.)",
+        "get the gradient of each loss as it is. (A tensor that is neither a parameter nor a registered buffer may be "
+        "data: register a constant, such as a table of positions; for a mask made from a weight, allow_coupling=True "
+        "is right.)",
         op,
         where,
     )

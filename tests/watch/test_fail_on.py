@@ -9,7 +9,7 @@ import pytest
 from bridle.watch._fail_on import EXIT_CODE
 from bridle_cli import main
 
-from .processes import run_process
+from .forked import run_forked
 from .test_anything import HEADER, valid
 
 SCRIPT = """
@@ -29,7 +29,7 @@ sys.exit(int(sys.argv[2]))
 
 def watch(folder, names, *args):
     (folder / "train.py").write_text(SCRIPT)
-    return run_process([sys.executable, "-m", "bridle", "watch", "--fail-on", names, "train.py", *args], cwd=folder)
+    return run_forked(folder, "-m", "bridle", "watch", "--fail-on", names, "train.py", *args)
 
 
 def test_a_script_that_ends_well_fails_by_its_findings(tmp_path):

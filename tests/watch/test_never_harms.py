@@ -12,6 +12,7 @@ import bridle
 from bridle.watch import read_run
 from bridle.watch.record.file import RecordFile
 
+from .forked import run_forked
 from .processes import run_process
 
 TRAINS = """
@@ -30,9 +31,9 @@ print("end", round(float(weight.detach().sum()), 3), flush=True)
 """
 
 
-def watch(folder, *options, event="pass", last="sys.exit(3)", **more):
+def watch(folder, *options, event="pass", last="sys.exit(3)"):
     (folder / "train.py").write_text(TRAINS.format(event=event, last=last))
-    return run_process([sys.executable, "-m", "bridle", "watch", *options, "train.py"], cwd=folder, **more)
+    return run_forked(folder, "-m", "bridle", "watch", *options, "train.py")
 
 
 def ours(done):
@@ -90,8 +91,10 @@ def test_a_missing_folder_is_made_and_a_name_that_is_taken_is_numbered(tmp_path)
 
 
 def test_without_stderr_nothing_goes_to_stdout_or_into_the_record(tmp_path):
-    done = watch(tmp_path, "--record", "run.jsonl", event="os.write(2, b'to stderr') if sys.stderr else None",
-                 preexec_fn=lambda: os.close(2))  # fmt: skip
+    event = "os.write(2, b'to stderr') if sys.stderr else None"
+    (tmp_path / "train.py").write_text(TRAINS.format(event=event, last="sys.exit(3)"))
+    command = [sys.executable, "-m", "bridle", "watch", "--record", "run.jsonl", "train.py"]
+    done = run_process(command, cwd=tmp_path, preexec_fn=lambda: os.close(2))
     assert done.returncode == 3
     assert done.stdout.splitlines() == [done.stdout.strip()]
     assert len(read_run(tmp_path / "run.jsonl").steps) == 60
@@ -106,9 +109,7 @@ def test_a_script_that_exits_at_once_leaves_a_whole_record(tmp_path):
 def test_scripts_without_steps_are_told_what_is_observed(tmp_path):
     (tmp_path / "hand.py").write_text("import torch\nw = torch.ones(1, requires_grad=True)\n(w * 2).sum().backward()\n")
     (tmp_path / "none.py").write_text("import torch\n")
-    hand, none = (
-        run_process([sys.executable, "-m", "bridle", "watch", f"{name}.py"], cwd=tmp_path) for name in ("hand", "none")
-    )
+    hand, none = (run_forked(tmp_path, "-m", "bridle", "watch", f"{name}.py") for name in ("hand", "none"))
     assert "There were 1 backward passes" in hand.stderr
     assert "There was no backward pass either" in none.stderr
     assert hand.returncode == none.returncode == 0

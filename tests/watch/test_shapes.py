@@ -6,15 +6,21 @@ import pytest
 
 from bridle.watch import read_run
 
+from .forked import run_forked
 from .processes import run_process
 from .shapes import EXPECTED, write
+
+
+def run_real(folder, *args):
+    return run_process([sys.executable, *args], cwd=folder)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_the_output_is_the_same(tmp_path, name):
     script, steps, code = write(tmp_path)[name]
-    plain = run_process([sys.executable, script.name], cwd=tmp_path)
-    watched = run_process([sys.executable, "-m", "bridle", "watch", script.name], cwd=tmp_path)
+    run = run_real if name == "workers" else run_forked
+    plain = run(tmp_path, script.name)
+    watched = run(tmp_path, "-m", "bridle", "watch", script.name)
     assert plain.returncode == watched.returncode == code, watched.stderr
     assert watched.stdout == plain.stdout
     assert plain.stdout.count("\n") >= 2

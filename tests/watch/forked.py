@@ -48,7 +48,7 @@ def _work(folder, args, environment, out, err):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
     sys.__stdout__, sys.__stderr__ = sys.stdout, sys.stderr
     code = _exit_code(args)
     threading._shutdown()

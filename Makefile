@@ -5,6 +5,8 @@ BIN     = $(VENV)/bin
 READY   = $(VENV)/.ready
 JOBS   ?= 2
 THREADS ?= 1
+# Tests start many processes; without bytecode each of them compiles the package again.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: setup demo test fuzz fuzz-ranks check format bench docs docs-serve test-torch torch-suite dist clean
 

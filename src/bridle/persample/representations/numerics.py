@@ -163,11 +163,16 @@ def all_finite(x: Tensor) -> bool:
 
 def _lie_within(sizes: Tensor, smallest: float, largest: float, *, or_zero: bool = False) -> bool:
     """Return whether all numbers lie between two bounds, or are zero where that is allowed; no NaN does."""
-    if not is_traced() and sizes.numel() <= _FEW:
-        outside = [x for x in sizes.tolist() if not (smallest < x < largest or (or_zero and x == 0))]
+    if is_traced() or (or_zero and sizes.numel() > _FEW):
+        inside = (sizes > smallest) & (sizes < largest)
+        return all_hold(inside | (sizes == 0) if or_zero else inside)
+    if or_zero:
+        outside = [x for x in sizes.tolist() if not (smallest < x < largest or x == 0)]
         return not outside
-    inside = (sizes > smallest) & (sizes < largest)
-    return all_hold(inside | (sizes == 0) if or_zero else inside)
+    if not sizes.numel():
+        return True
+    least, most = torch.aminmax(sizes)  # NaN, if there is one
+    return smallest < least.item() and most.item() < largest
 
 
 def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:

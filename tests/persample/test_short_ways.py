@@ -48,6 +48,17 @@ def test_tensors_in_one_place_are_read_once_and_no_others(monkeypatch):
     assert len(read) == 6
 
 
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(SIZES, max_size=9), low=SIZES, high=SIZES, or_zero=st.booleans())
+def test_few_numbers_lie_within_bounds_where_many_do(values, low, high, or_zero):
+    sizes = torch.tensor(values, dtype=torch.float64)
+    expected = all(low < x < high or (or_zero and x == 0) for x in values)
+    assert numerics._lie_within(sizes, low, high, or_zero=or_zero) is expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "_FEW", -1)
+        assert numerics._lie_within(sizes, low, high, or_zero=or_zero) is expected
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(SIZES | SIZES.map(float.__neg__), min_size=6, max_size=6),

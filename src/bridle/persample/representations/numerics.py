@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import inf, isfinite, prod
+from math import inf, isfinite, isnan, prod
 
 import torch
 from torch import Tensor
@@ -163,16 +163,14 @@ def all_finite(x: Tensor) -> bool:
 
 def _lie_within(sizes: Tensor, smallest: float, largest: float, *, or_zero: bool = False) -> bool:
     """Return whether all numbers lie between two bounds, or are zero where that is allowed; no NaN does."""
-    if is_traced() or (or_zero and sizes.numel() > _FEW):
+    if is_traced() or sizes.numel() > _FEW:
         inside = (sizes > smallest) & (sizes < largest)
         return all_hold(inside | (sizes == 0) if or_zero else inside)
+    values = sizes.tolist()
     if or_zero:
-        outside = [x for x in sizes.tolist() if not (smallest < x < largest or x == 0)]
-        return not outside
-    if not sizes.numel():
-        return True
-    least, most = torch.aminmax(sizes)  # NaN, if there is one
-    return smallest < least.item() and most.item() < largest
+        values = [x for x in values if x != 0]
+    # `min` and `max` may pass by a NaN, a sum does not.
+    return not values or (smallest < min(values) and max(values) < largest and not isnan(sum(values)))
 
 
 def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:

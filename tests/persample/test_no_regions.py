@@ -23,6 +23,6 @@ def test_nothing_is_found_where_there_is_no_dtensor(make, monkeypatch):
     short = _tensor_regions.read_regions(leaves, losses)
     monkeypatch.setattr(_tensor_regions, "any_dtensor", lambda _: True)
     whole = _tensor_regions.read_regions(leaves, losses)
-    assert not short.spread and not short.varies and not short.summed
-    assert not whole.spread and not any(whole.varies.values()) and not whole.summed
+    assert not (short.spread or short.varies or short.summed)
+    assert not (whole.spread or any(whole.varies.values()) or whole.summed)
     assert len(whole.varies) == len(losses.read.nodes)

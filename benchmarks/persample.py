@@ -5,8 +5,9 @@ machine disturbs them alike; reported is the median over rounds of the ratio to 
 round, with its quartiles: by the clock, and by the processor time that was spent.
 Every clipped gradient is compared with that of `torch.func` where it runs, else with ours. Peak memory is
 measured in a fresh process for each method: the growth of the resident set during three steps, the first one
-included. The allocator is told to hand back what is freed, for all methods alike: left to itself glibc keeps
-it, and adds a fifth to a half that depends on little more than the order of sizes.
+included, and during three more once it is warm. (What a compiler takes is in neither, except for the plain step.)
+The allocator is told to hand back what is freed, for all methods alike: left to itself glibc keeps it, and adds
+a fifth to a half that depends on little more than the order of sizes.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
     python benchmarks/persample.py mlp --methods plain "plain compiled" bridle "bridle compiled"
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import os
 import pathlib
 import re
@@ -123,36 +125,51 @@ def growth(of, what, sizes, make, methods, seconds, rounds):
 
 
 def peak_memory(model, method):
-    """Return by how many MB three steps make a fresh process grow."""
+    """Return by how many MB three steps make a fresh process grow, and three more once it is warm; None on failure."""
     command = [sys.executable, "-W", "ignore", __file__, "--memory", model, method]
     told = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=told)
-    return round(float(done.stdout.split()[-1])) if done.returncode == 0 else None
+    return [round(float(x)) for x in done.stdout.split()[-2:]] if done.returncode == 0 else None
 
 
 def measure_memory(model, method):
     torch.manual_seed(0)
-    step = METHODS[method](MODELS[model]())
-    before = peak()
+    problem = MODELS[model]()
+    step = METHODS[method](problem)
+    before = resident("VmHWM")
     for _ in range(3):
         step()
-    print(peak() - before)
+    fresh = resident("VmHWM") - before
+    problem.model.zero_grad()
+    gc.collect()
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the most that was held is what is held now
+    before = resident("VmRSS")
+    for _ in range(3):
+        step()
+    print(fresh, resident("VmHWM") - before)
 
 
-def peak():
-    """Return the most MB this process has held; unlike `ru_maxrss` it does not start at what the parent held."""
+def resident(what):
+    """Return the MB this process holds, or has held at most; unlike `ru_maxrss` that does not start at its parent's."""
     status = pathlib.Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
+    return int(re.search(rf"{what}:\s+(\d+)", status)[1]) / 1024
 
 
 def measure_memories(models, methods):
     rows = []
     for name in models:
-        found = {method: peak_memory(name, method) for method in methods}
+        grown = {method: peak_memory(name, method) for method in methods}
+        found = {method: both for method, both in grown.items() if both is not None}
         rows += [
-            {"model": name, "method": method, "megabytes": grown, "over_plain": round(grown / found["plain"], 2)}
-            for method, grown in found.items()
-            if grown is not None
+            {
+                "model": name,
+                "method": method,
+                "megabytes": fresh,
+                "over_plain": round(fresh / found["plain"][0], 2),
+                "megabytes_warm": warm,
+                "warm_over_plain": round(warm / found["plain"][1], 2),
+            }
+            for method, (fresh, warm) in found.items()
         ]
         print(name, found, flush=True)
     save("persample-memory", __doc__, rows)

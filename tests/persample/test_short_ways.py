@@ -33,7 +33,43 @@ def test_norms_of_several_tensors_are_those_of_each(sizes, samples, dtypes, shap
     scale = torch.tensor([sizes[i % len(sizes)] for i in range(samples)], dtype=torch.float64)
     each = scale.view(-1, *(1,) * len(shape))
     blocks = [(torch.randn(samples, *shape) * each).to(dtype) for dtype in dtypes]
-    same(numerics.norms_of_rows(blocks), torch.stack([numerics.row_norms(block) for block in blocks]))
+    same(numerics.norms_of_rows(blocks), [numerics.row_norms(block) for block in blocks])
+
+
+def test_tensors_in_one_place_are_read_once_and_no_others(monkeypatch):
+    x = torch.randn(4, 4)
+    blocks = [x, x.view(4, 1, 4), x.T, x[:2], x[2:], x[:, :2], x.clone(), x.view(4, 2, 2), x[:2].repeat(2, 1)]
+    expected, read = [numerics.row_norms(block) for block in blocks], []
+    norm = torch.linalg.vector_norm
+    monkeypatch.setattr(torch.linalg, "vector_norm", lambda rows, dim: read.append(rows) or norm(rows, dim=dim))
+    same(numerics.norms_of_rows([*blocks[:3], *blocks[6:]]), [*expected[:3], *expected[6:]])
+    assert len(read) == 4
+    same(numerics.norms_of_rows(blocks[3:5]), expected[3:5])
+    assert len(read) == 6
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=st.lists(SIZES, max_size=9), low=SIZES, high=SIZES, or_zero=st.booleans())
+def test_few_numbers_lie_within_bounds_where_many_do(values, low, high, or_zero):
+    sizes = torch.tensor(values, dtype=torch.float64)
+    expected = all(low < x < high or (or_zero and x == 0) for x in values)
+    assert numerics._lie_within(sizes, low, high, or_zero=or_zero) is expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "_FEW", -1)
+        assert numerics._lie_within(sizes, low, high, or_zero=or_zero) is expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(SIZES | SIZES.map(float.__neg__), min_size=6, max_size=6),
+    shape=st.sampled_from([(6, 1), (3, 2), (2, 3), (1, 2, 3), (2, 3, 1), (6, 0), (0, 6)]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64]),
+)
+def test_largest_number_of_each_sample_is_the_infinity_norm(values, shape, dtype):
+    block = torch.tensor(values if math.prod(shape) else [], dtype=torch.float64).to(dtype).view(shape)
+    dims = tuple(range(1, len(shape)))
+    expected = torch.linalg.vector_norm(block, torch.inf, dim=dims).double() if block.numel() else torch.zeros(shape[0])
+    same(numerics.row_max(block), expected.double())
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e25])

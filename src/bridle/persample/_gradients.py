@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .._torch.amp import no_autocast
-from .._torch.dtensor import is_dtensor
+from .._torch.dtensor import any_dtensor
 from ._parameters import ParameterForms
 from ._ranks import Handshake, SampleRanks
 from ._scatter import Layout
@@ -85,8 +85,9 @@ class BatchGradients:
 
     def _layouts(self) -> dict[str, Layout] | None:
         """Return how sums are laid out; None where every parameter is a plain tensor."""
-        pairs = {name: Layout(p, self._leaves[name]) for name, p in self._parameters.items()}
-        return pairs if any(is_dtensor(p) for p in self._parameters.values()) else None
+        if not any_dtensor(self._parameters.values()):
+            return None
+        return {name: Layout(p, self._leaves[name]) for name, p in self._parameters.items()}
 
     def _unscaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1 else x / self._scale

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import graph
-from .._torch.dtensor import crossing, grad_placements, is_dtensor, is_taken_apart
+from .._torch.dtensor import any_dtensor, crossing, grad_placements, is_dtensor, is_taken_apart
 from ..errors import UnsupportedOperationError
 from .engine import Losses
 
@@ -44,9 +44,11 @@ def read_regions(leaves: Mapping[str, Tensor], losses: Losses) -> Regions:
     Raises:
         UnsupportedOperationError: parts are used as if they were whole, or what is whole in parts.
     """
-    names = {id(leaf): name for name, leaf in leaves.items()}
     crossings = {node: found for node in losses.scan.custom if (found := crossing(node)) is not None}
     regions = Regions()
+    if not crossings and not any_dtensor((*leaves.values(), *losses.scan.leaves.values())):
+        return regions  # a DTensor comes from a leaf or from a crossing: there is none, and nothing to tell apart
+    names = {id(leaf): name for name, leaf in leaves.items()}
     for node in reversed(losses.read.nodes):
         _add(regions, node, crossings.get(node), names)
     root = losses.root.grad_fn

@@ -46,7 +46,7 @@ class Norms:
 def _by_factors(forms: Mapping[str, SampleGrads]) -> dict[str, Tensor]:
     """Return the norms of those forms that have factors, all of which are looked at together."""
     factors = {name: found for name, form in forms.items() if (found := form.norm_factors())}
-    lengths = iter(norms_of_rows([x for found in factors.values() for x in found]).unbind() if factors else ())
+    lengths = iter(norms_of_rows([x for found in factors.values() for x in found]))
     return {name: reduce(mul, islice(lengths, len(found))) for name, found in factors.items()}
 
 

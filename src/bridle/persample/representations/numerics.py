@@ -3,11 +3,12 @@
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import inf, isfinite, prod
+from math import inf, isfinite, isnan, prod
 
 import torch
 from torch import Tensor
 
+from ..._torch.storage import storage_of
 from .. import tracing
 from ..tracing import all_hold, is_traced
 
@@ -61,25 +62,42 @@ def _smallest_norm(dtype: torch.dtype, width: int) -> float:
     return smallest
 
 
-def norms_of_rows(blocks: Sequence[Tensor]) -> Tensor:
-    """Return the `row_norms` of several tensors, (tensors, samples), with one look at all of them."""
+def norms_of_rows(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """Return the `row_norms` of several tensors, with one look at all of them. Tensors in one place are read once."""
     rows = [as_rows(block) for block in blocks]
-    if not is_traced() and len({each.dtype for each in rows}) == 1:
-        lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
-        smallest = _smallest_norm(rows[0].dtype, max([each.shape[1] for each in rows]))
-        if _lie_within(lengths.view(-1), smallest, inf):
-            return lengths
-        found = zip(lengths.unbind(), blocks, strict=True)
-        return torch.stack([each if _lie_within(each, smallest, inf) else row_norms(block) for each, block in found])
-    return torch.stack([row_norms(block) for block in blocks])
+    places = [_place(each) for each in rows]
+    distinct = dict(zip(places, rows, strict=True))
+    lengths = dict(zip(distinct, _norms_of_distinct(list(distinct.values())), strict=True))
+    return [lengths[place] for place in places]
+
+
+def _norms_of_distinct(rows: Sequence[Tensor]) -> Sequence[Tensor]:
+    if len({each.dtype for each in rows}) != 1:
+        return [row_norms(each) for each in rows]
+    lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
+    smallest = _smallest_norm(rows[0].dtype, max([each.shape[1] for each in rows]))
+    found = lengths.unbind()
+    if tracing.local.tracer is not None:
+        tracing.local.tracer.assume_sizes(lengths.view(-1) / smallest, torch.cat([row_max(each) for each in rows]))
+        return found
+    if _lie_within(lengths.view(-1), smallest, inf):
+        return found
+    return [x if _lie_within(x, smallest, inf) else row_norms(each) for x, each in zip(found, rows, strict=True)]
+
+
+def _place(rows: Tensor) -> tuple[object, ...]:
+    """Return where a matrix lies, and how. Of those alive at one time, all in one place hold the same numbers."""
+    start = rows.data_ptr() if tracing.local.tracer is None else (storage_of(rows), rows.storage_offset())
+    return start, rows.shape, rows.stride(), rows.dtype, rows.device
 
 
 def row_max(block: Tensor) -> Tensor:
     """Return the size of the largest number of each sample, in float64."""
     if not block[:1].numel():
         return torch.zeros(len(block), dtype=torch.float64, device=block.device)
-    largest: Tensor = torch.linalg.vector_norm(block, torch.inf, dim=tuple(range(1, block.dim())))
-    return largest.double()
+    block = block.abs() if block.is_complex() else block
+    dims = tuple(range(1, block.dim()))
+    return torch.maximum(block.amax(dims), block.amin(dims).neg()).double()  # 20 times as fast as torch's norm
 
 
 def square(lengths: Tensor) -> Tensor:
@@ -108,7 +126,7 @@ _local = _Local()
 @contextmanager
 def unchanged_weights() -> Iterator[None]:
     """While open, nobody changes weights, so that each is tested and cast once for all that it is multiplied with."""
-    _local.cast = None if is_traced() else {}
+    _local.cast = {}
     try:
         yield
     finally:
@@ -145,11 +163,14 @@ def all_finite(x: Tensor) -> bool:
 
 def _lie_within(sizes: Tensor, smallest: float, largest: float, *, or_zero: bool = False) -> bool:
     """Return whether all numbers lie between two bounds, or are zero where that is allowed; no NaN does."""
-    if not is_traced() and sizes.numel() <= _FEW:
-        outside = [x for x in sizes.tolist() if not (smallest < x < largest or (or_zero and x == 0))]
-        return not outside
-    inside = (sizes > smallest) & (sizes < largest)
-    return all_hold(inside | (sizes == 0) if or_zero else inside)
+    if is_traced() or sizes.numel() > _FEW:
+        inside = (sizes > smallest) & (sizes < largest)
+        return all_hold(inside | (sizes == 0) if or_zero else inside)
+    values = sizes.tolist()
+    if or_zero:
+        values = [x for x in values if x != 0]
+    # `min` and `max` may pass by a NaN, a sum does not.
+    return not values or (smallest < min(values) and max(values) < largest and not isnan(sum(values)))
 
 
 def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:

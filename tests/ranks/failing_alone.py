@@ -7,7 +7,7 @@ from tensor_parallel_cases import grid, tensor_mesh
 from tensor_parallel_faults import Mlp, alone, cut, inputs
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
@@ -17,7 +17,7 @@ import bridle
 def all_raise(call, who, kind, reason, parameters=()):
     """`call` is given whether this rank is the odd one, which raises `kind`; the others name it and its reason."""
     odd = dist.get_rank() == who
-    before = [None if p.grad is None else p.grad.clone() for p in parameters]
+    before = [None if p.grad is None else _local(p.grad).clone() for p in parameters]
     found, text = error(lambda: call(odd))
     assert found == (kind if odd else "RankError"), text
     assert reason in text
@@ -26,7 +26,7 @@ def all_raise(call, who, kind, reason, parameters=()):
     for p, grad in zip(parameters, before, strict=True):
         assert (p.grad is None) is (grad is None)
         if grad is not None:
-            torch.testing.assert_close(_local(p.grad), _local(grad), rtol=0, atol=0)
+            torch.testing.assert_close(_local(p.grad), grad, rtol=0, atol=0)
 
 
 def error(call):
@@ -222,3 +222,51 @@ def data_parallel():
         ps = bridle.per_sample(model(inputs(4, 6)).square().sum(1), model, process_group=dist.group.WORLD)
         all_raise(lambda odd, ps=ps, ask=ask: ask(ps, odd), 1, kind, reason, list(model.parameters()))
     all_raise(lambda odd: ps.clip_(1.0, gamma=-1 if odd else 0), 1, "ArgumentError", "gamma is a number")
+
+
+def clipping():
+    """Arguments of the clipping functions, on shards of one mesh and on shards beside copies."""
+    mesh = tensor_mesh()
+    for dtype in (torch.float32, torch.float64):
+        for places in ([Shard(0)], [Shard(0), Replicate()], [Shard(0), Partial()]):
+            weights = {f"w{i}": _spread(mesh, place, dtype) for i, place in enumerate(places)}
+            _refused_clipping(weights)
+
+
+def _spread(mesh, place, dtype):
+    grad = DTensor.from_local(torch.ones(2, 2, dtype=dtype), mesh, [place])
+    weight = nn.Parameter(
+        torch.zeros_like(grad.redistribute(placements=[place if place != Partial() else Replicate()]))
+    )
+    weight.grad = grad
+    return weight
+
+
+def _refused_clipping(weights):
+    cases = [
+        (lambda odd: bridle.clip_grad_norm_(weights.values(), -1.0 if odd else 1.0), "ArgumentError", "zero or more"),
+        (lambda odd: bridle.clip_grad_norm_(weights, "a" if odd else 1.0), "ArgumentError", "`max_norm` is a number"),
+        (lambda odd: bridle.clip_grad_norm_(weights, 1.0, 0 if odd else 2), "ArgumentError", "greater than zero"),
+        (
+            lambda odd: bridle.get_total_norm([w.grad for w in weights.values()], None if odd else 2.0),
+            "ArgumentTypeError",
+            "the order of a norm",
+        ),
+        (
+            lambda odd: bridle.clip_(weights, bridle.by_norm(1.0), nonfinite="x" if odd else "raise"),
+            "ArgumentError",
+            "`nonfinite` is one of",
+        ),
+        (lambda odd: bridle.clip_(weights, "x" if odd else bridle.by_norm(1.0)), "ArgumentError", "x"),
+        (lambda odd: bridle.clip_(weights, 3 if odd else bridle.by_norm(1.0)), "ArgumentTypeError", "policy"),
+        (
+            lambda odd: bridle.clip_(iter(weights.items()), {"v" if odd else "*": bridle.by_norm(1.0)}),
+            "ArgumentError",
+            "pattern",
+        ),
+    ]
+    is_partial = any(w.grad.placements == (Partial(),) for w in weights.values())  # the calls are compared earlier
+    for call, kind, reason in cases[: -2 if is_partial else None]:
+        for who in (0, 1):
+            all_raise(call, who, kind, reason, list(weights.values()))
+    bridle.clip_(weights, bridle.by_norm(1e6))

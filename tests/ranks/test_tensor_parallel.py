@@ -84,7 +84,13 @@ def test_fault_over_two_dimensions(four, case):
 
 @pytest.mark.parametrize(
     "case",
-    [failing_alone.arguments, failing_alone.later_questions, failing_alone.changed_later, failing_alone.data_parallel],
+    [
+        failing_alone.arguments,
+        failing_alone.later_questions,
+        failing_alone.changed_later,
+        failing_alone.data_parallel,
+        failing_alone.clipping,
+    ],
     ids=lambda case: case.__name__,
 )
 def test_an_error_of_one_rank_stops_all(two, case):

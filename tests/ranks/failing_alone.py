@@ -3,10 +3,10 @@
 import torch
 import torch.distributed as dist
 from persample_cases import lengths, refused
+from rank_processes import fully_shard
 from tensor_parallel_cases import grid, tensor_mesh
 from tensor_parallel_faults import Mlp, alone, cut, inputs
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint

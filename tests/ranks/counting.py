@@ -5,8 +5,8 @@ What the fake group leaves undone is done here as if every rank had sent the sam
 
 import torch
 import torch.distributed as dist
+from rank_processes import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -6,8 +6,9 @@ import layouts
 import placements
 import torch
 import torch.distributed as dist
+from rank_processes import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 import bridle

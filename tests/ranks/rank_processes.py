@@ -11,6 +11,7 @@ import traceback
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
 
 # A fork of a server that has imported torch starts in a fraction of the time that importing it takes.
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -43,12 +44,15 @@ class RankProcesses:
         if failed:  # some may still wait for others: nobody can be relied on
             self.close()
             self._start()
-        _skip_if_unsupported(failed)
+        _skip_if_all_lack(answers)
         assert not failed, "\n".join(failed)
         return [answer for _, answer in answers]
 
     def outcomes(self, function, *args):
-        """For each rank (True, result), or (False, what was raised); (False, "gone") for one that ended."""
+        """For each rank (True, result), or (False, what was raised); (False, "gone") for one that ended.
+
+        (None, the name of a feature) for one whose torch lacks it.
+        """
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError):
                 pipe.send((function, args))
@@ -80,24 +84,42 @@ def alone(function, *args):
     theirs.close()
     ok, answer = ours.recv()
     process.join()
-    _skip_if_unsupported([] if ok else [answer])
+    _skip_if_all_lack([(ok, answer)])
     assert ok, answer
     return answer
 
 
-def _skip_if_unsupported(failed):
-    """Skip a test that failed for what a torch of before 2.7 does not have on the CPU, and `fully_shard` needs."""
-    signs = ("'Stream' object has no attribute 'record_event'", "unexpected keyword argument 'ignored_params'")
-    if any(sign in text for sign in signs for text in failed):
-        pytest.skip(f"torch {torch.__version__} has no fully_shard on the CPU")
+class LackingError(Exception):
+    """This torch lacks a feature, by its name in `FEATURES`."""
+
+
+def fully_shard(*args, **kwargs):
+    """Call that of torch, where it has one for the CPU."""
+    from features import FEATURES  # which pytest has put on the path; random faults are run without it
+
+    if not FEATURES["fully_shard on the CPU"]():
+        raise LackingError("fully_shard on the CPU")
+    return fsdp.fully_shard(*args, **kwargs)
+
+
+def _skip_if_all_lack(answers):
+    """Skip a test if every rank, and so none for a fault of another, has stopped for want of a feature of torch."""
+    if all(ok is None for ok, _ in answers):
+        pytest.skip(f"torch {torch.__version__} has no {answers[0][1]}")
+
+
+def _outcome(function, args):
+    try:
+        return True, function(*args)
+    except LackingError as lacking:
+        return None, str(lacking)
+    except BaseException as error:  # whatever it is, the test is to see it
+        return False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
 
 
 def _answer(pipe, function, args):
     torch.set_num_threads(1)
-    try:
-        pipe.send((True, function(*args)))
-    except BaseException as error:
-        pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    pipe.send(_outcome(function, args))
 
 
 def _work(rank, size, store, timeout, pipe):
@@ -108,8 +130,5 @@ def _work(rank, size, store, timeout, pipe):
     dist.init_process_group("gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=limit)
     while (job := pipe.recv()) is not None:
         function, args = job
-        try:
-            pipe.send((True, function(*args)))
-        except BaseException as error:  # whatever it is, the test is to see it
-            pipe.send((False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        pipe.send(_outcome(function, args))
     os._exit(0)  # a peer may be gone: nothing to say goodbye to

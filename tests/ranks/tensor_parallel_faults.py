@@ -1,6 +1,7 @@
 """What the ranks run: tensor-parallel models that are no one model, or not on the same samples. Each is refused by all."""
 
 import contextlib
+import warnings
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def crossings():
         (everything.to_local().chunk(2, 1)[rank], Shard(1), f"used for one that lies as [{Shard(1)!r}]"),
         (everything.to_local() * hidden.to_local().sum(), Partial(), "`MulBackward0` uses it with parts"),
         (hidden.to_local(grad_placements=[Replicate()]), Shard(1), "to_local(grad_placements=[Replicate()])"),
-        (hidden.to_local(), Partial("avg"), "Replicate(), Shard() or Partial() with a sum"),
+        (hidden.to_local(), Partial("max"), "Replicate(), Shard() or Partial() with a sum"),
         (hidden.to_local(), Replicate(), "by DTensor.from_local with Replicate()"),
     ]:
         made = DTensor.from_local(taken, mesh, [place]).full_tensor().square().sum(1)
@@ -237,7 +238,10 @@ def not_differentiable():
     for question in (lambda: bridle.per_sample(losses, model), ps.audit):
         assert "inside of `with loss_parallel():`" in refused(question)
     for op in (lambda h: h.cumprod(1), lambda h: h.split(4, 1)[0], lambda h: h.prod(1, keepdim=True)):
-        losses = op(model(x)).full_tensor().sum(1)
+        try:
+            losses = op(model(x)).full_tensor().sum(1)
+        except NotImplementedError:
+            continue  # by a torch that refuses it in the forward pass
         text = refused(lambda losses=losses: bridle.per_sample(losses, model))
         assert "an op on DTensors that torch cannot differentiate here" in text
 
@@ -349,6 +353,8 @@ def plain_collectives():
     x, plain, up, down = inputs(4, 6), nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(4, 3, bias=False)
     model = nn.ModuleList([plain, up, down]).double()
     for reduce in (all_reduce, lambda h: sum(all_gather(h)), functional_all_reduce):
+        if not is_differentiable(reduce):
+            continue
         losses = reduce(down(up(x).tanh())).square().sum(1)
         text = refused(lambda losses=losses: bridle.per_sample(losses, model))
         assert "is a collective, on plain tensors" in text
@@ -356,6 +362,14 @@ def plain_collectives():
     text = refused(lambda: bridle.per_sample(losses, model))
     assert "has run a collective in its backward" in text
     assert all(p.grad is None for p in model.parameters())
+
+
+def is_differentiable(reduce):
+    """Return whether a torch records the op; its functional collectives were not recorded at first."""
+    x = torch.ones(2, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.autograd.grad(reduce(x).sum(), x, allow_unused=True)[0] is not None
 
 
 def functional_all_reduce(h):

@@ -19,13 +19,15 @@ CASES = [(1024, 6, FEW), (16384, 6, None), (16384, 300, FEW)]  # ranks, paramete
 
 
 def counts():
-    found = {
+    return {
         (world, layout, count): counting.in_fake_world(world, counting.count_calls, layout, count, calls)
         for world, count, calls in CASES
         for layout in counting.LAYOUTS
     }
-    found["per sample"] = {world: counting.in_fake_world(world, counting.count_per_sample, 64) for world in (8, 64)}
-    return found
+
+
+def counts_per_sample():
+    return {world: counting.in_fake_world(world, counting.count_per_sample, 64) for world in (8, 64)}
 
 
 @pytest.mark.parametrize("layout", counting.LAYOUTS)
@@ -39,8 +41,8 @@ def test_one_message_for_each_dimension_of_the_mesh(counted, layout):
                 assert size == MESSAGE * DIMENSIONS[layout]
 
 
-def test_per_sample_gradients_are_scattered(counted):
-    for found in counted["per sample"].values():
+def test_per_sample_gradients_are_scattered():
+    for found in rank_processes.alone(counts_per_sample).values():
         assert [name for name, _ in found] == ["all_gather", "all_reduce", "reduce_scatter"]
         gathered, handshake, scattered = (size for _, size in found)
         assert handshake == MESSAGE

@@ -1,5 +1,6 @@
 """Per-sample gradients of tensor-parallel models: what one process gives, or refused by name."""
 
+import failing_alone
 import pytest
 import tensor_parallel_cases as cases
 import tensor_parallel_faults as faults
@@ -79,3 +80,23 @@ def test_fault(two, case):
 @pytest.mark.parametrize("case", [faults.two_dimensional_mesh, faults.data_parallel_wrapper], ids=lambda c: c.__name__)
 def test_fault_over_two_dimensions(four, case):
     four.run(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        failing_alone.arguments,
+        failing_alone.later_questions,
+        failing_alone.changed_later,
+        failing_alone.data_parallel,
+        failing_alone.clipping,
+    ],
+    ids=lambda case: case.__name__,
+)
+def test_an_error_of_one_rank_stops_all(two, case):
+    two.run(case)
+
+
+@pytest.mark.parametrize("way", ["group", "fsdp"])
+def test_an_error_of_one_rank_stops_all_rows(four, way):
+    four.run(failing_alone.two_dimensions, way)

@@ -11,7 +11,7 @@ a fault goes on to tell the other groups it is in, so that all stop before anyth
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,13 @@ class Agreement:
     def fail(self, fault: str) -> None:
         """Note a fault. This rank takes part in what is left, to tell the others."""
         self._fault = self._fault or fault
+
+    def tell(self, groups: Iterable[Group], error: Exception | None = None) -> None:
+        """Exchange nothing but whether a rank has a fault, such as an error of this one, over each group in turn."""
+        if error is not None:
+            self.fail(f"{type(error).__name__}: {error}")
+        for group in groups:
+            self.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, {})
 
     def finish(self) -> None:
         """Raise if there was a fault in any group."""

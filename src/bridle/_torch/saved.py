@@ -27,7 +27,21 @@ _STALE = re.compile(
 
 def has_pack_hooks() -> bool:
     """Return whether values that ops save are packed by hooks (`torch.autograd.graph.saved_tensors_hooks`)."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return _cannot_disable_hooks() if top is None else top(False) is not None
+
+
+def _cannot_disable_hooks() -> bool:
+    """Return the same of an older torch: it refuses to disable hooks while there are any."""
+    if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
+        return False
+    try:
+        torch._C._autograd._saved_tensors_hooks_disable("")
+    except RuntimeError:
+        return True
+    finally:
+        torch._C._autograd._saved_tensors_hooks_enable()
+    return False
 
 
 @contextmanager

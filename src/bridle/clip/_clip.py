@@ -17,6 +17,7 @@ from ..policies.base import check
 from ..policies.named import Rules, kept_for
 from . import _apply
 from ._describe import describe_policy
+from ._failures import tell_others
 from ._fold import check_fold, fold
 from ._gradients import Gradients, measure_together, refusals_told
 from ._locks import one_at_a_time
@@ -80,16 +81,24 @@ def clip_(
     See Also:
         [`bridle.Clipper`][], [`bridle.by_norm`][], [`bridle.policies.Policy`][], [`bridle.distributed.Placement`][]
     """
-    if nonfinite not in _NONFINITE:
-        raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
     names, parameters = named(target)
-    rules = kept_for(policy, parameters)
+    try:
+        if nonfinite not in _NONFINITE:
+            raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
+        rules = kept_for(policy, parameters)
+    except BridleError as error:
+        tell_others(error, lambda call: Gradients.of(names, parameters, placement, call))
+        raise
     with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):
         call = lambda: f"clip_({describe_policy(rules)}, {nonfinite=}, {dry_run=})"  # noqa: E731
         grads = Gradients.of(names, parameters, placement, call)
-        parts = assign(rules, grads)
-        if fold_into is not None:
-            check_fold(fold_into, parts, grads)
+        try:
+            parts = assign(rules, grads)
+            if fold_into is not None:
+                check_fold(fold_into, parts, grads)
+        except BridleError as error:
+            tell_others(error, lambda _: grads)
+            raise
         return _clip(grads, parts, nonfinite, fold_into, dry_run)
 
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from .. import _devices, _measure, _validate
 from .._devices import accumulation_dtype
 from ..distributed import PlacementSpec
-from ..errors import NonFiniteGradientError
+from ..errors import ArgumentError, NonFiniteGradientError
 from . import _all_sharded, _apply
 from ._describe import describe
+from ._failures import tell_others
 from ._gradients import Gradients
 from ._locks import one_at_a_time
 from ._notify import notify_clip_norm, notify_clip_value
@@ -71,7 +72,11 @@ def clip_grad_norm_(
     See Also:
         [`bridle.clip_`][], [`bridle.get_total_norm`][], [`bridle.per_sample`][]
     """
-    p, limit = _validate.norm_order(norm_type), _validate.threshold(max_norm, "max_norm")
+    try:
+        p, limit = _validate.norm_order(norm_type), _validate.threshold(max_norm, "max_norm")
+    except ArgumentError as error:
+        tell_others(error, lambda call: Gradients.of(*named(parameters), placement, call))
+        raise
     options = _Options(limit, p, error_if_nonfinite, foreach)
     if placement is not None:
         names, listed = named(parameters)
@@ -218,8 +223,12 @@ def get_total_norm(
     See Also:
         [`bridle.clip_grads_with_norm_`][], [`bridle.clip_grad_norm_`][]
     """
-    p = _validate.norm_order(norm_type)
     names, listed = named(tensors)
+    try:
+        p = _validate.norm_order(norm_type)
+    except ArgumentError as error:
+        tell_others(error, lambda call: Gradients.from_pairs(names, listed, [*listed], None, call))
+        raise
     if on_several_ranks(listed):
         call = f"get_total_norm({error_if_nonfinite=})"
         sharded = Gradients.from_pairs(names, listed, [*listed], None, lambda: call)

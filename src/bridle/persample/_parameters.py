@@ -96,16 +96,16 @@ def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
     @contextmanager
     def gathered() -> Iterator[None]:
         nonlocal depth
-        # torch's own check does not see it: what is gathered counts as unchanged.
-        if fsdp.versions(states) != versions:
-            raise InplaceModifiedError(
-                "per_sample: parameters were changed since the losses were computed, so the recorded graph no longer "
-                "fits them. Ask before optimizer.step().",
-                (),
-            )
         depth += 1
         try:
             with nullcontext() if depth > 1 else fsdp.gathered(states):
+                # torch's own check does not see it: what is gathered counts as unchanged.
+                if fsdp.versions(states) != versions:  # only now: the other ranks gather too
+                    raise InplaceModifiedError(
+                        "per_sample: parameters were changed since the losses were computed, so the recorded graph no "
+                        "longer fits them. Ask before optimizer.step().",
+                        (),
+                    )
                 yield
         finally:
             depth -= 1

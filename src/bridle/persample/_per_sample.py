@@ -1,6 +1,7 @@
 """The way in: losses and a model, or any parameters."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +16,10 @@ from ._arguments import Parameters, read_losses, read_parameters, read_scale, re
 from ._capture import Options, capture
 from ._communication import refuse_communication
 from ._parameters import parameter_forms, refuse_unreadable
-from ._ranks import ranks_of
+from ._ranks import SampleRanks, ranks_of
 from ._result import PerSample
 from ._tensor_agreement import agree
+from ._tensor_failures import Others, stop_together
 from ._tensor_ranks import tensor_ranks
 from ._tensor_uses import shard_gradient
 from .engine import Losses
@@ -95,22 +97,38 @@ def per_sample(
         [`bridle.call_for_per_sample_grads`][]
     """
     if torch.compiler.is_dynamo_compiling() and tracing.flags.stand_in is not None:
-        options = (memory_budget, retain_graph, allow_coupling, allow_opaque)
-        made: PerSample = tracing.flags.stand_in(losses, parameters, (sample_groups, process_group, scaler), options)
+        rest = (memory_budget, retain_graph, allow_coupling, allow_opaque)
+        made: PerSample = tracing.flags.stand_in(losses, parameters, (sample_groups, process_group, scaler), rest)
         return made
-    count(memory_budget, "memory_budget", 0)
+    options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget)
+    with stop_together(losses, parameters, process_group) as others:
+        return _per_sample(losses, parameters, sample_groups, process_group, scaler, options, others)
+
+
+def _per_sample(
+    losses: Tensor,
+    parameters: Parameters,
+    sample_groups: Tensor | None,
+    process_group: Any,
+    scaler: Any,
+    options: Options,
+    others: Others,
+) -> PerSample:
+    count(options.memory_budget, "memory_budget", 0)
     scale = read_scale(scaler)
     split, ids = read_losses(losses, sample_groups)
     where = parameter_forms(read_parameters(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
-    allowed = Options(allow_coupling, allow_opaque, retain_graph, memory_budget, where.mesh is not None)
+    allowed = replace(options, sharded=where.mesh is not None)
+    model = parameters if isinstance(parameters, nn.Module) else None
     try:
-        tensor = tensor_ranks(where.leaves, split, device)
-        ranks = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
+        tensor = others.tensor = tensor_ranks(where.leaves, split, device)
+        ranks = others.samples = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
+        same = _settings(allowed, model, ranks)
         with where.gathered(), no_autocast():
-            agree(tensor, where.leaves, split)
-            model = parameters if isinstance(parameters, nn.Module) else None
+            others.are_told = True
+            agree(tensor, where.leaves, split, same)
             with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):
                 captured = capture(split, where.leaves, model, allowed)
     except Exception:
@@ -118,7 +136,7 @@ def per_sample(
         raise
     if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
         refuse_unreadable(captured.losses.root)
-        agree(tensor_ranks(where.leaves, captured.losses, device), where.leaves, captured.losses)
+        agree(tensor_ranks(where.leaves, captured.losses, device), where.leaves, captured.losses, same)
     if not ranks.groups:
         refuse_unreached(where.held, bool(captured.forms), split.samples)
     return PerSample(
@@ -131,8 +149,19 @@ def per_sample(
         scale=scale,
         source=captured.source,
         eps=captured.eps,
-        engine=_weighted_gradients(captured.losses, where.leaves) if retain_graph else _no_engine,
+        engine=_weighted_gradients(captured.losses, where.leaves) if options.retain_graph else _no_engine,
     )
+
+
+def _settings(options: Options, model: nn.Module | None, ranks: SampleRanks) -> dict[str, Any]:
+    """Return what decides, besides the graph, whether and when ranks of a tensor-parallel mesh communicate."""
+    return {
+        "`allow_coupling`": options.coupling,
+        "`allow_opaque`": options.opaque,
+        "`retain_graph`": options.retain_graph,
+        "whether `parameters` is a module": model is not None,
+        "the sizes of `process_group`": [group.size() for group in ranks.groups],
+    }
 
 
 def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[Tensor], dict[str, Tensor]]:

@@ -98,16 +98,14 @@ class SampleRanks:
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
         asked = {"`sample_groups`": self.ids is not None, **same}
         agreement = Agreement(_WHAT, call)
-        for group in self.groups:
-            there = Group(group.group_name, group, self.device)
+        for there in self.messages():
             sent = agreement.all_reduce(sent, there, asked, {"the parameters": fingerprint(what)})
-        for group in self.copies:
-            there = Group(group.group_name, group, self.device)
+        for there in self.messages(self.copies):
             compared = {
                 "the parameters": fingerprint(what),
                 "what is about the samples": fingerprint((sent.tolist(), alike)),
             }
-            sent = agreement.all_reduce(sent, there, asked, compared) / group.size()
+            sent = agreement.all_reduce(sent, there, asked, compared) / there.group.size()
         try:
             agreement.finish()
         except RankError as error:
@@ -121,6 +119,15 @@ class SampleRanks:
         agreed = Handshake(samples, bad, tuple(n > 0 for n in users))
         self._refuse_torn_groups(call)
         return agreed
+
+    def tell(self, call: str, error: Exception) -> None:
+        """Tell those who are about to compare their calls that this rank has raised an error."""
+        Agreement(_WHAT, call).tell([*self.messages(), *self.messages(self.copies)], error)
+
+    def messages(self, groups: tuple[Any, ...] | None = None) -> list[Group]:
+        """Return process groups, by default those along which samples differ, with the device of their messages."""
+        found = self.groups if groups is None else groups
+        return [Group(group.group_name, group, self.device) for group in found]
 
     def order(self, samples: int) -> SampleOrder:
         """Exchange how many samples each rank has."""

@@ -36,6 +36,12 @@ class ReadAnswers(BatchGradients):
         Returns:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
         """
+        if not gathered:
+            return self._norms_of(per_parameter, gathered)
+        with self._asked("norms", self._ranks, lengths=True):
+            return self._norms_of(per_parameter, gathered)
+
+    def _norms_of(self, per_parameter: bool, gathered: bool) -> Tensor | dict[str, Tensor]:
         if per_parameter:
             lengths = {name: self._unscaled(length) for name, length in self._norms().each.items()}
             lengths = self._of_all_ranks(lengths) if gathered else lengths
@@ -82,7 +88,7 @@ class ReadAnswers(BatchGradients):
             gathered: return those of the samples on all ranks, in the order of ranks, and take the mean over all of
                 them. Every rank has to ask, with the same direction.
         """
-        with self._asked():
+        with self._asked("dot", self._ranks if gathered else self._ranks.alone()):
             return self._of_samples(self._dot(self._direction("dot", direction, gathered)), gathered)
 
     def cosine(self, direction: Mapping[str, Tensor] | None = None, *, gathered: bool = False) -> Tensor:
@@ -92,7 +98,7 @@ class ReadAnswers(BatchGradients):
             direction: as for `dot`.
             gathered: as for `dot`.
         """
-        with self._asked():
+        with self._asked("cosine", self._ranks if gathered else self._ranks.alone()):
             return self._of_samples(self._cosine(self._direction("cosine", direction, gathered)), gathered)
 
     def gram(self, *, gathered: bool = False) -> Tensor:
@@ -102,9 +108,10 @@ class ReadAnswers(BatchGradients):
             gathered: of the samples on all ranks, in the order of ranks: gradients are written down and sent, a few
                 samples of one parameter at a time. Every rank has to ask.
         """
-        with self._asked():
-            if gathered and self._ranks.groups:
-                agreed = self._handshake("gram")
+        ranks = self._ranks if gathered else self._ranks.alone()
+        with self._asked("gram", ranks):
+            agreed = self._handshake("gram", ranks=ranks)
+            if ranks.groups:
                 order = self._ranks.order(self._samples)
                 parts = gram_rows(self._forms, self._leaves, agreed.used, self._ranks, order)
             else:
@@ -129,10 +136,9 @@ class ReadAnswers(BatchGradients):
         return Stats(*self._stats(self._ranks if gathered else self._ranks.alone()).tolist())
 
     def _stats(self, ranks: SampleRanks) -> Tensor:
-        with self._asked():
-            lengths = self._lengths()
+        with self._asked("stats", ranks):
             agreed = self._handshake("stats", ranks=ranks)
-            n = agreed.total
+            lengths, n = self._lengths(), agreed.total
             if n < 2:
                 raise ArgumentError(f"stats: at least two samples are needed, found {n}.")
             mean = self._mean(agreed, ranks)

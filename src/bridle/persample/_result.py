@@ -54,12 +54,14 @@ class PerSample(ReadAnswers, WriteAnswers):
             NonFiniteGradientError: the gradient of a sample is NaN or infinite, so that sums cannot be compared.
             RankError: another rank has found one of these.
         """
-        eps = max((torch.finfo(p.dtype).eps for p in self._parameters.values()), default=0.0)
-        eps = max(eps, self._eps)
-        accepted = 5e-2 if eps > 1e-5 else 1e-3
-        if tolerance is not None:
-            accepted = finite(tolerance, "audit: tolerance is a number")
-        with self._asked():
+        ranks = self._ranks if gathered else self._ranks.alone()
+        with self._asked("audit", ranks):
+            eps = max((torch.finfo(p.dtype).eps for p in self._parameters.values()), default=0.0)
+            eps = max(eps, self._eps)
+            accepted = 5e-2 if eps > 1e-5 else 1e-3
+            if tolerance is not None:
+                accepted = finite(tolerance, "audit: tolerance is a number")
+            self._handshake("audit", {"tolerance": accepted}, ranks=ranks)
             return self._audit_of_all(accepted, min(eps, 1e-7)) if gathered else self._audit(accepted, min(eps, 1e-7))
 
     def _audit(self, tolerance: float, eps: float) -> Audit:
@@ -69,7 +71,6 @@ class PerSample(ReadAnswers, WriteAnswers):
     def _audit_of_all(self, tolerance: float, eps: float) -> Audit:
         """Audit on each rank, then tell the others, also of a fault."""
         names, ranks = list(self._parameters), self._ranks
-        self._handshake("audit", {"tolerance": tolerance})
         found, fault = None, None
         try:
             found = self._audit(tolerance, eps)

@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._distributed.agreement import Agreement
 from .._distributed.collectives import all_gather_rows, all_reduce_
+from .._distributed.meshes import Group
 from .._torch.dtensor import crossing, is_dtensor, sharded_dims, spec_of
+from .._torch.process_group import assert_async
 from ..errors import UnsupportedOperationError
 from ._tensor_uses import shard_of
 from .engine import Losses
@@ -50,16 +53,35 @@ class TensorRanks:
             norms.total = row_norms(torch.stack(list(norms.each.values()), 1))
         return norms
 
-    def lengths(self, each: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return lengths of whole vectors, given those of their parts here, in float64."""
+    def lengths(self, each: Mapping[str, Tensor], error: Exception | None = None) -> dict[str, Tensor]:
+        """Return lengths of whole vectors, given those of their parts here, in float64.
+
+        Args:
+            each: by name; where this rank has failed, anything of the same shapes.
+            error: why this rank has failed: all of them raise a `RankError` that says so.
+        """
         if not self.groups or not each:
             return dict(each)
         here = torch.stack([x if name in self.counted else torch.zeros_like(x) for name, x in each.items()])
-        rows = here.to(self.device)[None]
+        rows = torch.cat([here.new_full((1,), float(error is not None)), here.flatten()]).to(self.device)[None]
         for group in reversed(self.groups):
             rows = all_gather_rows(rows, group, _WHAT)
-        found = row_norms(rows.movedim(0, -1).reshape(-1, len(rows))).reshape(here.shape).to(here.device)
+        self._refuse_failed(rows[:, 0], error)
+        found = row_norms(rows[:, 1:].T).reshape(here.shape).to(here.device)
         return dict(zip(each, found, strict=True))
+
+    def _refuse_failed(self, flags: Tensor, error: Exception | None) -> None:
+        """Stop if a rank has raised a flag; all of them see it, and then ask why."""
+        if flags.device.type != "cpu":  # reading would wait for the device
+            assert_async((flags == 0).all(), "bridle: a rank of the tensor-parallel mesh has stopped with an error")
+        elif bool(flags.any()):
+            agreement = Agreement(_WHAT, "norms")
+            agreement.tell(self.messages(), error)
+            agreement.finish()
+
+    def messages(self) -> list[Group]:
+        """Return the process groups with the device of their messages."""
+        return [Group(group.group_name, group, self.device) for group in self.groups]
 
     def total(self, parts: Mapping[str, Tensor], nothing: Tensor) -> Tensor:
         """Return the sum over all parameters, given what their shards here contribute."""
@@ -102,10 +124,14 @@ def tensor_ranks(leaves: Mapping[str, Any], losses: Losses, device: torch.device
             f"mesh only which of them hold the same. {_INSTEAD}"
         )
     _refuse_odd_placements(leaves)
-    mesh = meshes[0]
+    return ranks_of_mesh(meshes[0], device, leaves)
+
+
+def ranks_of_mesh(mesh: Any, device: torch.device, leaves: Mapping[str, Any] | None = None) -> TensorRanks:
+    """Return the ranks of a tensor-parallel mesh, for parameters that lie on it."""
     groups = mesh.get_all_groups()
     first = [group.rank() == 0 for group in groups]
-    copies = {name: _copied_along(leaf, len(groups)) for name, leaf in leaves.items()}
+    copies = {name: _copied_along(leaf, len(groups)) for name, leaf in (leaves or {}).items()}
     counted = [name for name, along in copies.items() if all(first[i] for i in along)]
     dims = tuple(i for i, group in enumerate(groups) if group.size() > 1)
     return TensorRanks(tuple(groups[i] for i in dims), device, frozenset(counted), dims)

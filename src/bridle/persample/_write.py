@@ -32,12 +32,12 @@ class WriteAnswers(BatchGradients):
                 ranks, numbers are for this rank's samples, and a function is given the norms of all of them, in the
                 order of ranks; the sum is over all.
         """
-        with self._asked():
+        with self._asked("weighted_", self._ranks):
             if callable(weights):
                 self._keep_what_pays()
-                lengths = self._lengths()
                 agreed = self._handshake("weighted_ with a function", sparse=self._sparse())
-                order = self._ranks.order(self._samples)
+                lengths, order = self._lengths(), self._ranks.order(self._samples)
+                self._owe_agreement_on_weights()
                 found = weights(self._ranks.gather(lengths, order).to(self._dtype))
                 check_weights(found, agreed.total)
                 if self._ranks.copies:  # a function may draw numbers, and ranks with the same samples draw others
@@ -91,10 +91,10 @@ class WriteAnswers(BatchGradients):
             InplaceModifiedError: something that the gradients are made of was changed in place; nothing was changed.
             RankError: the ranks were given different arguments or parameters, or one of them did not come.
         """
-        settings = ClipSettings.checked(
-            max_norm, per_parameter, gamma, divide_by, noise_multiplier, generator, nonfinite
-        )
-        with self._asked():
+        with self._asked("clip_", self._ranks, lengths=True):
+            settings = ClipSettings.checked(
+                max_norm, per_parameter, gamma, divide_by, noise_multiplier, generator, nonfinite
+            )
             self._keep_what_pays()
             total = self._lengths()
             good = None if all_finite(total) else torch.isfinite(total)
@@ -110,6 +110,11 @@ class WriteAnswers(BatchGradients):
             deviation = settings.deviation(len(self._parameters), self._scale / divisor)
             self._write(agreed, weigh, deviation, generator)
         return total.to(self._dtype)
+
+    def _owe_agreement_on_weights(self) -> None:
+        """Note that ranks with the same samples wait for what the function of this one returns."""
+        if self._ranks.copies and self._owed is not None:
+            self._owed.ranks = self._ranks
 
     def _clip_factors(self, settings: ClipSettings, total: Tensor, good: Tensor | None) -> dict[str, Tensor]:
         """Return what each sample is multiplied by: for each parameter, or by the name "" for all of them."""

@@ -4,34 +4,12 @@ A fused optimizer reads two attributes that a scaler sets: `grad_scale` (gradien
 (1 skips the step). A scaler that has unscaled already keeps our `grad_scale` and sets its own `found_inf`.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 _FOLDED = "_bridle_folded"
 _HOOK = "_bridle_unfold"
-
-
-@contextmanager
-def no_autocast() -> Iterator[None]:
-    """Compute in the dtypes that are there: autocast is for the forward pass, and would round our products.
-
-    Nor in inference mode, whose tensors torch does not watch for changes.
-    """
-    enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
-    if not enabled and not torch.is_inference_mode_enabled():
-        yield
-        return
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.no_grad())
-        for device in enabled:
-            stack.enter_context(torch.autocast(device, enabled=False))
-        yield
 
 
 def takes_grad_scale(optimizer: Any) -> bool:

@@ -1,7 +1,7 @@
 """What changes how a call runs: overrides, function transforms, dispatch modes, tracing, scripting."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -52,6 +52,25 @@ def overrides_functions(kind: type) -> bool:
 def without_overrides() -> Generator[None, None, None]:
     """Disable tensor subclasses and modes, while open, so that they do not see what is read."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
+        yield
+
+
+@contextmanager
+def default_modes() -> Generator[None, None, None]:
+    """Leave autocast and inference mode, while open.
+
+    Autocast is for the forward pass, and would round our products. Tensors of inference mode are not watched for changes.
+    """
+    enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
+    if not enabled and not torch.is_inference_mode_enabled():
+        yield
+        return
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        for device in enabled:
+            stack.enter_context(torch.autocast(device, enabled=False))
         yield
 
 

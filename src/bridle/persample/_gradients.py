@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .._torch.amp import no_autocast
 from .._torch.dtensor import any_dtensor
+from .._torch.modes import default_modes
 from ..errors import RankError
 from ._parameters import ParameterForms
 from ._ranks import Handshake, SampleRanks
@@ -79,7 +79,7 @@ class BatchGradients:
             self._watch.check()
             yield
             return
-        with self._gathered(), no_autocast():
+        with self._gathered(), default_modes():
             self._owed = owed = Owed(call, ranks, lengths and self._known is None)
             try:
                 self._watch.check()

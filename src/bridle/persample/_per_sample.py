@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import graph
-from .._torch.amp import no_autocast
+from .._torch.modes import default_modes
 from .._validate import count
 from ..errors import GraphFreedError
 from . import engine, tracing
@@ -126,7 +126,7 @@ def _per_sample(
         tensor = others.tensor = tensor_ranks(where.leaves, split, device)
         ranks = others.samples = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
         same = _settings(allowed, model, ranks)
-        with where.gathered(), no_autocast():
+        with where.gathered(), default_modes():
             others.are_told = True
             agree(tensor, where.leaves, split, same)
             with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):

@@ -6,7 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from .._torch.amp import no_autocast
+from .._torch.modes import default_modes
 from .._validate import count
 from ..errors import ArgumentError
 from ._arguments import read_direction
@@ -73,7 +73,7 @@ class ReadAnswers(BatchGradients):
                 for start in range(0, max(1, self._samples), step):
                     self._watch.check()
                     part = slice(start, min(start + step, self._samples))
-                    with no_autocast():  # not while the caller has the block
+                    with default_modes():  # not while the caller has the block
                         block = self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
                     yield name, part, batched(block, self._leaves[name])
 

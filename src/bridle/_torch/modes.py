@@ -59,7 +59,8 @@ def without_overrides() -> Generator[None, None, None]:
 def default_modes() -> Generator[None, None, None]:
     """Leave autocast and inference mode, while open.
 
-    Autocast is for the forward pass, and would round our products. Tensors of inference mode are not watched for changes.
+    Autocast is for the forward pass, and would round our products. Torch does not watch tensors of inference mode for
+    changes.
     """
     enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
     if not enabled and not torch.is_inference_mode_enabled():

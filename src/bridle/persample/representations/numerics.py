@@ -72,13 +72,15 @@ def norms_of_rows(blocks: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _norms_of_distinct(rows: Sequence[Tensor]) -> Sequence[Tensor]:
-    if len({each.dtype for each in rows}) != 1:
+    if len({each.dtype for each in rows}) != 1 or not all(each.shape[1] for each in rows):
         return [row_norms(each) for each in rows]
     lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
     smallest = _smallest_norm(rows[0].dtype, max([each.shape[1] for each in rows]))
     found = lengths.unbind()
     if tracing.local.tracer is not None:
-        tracing.local.tracer.assume_sizes(lengths.view(-1) / smallest, torch.cat([row_max(each) for each in rows]))
+        highest, lowest = (torch.stack([bound(each, 1) for each in rows]) for bound in (torch.amax, torch.amin))
+        largest = torch.maximum(highest, lowest.neg()).double()  # `row_max` of each
+        tracing.local.tracer.assume_sizes(lengths.view(-1) / smallest, largest.view(-1))
         return found
     if _lie_within(lengths.view(-1), smallest, inf):
         return found

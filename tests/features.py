@@ -1,21 +1,49 @@
 """Features of torch that tests need, and that not every torch has that is supported."""
 
+import datetime
+from functools import cache
+
 import torch
+import torch.distributed as dist
 
 from bridle._kernels.cpu import exchange_table
 from bridle._torch import saved
 from bridle._torch.amp import takes_grad_scale
 from bridle._torch.fx import RECORDS_WHAT_RUNS
 
+
+@cache
+def averages_over_gloo():
+    group = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, datetime.timedelta(seconds=9))
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.AVG
+    try:
+        group.allreduce([torch.ones(1)], options).wait()
+    except RuntimeError:
+        return False
+    return True
+
+
+def views_of_empty_dtensors():
+    from torch.distributed.tensor._ops._view_ops import view_groups
+
+    try:
+        return bool(view_groups((0, 3, 4), (0, 4)))
+    except IndexError:
+        return False
+
+
 FEATURES = {
     "DLPack exchange table": lambda: exchange_table() is not None,
     "GraphExecGroup": lambda: hasattr(torch.utils.checkpoint, "GraphExecGroup"),
     "SavedTensor.data": lambda: saved.READS_HANDLES,
     "Tensor.grad_dtype": lambda: hasattr(torch.Tensor, "grad_dtype"),
+    "averages over gloo": averages_over_gloo,
     "autograd_would_have_decomposed": lambda: RECORDS_WHAT_RUNS,
     "compiler that traces context managers": lambda: hasattr(torch._dynamo.config, "enable_trace_contextlib"),
     "dicts for torch.autograd.grad": lambda: "dict[" in str(torch.autograd.grad.__annotations__["inputs"]),
     "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
     "fused Adagrad on the CPU": lambda: takes_grad_scale(torch.optim.Adagrad([torch.zeros(1)], fused=True)),
     "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),
+    "views of empty DTensors": views_of_empty_dtensors,
 }

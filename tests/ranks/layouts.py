@@ -4,6 +4,7 @@ import math
 
 import torch
 import torch.distributed as dist
+from rank_processes import has
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
@@ -54,7 +55,8 @@ def depth(size, name):
 
 
 def placement(letter):
-    return {"r": Replicate(), "p": Partial(), "a": Partial("avg")}.get(letter) or Shard(int(letter))
+    average = Partial("avg") if letter == "a" and has("averages over gloo") else Partial()
+    return {"r": Replicate(), "p": Partial(), "a": average}.get(letter) or Shard(int(letter))
 
 
 def spread(full, name, letters):

@@ -5,8 +5,10 @@ import datetime
 import faulthandler
 import multiprocessing
 import os
+import sys
 import tempfile
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,12 +95,23 @@ class LackingError(Exception):
     """This torch lacks a feature, by its name in `FEATURES`."""
 
 
+def has(feature):
+    """Return whether this torch has a feature."""
+    sys.path.append(str(Path(__file__).parents[1]))  # as pytest does; random faults are run without it
+    from features import FEATURES
+
+    return FEATURES[feature]()
+
+
+def need(feature):
+    """Stop here where this torch lacks a feature: the test is skipped if all ranks do."""
+    if not has(feature):
+        raise LackingError(feature)
+
+
 def fully_shard(*args, **kwargs):
     """Call that of torch, where it has one for the CPU."""
-    from features import FEATURES  # which pytest has put on the path; random faults are run without it
-
-    if not FEATURES["fully_shard on the CPU"]():
-        raise LackingError("fully_shard on the CPU")
+    need("fully_shard on the CPU")
     return fsdp.fully_shard(*args, **kwargs)
 
 

@@ -16,8 +16,8 @@ finite, or above ten times that at the start, counts as ten times that at the st
 - swings: the test loss turns and rises by more than a fifth at least twice after the first quarter, or ends above
   twice its lowest. Seen: such a run without clipping has a finding of `bridle watch`;
 - final over lowest: the final loss over the lowest mean of three looks in a row, of the worst run;
-- advised: clipped at the threshold advised after a run of length 1x without clipping, from the start, for 4x; where
-  none is advised, with the learning rate that is, and where neither is, as it was;
+- advised: with the first change that is advised after a run of length 1x without clipping, from the start, for 4x;
+  where none is advised, as it was;
 - tried: of none, advised, `auto` and lr/3 the one that ended lowest at 1x, as `bridle watch --try` picks. Only its
   length of 4x says anything.
 
@@ -47,9 +47,9 @@ WAYS = ("watched", "none", "auto", "lr/3", *FIXED, "ZClip", "AutoClip", "AdaGC")
 Job = tuple[str, str, str, int]
 
 
-def jobs(lists: list[str], ways: list[str], seeds: int) -> Iterator[Job]:
+def jobs(lists: list[str], ways: list[str], seeds: range) -> Iterator[Job]:
     """Yield all runs, those of one seed before those of the next: what is there early covers everything."""
-    for seed in range(seeds):
+    for seed in seeds:
         for which in lists:
             for task in LISTS[which]:
                 yield from ((which, task, way, seed) for way in ways if way == "watched" or "healthy" not in which)
@@ -67,13 +67,15 @@ def main() -> None:
     parser.add_argument("--lists", nargs="+", default=list(LISTS), choices=LISTS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--runs", type=Path, default=RESULTS / "steady-runs.jsonl")
     parser.add_argument("--out", type=Path, default=RESULTS / "steady.json")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     done = read(options.runs)
-    missing = [job for job in jobs(options.lists, options.ways, options.seeds) if job not in done]
+    seeds = range(options.first, options.first + options.seeds)
+    missing = [job for job in jobs(options.lists, options.ways, seeds) if job not in done]
     if missing and not options.table:
         with Pool(options.processes) as pool, options.runs.open("a") as file:
             for i, found in enumerate(pool.imap_unordered(run, missing), start=1):

@@ -5,21 +5,23 @@
     python benchmarks/steady.py --table              the tables of what was run so far
 
 Twenty-four tasks that `auto` was built on (`steady_tasks.py`; `steady_tasks_second.py`, unseen until it was changed for
-what they showed) and thirteen that were written down first and run at the end, unchanged (`steady_tasks_unseen.py`);
-eight healthy runs of each kind for false alarms (`steady_tasks_healthy.py`, `steady_tasks_healthy_unseen.py`). A
-run is of
-length 4x; what it was at 1x is its first quarter. The test loss is looked at forty times per length; one that is not
-finite, or above ten times that at the start, counts as ten times that at the start.
+what they showed); thirteen that were written down first and then run (`steady_tasks_unseen.py`): `auto` has not been
+changed since, the advice has, for what they showed; and eight that were written down before the advice was changed and
+run with it once, unchanged (`steady_tasks_third.py`; one of them, `recall`, does not swing but stays where it began).
+Eight healthy runs of each kind for false alarms (`steady_tasks_healthy.py`, `steady_tasks_healthy_unseen.py`).
+
+A run is of length 4x; what it was at 1x is its first quarter. The test loss is looked at forty times per length; one
+that is not finite, or above ten times that at the start, counts as ten times that at the start.
 - final, best: the mean of the last three test losses, and the lowest, over those of the fixed threshold that ended
   lowest, chosen from eight by looking at these very runs; geometric means over the seeds;
 - swing: the mean of log10(test loss / lowest so far); 0 for a curve that only falls;
 - swings: the test loss turns and rises by more than a fifth at least twice after the first quarter, or ends above
   twice its lowest. Seen: such a run without clipping has a finding of `bridle watch`;
 - final over lowest: the final loss over the lowest mean of three looks in a row, of the worst run;
-- advised: clipped at the threshold advised after a run of length 1x without clipping, from the start, for 4x; where
-  none is advised, with the learning rate that is, and where neither is, as it was;
-- tried: of none, advised, `auto` and lr/3 the one that ended lowest at 1x, as `bridle watch --try` picks. Only its
-  length of 4x says anything.
+- advised: with the first change that is advised after a run of length 1x without clipping, from the start, for 4x;
+  where none is advised, as it was;
+- tried: of none, advised, `auto` and lr/3 the one that ended lowest at 1x, much as `bridle watch --try` picks. Only
+  its length of 4x says anything.
 
 Every run is a line in `results/steady-runs.jsonl` (not kept in the repository) as soon as it is done, and is not run
 again: stop and start as you like. Every process has one thread. Nothing here is a timing. Needs scikit-learn.
@@ -47,9 +49,9 @@ WAYS = ("watched", "none", "auto", "lr/3", *FIXED, "ZClip", "AutoClip", "AdaGC")
 Job = tuple[str, str, str, int]
 
 
-def jobs(lists: list[str], ways: list[str], seeds: int) -> Iterator[Job]:
+def jobs(lists: list[str], ways: list[str], seeds: range) -> Iterator[Job]:
     """Yield all runs, those of one seed before those of the next: what is there early covers everything."""
-    for seed in range(seeds):
+    for seed in seeds:
         for which in lists:
             for task in LISTS[which]:
                 yield from ((which, task, way, seed) for way in ways if way == "watched" or "healthy" not in which)
@@ -67,13 +69,15 @@ def main() -> None:
     parser.add_argument("--lists", nargs="+", default=list(LISTS), choices=LISTS)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--runs", type=Path, default=RESULTS / "steady-runs.jsonl")
     parser.add_argument("--out", type=Path, default=RESULTS / "steady.json")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     done = read(options.runs)
-    missing = [job for job in jobs(options.lists, options.ways, options.seeds) if job not in done]
+    seeds = range(options.first, options.first + options.seeds)
+    missing = [job for job in jobs(options.lists, options.ways, seeds) if job not in done]
     if missing and not options.table:
         with Pool(options.processes) as pool, options.runs.open("a") as file:
             for i, found in enumerate(pool.imap_unordered(run, missing), start=1):

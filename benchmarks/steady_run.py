@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,16 @@ from steady_tasks import SEEN
 from steady_tasks_healthy import HEALTHY
 from steady_tasks_healthy_unseen import HEALTHY_UNSEEN
 from steady_tasks_second import SECOND
+from steady_tasks_third import THIRD
 from steady_tasks_unseen import UNSEEN
 
-LISTS = {"seen": SEEN | SECOND, "unseen": UNSEEN, "healthy": HEALTHY, "healthy_unseen": HEALTHY_UNSEEN}
+LISTS = {
+    "seen": SEEN | SECOND,
+    "unseen": UNSEEN,
+    "third": THIRD,
+    "healthy": HEALTHY,
+    "healthy_unseen": HEALTHY_UNSEEN,
+}
 LENGTHS = (1, 4)
 LOOKS = 40
 GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -41,12 +49,18 @@ def run(job: tuple[str, str, str, int]) -> list[dict[str, Any]]:
     watched = _watched(make(seed))
     if which.startswith("healthy"):
         return [{**found, **watched}]
-    threshold, slower = (watched["1x"][key] for key in ("threshold", "slower"))
-    if threshold is not None:
-        advised = _clipped(make(seed), bridle.by_norm(threshold))
-    else:
-        advised = make(seed) if slower is None else make(seed, slower)
+    advised = _with_options(make, seed, watched["1x"]["advised"])
     return [{**found, **watched}, {**found, "way": "advised", **_lengths(_curve(advised))}]
+
+
+def _with_options(make: Callable[..., Task], seed: int, options: str) -> Task:
+    """Return a task as `bridle watch` with these options would run it."""
+    words = options.split()
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    clip = given.pop("--clip", None)
+    task = make(seed, float(given.pop("--lr-scale", 1)))
+    assert not given
+    return _clipped(task, clip if clip in (None, "auto") else bridle.by_norm(float(clip)))
 
 
 def _clipped(task: Task, policy: Any) -> Task:
@@ -119,8 +133,7 @@ def _watched(task: Task, lengths: int = LENGTHS[-1]) -> dict[str, dict[str, Any]
                     monitor.note("test", loss=loss)
             if length in LENGTHS:
                 report = monitor.report()
-                names, rate = sorted({finding.name for finding in report.findings}), report.advice.learning_rate
-                slower = None if rate is None else rate / max(report.run.lr)
-                advice = {"threshold": report.advice.threshold, "slower": slower}
-                found[f"{length}x"] = {**judge(curve), "findings": names, **advice}
+                names = sorted({finding.name for finding in report.findings})
+                first = next((action.try_with for action in report.advice.actions), "")
+                found[f"{length}x"] = {**judge(curve), "findings": names, "advised": first}
     return found

@@ -28,7 +28,7 @@ def summary(runs: list[dict[str, Any]], compared: Sequence[str], fixed: Sequence
         for ways in tasks.values():
             ways["tried"] = tried(ways)
     found: dict[str, Any] = {"lists": {}}
-    for which in ("seen", "unseen"):
+    for which in ("seen", "unseen", "third"):
         tasks = by.get(which, {})
         found["lists"][which] = {
             length: {name: task(ways, length, compared, fixed) for name, ways in tasks.items()} for length in LENGTHS
@@ -93,8 +93,9 @@ def tables(found: dict[str, Any]) -> str:
     """Return all of it in Markdown."""
     parts = []
     for which, title in (
-        ("seen", "Tasks it was built on"),
-        ("unseen", "Tasks it was not built on, run once at the end"),
+        ("seen", "Tasks that `auto` and the advice were built on"),
+        ("unseen", "Tasks that `auto` was not built on; the advice was"),
+        ("third", "Tasks that neither was built on, run once at the end"),
     ):
         for length in LENGTHS:
             rows = found["lists"][which][length]

@@ -9,7 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bridle
+from bridle.clip._gradients import unnamed
 from bridle.policies import ByElementSpike, ByOvershoot, element_memory
+from bridle.policies.window import quantile, quantile_and_largest
 
 SHAPES = [(3,), (), (2, 3), (4, 3), (0,), (5,), (2, 3), (7, 2, 2), (1,), (40,)]
 MAKE = {"ByElementSpike": lambda: ByElementSpike(theta=4.0, decay=0.9, warmup=2), "ByOvershoot": ByOvershoot}
@@ -162,3 +164,47 @@ def test_auto_keeps_a_long_run_where_it_is(decay, seed):
     smooth = [sum(losses[i : i + 500]) / 500 for i in range(0, 3000, 500)]  # long against the noise
     assert smooth[-1] <= 2 * min(smooth)
     assert math.isfinite(smooth[-1])
+
+
+@pytest.mark.parametrize("values", range(6))
+def test_a_quantile_and_the_largest_are_those_of_two_quantiles(values):
+    rng = torch.Generator().manual_seed(values)
+    rows = torch.full((3, 5), math.nan, dtype=torch.float64)
+    rows[:, :values] = torch.rand(3, values, generator=rng, dtype=torch.float64)
+    rows = rows[:, torch.randperm(5, generator=rng)]
+    found = quantile_and_largest(rows, 0.25)
+    expected = quantile(rows, 0.25), quantile(rows, 1.0)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.view(torch.int64), theirs.view(torch.int64))  # NaN too, to the bit
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("convert", ["to_sparse", "to_sparse_csr"])
+def test_torch_keeps_strided_gradients_for_strided_parameters_only(convert):
+    """A plan relies on it: the layouts of parameters are read only where a gradient is not strided."""
+    odd = getattr(torch.ones(2, 2), convert)()
+    with pytest.raises(RuntimeError, match="different type"):
+        odd.requires_grad_().grad = torch.ones(2, 2)
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        weight.data = odd.detach()
+
+
+def test_a_gradient_that_becomes_sparse_is_planned_anew():
+    ps = {name: torch.nn.Parameter(torch.ones(4, 2)) for name in "ab"}
+    twins = {name: torch.nn.Parameter(torch.ones(4, 2)) for name in "ab"}
+    sparse, dense = ByOvershoot(), ByOvershoot()
+    for step in range(6):
+        for i, name in enumerate("ab"):
+            g = torch.full((4, 2), 1.0 + step + i)
+            ps[name].grad = g.to_sparse() if step % 2 and name == "a" else g.clone()
+            twins[name].grad = g.clone()
+        assert bridle.clip_(ps, sparse).coefficient == pytest.approx(bridle.clip_(twins, dense).coefficient)
+        for weights in (ps, twins):
+            for p in weights.values():
+                p.data -= 0.1 * p.grad.to_dense()
+
+
+def test_names_of_unnamed_parameters_do_not_depend_on_earlier_calls():
+    for indices in ([2, 0], [], [7], [0, 1, 2], [7]):
+        assert unnamed(indices) == [f"parameter {i}" for i in indices]

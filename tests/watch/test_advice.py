@@ -132,17 +132,48 @@ def test_a_divergence_does_not_move_the_threshold():
     assert report_on(run).advice.threshold == pytest.approx(calm, rel=0.5)
 
 
-def test_for_adam_the_learning_rate_comes_first():
-    run = swinging()
-    object.__setattr__(run, "optimizer", "Adam")
+def test_for_adam_a_lower_learning_rate_comes_with_auto():
+    run = with_sites(dataclasses.replace(swinging(), optimizer="Adam"))
     advice = report_on(run).advice
     assert advice.threshold is None  # nothing stands out, and the scale divides out
-    assert advice.actions[0].do == "lower the learning rate to 0.033"
-    spiky = spiking()
-    object.__setattr__(spiky, "optimizer", "AdamW")
+    assert advice.actions[0].do == "lower the learning rate to 0.05 and clip gradients with `auto`"
+    assert advice.actions[0].try_with == "--clip auto --lr-scale 0.5"
+    assert advice.actions[0].paste.where == "train.py, where the optimizer is made, and once after it"
+    assert advice.actions[0].paste.lines == [
+        "Adam(..., lr=0.05)",
+        "import bridle",
+        "clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot())",
+    ]
+    assert advice.actions[1].do == "lower the learning rate to 0.05"
+    assert (advice.policy, advice.learning_rate) == ("auto", 0.05)
+    spiky = dataclasses.replace(spiking(), optimizer="AdamW")
     advice = report_on(spiky).advice
-    assert advice.actions[0].do.startswith("lower the learning rate")
+    assert advice.actions[0].try_with == "--clip auto --lr-scale 0.5"
     assert advice.actions[-1].do.startswith("clip gradients at")
+
+
+def test_of_several_optimizers_none_is_made_slower_first():
+    """Slower alone, it would lose its balance with the others."""
+    advice = report_on(dataclasses.replace(swinging(), optimizer="Adam", n_optimizers=2)).advice
+    assert advice.actions[0].try_with == "--clip auto"
+    assert "balance with the other optimizers" in advice.because
+
+
+def test_for_adam_under_auto_the_learning_rate_is_left():
+    run = dataclasses.replace(swinging(), optimizer="Adam")
+    run.clip[:] = [0.5 if i % 2 else 1.0 for i in range(len(run.clip))]
+    run.max_norm[:] = [math.nan] * len(run.clip)
+    advice = report_on(run).advice
+    assert [action.try_with for action in advice.actions] == ["--lr-scale 0.5"]
+    assert advice.policy is None
+
+
+@pytest.mark.parametrize("make", [swinging, heavy_tailed, spiking, two_kinds, rises_for_good])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_auto_leads_wherever_clipping_helps(make, optimizer):
+    advice = report_on(dataclasses.replace(make(), optimizer=optimizer)).advice
+    assert advice.actions[0].try_with.startswith("--clip auto")
+    assert advice.policy == "auto"
 
 
 def test_a_loss_that_rises_under_clipping_is_not_left_alone():
@@ -251,13 +282,13 @@ def test_without_a_healthy_part_there_is_no_threshold(n):
     assert report.advice.threshold is None
     assert not report.advice.candidates
     assert "Healthy steps before it diverged: 3," in report.advice.because
-    assert [action.do[:5] for action in report.advice.actions] == ["lower", "clip "]
+    assert [action.do[:5] for action in report.advice.actions] == ["clip ", "lower"]
     assert "clip gradients with `auto`" in report.verdict.do
 
 
 def test_a_short_healthy_part_gives_the_threshold():
     report = report_on(diverging(12, 45))
-    assert report.advice.threshold == pytest.approx(8, rel=0.1)
+    assert report.advice.threshold == pytest.approx(8 / 3, rel=0.1)
 
 
 @pytest.mark.parametrize("n", [3, 6, 7, 8, 31])

@@ -1,5 +1,6 @@
 """`bridle watch --try`: the script as it is, then with what was advised, side by side."""
 
+import dataclasses
 import math
 import signal
 import sys
@@ -11,10 +12,12 @@ import torch
 from bridle.errors import ArgumentError
 from bridle.watch import read_run
 from bridle.watch._lr_scale import LearningRateScale
-from bridle.watch._try import comparison
+from bridle.watch._try import candidates, comparison
 from bridle.watch.analysis.compare import Outcome, above_lowest
+from bridle.watch.report.report import report_on
 
 from .processes import killed_after, run_process, start
+from .test_findings import swinging
 
 # Full-batch descent on a quadratic-like loss at a step that makes it bounce, by design and on any machine.
 BOUNCES = """
@@ -48,6 +51,13 @@ def test_the_runs_are_compared_and_kept(tmp_path):
     assert len(first.steps) == len(slower.steps) == 120
     assert slower.lr[0] == pytest.approx(0.9 * 0.33)
     assert first.loss[0] == slower.loss[0]
+
+
+def test_a_change_of_two_options_is_one_trial(tmp_path):
+    first, *_ = candidates(report_on(dataclasses.replace(swinging(), optimizer="Adam")), tmp_path)
+    assert first.label == "clip auto learning rate x 0.5"
+    assert first.options == ["--clip", "auto", "--lr-scale", "0.5"]
+    assert first.record == tmp_path / "clip-auto-lr-scale-0.5.jsonl"
 
 
 def test_one_interrupt_keeps_what_is_there(tmp_path):

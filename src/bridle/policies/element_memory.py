@@ -17,9 +17,10 @@ from .base import GradientView
 from .state import check_complete
 
 Keys: TypeAlias = tuple[str, ...]
-_Kind: TypeAlias = tuple[Size, torch.dtype, torch.device, torch.layout]
+_Kind: TypeAlias = tuple[Size, torch.dtype, torch.device]
+_Kinds: TypeAlias = tuple[list[_Kind], list[torch.layout], list[torch.layout]]
 
-_KIND = attrgetter("shape", "dtype", "device", "layout")  # of a thousand tensors three times faster than a loop
+_KIND = attrgetter("shape", "dtype", "device")  # of a thousand tensors three times faster than a loop
 _LAYOUT = attrgetter("layout")
 
 _SMALL = 2**16  # elements: a larger tensor is worth an operation of its own, and no copy
@@ -44,6 +45,8 @@ class Chunk:
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return those of the tensors of the call that are in it."""
+        if len(self.where) == len(tensors):  # all, in order
+            return list(tensors)
         return [tensors[i] for i in self.where]
 
     def spread(self, values: Tensor, device: torch.device) -> Tensor:
@@ -58,7 +61,7 @@ class ElementMemory:
     def __init__(self) -> None:
         self._shapes: dict[str, Size] = {}
         self._flat: dict[Keys, Tensor] = {}
-        self._planned_for: tuple[list[str], list[_Kind], list[torch.layout]] = [], [], []
+        self._planned_for: tuple[list[str], _Kinds] = [], ([], [], [])
         self._plan: list[Chunk] = []
         self._specs: dict[str, Any] = {}  # how a DTensor is sharded
         self._planned: weakref.ref[GradientView] | None = None
@@ -81,14 +84,14 @@ class ElementMemory:
         if self._planned is not None and self._planned() is grads:
             return self._plan
         keys, spans = grads.keys(), grads.spans_ranks()
-        kinds, layouts = [*map(_KIND, tensors)], [*map(_LAYOUT, grads.values)]
-        if self._planned_for != (keys, kinds, layouts):
+        kinds = _kinds(tensors, grads.values)
+        if self._planned_for != (keys, kinds):
             refuse(grads)
             self._check_shapes(keys, tensors)
-            together = [[i] for i in range(len(keys))] if spans else _together(kinds, layouts)
+            together = [[i] for i in range(len(keys))] if spans else _together(*kinds[:2])
             self._plan = [_chunk(where, keys, tensors) for where in together]
             self._specs = dict(zip(keys, map(spec_of, grads.parameters), strict=True)) if spans else {}
-            self._planned_for = keys, kinds, layouts
+            self._planned_for = keys, kinds
         self._planned = None if torch.compiler.is_compiling() else weakref.ref(grads)
         return self._plan
 
@@ -175,7 +178,7 @@ class ElementMemory:
                 self._shapes[key] = own.shape
                 own = torch.view_as_real(own) if own.is_complex() else own
             self._flat[(key,)] = own.reshape(-1).clone()
-        self._planned_for, self._planned = ([], [], []), None
+        self._planned_for, self._planned = ([], ([], [], [])), None
 
 
 def _check_saved(saved: Any) -> None:
@@ -212,6 +215,17 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     return join(list(tensors)).reshape(-1)
 
 
+def _kinds(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> _Kinds:
+    """Return all that a plan depends on: of each tensor its kind, of each gradient its layout, and odd layouts.
+
+    torch keeps a strided gradient for strided parameters only, so the layouts of the tensors themselves are read only
+    where a gradient is not strided.
+    """
+    layouts = [*map(_LAYOUT, grads)]
+    is_plain = layouts.count(torch.strided) == len(layouts)
+    return [*map(_KIND, tensors)], layouts, [] if is_plain else [*map(_LAYOUT, tensors)]
+
+
 def _together(kinds: Sequence[_Kind], layouts: Sequence[torch.layout]) -> list[list[int]]:
     """Return the indices of each chunk, by kinds and layouts of gradients.
 
@@ -219,7 +233,7 @@ def _together(kinds: Sequence[_Kind], layouts: Sequence[torch.layout]) -> list[l
     """
     found: list[list[int]] = []
     last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # with how many more elements it takes
-    for i, ((shape, dtype, device, _), layout) in enumerate(zip(kinds, layouts, strict=True)):
+    for i, ((shape, dtype, device), layout) in enumerate(zip(kinds, layouts, strict=True)):
         size = shape.numel()
         if layout is not torch.strided or size >= _SMALL:
             found.append([i])

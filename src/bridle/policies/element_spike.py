@@ -87,11 +87,13 @@ class ByElementSpike(BuiltOnce):
             rate = math.log(self.decay) if self.decay else -math.inf
             new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
             bad = good.logical_not()
-            known_good = _devices.readable_now(values) and not bool(bad.any())
+            plan = self._plan(grads)
+            firsts = [values[chunk.where[0]] for chunk in plan]  # of a chunk all are on one device
+            known_good = _devices.readable_now(firsts) and not bool(bad.any())
             limits: list[Tensor | None] = [None] * len(keys)
             spans = grads.spans_ranks()
             weights = grads.weights() if spans else []
-            for chunk in self._plan(grads):
+            for chunk in plan:
                 own = chunk.of(values)
                 if spans and own[0].shape != weights[chunk.where[0]].shape:
                     continue  # this rank lacks a gradient that others have

@@ -15,7 +15,7 @@ from .base import GradientView, Scale, clip_factor
 from .built_once import BuiltOnce
 from .element_memory import Chunk, ElementMemory, Keys, flatten
 from .state import StateRows, accept_finite
-from .window import empty, push, quantile
+from .window import empty, push, quantile_and_largest
 
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
 _LEAST = 0.1  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
@@ -104,13 +104,13 @@ class ByOvershoot(BuiltOnce):
             keys, norm = [grads.pattern], grads.total_norm(self.p).reshape(1)
             state = self._rows.read(keys, norm)
             window = push(state["window"], state["seen"], norm)
-            calm = quantile(window, _CALM)
+            calm, largest = quantile_and_largest(window, _CALM)
             good = (norm > 0) & (norm < math.inf)
             share = 1 / (_FIRST + _GROWTH * state["seen"]).clamp(max=_LONGEST)
             moved = state["limit"] * torch.exp(-self.rate * self._overshoot(grads, norm, good, share))
             pulled = moved * (calm / moved) ** _PULL
             limit = torch.where(state["seen"] == 0, self.start * norm, pulled)
-            limit = torch.minimum(torch.maximum(limit, _LEAST * calm), quantile(window, 1.0))
+            limit = torch.minimum(torch.maximum(limit, _LEAST * calm), largest)
             self._rows.write(keys, accept_finite(state, {"limit": limit, "window": window}, good))
             bounds = Bounds(torch.zeros_like(good), self.floor, self.ceiling)
             return Scale(clip_factor(bounds.clamp(limit), norm).reshape(()))

@@ -28,8 +28,7 @@ class StateRows:
 
     def read(self, keys: list[str], like: Tensor) -> State:
         """Return the rows of these keys, with the device and dtype of `like`."""
-        known = set(self._keys)
-        new = [key for key in keys if key not in known]
+        new = [] if keys == self._keys else self._unknown(keys)
         for name, row in self._initial.items():
             rows = self._rows[name].to(like)
             fresh = row.to(like).expand(len(new), *row.shape)
@@ -47,6 +46,10 @@ class StateRows:
             return
         where = self._indices(keys, state["seen"])
         self._rows = {name: rows.index_copy(0, where, state[name]) for name, rows in self._rows.items()}
+
+    def _unknown(self, keys: list[str]) -> list[str]:
+        known = set(self._keys)
+        return [key for key in keys if key not in known]
 
     def _indices(self, keys: list[str], like: Tensor) -> Tensor:
         index = {key: i for i, key in enumerate(self._keys)}

@@ -73,12 +73,16 @@ def candidates(report: Report, folder: Path) -> list[Trial]:
     """Return what to try: what was advised, and a smaller learning rate beside it."""
     advice = report.advice
     options = [action.try_with for action in advice.actions if action.try_with]
-    return [Trial(_label(o), o.split(), folder / f"{o.strip('-').replace(' ', '-')}.jsonl") for o in options[:_MOST]]
+    return [Trial(_label(o), o.split(), folder / f"{'-'.join(_words(o))}.jsonl") for o in options[:_MOST]]
 
 
 def _label(options: str) -> str:
-    name, _, value = options.partition(" ")
-    return f"clip {value}" if name == "--clip" else f"learning rate x {value}"
+    words = {"clip": "clip", "lr-scale": "learning rate x"}
+    return " ".join(words.get(word, word) for word in _words(options))
+
+
+def _words(options: str) -> list[str]:
+    return [word.removeprefix("--") for word in options.split()]
 
 
 def _run(trial: Trial, command: list[str], limits: Limits, until: float, place: str) -> bool:

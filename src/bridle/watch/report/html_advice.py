@@ -3,7 +3,8 @@
 import re
 from html import escape
 
-from ..analysis.advice import Action, Advice
+from ..analysis.actions import Action
+from ..analysis.advice import Advice
 from . import charts
 from .text import number
 

@@ -44,8 +44,8 @@ def edge_of_stability(run: Run) -> Finding | None:
             "learning rate (median)": lr,
             **sharpness,
         },
-        advice=f"Lower the learning rate: {lr / 2:.3g} first (half), {lr / 4:.3g} if it still overshoots; or "
-        "warm it up. Clipping by norm shortens the longest of these steps; a smaller learning rate shortens all.",
+        advice="Shorten the steps. Clipping by norm shortens the longest of them; a smaller learning rate "
+        "shortens all; a warm-up helps where only the first ones are too long.",
         plain="the learning rate is too high: steps go past the lowest point and the next ones come back",
         chart=Chart("step against next gradient (running median of the cosine)",
                         {"cosine": running_median(run.step_grad_cosine, 15)}, [float(s) for s in run.steps]),

@@ -126,7 +126,7 @@ def test_a_signal_ends_it_as_it_would_and_the_record_is_whole(folder, number):
         assert child.stdout.readline() == "ready\n"
         child.send_signal(number)
         _, err = child.communicate()
-    assert child.returncode == -number
+    assert child.returncode == -number, err
     assert len(read_run(folder / "run.jsonl").steps) >= 30
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in err

@@ -15,6 +15,7 @@ from bridle.watch.run.run import NonfiniteStep
 from .runs import healthy
 from .test_findings import (
     clipped_too_tightly,
+    decayed,
     heavy_tailed,
     only_the_test_loss_swings,
     rises_for_good,
@@ -246,6 +247,18 @@ def test_tight_clipping_is_raised_and_never_lowered_as_well():
     assert report.advice.actions[0].do.startswith("raise the threshold")
     assert "no change advised" not in str(report)
     assert report.advice.threshold is None
+
+
+def test_weight_decay_is_lowered_where_the_limit_adapts():
+    """`auto` has no threshold to raise, and is what was advised before."""
+    run = decayed()
+    assert run.threshold is None
+    first, second = report_on(run).advice.actions
+    assert first.do == "lower weight_decay from 0.01 to 0.001"
+    assert second.do.startswith("clip at a norm of ")
+    assert second.do.endswith(" in place of the limit that adapts")
+    run.max_norm[:] = [0.5] * len(run.steps)
+    assert report_on(run).advice.actions[0].do.startswith("raise the threshold from 0.5 to ")
 
 
 def test_the_report_says_first_what_happened_why_and_what_to_do():

@@ -45,6 +45,17 @@ def clip_at(run: Run, threshold: float) -> Action:
     )
 
 
+def loosen_clip(run: Run, threshold: float, options: str) -> Action:
+    """Clip less: at a higher threshold, or at this one in place of a limit that adapts."""
+    do = f"clip at a norm of {threshold:g} in place of the limit that adapts"
+    if run.threshold is not None:
+        do = f"raise the threshold from {run.threshold:g} to {threshold:g}, where gradients are clipped now"
+    why = (
+        "Most steps are cut down to one length; at this one 90% of the gradients of this run would be left as they are."
+    )
+    return Action(do, why, try_with=options)
+
+
 def slower(run: Run, by: float | None = None) -> float | None:
     """Return a lower learning rate; None where that of the run is not known."""
     by = by or (_SLOWER_ADAPTIVE if run.optimizer in ADAPTIVE else _SLOWER)

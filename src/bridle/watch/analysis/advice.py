@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ..run.run import Run
-from .actions import ADAPTIVE, AUTO, Action, clip_at, clip_auto, round_two, slow_down, slow_down_and_clip, slower
+from .actions import (
+    ADAPTIVE,
+    AUTO,
+    Action,
+    clip_at,
+    clip_auto,
+    loosen_clip,
+    round_two,
+    slow_down,
+    slow_down_and_clip,
+    slower,
+)
 from .divergence import divergence
 from .finding import Finding
 from .statistics import finite, quantile
@@ -157,18 +168,22 @@ def _loosen(run: Run, names: set[str], plain: Advice) -> Advice:
     if names.isdisjoint(_TIGHT):
         return plain
     higher = round_two(quantile(finite(run.norm), 0.9))
-    now = "" if run.threshold is None else f" from {run.threshold:g}"
-    raised = Action(
-        f"raise the threshold{now} to {higher:g}, where gradients are clipped now",
-        "Most steps are cut down to one length; at this threshold 90% of the gradients of this run would be left as "
-        "they are.",
-        # A second limit beside that of the script would change nothing.
-        try_with=f"--clip {higher:g}" if run.header.get("clip") is not None else "",
-    )
+    # A second limit beside that of the script would change nothing.
+    options = f"--clip {higher:g}" if run.header.get("clip") is not None else ""
     rate = slower(run)
-    actions = [raised, *(slow_down(run, rate) if not names.isdisjoint(SYMPTOMS) else [])]
+    actions = [*_decay_less(run, names), loosen_clip(run, higher, options)]
+    slow = slow_down(run, rate) if not names.isdisjoint(SYMPTOMS) else []
     because = "This run is clipped so tightly that the threshold has become its learning rate."
-    return Advice(None, because, None, plain.quantiles, plain.candidates, actions, rate if len(actions) > 1 else None)
+    return Advice(None, because, None, plain.quantiles, plain.candidates, [*actions, *slow], rate if slow else None)
+
+
+def _decay_less(run: Run, names: set[str]) -> list[Action]:
+    """Return weight decay that fits the limit of a policy that adapts, which is to be kept."""
+    decay = run.settings.get("weight_decay")
+    if run.threshold is not None or "clip_decay" not in names or not isinstance(decay, (int, float)):
+        return []
+    lower = round_two(decay * median(finite(run.clip)[-200:]))
+    return [Action(f"lower weight_decay from {decay:g} to {lower:g}", "Clipping shortens the gradient, not the decay.")]
 
 
 def _is_clipped(run: Run) -> bool:

@@ -33,7 +33,7 @@ def clip_decay(run: Run) -> Finding | None:
         test=f"clipping leaves less than {_FACTOR:g} of the gradient in {_RATE:.0%} of the last 200 steps, and "
         f"learning rate times weight decay is more than {_PULL:.0%} of how far the weights move",
         evidence={"clipped": rate, "median factor": factor, "decay over movement": pull, "weight decay": decay},
-        advice="The gradient is limited and the decay is not, so the weights shrink towards zero. Raise the threshold "
-        "to the median norm or above, or lower weight decay by the factor that clipping takes away.",
+        advice="The gradient is limited and the decay is not, so the weights shrink towards zero. Clip less, at the "
+        "median norm or above, or lower weight decay by the factor that clipping takes away.",
         plain="clipping makes the gradient so small that weight decay pulls the weights back towards zero",
     )

@@ -35,6 +35,35 @@ class _CalledError(Exception):
     """Python code is about to be run by the engine: a hook."""
 
 
+class _Watch:
+    """A profiler that stops what a function written in C calls in Python.
+
+    Its state is not in variables of the function that sets it: Python 3.10 puts back those of every function that it
+    has told a profiler about.
+
+    Attributes:
+        runs: how often the function was called.
+    """
+
+    def __init__(self, run: Any, is_known: IsKnown) -> None:
+        self._run, self._is_known = run, is_known
+        self.runs = 0
+        self._is_running = False
+        self._known: FrameType | None = None
+
+    def __call__(self, frame: FrameType, event: str, called: Any) -> None:
+        if self._known is not None:
+            if event == "return" and frame is self._known:
+                self._known = None
+        elif event == "call" and self._is_running:  # else a signal has come, and its handler is to run
+            if not self._is_known(frame):
+                raise _CalledError
+            self._known = frame
+        elif event.startswith("c_"):
+            self._is_running = event == "c_call" and called == self._run
+            self.runs += self._is_running
+
+
 def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> bool:
     """Return whether a hook was registered on one of these nodes, or on an output of its op.
 
@@ -68,28 +97,14 @@ def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: Is
     """Send each gradient to its edge; return whether anything was called there, or something else came back."""
     engine = torch.autograd.Variable._execution_engine
     run = getattr(engine, "engine", engine).run_backward  # nobody who watches backward passes is to see this one
-    is_running, runs = False, 0
-    known: FrameType | None = None
-
-    def stop(frame: FrameType, event: str, called: Any) -> None:
-        nonlocal is_running, runs, known
-        if known is not None:
-            known = None if event == "return" and frame is known else known
-        elif event == "call" and is_running:  # else a signal has come, and its handler is to run
-            if not is_known(frame):
-                raise _CalledError
-            known = frame
-        elif event.startswith("c_"):
-            is_running = event == "c_call" and called == run
-            runs += is_running
-
+    watch = _Watch(run, is_known)
     collects = gc.isenabled()
     gc.disable()  # finalizers are to run
     try:
         for _, witness in witnesses:
             witness.is_sent = True
         with torch.autograd.set_multithreading_enabled(False):  # hooks are called in this thread, on every device
-            sys.setprofile(stop)
+            sys.setprofile(watch)
             for edge, witness in witnesses:
                 holders = sys.getrefcount(witness)
                 try:
@@ -103,7 +118,7 @@ def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: Is
                 del sent
                 if sys.getrefcount(witness) != holders:
                     return True
-        return runs != len(witnesses)  # a Python that does not tell of every run would not tell of hooks either
+        return watch.runs != len(witnesses)  # a Python that does not tell of every run would not tell of hooks either
     except Exception:  # ours, the witness's, or of a hook that is written in C
         return True
     finally:

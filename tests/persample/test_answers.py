@@ -263,3 +263,17 @@ def test_weights_that_are_no_numbers_and_a_threshold_that_limits_nothing():
     model.zero_grad()
     ps.clip_(float("inf"))
     torch.testing.assert_close(model.weight.grad, expected.mean(0))
+
+
+@pytest.mark.parametrize("per_parameter", [False, True])
+def test_norms_that_are_handed_out_may_be_changed(per_parameter):
+    """A bound for private training rests on those that were not."""
+    model = torch.nn.Linear(3, 2).double()
+    ps = bridle.per_sample(model(5 * torch.randn(4, 3, dtype=torch.float64)).sum(1), model, retain_graph=True)
+    expected = {name: g.flatten(1).norm(dim=1) for name, g in ps.grads().items()}
+    ps.norms().zero_()
+    for length in ps.norms(per_parameter=True).values():
+        length.zero_()
+    ps.clip_(1.0, per_parameter=per_parameter).zero_()
+    torch.testing.assert_close(ps.norms(per_parameter=True), expected)
+    torch.testing.assert_close(ps.norms(), torch.stack(list(expected.values())).norm(dim=0))

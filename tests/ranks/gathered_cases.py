@@ -90,7 +90,7 @@ class Stage(nn.Module):
 def pipeline():
     """On the last stage the loss function of a schedule is given a graph that begins with what another stage sent."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    module = Stage(rank == size - 1)
+    module = Stage(rank == size - 1).float()  # an older torch receives nothing else
     texts = []
 
     def loss(output, target):
@@ -99,8 +99,8 @@ def pipeline():
         return losses.sum()
 
     stage = PipelineStage(module, rank, size, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=loss)
-    x, y = torch.ones(4, 6, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64)
+    schedule = ScheduleGPipe(stage, n_microbatches=size, loss_fn=loss)
+    x, y = torch.ones(2 * size, 6), torch.ones(2 * size, 3)
     if rank == 0:
         schedule.step(x)
     else:

@@ -61,7 +61,8 @@ def torchrun(folder, *arguments):
 def test_ranks_that_train_together(tmp_path):
     done = torchrun(tmp_path, "train.py", "together", "0")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "trained\n"
+    said = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # as an older torch says
+    assert said == ["trained"]
     assert done.stderr.count("No findings") == 1  # one rank reports
     assert "SGD, 40 steps recorded on each of 2 ranks" in done.stderr
     assert {file.name for file in tmp_path.iterdir()} == {

@@ -106,7 +106,7 @@ class _Tracer:
         self._sizes: list[tuple[Tensor, Tensor]] = []
         self._asked_about: dict[tuple[int, object], Tensor] = {}
         self.written: list[tuple[Tensor, Tensor]] = []
-        self._made: dict[tuple[Any, ...], tuple[Tensor, PerSample]] = {}
+        self._made: dict[tuple[Any, ...], tuple[Tensor, int, PerSample]] = {}
 
     def assume(self, condition: Tensor) -> None:
         self._conditions.append(condition)
@@ -156,11 +156,17 @@ class _Tracer:
         parameters: list[Tensor],
         others: list[Tensor],
     ) -> list[Tensor]:
-        # Asked twice about the same losses it is one and the same object; it is kept, so that its id is.
+        # Made once for the same losses; they are kept, so that their id is.
         key = (id(losses), names, options, tuple(map(id, parameters)))
         if key not in self._made:
-            self._made[key] = losses, self._per_sample(losses, dict(zip(names, parameters, strict=True)), options)
-        ps, given = self._made[key][1], dict(settings)
+            made = self._per_sample(losses, dict(zip(names, parameters, strict=True)), options)
+            self._made[key] = losses, losses._version, made
+        _, version, ps = self._made[key]
+        if losses._version != version:
+            raise NotCapturedError("the losses are changed in place after per_sample was called")
+        given = dict(settings)
+        if question == "begin":
+            return [losses.new_zeros(())]
         if question == "each":
             return list(ps.norms(per_parameter=True).values())
         if question == "grads":
@@ -223,7 +229,7 @@ class _Held(nn.Module):
 
 def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
     """Return the inputs that a step changes in place, found by running it without values."""
-    with torch_fx.fake_mode() as mode:
+    with torch_fx.fake_mode() as mode, torch_fx.Writes() as writes:
         fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
         before = [(x._version, *_form(x)) for x in fakes]
         step(*fakes)
@@ -233,6 +239,11 @@ def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
             raise NotCapturedError("it changes the shape, the memory or requires_grad of an input")
         if x._version != version:
             changed.append(i)
+        elif storage_of(x) in writes.storages:
+            raise NotCapturedError(
+                "it writes to a tensor in a way that torch does not count: through `.data`, `torch._foreach_*`, or as "
+                "running statistics"
+            )
     memory = [storage_of(x) for x in inputs]
     for i in changed:
         if inputs[i].requires_grad:

@@ -37,7 +37,7 @@ def ask(
     """Ask about per-sample gradients.
 
     Args:
-        question: the method of `PerSample`.
+        question: the method of `PerSample`; "begin" where it is made.
         settings: its arguments that are no tensors.
         names: the names of the parameters.
         options: what `per_sample` was told.
@@ -69,7 +69,7 @@ def _shapes(question: str, losses: Tensor, parameters: list[Tensor]) -> list[Ten
         return [losses.new_empty(samples, samples, dtype=dtype)]
     if question == "stats":
         return [losses.new_empty((), dtype=torch.float64) for _ in range(7)]
-    if question == "weighted_":
+    if question in ("begin", "weighted_"):
         return [losses.new_empty(())]
     return [losses.new_empty(samples, dtype=dtype)]
 
@@ -91,6 +91,7 @@ class StandIn:
             dynamo.stop("there is no parameter that needs a gradient")
         self._losses, self._options = losses, options
         self._names, self._parameters = tuple(named.keys()), list(named.values())
+        self._ask("begin")  # the answers are about the losses as they are now
 
     def __len__(self) -> int:
         return self._losses.shape[0]

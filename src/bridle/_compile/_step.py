@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from .._torch import dynamo, dynamo_gaps, trees
 from .._torch import fx as torch_fx
+from .._torch.modes import has_function_modes
 from .._torch.saved import has_pack_hooks
 from ..errors import ArgumentError, ArgumentTypeError
 from ..persample import Stats, tracing
@@ -149,6 +150,8 @@ class CompiledStep(Generic[P, R]):
             return "the globals of the step or of a module are not those of the module of that name"
         if has_pack_hooks():
             return "hooks are to pack what it saves"
+        if has_function_modes():
+            return "a `TorchFunctionMode` is active"
         return ""
 
     def _eager(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -181,7 +184,7 @@ class CompiledStep(Generic[P, R]):
 
     def _make_entry(self, graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         """Make what Dynamo is to call in place of a step that it has read."""
-        asked = {node.args[0] for node in graph.graph.nodes if node.target is ask}
+        asked = {node.args[0] for node in graph.graph.nodes if node.target is ask} - {"begin"}
         entry = Entry(graph, self._model, self._name, self._backend, _why_not(graph, asked))
         self._has_stats |= "stats" in asked
         self._draws |= "RandomValueSource" in dynamo.sources(graph)

@@ -13,14 +13,14 @@ from torch import Tensor
 
 def is_dtensor(value: Any) -> bool:
     """Return whether a value is a DTensor."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    kind = dtensor_class()
+    return kind is not None and isinstance(value, kind)
 
 
 def any_dtensor(values: Iterable[Any]) -> bool:
     """Return whether a DTensor is among the values."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(value, module.DTensor) for value in values)
+    kind = dtensor_class()
+    return kind is not None and any(isinstance(value, kind) for value in values)
 
 
 def wait_tensor(tensor: Any) -> Tensor:
@@ -115,8 +115,8 @@ def _made_by(node: Any) -> str:
 
 def dtensor_class() -> type[Any] | None:
     """Return the class of DTensors, or None where none can exist."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return None if module is None else module.DTensor
+    # Another thread may be importing the module, which is there before its class is.
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
 def specs_of(tensors: Sequence[Any]) -> list[Any]:

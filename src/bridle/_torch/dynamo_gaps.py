@@ -1,5 +1,6 @@
 """What Dynamo reads and does not guard: methods of classes, the environment, generators of a script's own."""
 
+import operator
 import os
 import random
 from collections.abc import Collection, Iterable
@@ -7,7 +8,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, fx, nn
 
 _TORCH = os.path.dirname(torch.__file__)
 # Names of what it takes for a constant, or compares in part.
@@ -56,7 +57,8 @@ def methods_read() -> list[Method]:
     sources = {guard.originating_source for guard in output.guards if guard.name}
     values = [output.resolve_source_value(source) for source in sources]
     owners = {value if isinstance(value, type) else type(value) for value in values}
-    return [method for owner in owners for method in _methods_of(owner, codes)]
+    of_tensors = [Method(Tensor, name, *_look_up(Tensor, name)) for name in _tensor_methods(output.graph)]
+    return [*of_tensors, *(method for owner in owners for method in _methods_of(owner, codes))]
 
 
 def are_replaced(methods: Iterable[Method]) -> bool:
@@ -68,6 +70,13 @@ def _output() -> Any:
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     return InstructionTranslator.current_tx().output
+
+
+def _tensor_methods(graph: fx.Graph) -> set[str]:
+    """Return the names of the methods of tensors that a graph calls, operators among them."""
+    called = {str(node.target) for node in graph.nodes if node.op == "call_method"}
+    names = {getattr(node.target, "__name__", "") for node in graph.nodes if node.op == "call_function"}
+    return called | {f"__{name}__" for name in names if hasattr(operator, name)}
 
 
 def _methods_of(owner: type, codes: Collection[CodeType]) -> Iterable[Method]:

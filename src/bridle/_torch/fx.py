@@ -9,7 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from .storage import storage_of
 
 # The argument of ops of bridle that is what a recurrent layer keeps for its own gradient. They can do without.
 _WORKSPACE = "block"
@@ -29,6 +32,31 @@ def fake_mode() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While open, notes the memory that ops write to.
+
+    Attributes:
+        storages: the memory, as `storage_of` numbers it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.storages: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        arguments = func._schema.arguments
+        given = {**dict(zip((one.name for one in arguments), args, strict=False)), **kwargs}
+        # Batch normalisation updates statistics that its schema does not say are written.
+        trains = given.get("training", given.get("train", True))
+        for one in arguments:
+            is_written = one.alias_info is not None and one.alias_info.is_write
+            if is_written or (trains and one.name in ("running_mean", "running_var")):
+                found = tree_leaves(given.get(one.name))
+                self.storages.update(storage_of(x) for x in found if isinstance(x, Tensor))
+        return func(*args, **kwargs)
 
 
 def trace(function: Callable[..., Any], fakes: Sequence[Tensor]) -> fx.GraphModule:

@@ -145,7 +145,7 @@ def _clip(
 def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor]:
     """Return what to do with the gradients of a policy, and whether to set them to zero instead."""
     decision = rule.decide(part)
-    if not isinstance(decision, Scale | Clamp | Skip):
+    if not isinstance(decision, (Scale, Clamp, Skip)):
         raise ArgumentTypeError(
             f"a policy decides for Scale, Clamp or Skip of bridle.policies; {type(rule).__name__} returned "
             f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."

@@ -45,12 +45,13 @@ class ReadAnswers(BatchGradients):
         if per_parameter:
             lengths = {name: self._unscaled(length) for name, length in self._norms().each.items()}
             lengths = self._of_all_ranks(lengths) if gathered else lengths
-            return {name: length.to(real_dtype(self._parameters[name].dtype)) for name, length in lengths.items()}
+            dtypes = {name: real_dtype(self._parameters[name].dtype) for name in lengths}
+            return {name: length.to(dtypes[name], copy=True) for name, length in lengths.items()}
         length = self._lengths()
         if gathered:
             self._handshake("norms")
             length = self._ranks.gather(length, self._ranks.order(self._samples))
-        return length.to(self._dtype)
+        return length.to(self._dtype, copy=True)  # the caller may change it, and the next answer needs it
 
     def grads(self) -> dict[str, Tensor]:
         """Return every sample's gradient, written down: name -> (samples, *shape)."""

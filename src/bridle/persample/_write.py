@@ -109,7 +109,7 @@ class WriteAnswers(BatchGradients):
             weigh = weigher(self._forms, weights, good)
             deviation = settings.deviation(len(self._parameters), self._scale / divisor)
             self._write(agreed, weigh, deviation, generator)
-        return total.to(self._dtype)
+        return total.to(self._dtype, copy=True)
 
     def _owe_agreement_on_weights(self) -> None:
         """Note that ranks with the same samples wait for what the function of this one returns."""

@@ -1,0 +1,130 @@
+"""What a step writes besides gradients, and what is changed between `per_sample` and its answers."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import bridle
+
+pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
+
+
+class Counting(nn.Module):
+    """A layer beside a buffer, a statistic and a plain tensor, which `write` changes."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.layer, self.stats = nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)
+        self.register_buffer("seen", torch.zeros(4))
+        self.plain, self.write = torch.zeros(4), write
+
+    def forward(self, x):
+        h = self.layer(x)
+        self.write(self, h.detach())
+        return (h + self.seen + self.plain).sin().sum(1)
+
+
+WRITES = {
+    "data of a buffer": lambda m, h: m.seen.data.mul_(0.9).add_(h.mean(0), alpha=0.1),
+    "data of a tensor": lambda m, _: m.plain.data.add_(1),
+    "one element": lambda m, _: m.plain.data[0].add_(1),
+    "data of a view": lambda m, _: m.seen[:1].data.add_(1),
+    "data of a parameter": lambda m, _: m.layer.bias.data.add_(1),
+    "foreach": lambda m, _: torch._foreach_add_([m.seen], 1.0),
+    "statistics that are not used": lambda m, h: m.stats(h),
+    "statistics of a function": lambda m, h: F.batch_norm(h, m.plain, m.seen, training=True),
+    "in place": lambda m, _: m.seen.add_(1),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_what_is_written_is_written_once(write):
+    eager = Counting(WRITES[write])
+    other = copy.deepcopy(eager)
+    compiled = bridle.compile(lambda x: bridle.per_sample(other(x), other).clip_(1.0), other, backend="captured")
+    for _ in range(4):
+        x = torch.randn(5, 3)
+        torch.testing.assert_close(compiled(x), bridle.per_sample(eager(x), eager).clip_(1.0))
+        for name in eager.state_dict():
+            torch.testing.assert_close(other.state_dict()[name], eager.state_dict()[name], msg=name)
+        torch.testing.assert_close(other.plain, eager.plain)
+    how = ": captured" if write == "in place" else "in a way that torch does not count"
+    assert how in compiled.explain()
+
+
+def test_a_frozen_body_with_batch_normalisation_in_training():
+    body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).requires_grad_(False)
+    eager = nn.Sequential(body, nn.Linear(4, 2))
+    other = copy.deepcopy(eager)
+    compiled = bridle.compile(lambda x: bridle.per_sample(other(x).sum(1), other).norms(), other, backend="captured")
+    for _ in range(4):
+        x = torch.randn(8, 3)
+        torch.testing.assert_close(compiled(x), bridle.per_sample(eager(x).sum(1), eager).norms())
+        torch.testing.assert_close(other.state_dict(), eager.state_dict())
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_losses_that_are_changed_in_place_after_the_call(asked_before):
+    model = nn.Linear(3, 2)
+
+    def step(x, w):
+        losses = model(x).sin().sum(1)
+        ps = bridle.per_sample(losses, model, retain_graph=True)
+        before = ps.norms() if asked_before else w
+        losses *= w
+        return before, (bridle.per_sample(losses, model) if asked_before else ps).norms()
+
+    compiled, w = bridle.compile(step, model, backend="captured"), torch.tensor([1.0, 10.0, 100.0])
+    for _ in range(3):
+        x = torch.randn(3, 3)
+        torch.testing.assert_close(compiled(x, w), step(x, w))
+    assert "the losses are changed in place after per_sample was called" in compiled.explain()
+
+
+def test_losses_that_are_changed_in_place_before_the_call_are_captured():
+    model = nn.Linear(3, 2)
+
+    def step(x):
+        losses = model(x).sin().sum(1)
+        losses *= 3
+        return bridle.per_sample(losses, model).norms()
+
+    compiled = bridle.compile(step, model, backend="captured")
+    for _ in range(3):
+        x = torch.randn(3, 3)
+        torch.testing.assert_close(compiled(x), step(x))
+    assert ": captured" in compiled.explain()
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        return found * 2 if func is torch.Tensor.sin else found
+
+
+def test_a_function_mode_around_a_step():
+    model = nn.Linear(3, 2)
+    step = lambda x: bridle.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
+    compiled = bridle.compile(step, model, backend="captured")
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        with Doubled():
+            torch.testing.assert_close(compiled(x), step(x))
+            assert "eager: a `TorchFunctionMode` is active" in compiled.explain()
+        torch.testing.assert_close(compiled(x), step(x))
+    assert ": captured" in compiled.explain()
+
+
+def test_methods_of_tensors_that_are_replaced(monkeypatch):
+    model, old = nn.Linear(3, 2), torch.Tensor.sin
+    step = lambda x: bridle.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
+    compiled = bridle.compile(step, model, backend="captured")
+    for _ in range(3):
+        compiled(torch.randn(4, 3))
+    monkeypatch.setattr(torch.Tensor, "sin", lambda self: old(self) * 2)
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(compiled(x), step(x))

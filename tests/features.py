@@ -33,6 +33,13 @@ def views_of_empty_dtensors():
         return False
 
 
+def masks_in_every_dtype():
+    """An older torch uses the mask that it made for an embedding of another dtype."""
+    from torch.distributed.tensor import placement_types
+
+    return hasattr(placement_types, "_MaskPartial")
+
+
 FEATURES = {
     "DLPack exchange table": lambda: exchange_table() is not None,
     "GraphExecGroup": lambda: hasattr(torch.utils.checkpoint, "GraphExecGroup"),
@@ -44,6 +51,7 @@ FEATURES = {
     "dicts for torch.autograd.grad": lambda: "dict[" in str(torch.autograd.grad.__annotations__["inputs"]),
     "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
     "fused Adagrad on the CPU": lambda: takes_grad_scale(torch.optim.Adagrad([torch.zeros(1)], fused=True)),
+    "masks of embeddings in every dtype": masks_in_every_dtype,
     "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),
     "views of empty DTensors": views_of_empty_dtensors,
 }

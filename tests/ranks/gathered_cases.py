@@ -90,8 +90,7 @@ class Stage(nn.Module):
 def pipeline():
     """On the last stage the loss function of a schedule is given a graph that begins with what another stage sent."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    module = Stage(rank == size - 1).float()  # an older torch receives nothing else
-    texts = []
+    module, texts = Stage(rank == size - 1), []
 
     def loss(output, target):
         losses = (output - target).square().sum(1)
@@ -100,11 +99,15 @@ def pipeline():
 
     stage = PipelineStage(module, rank, size, torch.device("cpu"))
     schedule = ScheduleGPipe(stage, n_microbatches=size, loss_fn=loss)
-    x, y = torch.ones(2 * size, 6), torch.ones(2 * size, 3)
-    if rank == 0:
-        schedule.step(x)
-    else:
-        schedule.step(target=y) if rank == size - 1 else schedule.step()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # an older torch sends an int64 first, and receives the default
+    try:
+        if rank == 0:
+            schedule.step(torch.ones(2 * size, 6))
+        else:
+            schedule.step(target=torch.ones(2 * size, 3)) if rank == size - 1 else schedule.step()
+    finally:
+        torch.set_default_dtype(default)
     assert (len(texts) >= 2) == (rank == size - 1)  # torch runs it once more, to see what comes out
     assert all("Spread the model with fully_shard or parallelize_module instead" in text for text in texts)
 

@@ -4,6 +4,7 @@ import math
 
 import monitor_workers
 import pytest
+import torch
 
 import bridle
 from bridle.watch import read_run
@@ -27,6 +28,9 @@ def test_merged_numbers_are_those_of_one_process(request, tmp_path, kind, limit,
     run = read_run(answers[-1][0])
     assert len(run.ranks) == rank_processes.size
     assert (run.names, run.sizes) == (alone.names, alone.sizes)
+    if limit is not None and all(math.isnan(factor) for factor in run.clip):
+        assert tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+        pytest.skip("this torch leaves its norm of shards to be reduced later, so what it has clipped is not known")
     for name, digits in {"loss": 1e-5, "norm": 1e-5, "peak": 1e-5, "update": 1e-5, "clip": 1e-5, "max_norm": 0}.items():
         found, true = getattr(run, name), getattr(alone, name)
         assert found == pytest.approx(true, rel=digits, nan_ok=True), name

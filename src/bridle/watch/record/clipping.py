@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..._events import ClipEvent
+from ..._torch.dtensor import is_dtensor
 from ...errors import UnsupportedGradientError
 from .measure import Measurement, measure_gradients
-from .shards import is_dtensor, is_flattened, local_shard
+from .shards import is_flattened, local_shard
 from .writer import rounded
 
 

@@ -1,15 +1,10 @@
 """Read this rank's shard of a weight or gradient, without communication."""
 
-import sys
 from typing import Any
 
 from torch import Tensor
 
-
-def is_dtensor(t: Any) -> bool:
-    """Return whether it is a DTensor. Does not import DTensor: where nobody has, there is none."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(t, module.DTensor)
+from ..._torch.dtensor import is_dtensor
 
 
 def local_shard(t: Any) -> Tensor:

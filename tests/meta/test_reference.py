@@ -34,8 +34,13 @@ def found(name):
     return inspect.unwrap(getattr(importlib.import_module(module), last))
 
 
+def is_alias(thing):
+    return isinstance(thing, types.GenericAlias)  # Python 3.10 calls it a class as well
+
+
 NAMES = public_names()
-DOCUMENTED = [name for name in NAMES if inspect.isclass(found(name)) or inspect.isfunction(found(name))]
+OBJECTS = {name: found(name) for name in NAMES if not is_alias(found(name))}
+DOCUMENTED = [name for name, thing in OBJECTS.items() if inspect.isclass(thing) or inspect.isfunction(thing)]
 FUNCTIONS = [name for name in DOCUMENTED if inspect.isfunction(found(name))]
 
 

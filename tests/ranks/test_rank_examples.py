@@ -17,6 +17,7 @@ def run_blocks(blocks):
     assert names["report"].norm == 13.0
 
 
+@pytest.mark.needs("fully_shard on the CPU")
 def test_every_block_of_the_page(two):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "scale.md").read_text(), re.DOTALL)
     assert len(blocks) >= 2

@@ -11,9 +11,9 @@ from pathlib import Path
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Model families
 
-`tools/model_sweep` builds every model type that the installed `transformers` knows from its own configuration with
-sizes cut down, splits two batches of three samples, and compares each parameter's gradient of each sample with one
-backward pass per sample. Evaluation mode, untrained weights, float64 (float32 where kernels have no float64).
+`tools/model_sweep` builds every model type of the installed `transformers` from its own configuration with reduced
+sizes, runs two batches of three samples, and compares the per-sample gradient of each parameter with one
+backward pass per sample. Models are untrained, in evaluation mode, in float64 (float32 where kernels have no float64).
 
 """
 
@@ -29,9 +29,9 @@ def main() -> None:
     text += f"| right (largest relative error {max(errors):.1g}) | {by['right']} |\n"
     for outcome in ("refused", "too slow", "crashed", "wrong"):
         text += f"| {outcome} | {by[outcome]} |\n"
-    text += f"\n{by['not built']} more could not be built or run in this form by transformers itself.\n"
-    text += "\nRefused are contrastive models: a score of a pair belongs to two samples. Too slow is more than 90 s on "
-    text += "a machine that did other work as well.\n"
+    text += f"\n{by['not built']} more could not be built or run in this form, for reasons in transformers itself.\n"
+    text += "\nContrastive models are refused, because the score of a pair belongs to two samples. "
+    text += '"Too slow" means more than 90 s on a machine with other load.\n'
     rest = [line for line in lines if line["outcome"] in ("refused", "too slow", "crashed", "wrong")]
     if rest:
         text += "\n## Not right\n\n| class | outcome | why |\n|---|---|---|\n"

@@ -1,4 +1,4 @@
-"""See, split and hold every gradient in a PyTorch program."""
+"""Gradients in PyTorch: clip them, split them by sample, understand them."""
 
 from . import autograd, distributed, errors, functional, graph, policies
 from ._compile import compile  # noqa: A004

@@ -1,4 +1,4 @@
-"""Placement of plain tensors over ranks: `Sharded`, `Replicated`, `Disjoint`. DTensors know theirs.
+"""Placement of plain tensors over ranks: `Sharded`, `Replicated`, `Disjoint`. DTensors carry their own placement.
 
 ```
 bridle.clip_(model, policy, placement={"embed.*": Replicated(stages), "*": Disjoint(stages)})
@@ -20,7 +20,7 @@ __all__ = ["Disjoint", "Placement", "PlacementSpec", "Replicated", "Sharded"]
 
 @dataclass(frozen=True)
 class Disjoint:
-    """The ranks of the group hold different parameters, under one norm: pipeline stages, experts in plain tensors.
+    """Each rank of the group holds different parameters, under one norm: pipeline stages, experts in plain tensors.
 
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
@@ -45,7 +45,7 @@ class Disjoint:
 class Sharded:
     """Every rank of the group holds a shard of each of these parameters, as a plain tensor.
 
-    All ranks list the same parameters in the same order; a rank may lack the gradient of some.
+    All ranks list the same parameters in the same order; a rank may have no gradient for some of them.
 
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
@@ -69,10 +69,10 @@ class Sharded:
 
 @dataclass(frozen=True)
 class Replicated:
-    """The ranks of the group that hold these parameters hold the same ones, and they count once.
+    """The ranks of the group that hold these parameters hold identical copies, which count once.
 
-    Copies that every rank holds need no placement: a plain tensor is taken to be one. This is for those that only some
-    ranks of a `Disjoint` group hold, such as an embedding shared by the first and the last pipeline stage.
+    Copies that every rank holds need no placement: a plain tensor is assumed to be one. Use this for copies that only
+    some ranks of a `Disjoint` group hold, such as an embedding shared by the first and the last pipeline stage.
 
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
@@ -97,14 +97,14 @@ class Replicated:
 
 
 Placement: TypeAlias = Disjoint | Sharded | Replicated
-"""Where a plain tensor is.
+"""How a plain tensor is distributed over ranks.
 
 See Also:
     [`bridle.distributed.PlacementSpec`][], [`bridle.clip_`][]
 """
 
 PlacementSpec: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement | Sequence[Placement] | None]
-"""One placement or several for all parameters, or a mapping from name patterns to them; None says nothing.
+"""One placement or several for all parameters, or a mapping from name patterns to them; None means no placement.
 
 See Also:
     [`bridle.distributed.Placement`][], [`bridle.clip_`][]

@@ -1,38 +1,38 @@
 """Every error bridle raises.
 
-Each is also the builtin that people already catch, so `except RuntimeError` around a torch call keeps working
+Each is also a subclass of a built-in exception, so `except RuntimeError` around a torch call keeps working
 when the import line changes.
 
 ```
 BridleError
-├── ArgumentError (ValueError)                 an argument that cannot mean anything
-│   ├── ArgumentTypeError (TypeError)          an argument of a type that cannot mean anything
+├── ArgumentError (ValueError)                 an argument with an invalid value
+│   ├── ArgumentTypeError (TypeError)          an argument of the wrong type
 │   └── CallArgumentError (RuntimeError)       the same, where torch's own function raises RuntimeError
 ├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
 │   └── NotAParameterError (AttributeError)    the same, where torch's own function raises AttributeError
-├── UnsupportedGradientError (NotImplementedError)   a kind of gradient we do not handle, by name
-├── UnsupportedOperationError (NotImplementedError)  an op that we cannot handle exactly, and refuse to guess
+├── UnsupportedGradientError (NotImplementedError)   a kind of gradient that is not supported, by name
+├── UnsupportedOperationError (NotImplementedError)  an op that cannot be handled exactly
 │   └── BatchCouplingError                     one sample's loss depends on another sample
-├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with the names of its holders
+├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with parameter names
 ├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
-│   ├── UnusedInputError                       inputs without a gradient, each by name and with its reason
-│   ├── GraphFreedError                        a graph that was already freed, and where this one enters it
-│   ├── InplaceModifiedError                   saved values that were changed in place: all of them
+│   ├── UnusedInputError                       inputs without a gradient, by name and with the reason
+│   ├── GraphFreedError                        a graph that was already freed, and where it is entered
+│   ├── InplaceModifiedError                   saved values that were changed in place
 │   ├── NoGraphError                           an output that has no recorded graph, and why
 │   ├── NonScalarOutputError                   an output that is not a real scalar, without a gradient
-│   ├── GradientMismatchError                  a gradient whose number, shape, dtype or device does not fit
+│   ├── GradientMismatchError                  gradients whose number, shape, dtype or device do not match
 │   └── ReplayError                            a graph that `autograd.replay` cannot run correctly
 ├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
-├── RankError (RuntimeError)                   ranks that do not agree, or one that is gone or late
-├── UnsupportedDeviceError (RuntimeError)      a path was forced that this device does not have
+├── RankError (RuntimeError)                   ranks that do not agree, or one that exited or timed out
+├── UnsupportedDeviceError (RuntimeError)      a code path that this device does not support
 ├── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
-├── RecordError (ValueError)                   a file that is no record of a run, or a damaged one
-│   └── RecordWriteError (OSError)             a record that cannot be written where it was asked for
-└── MissingDependencyError (ImportError)       a package that an extra brings is not installed
-BridleWarning (UserWarning)                    something was done as asked, and is probably not what was meant
+├── RecordError (ValueError)                   a file that is not a record of a run, or is damaged
+│   └── RecordWriteError (OSError)             a record that cannot be written
+└── MissingDependencyError (ImportError)       an optional package is not installed
+BridleWarning (UserWarning)                    the call was executed, but is probably a mistake
 ```
 
-A message says where, what was found, and what to do about it.
+Each message says where the problem is, what was found, and what to do.
 """
 
 __all__ = [
@@ -66,7 +66,7 @@ __all__ = [
 
 
 class BridleError(Exception):
-    """The root: `except bridle.errors.BridleError` catches everything bridle raises on purpose.
+    """The base class: `except bridle.errors.BridleError` catches everything that bridle raises on purpose.
 
     See Also:
         [`bridle.errors.BridleWarning`][]
@@ -74,7 +74,7 @@ class BridleError(Exception):
 
 
 class ArgumentError(BridleError, ValueError):
-    """An argument that cannot mean anything, such as a negative threshold.
+    """An argument with an invalid value, such as a negative threshold.
 
     See Also:
         [`bridle.errors.ArgumentTypeError`][], [`bridle.errors.CallArgumentError`][]
@@ -82,7 +82,7 @@ class ArgumentError(BridleError, ValueError):
 
 
 class CallArgumentError(ArgumentError, RuntimeError):
-    """An argument that cannot mean anything, in a function whose torch original raises RuntimeError.
+    """An invalid argument, in a drop-in for a torch function that raises RuntimeError.
 
     See Also:
         [`bridle.errors.ArgumentError`][], [`bridle.call_for_per_sample_grads`][]
@@ -90,7 +90,7 @@ class CallArgumentError(ArgumentError, RuntimeError):
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument of a type that cannot mean anything, such as None for a threshold.
+    """An argument of the wrong type, such as None for a threshold.
 
     See Also:
         [`bridle.errors.ArgumentError`][]
@@ -106,7 +106,7 @@ class GradientTypeError(BridleError, TypeError):
 
 
 class NotAParameterError(GradientTypeError, AttributeError):
-    """Something among parameters that is none, such as None; torch's functions raise AttributeError there.
+    """Something that is not a parameter, such as None, where torch's functions raise AttributeError.
 
     See Also:
         [`bridle.clip_grad_norm_`][], [`bridle.errors.GradientTypeError`][]
@@ -114,7 +114,7 @@ class NotAParameterError(GradientTypeError, AttributeError):
 
 
 class UnsupportedGradientError(BridleError, NotImplementedError):
-    """A kind of gradient (integer, nested) that is not handled; the message says which.
+    """A kind of gradient (integer, nested) that is not supported; the message says which.
 
     See Also:
         [`bridle.clip_`][]
@@ -122,14 +122,14 @@ class UnsupportedGradientError(BridleError, NotImplementedError):
 
 
 class NonFiniteGradientError(BridleError, RuntimeError):
-    """A gradient holds NaN or infinite values.
+    """A gradient has NaN or infinite values.
 
     Attributes:
-        offenders: name of each parameter whose gradient is non-finite, with how many values are.
-        node: the op where it began, by torch's name; None if that was not looked for or not found.
+        offenders: name of each parameter whose gradient is not finite, with the number of such values.
+        node: the op where it began, by torch's name; None if the origin was not searched for or not found.
         module: path of the module that op belongs to.
-        operand: torch's name for the saved value that did it.
-        rows: where in the first dimension of that value, which for most data is the number of the sample.
+        operand: torch's name for the saved value that caused it.
+        rows: indices into the first dimension of that value, which is usually the sample.
 
     See Also:
         [`bridle.clip_`][], [`bridle.detect_nonfinite`][]
@@ -154,7 +154,7 @@ class NonFiniteGradientError(BridleError, RuntimeError):
 
 
 class BackwardError(BridleError, RuntimeError):
-    """A backward pass that could not run: torch's first line, then the cause and what to do.
+    """A backward pass that could not run. The message is torch's first line, then the cause and what to do.
 
     See Also:
         [`bridle.backward`][], [`bridle.grad`][]
@@ -165,7 +165,7 @@ class UnusedInputError(BackwardError):
     """Inputs that get no gradient.
 
     Attributes:
-        names: the name of each, or its number where it has no name.
+        names: the name of each, or its index if it has no name.
 
     See Also:
         [`bridle.grad`][], [`bridle.autograd.find_unused_parameters`][]
@@ -195,7 +195,7 @@ class InplaceModifiedError(BackwardError):
     """Values saved for the backward pass were changed in place.
 
     Attributes:
-        stale: each of them, with its op, module, versions and likely writer.
+        stale: a description of each, with its op, module, versions and what probably wrote it.
 
     See Also:
         [`bridle.backward`][], [`bridle.graph.saved`][]
@@ -210,7 +210,7 @@ class NoGraphError(BackwardError):
     """An output that has no recorded graph.
 
     Attributes:
-        causes: what was found that explains it.
+        causes: the possible causes that were found.
 
     See Also:
         [`bridle.backward`][], [`bridle.per_sample`][]
@@ -230,7 +230,7 @@ class NonScalarOutputError(BackwardError):
 
 
 class GradientMismatchError(BackwardError):
-    """A gradient that does not fit its output in number, shape, dtype or device.
+    """Gradients that do not match the outputs in number, shape, dtype or device.
 
     See Also:
         [`bridle.backward`][], [`bridle.grad`][]
@@ -238,7 +238,7 @@ class GradientMismatchError(BackwardError):
 
 
 class ReplayError(BackwardError):
-    """`autograd.replay` cannot run this graph correctly; the message says what is in the way.
+    """`autograd.replay` cannot run this graph correctly; the message says why.
 
     See Also:
         [`bridle.autograd.replay`][]
@@ -246,7 +246,7 @@ class ReplayError(BackwardError):
 
 
 class RecordError(BridleError, ValueError):
-    """A file that is not the record of a run, is of another version, or is damaged.
+    """A file that is not the record of a run, has another version, or is damaged.
 
     See Also:
         [`bridle.watch.read_run`][]
@@ -254,7 +254,7 @@ class RecordError(BridleError, ValueError):
 
 
 class RecordWriteError(RecordError, OSError):
-    """A record that cannot be written where it was asked for. Raised before the run begins, never during it.
+    """A record that cannot be written to the requested file. Raised before the run begins, never during it.
 
     See Also:
         [`bridle.Monitor`][]
@@ -262,7 +262,7 @@ class RecordWriteError(RecordError, OSError):
 
 
 class MissingDependencyError(BridleError, ImportError):
-    """A package that comes with an extra is not installed; the message has the line that installs it.
+    """An optional package is not installed; the message has the install command.
 
     See Also:
         [`bridle.Monitor`][]
@@ -270,7 +270,7 @@ class MissingDependencyError(BridleError, ImportError):
 
 
 class UnsupportedDeviceError(BridleError, RuntimeError):
-    """A code path was asked for by name that the tensors' device does not have.
+    """An explicitly requested code path is not available on the tensors' device.
 
     See Also:
         [`bridle.clip_grad_norm_`][]
@@ -278,7 +278,7 @@ class UnsupportedDeviceError(BridleError, RuntimeError):
 
 
 class RankError(BridleError, RuntimeError):
-    """The ranks of a process group do not hold the same parameters, or one of them is gone or late.
+    """The ranks of a process group disagree about a call or its parameters, or one of them exited or timed out.
 
     See Also:
         [`bridle.clip_`][], [`bridle.distributed.Placement`][]
@@ -290,7 +290,7 @@ class UnsupportedOperationError(BridleError, NotImplementedError):
 
     Attributes:
         op: torch's name for the op.
-        where: the parameter or module it stands at.
+        where: the parameter or module where it occurs.
 
     See Also:
         [`bridle.per_sample`][], [`bridle.register_rule`][]
@@ -303,7 +303,7 @@ class UnsupportedOperationError(BridleError, NotImplementedError):
 
 
 class BatchCouplingError(UnsupportedOperationError):
-    """The loss of one sample depends on the data of another, as with batch normalisation in training.
+    """The loss of one sample depends on the data of another, as with batch normalisation in training mode.
 
     See Also:
         [`bridle.per_sample`][]
@@ -311,10 +311,10 @@ class BatchCouplingError(UnsupportedOperationError):
 
 
 class AuditError(BridleError, RuntimeError):
-    """Per-sample gradients do not add up to what autograd computes itself.
+    """Per-sample gradients do not add up to the gradient that autograd computes.
 
     Attributes:
-        parameter: name of the parameter for which they do not.
+        parameter: the name of that parameter.
 
     See Also:
         [`bridle.persample.PerSample`][]
@@ -326,7 +326,7 @@ class AuditError(BridleError, RuntimeError):
 
 
 class FoldError(BridleError, RuntimeError):
-    """The optimizer cannot take the clipping coefficient into its own step.
+    """The optimizer cannot apply the clipping coefficient in its own step.
 
     See Also:
         [`bridle.clip_`][], [`bridle.Clipper`][]
@@ -334,7 +334,7 @@ class FoldError(BridleError, RuntimeError):
 
 
 class BridleWarning(UserWarning):
-    """What was asked for was done, and is probably not what was meant.
+    """The call was executed, but is probably a mistake.
 
     See Also:
         [`bridle.errors.BridleError`][]

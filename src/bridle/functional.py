@@ -1,4 +1,4 @@
-"""TensorFlow's clipping functions: out of place, over plain tensors. Results have no graph."""
+"""TensorFlow's clipping functions: out of place, on plain tensors. Results have no graph."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -21,16 +21,16 @@ _Tree = TypeVar("_Tree")
 def clip_by_global_norm(
     tensors: _Tree, clip_norm: float | Tensor, use_norm: float | Tensor | None = None
 ) -> tuple[_Tree, Tensor]:
-    """Return new tensors whose norm as one vector is at most `clip_norm`, and the norm they had before.
+    """Return new tensors whose total norm is at most `clip_norm`, and the norm before clipping.
 
     Args:
-        tensors: The tensors: a list, a tuple, a dict, or any nest of those. An entry that is None stays None.
+        tensors: The tensors: a list, a tuple, a dict, or a nested structure of those. None entries stay None.
         clip_norm: The largest norm allowed.
-        use_norm: The norm of all tensors, where it is known already.
+        use_norm: The norm of all tensors, if it is already known.
 
     Returns:
-        The clipped tensors in the same structure (a list of those of an iterator), and the norm as a 0-dim tensor. A
-        norm that is not finite makes every value NaN, as in TensorFlow, so that it cannot pass unseen.
+        The clipped tensors in the same structure (a list for an iterator), and the norm as a 0-dim tensor. A
+        norm that is not finite makes every value NaN, as in TensorFlow, so that it cannot go unnoticed.
 
     Raises:
         ArgumentError: (a ValueError) Something other than tensors and None, or a limit that is negative or NaN.
@@ -56,18 +56,18 @@ def clip_by_global_norm(
 
 
 def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence[int] | None = None) -> Tensor:
-    """Return a new tensor whose norm is at most `clip_norm`: as a whole, or of each slice along `axes`.
+    """Return a new tensor whose norm, as a whole or for each slice along `axes`, is at most `clip_norm`.
 
     Args:
         tensor: The tensor.
         clip_norm: The largest norm allowed.
-        axes: The dimensions a norm is taken over; all of them by default.
+        axes: The dimensions over which the norm is computed; all of them by default.
 
     Returns:
         The clipped tensor.
 
     Raises:
-        ArgumentError: (a ValueError) No tensor, a limit that is negative or NaN, or a dimension it does not have.
+        ArgumentError: (a ValueError) Not a tensor, a limit that is negative or NaN, or a dimension that does not exist.
 
     Examples:
         >>> bridle.clip_by_norm(torch.tensor([[3.0, 4.0], [0.0, 0.5]]), 1.0, axes=1)
@@ -96,8 +96,8 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
         The clipped tensor.
 
     Raises:
-        ArgumentError: (a ValueError) No real tensor, or limits that are NaN, the wrong way round, of another shape, or
-            fractions for a tensor of integers.
+        ArgumentError: (a ValueError) Not a real tensor, or limits that are NaN, in the wrong order, of another shape,
+            or fractions for an integer tensor.
 
     Examples:
         >>> bridle.clip_by_value(torch.tensor([-2.0, 0.5, 3.0]), -1.0, 1.0)

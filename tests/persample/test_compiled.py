@@ -69,7 +69,7 @@ def test_a_region_without_parameters_is_passed_through(dynamic):
         losses = model[2](between(model[0](torch.randn(B, D)), factor)).square().sum(1)
         ps = bridle.per_sample(losses, model)
         torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
-        assert "asked of the engine" in ps.plan()  # nobody knows what a region does with its rows
+        assert "observed by running the engine" in ps.plan()  # nobody knows what a region does with its rows
         ps.audit()
 
 

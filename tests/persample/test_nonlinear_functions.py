@@ -79,7 +79,7 @@ def test_a_rule_vouches_for_a_function():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     assert "each loss is differentiated alone" in str(bridle.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
     bridle.register_rule(Doubled, lambda ctx: None)
-    assert "asked of the engine" in str(bridle.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
+    assert "observed by running the engine" in str(bridle.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
 
 
 def test_hooks_that_pack_do_not_touch_our_own_ops():

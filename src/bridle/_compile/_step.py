@@ -36,25 +36,25 @@ def compile(  # noqa: A001
     *,
     backend: Literal["fastest", "inductor", "captured"] = "fastest",
 ) -> "CompiledStep[P, R]":
-    """Compile a step that asks for per-sample gradients: forward pass, backward pass and answers as one graph.
+    """Compile a step that computes per-sample gradients: forward pass, backward pass and results become one graph.
 
-    The step gives the same numbers as before, and changes ``.grad`` and buffers as before. It is captured anew for
-    other shapes, dtypes, modes, or Python values that it reads. What cannot be captured soundly stays eager;
-    `CompiledStep.explain` says what and why.
+    The compiled step returns the same numbers and changes ``.grad`` and buffers like the eager step. It is captured
+    again for other shapes, dtypes, modes, or Python values that it reads. What cannot be captured soundly stays
+    eager; `CompiledStep.explain` says what and why.
 
     Args:
-        step: computes losses, calls `per_sample` and asks it anything but `stream`, `audit` and `plan`. It returns
-            any nest of tensors. Leave ``zero_grad`` and the optimizer's step outside.
+        step: a function that computes losses, calls `per_sample` and makes any query except `stream`, `audit` and
+            `plan`. It returns any nested structure of tensors. Leave ``zero_grad`` and the optimizer's step outside.
         model: the model.
-        backend: "inductor" compiles what was captured; "captured" runs it op by op, with the bits of the eager step;
+        backend: "inductor" compiles the captured graph; "captured" runs it op by op, bitwise equal to the eager step;
             "fastest" times both and the eager step on the first calls, and keeps the fastest.
 
     Returns:
-        The step, to be called as before.
+        The compiled step. Call it like `step`.
 
     Raises:
-        ArgumentTypeError: `step` is no function or `model` is no module.
-        ArgumentError: there is no such backend.
+        ArgumentTypeError: `step` is not a function or `model` is not a module.
+        ArgumentError: unknown backend.
 
     Examples:
         >>> import torch, bridle

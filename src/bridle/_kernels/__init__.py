@@ -41,9 +41,9 @@ BACKENDS: dict[str, Backend | None] = {"cpu": cpu.load()}
 
 
 def kernel_status() -> str:
-    """Return whether clipping on the CPU runs in the C kernel or in torch operations, and then why.
+    """Return whether clipping on the CPU uses the C kernel or torch operations, and in the latter case why.
 
-    Both give the same results. `bridle --version` prints it as well.
+    Both give the same results. `bridle --version` prints this too.
 
     Examples:
         >>> import bridle

@@ -20,7 +20,7 @@ _RELAYOUT = re.compile(
 
 
 def op(node: Node) -> str:
-    """Return torch's name for the node, without the namespace some names carry.
+    """Return torch's name for the node, without the namespace that some names have.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
@@ -65,7 +65,7 @@ def leaf_tensor(node: Node) -> Tensor:
 
 
 def is_custom(node: Node) -> bool:
-    """Return whether the node was made by a Python `torch.autograd.Function`.
+    """Return whether the node was created by a Python `torch.autograd.Function`.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
@@ -107,7 +107,7 @@ def is_relayout(node: Node) -> bool:
 
 
 def sequence_nr(node: Node) -> int:
-    """Return the node's number in the thread that made it; leaves have the largest 64-bit number.
+    """Return the node's sequence number in the thread that created it; leaves have the largest 64-bit number.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
@@ -236,7 +236,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """Return where the tensor's storage begins, or None if it has none of its own.
+    """Return the address of the tensor's storage, or None if it has no storage of its own.
 
     Two tensors with the same result share memory: one is a view of the other, or was detached from it.
 

@@ -26,22 +26,22 @@ def backward(
 ) -> None:
     """Add the gradients of `tensors` to the ``.grad`` of the leaves they were computed from.
 
-    The contract and the engine are those of `torch.autograd.backward`. Only errors differ: they name
+    Semantics and engine are those of `torch.autograd.backward`. Only errors differ: they name
     tensors, parameters and modules, and say what to do.
 
     Args:
         tensors: one or several tensors or edges to differentiate; their gradients are summed.
-        grad_tensors: the gradient of each of them. None means one, allowed only for a scalar.
+        grad_tensors: the gradient of each tensor. None means 1 and is allowed only for a scalar.
         retain_graph: keep the graph for another pass. None means the value of `create_graph`.
         create_graph: make the gradients differentiable. As in torch, ``.grad`` then refers to the graph and
-            the graph to the parameter: set ``.grad`` to None when done, or use `grad`, which makes no such
+            the graph to the parameter: set ``.grad`` to None when done, or use `grad`, which creates no such
             cycle.
         grad_variables: deprecated name of `grad_tensors`.
-        inputs: where gradients go; everything else is left alone. One or several tensors or edges, leaves or
+        inputs: the only tensors that get a gradient. One or several tensors or edges, leaves or
             not, a dict of tensors, or a module, which stands for its trainable parameters.
 
     Raises:
-        BackwardError: one of its subclasses; each is also a `RuntimeError`.
+        BackwardError: always one of its subclasses; each is also a `RuntimeError`.
 
     Examples:
         >>> import torch, bridle

@@ -16,8 +16,8 @@ def find_unused_parameters(
 ) -> list[str]:
     """Return the names of the parameters that `loss.backward()` would leave without a gradient.
 
-    `DistributedDataParallel` waits for a gradient of every parameter and fails on those that get none: call
-    this before the first backward. Frozen parameters are not listed.
+    `DistributedDataParallel` waits for a gradient of every parameter and fails on those that get none. Call
+    this function before the first backward. Frozen parameters are not listed.
 
     Args:
         loss: one or several tensors or edges that backward would be called on.
@@ -27,7 +27,7 @@ def find_unused_parameters(
         The names, in the order of `model.named_parameters()`.
 
     Raises:
-        UnsupportedOperationError: parameters are missing and the graph holds a reentrant checkpoint, whose
+        UnsupportedOperationError: parameters are missing and the graph contains a reentrant checkpoint, whose
             inside is not recorded before it runs.
 
     Examples:

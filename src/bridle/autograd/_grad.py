@@ -68,30 +68,30 @@ def grad(
     *,
     chunk_size: int | None = None,
 ) -> tuple[Tensor, ...] | dict[str, Tensor]:
-    """Return the gradients of `outputs` with respect to `inputs`, without touching ``.grad``.
+    """Return the gradients of `outputs` with respect to `inputs`, without changing ``.grad``.
 
-    The contract is that of `torch.autograd.grad`. In addition, `inputs` may be a module, `chunk_size` bounds
+    Semantics are those of `torch.autograd.grad`. In addition, `inputs` may be a module, `chunk_size` bounds
     the memory of a batch, and a custom Function that cannot be vectorised runs in a loop, with a warning.
 
     Args:
         outputs: one or several tensors or edges to differentiate; their gradients are summed.
         inputs: one or several tensors or edges, a dict of tensors, or a module (its trainable parameters).
-        grad_outputs: the gradient of each output. None means one, allowed only for a scalar.
+        grad_outputs: the gradient of each output. None means 1 and is allowed only for a scalar.
         retain_graph: keep the graph for another pass. None means the value of `create_graph`.
         create_graph: make the gradients differentiable.
         only_inputs: deprecated and ignored.
-        allow_unused: return None for an input no output depends on, rather than raise. None means the value of
-            `materialize_grads`.
+        allow_unused: return None for an input that no output depends on, instead of raising. None means the value
+            of `materialize_grads`.
         is_grads_batched: the first dimension of every grad output is a batch, and so is that of the result.
-        materialize_grads: return zeros for an input no output depends on.
-        chunk_size: how many gradients of the batch to vectorise at once; None for all.
+        materialize_grads: return zeros for an input that no output depends on.
+        chunk_size: how many gradients of the batch to vectorise at once; None means all.
 
     Returns:
         A tuple with one gradient per input; a dict with the same names if `inputs` has names.
 
     Raises:
-        BackwardError: one of its subclasses; each is also a `RuntimeError`.
-        ArgumentError: (a `ValueError`) for arguments that contradict each other.
+        BackwardError: always one of its subclasses; each is also a `RuntimeError`.
+        ArgumentError: (a `ValueError`) the arguments contradict each other.
 
     Examples:
         >>> import torch, bridle

@@ -19,7 +19,7 @@ from ._engine_call import Output
 
 
 class Edge(NamedTuple):
-    """The edge along which one gradient goes from one node to another.
+    """An edge along which a gradient flows from one node to another.
 
     Attributes:
         source: the node that computed the gradient; None where the pass starts.
@@ -56,28 +56,28 @@ def replay(
     create_graph: bool = False,
     visit: Visitor | None = None,
 ) -> tuple[Tensor | None, ...]:
-    """Differentiate as `torch.autograd.grad` does, one node at a time in Python, and visit every gradient.
+    """Differentiate like `torch.autograd.grad`, one node at a time in Python, and visit every gradient.
 
-    The result is bitwise that of torch's engine, unless `visit` changes a gradient. The graph is kept,
-    ``.grad`` is not touched, and hooks on tensors and nodes run. One difference: the nodes do not run inside
+    The result is bitwise equal to that of torch's engine, unless `visit` changes a gradient. The graph is kept,
+    ``.grad`` does not change, and hooks on tensors and nodes run. One difference: the nodes do not run inside
     one engine call, so a hook that waits for several tensors
     (`torch.autograd.graph.register_multi_grad_hook`) does not fire.
 
     Args:
         outputs: one or several tensors or edges to differentiate.
         inputs: one or several tensors or edges to differentiate with respect to.
-        grad_outputs: the gradient of each output; None means one, allowed only for a real scalar.
+        grad_outputs: the gradient of each output; None means 1 and is allowed only for a real scalar.
         create_graph: make the result differentiable.
         visit: called as ``visit(edge, gradient)`` for the gradient of every edge, before the gradients that
             arrive at a node are added. It may return a replacement of the same shape and dtype.
 
     Returns:
-        One gradient per input; None for an input the outputs do not depend on.
+        One gradient per input; None for an input that the outputs do not depend on.
 
     Raises:
-        ReplayError: the graph holds something that cannot be replayed correctly, such as a reentrant checkpoint
+        ReplayError: the graph contains something that cannot be replayed correctly, such as a reentrant checkpoint
             or a model under distributed training; or an output or input has no graph.
-        BackwardError: a gradient is missing or does not fit its output.
+        BackwardError: a gradient is missing or does not match its output.
 
     Examples:
         The gradient without the contribution of the exponential:

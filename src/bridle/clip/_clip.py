@@ -47,29 +47,30 @@ def clip_(
 
     Args:
         target: A module, an optimizer, `named_parameters()`, a dict, a tensor or an iterable of tensors.
-        policy: Such as `by_norm(1.0)`, or a mapping from name patterns to policies: the first pattern that matches
-            a name wins, each group has its own norm, None leaves a group alone. A policy that needs no arguments may
-            be given by its name: `"auto"`. What it learns is kept for this set of parameters as long as they live.
-        nonfinite: What to do where a gradient holds NaN or infinite values. `"raise"` names them and changes
-            nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to zero.
-            `"zero"` sets those values to zero and clips the rest. `"propagate"` does not look for them: gradients
-            that share a norm with one stay as they are, for there is no factor to scale them by; a limit on each
-            value, as of `by_value`, holds for infinite values too and leaves NaN, as `clip_grad_value_` does.
+        policy: A policy such as `by_norm(1.0)`, or a mapping from name patterns to policies. The first pattern that
+            matches a name wins, each group has its own norm, and None leaves a group unchanged. A policy that needs no
+            arguments may be passed by name: `"auto"`. Its state is then kept as long as these parameters exist.
+        nonfinite: What to do if a gradient has NaN or infinite values. `"raise"` raises an error that names them and
+            changes nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to
+            zero. `"zero"` sets those values to zero and clips the rest. `"propagate"` does not check: gradients that
+            share a norm with a non-finite one stay unchanged, because there is no factor to scale them by; a limit on
+            each value, as in `by_value`, applies to infinite values too and leaves NaN, as `clip_grad_value_` does.
         fold_into: A fused optimizer that multiplies by the coefficient (and skips) inside its own step, so that
-            the gradients are not written here. Only for policies with one coefficient for all, such as `by_norm`.
-        dry_run: Change nothing and raise nothing about values: the report says what would have been done. A policy
-            that adapts learns all the same.
-        placement: Where plain tensors are on other ranks: `Disjoint`, `Sharded` or `Replicated` of
-            `bridle.distributed`, several of them, or a mapping from name patterns to those. DTensors need none.
+            the gradients are not written here. Only for policies with one coefficient for all gradients, such as
+            `by_norm`.
+        dry_run: Change nothing and raise nothing about values: the report says what would have been done. Adaptive
+            policies update their state as usual.
+        placement: How plain tensors are distributed over ranks: `Disjoint`, `Sharded` or `Replicated` of
+            `bridle.distributed`, several of them, or a mapping from name patterns to those. Not needed for DTensors.
 
     Returns:
         A `ClipReport`; it reads from the device only when a property is used.
 
     Raises:
         NonFiniteGradientError: (a RuntimeError) A gradient is not finite and `nonfinite="raise"`.
-        ArgumentError: (a ValueError) An unused pattern, a parameter that no pattern matches, an unknown mode.
+        ArgumentError: (a ValueError) An unused pattern, a parameter that no pattern matches, or an unknown mode.
         FoldError: (a RuntimeError) The optimizer or the policy cannot be folded.
-        RankError: (a RuntimeError) Ranks passed different parameters, or one is gone or late.
+        RankError: (a RuntimeError) Ranks passed different parameters, or one of them exited or timed out.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))

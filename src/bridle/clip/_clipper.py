@@ -28,27 +28,27 @@ __all__ = ["Clipper"]
 class Clipper:
     """Clip the gradients of an optimizer at the start of each of its steps.
 
-    With gradient accumulation that is once for each step, on the sum. With `torch.amp.GradScaler` no call to `unscale_`
-    is needed: gradients are clipped after they are unscaled, and a step the scaler skips is neither clipped nor learned
-    from. With a closure, gradients are clipped each time it has run. A deep copy or pickle of the optimizer, or of the
-    clipper, has a clipper of its own; a shallow copy is refused.
+    With gradient accumulation, the accumulated gradient is clipped once per step. With `torch.amp.GradScaler` no call
+    to `unscale_` is needed: gradients are clipped after unscaling, and a step that the scaler skips is neither clipped
+    nor used to adapt. With a closure, gradients are clipped each time it has run. A deep copy or pickle of the
+    optimizer, or of the clipper, has its own clipper; a shallow copy is refused.
 
     A step that is skipped, by `nonfinite="skip"` or by a policy such as `SkipSpikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
     cannot be read without waiting, gradients are set to zero instead.
 
     Args:
-        optimizer: Whose gradients to clip.
+        optimizer: The optimizer whose gradients to clip.
         policy: A policy, its name, or a mapping from name patterns to those, as for `bridle.clip_`.
-        model: Where the names for a mapping come from, if the optimizer was not built from
+        model: The model that provides the names for a mapping, if the optimizer was not built from
             `named_parameters()`.
         nonfinite: As for `bridle.clip_`.
         dry_run: Change nothing; `report` says what would have been done.
-        placement: Where plain tensors are on other ranks, as for `bridle.clip_`.
+        placement: How plain tensors are distributed over ranks, as for `bridle.clip_`.
 
     Raises:
-        ArgumentError: (a ValueError) No optimizer or policy, an unknown mode, name patterns that do not fit, or a
-            parameter of the optimizer that `model` does not have.
+        ArgumentError: (a ValueError) Not an optimizer or a policy, an unknown mode, name patterns that do not match,
+            or a parameter of the optimizer that `model` does not have.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1)
@@ -130,14 +130,14 @@ class Clipper:
         self.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the policies have learned, by pattern. It loads with `torch.load(..., weights_only=True)`."""
+        """Return the state of the policies, by pattern. Load it with `torch.load(..., weights_only=True)`."""
         return {pattern: policy.state_dict() for pattern, policy in self._stateful().items()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint.
 
         Raises:
-            ArgumentError: (a ValueError) The patterns or policies are not those that were saved.
+            ArgumentError: (a ValueError) The patterns or policies differ from those that were saved.
         """
         policies = self._stateful()
         check_is_state(saved, "a Clipper")

@@ -41,25 +41,25 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale gradients in place so that the norm of all of them, as one vector, is at most `max_norm`.
 
-    DTensors, sharded, replicated or partial on any meshes, count as the full tensors they stand for; every rank returns
-    the norm of all. A plain tensor is taken to be the same on every rank, unless `placement` says otherwise.
+    DTensors, sharded, replicated or partial on any meshes, count as the full tensors they represent; every rank
+    returns the total norm. A plain tensor is assumed to be the same on every rank, unless `placement` says otherwise.
 
     Args:
         parameters: A tensor, an iterable of tensors, a module, an optimizer, `named_parameters()` or a dict.
-        max_norm: The largest norm allowed; a 0-dim tensor is not read from its device; infinite only measures.
-        norm_type: The order of the norm, `"inf"` included.
-        error_if_nonfinite: Raise where the norm is NaN or infinite, before anything is scaled.
-        foreach: `None` takes the fastest way there is, `False` a plain loop of torch operations, `True` refuses a
+        max_norm: The largest norm allowed. A 0-dim tensor is not read from its device. Infinity only measures.
+        norm_type: The order of the norm, including `"inf"`.
+        error_if_nonfinite: Raise if the norm is NaN or infinite, before anything is scaled.
+        foreach: `None` uses the fastest implementation, `False` a plain loop of torch operations; `True` raises on a
             device without multi-tensor operations.
-        placement: Where plain tensors are on other ranks, as in `clip_`.
+        placement: How plain tensors are distributed over ranks, as in `clip_`.
 
     Returns:
-        The norm before clipping, as a 0-dim tensor: float64 if any gradient is, else float32.
+        The norm before clipping, as a 0-dim tensor: float64 if any gradient is float64, else float32.
 
     Raises:
         NonFiniteGradientError: (a RuntimeError) The norm is not finite and `error_if_nonfinite` is set.
         ArgumentError: (a ValueError) A negative or NaN `max_norm`, or an order that is not positive.
-        RankError: (a RuntimeError) Ranks passed different parameters, or one is gone or late.
+        RankError: (a RuntimeError) Ranks passed different parameters, or one of them exited or timed out.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -137,7 +137,7 @@ def clip_grad_norm(
     """The deprecated name of `clip_grad_norm_`.
 
     Raises:
-        NonFiniteGradientError: (a RuntimeError) As `clip_grad_norm_`.
+        NonFiniteGradientError: (a RuntimeError) As in `clip_grad_norm_`.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -199,18 +199,18 @@ def get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """Return the norm of all tensors as one vector: the first half of `clip_grad_norm_`, over the tensors themselves.
+    """Return the norm of all tensors as one vector: the first half of `clip_grad_norm_`, for the tensors themselves.
 
-    A tensor that is listed twice counts once, as it does there.
+    A tensor that is listed twice counts once, as in `clip_grad_norm_`.
 
     Args:
         tensors: A tensor, an iterable of tensors, or a dict of them; usually gradients.
-        norm_type: The order of the norm, `"inf"` included.
-        error_if_nonfinite: Raise where the norm is NaN or infinite.
+        norm_type: The order of the norm, including `"inf"`.
+        error_if_nonfinite: Raise if the norm is NaN or infinite.
         foreach: As in `clip_grad_norm_`.
 
     Returns:
-        A 0-dim tensor: float64 if any tensor is, else float32.
+        A 0-dim tensor: float64 if any tensor is float64, else float32.
 
     Raises:
         NonFiniteGradientError: (a RuntimeError) The norm is not finite and `error_if_nonfinite` is set.
@@ -240,7 +240,7 @@ def get_total_norm(
 def clip_grads_with_norm_(
     parameters: Target, max_norm: float | Tensor, total_norm: float | Tensor, foreach: bool | None = None
 ) -> None:
-    """Scale gradients in place by a norm that is known already: the second half of `clip_grad_norm_`.
+    """Scale gradients in place by a norm that is already known: the second half of `clip_grad_norm_`.
 
     Args:
         parameters: A tensor, an iterable of tensors, a module, an optimizer, `named_parameters()` or a dict.

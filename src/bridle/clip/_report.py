@@ -89,7 +89,7 @@ class Outcome:
 class ClipReport:
     """What a call to `clip_` did.
 
-    Values are read from the device when a property is asked for, not before.
+    Values are read from the device when you access a property, not before.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -143,9 +143,9 @@ class ClipReport:
 
     @property
     def coefficient(self) -> float | None:
-        """What the gradients were multiplied by: the smallest such factor; None where only values were limited.
+        """The smallest factor that gradients were multiplied by; None if only values were limited.
 
-        None also where parts of sharded gradients have factors of their own (`by_unit`): other ranks have others.
+        Also None if parts of sharded gradients have their own factors (`by_unit`), which differ between ranks.
         """
         factors = [f for o in self._outcomes if (f := o.factor()) is not None]
         return min(factors) if factors else None if self._outcomes else 1.0
@@ -162,7 +162,7 @@ class ClipReport:
 
     @property
     def dry_run(self) -> bool:
-        """Whether nothing was done: everything else then says what would have been."""
+        """Whether this was a dry run: nothing was changed, and the report says what would have been done."""
         return self._dry_run
 
     @property
@@ -179,7 +179,7 @@ class ClipReport:
 
     @property
     def offenders(self) -> dict[str, int]:
-        """The parameters whose gradients held NaN or infinite values, with how many."""
+        """The parameters whose gradients had NaN or infinite values, and how many."""
         found = ((g.names(), n.tolist()) for g, n in self._counts)
         return {name: int(n) for names, counts in found for name, n in zip(names, counts, strict=True) if n}
 

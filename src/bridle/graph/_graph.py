@@ -59,10 +59,10 @@ class OutputInfo(NamedTuple):
 class Graph:
     """A snapshot of a recorded graph.
 
-    It holds references to torch's nodes and so keeps alive what they saved: drop it when done.
+    It holds references to torch's nodes and so keeps their saved tensors alive: delete it when done.
 
     Attributes:
-        roots: the edges that were read from.
+        roots: the edges from which the graph was read.
         nodes: every node reachable from the roots, each before the nodes it sends gradients to. This is the
             order in which torch's engine runs them on one thread.
         consumers: for each node, the uses of its outputs inside this graph; empty for a root without other
@@ -89,7 +89,7 @@ class Graph:
 
 
 def edge_of(output: Output) -> GradientEdge:
-    """Return the edge at which the gradient of a tensor arrives; an edge is returned as it is.
+    """Return the edge at which the gradient of a tensor arrives; an edge is returned unchanged.
 
     Raises:
         ArgumentError: (a ValueError) The tensor requires no gradient.
@@ -106,7 +106,7 @@ def edge_of(output: Output) -> GradientEdge:
 
 
 def read(outputs: Output | Iterable[Output]) -> Graph:
-    """Read the graph recorded behind one or several outputs.
+    """Read the graph recorded for one or several outputs.
 
     Outputs that require no gradient have no graph and are left out.
 
@@ -114,7 +114,7 @@ def read(outputs: Output | Iterable[Output]) -> Graph:
         outputs: a tensor, a `GradientEdge`, or several of them.
 
     Returns:
-        The graph, its nodes in an order that is valid to run.
+        The graph, with its nodes in a valid execution order.
 
     Examples:
         >>> import torch
@@ -133,7 +133,7 @@ def read(outputs: Output | Iterable[Output]) -> Graph:
 
 
 def reachable(outputs: Iterable[Output]) -> list[Node]:
-    """Return the nodes that `read` would find, in no particular order and in a fraction of its time.
+    """Return the nodes that `read` would find, in no particular order; much faster than `read`.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
@@ -154,7 +154,7 @@ def reachable(outputs: Iterable[Output]) -> list[Node]:
 
 
 def describe(node: Node) -> tuple[OutputInfo, ...]:
-    """Return shape, dtype and device of each output of the op that made `node`.
+    """Return shape, dtype and device of each output of the op that created `node`.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)

@@ -25,7 +25,7 @@ class NodeLocation:
 
     Attributes:
         module: path of a module, '' for the model itself.
-        exact: True if the node was made in that module; False if that is the last known module
+        exact: True if the node was created in that module; False if that is the last known module
             before it.
 
     Examples:
@@ -71,9 +71,9 @@ class _Timeline:
 
 @dataclass(frozen=True, eq=False)
 class ModuleRecord:
-    """The module that made each node, from `record_modules`.
+    """The module that created each node, from `record_modules`.
 
-    Each thread numbers its own nodes and a node does not know its thread, so where two recorded threads
+    Each thread numbers its own nodes and a node does not know its thread. So if two recorded threads
     disagree about a number, the result is None.
 
     Examples:
@@ -90,7 +90,7 @@ class ModuleRecord:
     _timelines: list[_Timeline] = field(default_factory=list)
 
     def module_of(self, node: Node) -> str | None:
-        """Return the path of the module that made the node, '' for the model itself, None if not recorded."""
+        """Return the path of the module that created the node, '' for the model itself, None if not recorded."""
         number = sequence_nr(node)
         candidates = {timeline.at(number) for timeline in self._timelines} - {None}
         return candidates.pop() if len(candidates) == 1 else None
@@ -98,7 +98,7 @@ class ModuleRecord:
 
 @contextmanager
 def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
-    """Record, while active, which module of `model` makes each node.
+    """Record, while active, which module of `model` creates each node.
 
     Outside the block a forward pass costs nothing extra: the hooks exist only inside.
 
@@ -106,7 +106,7 @@ def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
         model: the model whose forward will run.
 
     Yields:
-        The record; query it with `ModuleRecord.module_of`.
+        The record. Query it with `ModuleRecord.module_of`.
 
     Examples:
         >>> import torch
@@ -144,7 +144,7 @@ def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
 
 
 def locate_nodes(graph: Graph, names: Names, record: ModuleRecord | None = None) -> dict[Node, NodeLocation]:
-    """Return the module of each node, where it is known.
+    """Return the module of each node, where known.
 
     Args:
         graph: a recorded graph.

@@ -23,7 +23,7 @@ NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, T
 class Names:
     """Names of parameters and buffers, by identity.
 
-    A tensor with several names goes by the first.
+    A tensor with several names gets the first one.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1))
@@ -39,7 +39,7 @@ class Names:
     _by_id: Mapping[int, tuple[str, Tensor]]
 
     def of(self, tensor: Tensor) -> str | None:
-        """Return the name of this very tensor, or None."""
+        """Return the name of this tensor (by identity), or None."""
         return self._by_id[id(tensor)][0] if id(tensor) in self._by_id else None
 
     def module_of(self, tensor: Tensor) -> str | None:
@@ -81,7 +81,7 @@ def find_names(source: NameSource | None = None) -> Names:
 
 
 def variable_name(tensor: Tensor) -> str | None:
-    """Return the name of a variable of the calling code that holds this very tensor, or None.
+    """Return the name of a variable in the calling code that holds this tensor, or None.
 
     Examples:
         >>> bridle.graph.variable_name(torch.zeros(4)) is None  # no variable holds it
@@ -115,7 +115,7 @@ def live_tensors() -> list[Tensor]:
 
 
 def live_models() -> list[nn.Module]:
-    """Return every live module that is part of no other, the largest first.
+    """Return every live module that is not part of another module, the largest first.
 
     Examples:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))

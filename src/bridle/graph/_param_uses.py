@@ -15,12 +15,12 @@ class ParameterUse:
 
     Attributes:
         leaf: the tensor that is used.
-        node: the first op that does more with it than move, copy or cast it. If the leaf reaches a root
+        node: the first op that does more than move, copy or cast it. If the leaf reaches a root
             of the graph without such an op, this is the last node before the root.
         position: which input of that op it is, as an index into ``node.next_functions``; -1 at a
             root.
         relayouts: the views, copies and casts between leaf and op, the one nearest the leaf first. Each is an
-            edge: ``output_nr`` says which output of, for example, a split goes on to the op.
+            edge: ``output_nr`` says which output (of a split, for example) goes on to the op.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)

@@ -46,7 +46,7 @@ class SavedValue:
             on.
         state: whether it is ready, freed by a backward pass, changed in place since (stale), or packed by
             saved-tensor hooks such as those of checkpointing and offloading.
-        value: the value when it is ready, else None.
+        value: the value if it is ready, else None.
         held: the tensor behind a stale value, as it is now.
         versions: (expected, found) version of a stale value.
 
@@ -68,11 +68,11 @@ class SavedValue:
 
 
 def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
-    """Return everything the node saved, with the state each value is in.
+    """Return everything the node saved, and the state of each value.
 
     Args:
         node: a node of the recorded graph.
-        unpack: also unpack what saved-tensor hooks have packed. That runs the hooks: for a checkpoint, it
+        unpack: also unpack what saved-tensor hooks have packed. This runs the hooks: for a checkpoint, it
             recomputes the region.
 
     Returns:

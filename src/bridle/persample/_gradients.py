@@ -38,7 +38,7 @@ class Owed:
 
 
 class BatchGradients:
-    """The gradients of a batch, one per sample, each parameter's in the form that is cheapest to ask."""
+    """The gradients of a batch, one per sample, each parameter's in the form that is cheapest to compute with."""
 
     def __init__(
         self,

@@ -27,22 +27,22 @@ def call_for_per_sample_grads(
     """Return the module's forward such that backward gives every trainable parameter a ``grad_sample``.
 
     A drop-in for ``torch.nn.utils._per_sample_grad.call_for_per_sample_grads``, for any module. After
-    backward ``parameter.grad_sample`` has shape (batch, *parameter.shape), ``parameter.grad`` is as it was,
+    backward ``parameter.grad_sample`` has shape (batch, *parameter.shape), ``parameter.grad`` is unchanged,
     and frozen or unused parameters have neither.
 
     Args:
         module: the module to call.
         batch_size: the number of samples; by default that of the tensors among the arguments.
         loss_reduction: "sum", or "mean" if the loss will divide by the batch size, which is then undone.
-        batch_first: whether the samples are the first dimension of inputs and outputs, else the second. Packed
+        batch_first: whether the samples are the first dimension of inputs and outputs; otherwise the second. Packed
             sequences and the states of recurrent layers are recognised.
 
     Returns:
         A function to call like the module.
 
     Raises:
-        CallArgumentError: an argument is of the wrong kind, a parameter still holds a ``grad_sample``, or
-            (when the result is called) the batch size cannot be told or is that of no input, or (in backward) the
+        CallArgumentError: an argument has the wrong type, a parameter still has a ``grad_sample``,
+            (when the result is called) the batch size cannot be determined or matches no input, or (in backward) the
             outputs have no dimension that separates the samples.
         UnsupportedOperationError: the gradient of an input is differentiated a second time.
 

@@ -41,45 +41,45 @@ def per_sample(
     allow_coupling: bool = False,
     allow_opaque: bool = False,
 ) -> PerSample:
-    """Split the gradient of a batch into those of its samples.
+    """Split the gradient of a batch into the gradients of its samples.
 
-    The model is used as it stands: the graph its forward pass recorded is read, and asked which sample owns
-    what. Nothing is wrapped or replaced, and nothing is run a second time but what stands under a checkpoint.
-    Ask before calling backward, which frees the graph.
+    The model is not modified: bridle reads the graph that its forward pass recorded and determines which sample owns
+    which element. Nothing is wrapped or replaced, and only checkpointed regions are run a second time.
+    Query the result before calling backward, which frees the graph.
 
     Args:
         losses: one loss per sample, not reduced. Further dimensions, such as tokens, are summed.
-        parameters: a model, a mapping or pairs of names and tensors, or tensors. Those that need no gradient
+        parameters: a model, a mapping or pairs of names and tensors, or tensors. Tensors that require no gradient
             are left out.
-        sample_groups: for each sample the number of the group it belongs to (a user, a micro-batch). Every answer is
+        sample_groups: for each sample the number of its group (a user, a micro-batch). Every result is
             then per group, in ascending order of these numbers.
-        process_group: the process group, or device mesh, whose ranks each have a part of the samples. By default that
+        process_group: the process group or device mesh whose ranks each have a part of the samples. By default that
             of a `DistributedDataParallel` or `fully_shard` model, and none for anything else. (Ranks of a
-            tensor-parallel mesh have the same samples: they are found by the parameters.) `clip_` and `weighted_`
-            then give the sum over the samples of all ranks; the other answers are about this rank's samples.
-        memory_budget: how many bytes may be spent on written-down gradients to save time.
-        scaler: the `torch.amp.GradScaler` that has scaled the losses. Answers come out unscaled; what is
+            tensor-parallel mesh have the same samples; they are found from the parameters.) `clip_` and `weighted_`
+            then give the sum over the samples of all ranks; the other results are about this rank's samples.
+        memory_budget: how many bytes of gradients may be stored to save time.
+        scaler: the `torch.amp.GradScaler` that has scaled the losses. Results are unscaled; what is
             written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
-        retain_graph: keep the recorded graph, for `PerSample.audit` or a backward pass afterwards. False lets go
-            of it on the way, as backward does, which takes less memory; it is kept all the same where a rule runs
+        retain_graph: keep the recorded graph, for `PerSample.audit` or a backward pass afterwards. False frees
+            it along the way, as backward does, which takes less memory. It is still kept where a rule runs
             its op, and under checkpoints.
         allow_coupling: accept losses that depend on other samples, such as with batch normalisation in
-            training, and give the gradient of each loss as it is.
+            training mode, and return the gradient of each loss as it is.
         allow_opaque: run custom Functions and compiled regions once per sample instead of refusing them.
 
     Returns:
-        A `PerSample`; quantities are computed when they are asked for.
+        A `PerSample`. It computes a quantity when you query it.
 
     Raises:
-        ArgumentError: an argument has the wrong type or shape, or no meaning; the message has the right call.
-        GradientTypeError: something among the parameters is no leaf tensor.
+        ArgumentError: an argument has the wrong type or shape, or an invalid value; the message has the correct call.
+        GradientTypeError: one of the parameters is not a leaf tensor.
         NoGraphError: the losses have no recorded graph.
         UnusedInputError: the losses depend on none of the parameters.
-        GraphFreedError: a backward pass has freed it.
-        InplaceModifiedError: a value it needs was changed in place.
+        GraphFreedError: a backward pass has freed the graph.
+        InplaceModifiedError: a value that is needed was changed in place.
         BatchCouplingError: a loss depends on other samples.
-        UnsupportedOperationError: a parameter is used by something that cannot be looked into.
-        RankError: the ranks of a tensor-parallel mesh do not have the same samples, or not the same model.
+        UnsupportedOperationError: a parameter is used by an op whose inside the graph does not show.
+        RankError: the ranks of a tensor-parallel mesh have different samples or different models.
 
     Examples:
         >>> import torch, bridle

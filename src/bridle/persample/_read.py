@@ -20,7 +20,7 @@ from .representations.numerics import double, real_dtype, row_norms
 
 
 class ReadAnswers(BatchGradients):
-    """Answers that change nothing."""
+    """Queries that change nothing."""
 
     @overload
     def norms(self, *, per_parameter: Literal[False] = False, gathered: bool = False) -> Tensor: ...
@@ -31,7 +31,7 @@ class ReadAnswers(BatchGradients):
 
         Args:
             per_parameter: return one tensor for each parameter instead.
-            gathered: return those of the samples on all ranks, in the order of ranks. Every rank has to ask.
+            gathered: return the norms of the samples on all ranks, in rank order. Every rank has to call this.
 
         Returns:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
@@ -54,14 +54,14 @@ class ReadAnswers(BatchGradients):
         return length.to(self._dtype, copy=True)  # the caller may change it, and the next answer needs it
 
     def grads(self) -> dict[str, Tensor]:
-        """Return every sample's gradient, written down: name -> (samples, *shape)."""
+        """Return every sample's gradient: name -> (samples, *shape)."""
         return {name: block for name, _, block in self.stream()}
 
     def stream(self, *, samples: int | None = None) -> Iterator[tuple[str, slice, Tensor]]:
-        """Return an iterator over the gradients, parameter by parameter: never more than one is written down.
+        """Return an iterator over the gradients, parameter by parameter; only one block is in memory at a time.
 
         Args:
-            samples: at most this many samples at a time; all by default.
+            samples: at most this many samples per block; all by default.
 
         Returns:
             For each block the parameter's name, which samples, and their gradients: (samples, *shape).
@@ -84,10 +84,10 @@ class ReadAnswers(BatchGradients):
         A complex parameter counts as its real and imaginary parts: the product is the real part of ``conj(g) * v``.
 
         Args:
-            direction: name -> tensor of the parameter's shape; names left out count as zero. Without it, the
+            direction: name -> tensor of the parameter's shape; missing names count as zero. By default the
                 mean gradient.
-            gathered: return those of the samples on all ranks, in the order of ranks, and take the mean over all of
-                them. Every rank has to ask, with the same direction.
+            gathered: return the results for the samples on all ranks, in rank order, and use the mean over all of
+                them. Every rank has to call this, with the same direction.
         """
         with self._asked("dot", self._ranks if gathered else self._ranks.alone()):
             return self._of_samples(self._dot(self._direction("dot", direction, gathered)), gathered)
@@ -106,8 +106,8 @@ class ReadAnswers(BatchGradients):
         """Return the inner products between all samples' gradients: (samples, samples).
 
         Args:
-            gathered: of the samples on all ranks, in the order of ranks: gradients are written down and sent, a few
-                samples of one parameter at a time. Every rank has to ask.
+            gathered: for the samples on all ranks, in rank order. Gradients are materialised and sent, a few
+                samples of one parameter at a time. Every rank has to call this.
         """
         ranks = self._ranks if gathered else self._ranks.alone()
         with self._asked("gram", ranks):
@@ -124,12 +124,12 @@ class ReadAnswers(BatchGradients):
         return self._unscaled(self._unscaled(total)).to(self._dtype)
 
     def stats(self, *, gathered: bool = False) -> Stats:
-        """Return how large the gradients are, how they agree, and how large a batch would pay.
+        """Return statistics of the gradients: size, agreement, and the batch size that would pay off.
 
-        All of it is NaN where the gradient of a sample is NaN or infinite.
+        All of them are NaN if the gradient of a sample is NaN or infinite.
 
         Args:
-            gathered: of the samples on all ranks. Every rank has to ask.
+            gathered: over the samples on all ranks. Every rank has to call this.
 
         Raises:
             ArgumentError: there are fewer than two samples.

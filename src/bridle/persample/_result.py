@@ -11,9 +11,9 @@ from ._write import WriteAnswers
 
 
 class PerSample(ReadAnswers, WriteAnswers):
-    """The gradients of a batch, one per sample, written down only where a question needs it.
+    """The gradients of a batch, one per sample. They are materialised only where a query needs it.
 
-    Made by `per_sample`. It holds on to the recorded graph, so let it go when done.
+    Created by `per_sample`. It keeps the recorded graph alive: delete it when done.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -27,9 +27,9 @@ class PerSample(ReadAnswers, WriteAnswers):
     """
 
     def plan(self) -> str:
-        """Return, for each parameter, in which form its gradients are held and asked."""
+        """Return, for each parameter, the form in which its gradients are held, and how owners were found."""
         width = max((len(name) for name in self._parameters), default=0)
-        source = "nobody else's" if self._source is None else self._source.value
+        source = "not needed" if self._source is None else self._source.value
         lines = [f"{self._samples} samples, owners {source}"]
         for name in self._parameters:
             strategy = self._forms[name].strategy if name in self._forms else "unused: no loss depends on it"
@@ -37,22 +37,22 @@ class PerSample(ReadAnswers, WriteAnswers):
         return "\n".join(lines)
 
     def audit(self, *, tolerance: float | None = None, gathered: bool = False) -> Audit:
-        """Prove on this very step that nothing was missed and every sample got its own gradient.
+        """Check this step against autograd: that no use was missed and every sample got its own gradient.
 
-        Costs two ordinary backward passes. Weighted sums of the per-sample gradients are compared with the
-        gradient of the weighted losses, as autograd computes it, for every parameter.
+        Compares weighted sums of the per-sample gradients with the gradient of the weighted losses, as autograd
+        computes it, for every parameter. Costs two ordinary backward passes.
 
         Args:
-            tolerance: largest relative error to accept; by default what the dtype can give.
-            gathered: of the samples on all ranks: the worst that one of them finds. Every rank has to ask.
+            tolerance: largest relative error to accept; by default what the dtype allows.
+            gathered: over the samples on all ranks: the largest error on any rank. Every rank has to call this.
 
         Returns:
             The errors found, all within the tolerance.
 
         Raises:
             AuditError: a parameter was missed, or its gradients do not add up.
-            NonFiniteGradientError: the gradient of a sample is NaN or infinite, so that sums cannot be compared.
-            RankError: another rank has found one of these.
+            NonFiniteGradientError: the gradient of a sample is NaN or infinite, so the sums cannot be compared.
+            RankError: another rank has found one of these errors.
         """
         ranks = self._ranks if gathered else self._ranks.alone()
         with self._asked("audit", ranks):

@@ -22,15 +22,15 @@ Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 
 
 class WriteAnswers(BatchGradients):
-    """Answers that are added to each parameter's ``.grad``, as backward would."""
+    """Results that are added to each parameter's ``.grad``, as backward does."""
 
     def weighted_(self, weights: Weights) -> None:
-        """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward would.
+        """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward does.
 
         Args:
-            weights: one number per sample, or a function that makes them from the norms. Where samples lie on several
-                ranks, numbers are for this rank's samples, and a function is given the norms of all of them, in the
-                order of ranks; the sum is over all.
+            weights: one number per sample, or a function that computes them from the norms. If samples are on several
+                ranks, numbers are for this rank's samples, and a function gets the norms of all of them, in rank
+                order; the sum is over all samples.
         """
         with self._asked("weighted_", self._ranks):
             if callable(weights):
@@ -62,23 +62,24 @@ class WriteAnswers(BatchGradients):
     ) -> Tensor:
         """Add the mean of the clipped gradients to each parameter's ``.grad``.
 
-        Where samples lie on several ranks the mean is over all of them, and all ranks get the same gradient.
+        If samples are on several ranks, the mean is over all of them, and all ranks get the same gradient.
 
-        Each sample's gradient is multiplied by ``min(1, max_norm / norm)``. One sample more or less then
+        Each sample's gradient is multiplied by ``min(1, max_norm / norm)``. Adding or removing one sample then
         changes the sum of the clipped gradients by at most ``max_norm``, or by ``max_norm * sqrt(k)`` with
-        `per_parameter` and k parameters: the sensitivity that private training counts with.
+        `per_parameter` and k parameters. This is the sensitivity in differential privacy.
 
         Args:
-            max_norm: the largest norm a sample may have. A quantile of ``norms(gathered=True)`` will do as well.
+            max_norm: the largest norm allowed for a sample, a number or a tensor such as a quantile of
+                ``norms(gathered=True)``.
             per_parameter: clip each parameter's gradient by its own norm.
-            gamma: multiply by ``max_norm / (norm + gamma)`` instead, also what is short ("automatic"
-                clipping); 0 normalises. A gradient of zeros stays one.
-            divide_by: divide the sum by this, rather than by the number of samples (on all ranks). Private training
-                divides by the expected number.
-            noise_multiplier: add to the sum normal noise with this times the sensitivity as its standard
-                deviation, to every parameter, used or not.
-            generator: where the noise comes from. Over several ranks the first draws it, once for all.
-            nonfinite: what to do about a sample whose norm is NaN or infinite: "raise" an error and change nothing, or
+            gamma: multiply by ``max_norm / (norm + gamma)`` instead, also gradients below ``max_norm`` ("automatic"
+                clipping); 0 normalises. A zero gradient stays zero.
+            divide_by: divide the sum by this, instead of by the number of samples (on all ranks). Differentially
+                private training divides by the expected number.
+            noise_multiplier: add normal noise to the sum, for every parameter, used or not. Its standard deviation is
+                this number times the sensitivity.
+            generator: the generator for the noise. With several ranks the first rank draws it, once for all.
+            nonfinite: what to do with a sample whose norm is NaN or infinite: "raise" an error and change nothing, or
                 "drop" the sample.
 
         Returns:
@@ -87,9 +88,9 @@ class WriteAnswers(BatchGradients):
         Raises:
             NonFiniteGradientError: a norm is NaN or infinite, on any rank; nothing was changed.
             ArgumentError: `max_norm` or `divide_by` is not positive, `gamma` or `noise_multiplier` is negative, or one
-                of them is infinite (`max_norm` may be where the others are left out).
-            InplaceModifiedError: something that the gradients are made of was changed in place; nothing was changed.
-            RankError: the ranks were given different arguments or parameters, or one of them did not come.
+                of them is infinite (`max_norm` may be infinite if the others are not given).
+            InplaceModifiedError: something that the gradients depend on was changed in place; nothing was written.
+            RankError: ranks passed different arguments or parameters, or one of them did not call this.
         """
         with self._asked("clip_", self._ranks, lengths=True):
             settings = ClipSettings.checked(

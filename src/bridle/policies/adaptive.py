@@ -24,8 +24,8 @@ class Bounds:
 
     Attributes:
         warm: Which rows are still in warm-up.
-        floor: The least a limit may be.
-        ceiling: The most a limit may be, and what it is during warm-up.
+        floor: The smallest limit.
+        ceiling: The largest limit, and the limit during warm-up.
 
     Examples:
         >>> from bridle.policies import Bounds
@@ -41,27 +41,27 @@ class Bounds:
     ceiling: float
 
     def clamp(self, limit: Tensor) -> Tensor:
-        """Return the limit within bounds; the ceiling during warm-up and where it is not known yet (NaN)."""
+        """Return the limit within bounds; the ceiling during warm-up and where the limit is unknown (NaN)."""
         known = torch.isnan(limit).logical_not() & self.warm.logical_not()
         return torch.where(known, limit.clamp(self.floor, self.ceiling), self.ceiling)
 
 
 @dataclass(eq=False, kw_only=True)
 class AdaptivePolicy(BuiltOnce, ABC):
-    """Base of policies that limit a norm by the norms they have seen. Subclass it and write `init` and `update`.
+    """Base class of policies that limit a norm by the norms they have seen. Subclass it and write `init` and `update`.
 
-    A norm that is zero, infinite or NaN is not learned from. The state lives on the device of the gradients, and
-    nothing is read from there.
+    Norms that are zero, infinite or NaN do not change the state. The state is on the device of the gradients, and
+    nothing is read from the device.
 
     Args:
-        per_parameter: Remember each gradient by itself rather than their total norm.
-        warmup: Norms to learn from before clipping by them; until then only `ceiling` holds.
+        per_parameter: Keep statistics of each gradient separately instead of their total norm.
+        warmup: The number of norms to see before clipping by them; until then only `ceiling` applies.
         floor: A norm below this is never clipped.
-        ceiling: A norm above this always is.
+        ceiling: A norm above this is always clipped.
         p: The order of the norm.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> from bridle.policies import AdaptivePolicy
@@ -100,18 +100,18 @@ class AdaptivePolicy(BuiltOnce, ABC):
 
     @abstractmethod
     def init(self) -> State:
-        """Return one row of the state, before anything was seen."""
+        """Return one row of the initial state."""
 
     @abstractmethod
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
-        """Return the limit of each row, within bounds, and the next state as if the norm were a good one."""
+        """Return the limit of each row, within bounds, and the next state, assuming that the norm is valid."""
 
     @cached_property
     def _rows(self) -> StateRows:
         return StateRows(self.init())
 
     def decide(self, grads: GradientView) -> Scale:
-        """Bring the norm down to the limit, and learn from it."""
+        """Reduce the norm to the limit, and update the state."""
         with torch.no_grad():
             keys = grads.keys() if self.per_parameter else [grads.pattern]
             norm = grads.norms(self.p) if self.per_parameter else grads.total_norm(self.p).reshape(1)
@@ -128,14 +128,14 @@ class AdaptivePolicy(BuiltOnce, ABC):
             return Scale(factor if self.per_parameter else factor.reshape(()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
+        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
         return self._saved(**self._rows.state_dict())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Build the policy with the same settings first.
 
         Raises:
-            ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
+            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
         """
         self._check_saved(saved)
         self._rows.load_state_dict(saved)

@@ -18,7 +18,7 @@ class Scale:
     """Multiply the gradients.
 
     Attributes:
-        by: One factor for all (0-dim), one for each (a vector), or for each a tensor that broadcasts over it.
+        by: One factor for all gradients (0-dim), one for each (a vector), or for each a tensor that broadcasts to it.
 
     Examples:
         >>> bridle.policies.Scale(by=torch.tensor(0.5))
@@ -33,10 +33,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Limit every element to `[-limit, limit]`; of a complex element, its magnitude.
+    """Limit every element to `[-limit, limit]`; for complex elements, limit the magnitude.
 
     Attributes:
-        limit: One for all, or for each gradient a tensor of its shape, None for one that is left alone.
+        limit: One limit for all gradients, or for each a tensor of its shape; None leaves a gradient unchanged.
 
     Examples:
         >>> bridle.policies.Clamp(limit=0.1)
@@ -79,15 +79,15 @@ See Also:
 
 
 class GradientView(Protocol):
-    """What a policy is shown: the gradients of one call that it is for. Norms are measured once per order.
+    """The gradients that a policy decides about, in one call. Norms are computed once per order.
 
-    A parameter that is sharded over ranks is listed on all of them, also where a rank has no gradient of it.
+    A parameter that is sharded over ranks is listed on all of them, also on a rank that has no gradient for it.
 
     Attributes:
         parameters: The parameters that have a gradient, each once.
-        tensors: The gradient of each. Do not write to it.
-        values: What this rank holds of each gradient: itself, or of a DTensor the shard. Do not write to it.
-        pattern: The name pattern that selected them, `"*"` where there was none.
+        tensors: The gradient of each parameter. Do not write to it.
+        values: What this rank holds of each gradient: the gradient, or the shard of a DTensor. Do not write to it.
+        pattern: The name pattern that selected them, `"*"` if there was none.
 
     Examples:
         >>> class Print:
@@ -114,10 +114,10 @@ class GradientView(Protocol):
         """Return the name of each parameter."""
 
     def keys(self) -> list[str]:
-        """Return what to remember each by from step to step: its name, or its index where names are not unique."""
+        """Return a stable key for each parameter: its name, or its index if names are not unique."""
 
     def norms(self, p: float = 2.0) -> Tensor:
-        """Return the p-norm of each gradient over all ranks: a vector, float64 where the device has it."""
+        """Return the p-norm of each gradient over all ranks: a vector, float64 if the device supports it."""
 
     def total_norm(self, p: float = 2.0) -> Tensor:
         """Return the p-norm of all gradients as one vector: a 0-dim tensor."""
@@ -129,12 +129,12 @@ class GradientView(Protocol):
         """Return what this rank holds of each parameter."""
 
     def spans_ranks(self) -> bool:
-        """Return whether some of the gradients lie on several ranks: then each has to be asked about by itself."""
+        """Return whether some gradients are distributed over ranks; then query each gradient separately."""
 
     def over_ranks(self, each: Tensor, p: float = 1.0) -> Tensor:
-        """Return what values of each gradient on this rank come to over all ranks: a p-norm; of order 1, a sum.
+        """Combine per-gradient values of this rank over all ranks: a p-norm; for order 1, a sum.
 
-        Every rank has to ask, and so whether it asks must not depend on what it holds.
+        Every rank has to call this, so whether it is called must not depend on the values a rank holds.
 
         Args:
             each: A float64 value for each gradient, or a row of them for each kind of value.
@@ -145,21 +145,21 @@ class GradientView(Protocol):
         """Return the 2-norms of slices along some dimensions of each gradient, given those of this rank's part."""
 
     def refuse_plain_shards(self, policy: str) -> None:
-        """Raise if a gradient is a shard in a plain tensor, for a policy that looks inside gradients."""
+        """Raise if a gradient is a shard in a plain tensor, for policies that look inside gradients."""
 
     def refuse_disjoint(self, policy: str) -> None:
-        """Raise if other ranks hold other parameters, for a policy that each rank would decide for itself."""
+        """Raise if other ranks hold other parameters, for policies that each rank would decide for itself."""
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """A rule for clipping: any object with `p` and `decide`. There is nothing to inherit from.
+    """A clipping policy: any object with `p` and `decide`. There is no base class to inherit from.
 
-    A policy may also have a method `check(grads)` that raises for gradients it cannot decide about. Every policy of a
-    call is checked before any of them decides, so before anything is learned or written.
+    A policy may also have a method `check(grads)` that raises for gradients it cannot handle. All policies of a
+    call are checked before any of them decides, so before any state or gradient is written.
 
     Attributes:
-        p: The order of the norm it looks at; the report shows that norm, and non-finite values are found by it.
+        p: The order of the norm it uses. The report shows this norm, and non-finite values are detected with it.
 
     Examples:
         >>> from bridle.policies import GradientView, Scale
@@ -180,15 +180,15 @@ class Policy(Protocol):
 
     @property
     def p(self) -> float:
-        """The order of the norm it looks at."""
+        """The order of the norm that the policy uses."""
 
     def decide(self, grads: GradientView) -> Decision:
-        """Decide, without writing to a gradient and without reading a value from a device. It may remember."""
+        """Decide, without writing to a gradient and without reading a value from a device. It may update its state."""
 
 
 @runtime_checkable
 class Stateful(Policy, Protocol):
-    """A policy whose memory can be saved.
+    """A policy whose state can be saved.
 
     Examples:
         >>> isinstance(bridle.policies.ByMedian(), bridle.policies.Stateful)
@@ -199,10 +199,10 @@ class Stateful(Policy, Protocol):
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learned."""
+        """Return the state."""
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from what was learned."""
+        """Load the state."""
 
 
 def check(policy: Policy | None, grads: GradientView) -> None:
@@ -236,7 +236,7 @@ def refuse_no_policy(found: object) -> None:
 
 
 def clip_factor(limit: float | Tensor, norm: Tensor) -> Tensor:
-    """Return the factor that brings a norm down to a limit: exactly 1 below it, and 1 where the norm is not finite.
+    """Return the factor that reduces a norm to a limit: exactly 1 below it, and 1 if the norm is not finite.
 
     Examples:
         >>> bridle.policies.clip_factor(1.0, torch.tensor([0.5, 4.0]))

@@ -20,21 +20,21 @@ from .state import StateRows
 class ByElementSpike(BuiltOnce):
     """Limit each element by its own second moment: `g² > theta v` becomes `g = sign(g) sqrt(theta v)`.
 
-    v is the moving average of the square of that element after clipping, corrected for its start at zero. For complex
-    elements, magnitudes are clipped and phases preserved. Costs one float32 of memory per element, as Adam's own
-    second moment does. The root of v is what is remembered, so an element is remembered with as many digits as its
-    type has at its size. Huang et al., SPAM (arXiv 2501.06842), of which this is the clipping; its reset of the moments
-    belongs to the optimizer. There v is not corrected, so early limits are tighter.
+    v is the moving average of the square of that element after clipping, with bias correction. For complex
+    elements, magnitudes are clipped and phases preserved. Costs one float32 of memory per element, as Adam's
+    second moment does. The square root of v is stored, so that elements of every magnitude keep the precision of
+    their dtype. This is the clipping of SPAM (Huang et al., arXiv 2501.06842); its reset of the moments
+    belongs to the optimizer. SPAM does not correct the bias of v, so its early limits are tighter.
 
     Args:
-        theta: How many times the average square is too large.
-        decay: How much of the old average a step keeps.
-        warmup: Steps to learn from before limiting; until then only `ceiling` holds.
+        theta: An element is clipped if its square exceeds this many times the average.
+        decay: The fraction of the old average that a step keeps.
+        warmup: The number of steps to see before limiting; until then only `ceiling` applies.
         floor: An element below this is never changed.
-        ceiling: An element above this always is.
+        ceiling: An element above this is always limited.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByElementSpike(theta=25.0, warmup=2)
@@ -69,7 +69,7 @@ class ByElementSpike(BuiltOnce):
         self._seen = StateRows({})  # how many steps each parameter has learned from
 
     def check(self, grads: GradientView) -> None:
-        """Refuse gradients whose elements cannot be told apart, or have the history of another parameter."""
+        """Raise for gradients whose elements cannot be separated, or for state that belongs to another parameter."""
         super().check(grads)
         grads.refuse_plain_shards("ByElementSpike")
         self._plan(grads)
@@ -78,7 +78,7 @@ class ByElementSpike(BuiltOnce):
         return self._rms.plan(grads, grads.weights() if grads.spans_ranks() else grads.values, _refuse_sparse)
 
     def decide(self, grads: GradientView) -> Clamp:
-        """Limit each element by its own history, and learn from it."""
+        """Limit each element by its own history, and update the history."""
         with torch.no_grad():
             keys, values, norms = grads.keys(), grads.values, grads.norms(self.p)
             seen, good = self._seen.read(keys, norms)["seen"], (norms > 0) & torch.isfinite(norms)
@@ -123,14 +123,14 @@ class ByElementSpike(BuiltOnce):
         return [t.view(g.shape) for t, g in zip(limit.split_with_sizes(chunk.sizes.tolist()), grads, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
+        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
         return self._saved(corrected_rms=self._rms.state_dict(), seen=self._seen.state_dict())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Build the policy with the same settings first.
 
         Raises:
-            ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
+            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
         """
         self._check_saved(saved)
         rms, seen = saved.get("corrected_rms"), saved.get("seen")

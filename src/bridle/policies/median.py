@@ -10,18 +10,18 @@ from .window import empty, push, quantile
 
 @dataclass(eq=False)
 class ByMedian(AdaptivePolicy):
-    """Clip to `k` times the median of the norms before this one.
+    """Clip to `k` times the median of the previous norms.
 
-    `limit = k median(last norms before clipping)`. The limit stays sane with nearly half of the window outliers. As
-    in ScaledAdam of the icefall speech recipes (Yao et al., Zipformer, arXiv 2310.11230), with k = 2. Further
-    arguments: `AdaptivePolicy`.
+    `limit = k median(last norms before clipping)`. The limit stays meaningful even if nearly half of the window are
+    outliers. As in ScaledAdam of the icefall speech recipes (Yao et al., Zipformer, arXiv 2310.11230), with k = 2.
+    For further arguments see `AdaptivePolicy`.
 
     Args:
-        k: How many times the median is too large.
-        window: How many norms to remember.
+        k: The limit as a multiple of the median.
+        window: The number of norms to keep.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByMedian(warmup=3)
@@ -51,6 +51,6 @@ class ByMedian(AdaptivePolicy):
         return {"window": empty(self.window)}
 
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
-        """Take the median, then add the norm to the window."""
+        """Compute the median, then add the norm to the window."""
         limit = bounds.clamp(self.k * quantile(state["window"], 0.5))
         return limit, {"window": push(state["window"], state["seen"], norm)}

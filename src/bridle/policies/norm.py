@@ -21,14 +21,14 @@ class _ByNorm:
 
 
 def by_norm(max_norm: float | Tensor, p: float | str = 2.0, *, per_parameter: bool = False) -> Policy:
-    """Bring the norm of all gradients down to `max_norm` by one factor, `min(1, max_norm / norm)`.
+    """Reduce the norm of all gradients to `max_norm` by one factor, `min(1, max_norm / norm)`.
 
-    Unlike `clip_grad_norm_` there is no epsilon in the division: a norm at the threshold stays there.
+    Unlike in `clip_grad_norm_` there is no epsilon in the division: a norm at the threshold does not change.
 
     Args:
         max_norm: The largest norm allowed, a number or a 0-dim tensor (which is never read from its device).
         p: The order of the norm.
-        per_parameter: Limit the norm of each gradient by itself: one exploding layer does not shrink the others.
+        per_parameter: Limit the norm of each gradient separately: one exploding layer does not shrink the others.
 
     Returns:
         A policy for `bridle.clip_`.

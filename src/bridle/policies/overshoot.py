@@ -26,32 +26,33 @@ _FIRST, _GROWTH, _LONGEST = 5.0, 0.25, 60.0
 
 @dataclass(eq=False)
 class ByOvershoot(BuiltOnce):
-    """Clip to a limit that shrinks when steps lead nowhere and grows while they get on. This is `"auto"`.
+    """Clip to a limit that shrinks when steps overshoot and grows while they make progress. This is `"auto"`.
 
-    With g the gradient now, d how far the parameters are from a moving average of where they were, and q the lower
-    quartile of the last norms, a calm step: `limit <- limit exp(-rate cos(g, d))`, then pulled back by
-    `limit <- limit (q / limit)^0.005`, between a tenth of q and the largest of the last norms. A positive cosine says
-    that the loss rises along the way that was taken lately, so it went too far or around in circles; a negative one
-    that it could have gone further. The average is over the last 5 steps at first and over 60 from step 220 on: a
-    single step overshoots in the sharpest direction also while a run gets on in all others. What of d leads straight
-    to zero is left out: there weight decay goes, which is not clipped. Late in a run noise alone makes the cosine
-    positive: the pull and the floor keep the gradient stronger than that, and than weight decay.
+    Let g be the current gradient, d the offset of the parameters from a moving average of their positions, and q the
+    lower quartile of the last norms, which stands for a calm step. The update is `limit <- limit exp(-rate cos(g, d))`,
+    then a pull back, `limit <- limit (q / limit)^0.005`, kept between a tenth of q and the largest of the last norms.
+    A positive cosine means that the loss rises in the direction of recent movement: the run went too far or in circles.
+    A negative cosine means that it could have gone further. The average is over the last 5 steps at first and over 60
+    from step 220 on: a single step overshoots in the sharpest direction even while the run makes progress in all
+    others. The component of d that points straight to zero is left out, because weight decay moves there and is
+    not clipped. Late in a run noise alone makes the cosine positive: the pull and the floor keep the gradient
+    stronger than noise and than weight decay.
 
-    The policy needs no threshold and no guess at the scale of the gradients, and costs a copy of the parameters, in
-    float32 for shorter types. A parameter with a sparse gradient is compared where the gradient has entries, and
-    copied whole. The rule is hypergradient descent (Baydin et al., Online Learning Rate Adaptation with Hypergradient
-    Descent, arXiv 1703.04782) in a multiplicative form, for a limit on the norm instead of a learning rate, and with
-    where the optimizer has really gone instead of the previous gradient.
+    The policy needs no threshold and no guess at the scale of the gradients. It costs a copy of the parameters, in
+    float32 for narrower dtypes. A parameter with a sparse gradient is compared where the gradient has entries, and
+    copied as a whole. The rule is hypergradient descent (Baydin et al., Online Learning Rate Adaptation with
+    Hypergradient Descent, arXiv 1703.04782) in a multiplicative form, for a limit on the norm instead of a learning
+    rate, and with the actual movement of the parameters instead of the previous gradient.
 
     Args:
         rate: How far one step moves the limit, on a logarithmic scale.
         start: The first limit, relative to the first norm.
-        window: How many norms the quartile is taken over.
+        window: The number of norms for the quartile.
         floor: A norm below this is never clipped.
-        ceiling: A norm above this always is.
+        ceiling: A norm above this is always clipped.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByOvershoot(rate=1.0)
@@ -89,7 +90,7 @@ class ByOvershoot(BuiltOnce):
         return StateRows({"limit": torch.zeros((), dtype=torch.float64), "window": empty(self.window)})
 
     def check(self, grads: GradientView) -> None:
-        """Refuse gradients that cannot be compared with the way of their parameters."""
+        """Raise for gradients that cannot be compared with the movement of their parameters."""
         super().check(grads)
         grads.refuse_plain_shards("ByOvershoot")
         grads.refuse_disjoint("ByOvershoot")
@@ -99,7 +100,7 @@ class ByOvershoot(BuiltOnce):
         return self._average.plan(grads, _held(grads), _refuse_layouts)
 
     def decide(self, grads: GradientView) -> Scale:
-        """Move the limit by what the last step turned out to be, and bring the norm down to it."""
+        """Adjust the limit by the outcome of the last steps, and reduce the norm to it."""
         with torch.no_grad():
             keys, norm = [grads.pattern], grads.total_norm(self.p).reshape(1)
             state = self._rows.read(keys, norm)
@@ -160,14 +161,14 @@ class ByOvershoot(BuiltOnce):
         return now, way
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
+        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
         return self._saved(**self._rows.state_dict(), average=self._average.state_dict())
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Build the policy with the same settings first.
 
         Raises:
-            ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
+            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
         """
         self._check_saved(saved)
         average = ElementMemory()

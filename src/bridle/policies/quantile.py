@@ -10,18 +10,18 @@ from .window import empty, push, quantile
 
 @dataclass(eq=False)
 class ByQuantile(AdaptivePolicy):
-    """Clip to a quantile of the norms seen so far, this one included.
+    """Clip to a quantile of the norms seen so far, including this one.
 
     `limit = quantile(last norms before clipping, q)`. The default, the tenth percentile, clips nine steps of ten: in
     effect the step length follows the calm part of the run. Use 0.9 to clip only the largest tenth. Seetharaman et
-    al., AutoClip (arXiv 2007.14469). Further arguments: `AdaptivePolicy`.
+    al., AutoClip (arXiv 2007.14469). For further arguments see `AdaptivePolicy`.
 
     Args:
         q: Which quantile, from 0 to 1.
-        window: How many norms to remember (the paper: all of them).
+        window: The number of norms to keep (the paper keeps all of them).
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByQuantile(0.5)
@@ -49,6 +49,6 @@ class ByQuantile(AdaptivePolicy):
         return {"window": empty(self.window)}
 
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
-        """Add the norm to the window, then take the quantile."""
+        """Add the norm to the window, then compute the quantile."""
         window = push(state["window"], state["seen"], norm)
         return bounds.clamp(quantile(window, self.q)), {"window": window}

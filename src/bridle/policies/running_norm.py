@@ -14,16 +14,16 @@ class ByRunningNorm(AdaptivePolicy):
     """Clip each gradient to `k` times the running average of its own norms.
 
     `limit = k s`, with `s <- decay s + (1 - decay) clipped norm`; during warm-up s is the smallest norm so far. A norm
-    can grow by at most `1 + (1 - decay)(k - 1)` a step, so one that was tiny once in warm-up is held down for long: a
-    `floor` prevents that. Wang et al., AdaGC (arXiv 2502.11034). There, warm-up clips by the total norm; here by
-    `ceiling` for each. Further arguments: `AdaptivePolicy`.
+    can grow by at most `1 + (1 - decay)(k - 1)` per step, so a gradient that was tiny once during warm-up stays small
+    for long: a `floor` prevents that. Wang et al., AdaGC (arXiv 2502.11034). The paper clips by the total norm during
+    warm-up; this policy clips each gradient by `ceiling`. For further arguments see `AdaptivePolicy`.
 
     Args:
-        k: How many times the average is too large.
-        decay: How much of the old average a step keeps.
+        k: The limit as a multiple of the average.
+        decay: The fraction of the old average that a step keeps.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByRunningNorm(warmup=3)
@@ -54,7 +54,7 @@ class ByRunningNorm(AdaptivePolicy):
         return {"average": torch.full((), math.inf, dtype=torch.float64)}
 
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
-        """Clip to the average, and learn from the clipped norm."""
+        """Clip to the average, and update it with the clipped norm."""
         average = state["average"]
         limit = bounds.clamp(self.k * average)
         clipped = torch.minimum(norm, limit)

@@ -18,26 +18,26 @@ _LEAST_DEVIATION = 0.01  # of the median: where values hardly differ, a small ri
 
 @dataclass(eq=False)
 class SkipSpikes(BuiltOnce):
-    """Skip a step whose norm, or loss, is an outlier; do what `policy` says with the others.
+    """Skip a step whose norm or loss is an outlier; apply `policy` to the others.
 
     A spike is a value with `(value - median) / (1.4826 MAD) > z` over the last values, where MAD is the median distance
-    from the median: unlike mean and standard deviation, hardly moved by the spikes themselves. Call `see(loss)` before
-    the step to have the loss watched as well; a loss that is not finite is a spike. After `at_most` spikes in a row
-    steps are let through until one is normal: the level has changed. OLMo 2 (arXiv 2501.00656) skips on spikes with
+    from the median; unlike mean and standard deviation, it hardly depends on the spikes themselves. Call `see(loss)`
+    before the step to check the loss as well; a loss that is not finite is a spike. After `at_most` spikes in a row,
+    steps are allowed until one is normal, because the level has changed. OLMo 2 (arXiv 2501.00656) skips spikes by
     mean and standard deviation.
 
-    `clip_` skips by setting gradients to zero, which an optimizer with momentum or weight decay still moves on;
-    `Clipper` leaves the optimizer without gradients where it can read the decision, so that nothing moves.
+    `clip_` skips by setting gradients to zero; an optimizer with momentum or weight decay still moves the weights.
+    `Clipper` leaves the optimizer without gradients if it can read the decision, so that nothing moves.
 
     Args:
-        policy: What to do with a step that is not a spike; None leaves it alone.
-        z: How many robust standard deviations above the median are too many.
-        window: How many values to remember.
-        warmup: Values to learn from before any step is skipped.
-        at_most: How many spikes in a row to skip.
+        policy: The policy for a step that is not a spike; None leaves it unclipped.
+        z: The threshold, in robust standard deviations above the median.
+        window: The number of values to keep.
+        warmup: The number of values to see before any step is skipped.
+        at_most: The largest number of spikes in a row to skip.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range, or a policy that skips by itself.
+        ArgumentError: (a ValueError) A setting is out of range, or the inner policy itself skips steps.
 
     Examples:
         >>> policy = bridle.policies.SkipSpikes(bridle.by_norm(1.5), warmup=4)
@@ -77,20 +77,20 @@ class SkipSpikes(BuiltOnce):
 
     @property
     def p(self) -> float:
-        """The order of the norm it looks at."""
+        """The order of the norm that the policy uses."""
         return 2.0 if self.policy is None else self.policy.p
 
     def see(self, loss: Tensor | float) -> None:
-        """Take the loss of the coming step into account. On several ranks, pass the same (reduced) loss on each.
+        """Check the loss of the coming step too. On several ranks, pass the same (reduced) loss on each.
 
         Raises:
-            ArgumentError: (a ValueError) Not one real number.
+            ArgumentError: (a ValueError) The loss is not one real number.
         """
         found = one_number(loss, "see: the loss is one number, such as loss.detach()")
         self._loss, self._loss_used_by = found.reshape(1), set()
 
     def check(self, grads: GradientView) -> None:
-        """Refuse what the policy for normal steps refuses."""
+        """Raise for what the policy for normal steps refuses."""
         super().check(grads)
         check(self.policy, grads)
 
@@ -129,7 +129,7 @@ class SkipSpikes(BuiltOnce):
         return (value - median > self.z * deviation) & (state["seen"] >= self.warmup)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it has learned. It loads with `torch.load(..., weights_only=True)`."""
+        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
         inner = self.policy.state_dict() if isinstance(self.policy, Stateful) else None
         return self._saved(norms=self._norms.state_dict(), losses=self._losses.state_dict(), inner=inner)
 
@@ -137,7 +137,7 @@ class SkipSpikes(BuiltOnce):
         """Continue from a checkpoint. Build the policy with the same settings first.
 
         Raises:
-            ArgumentError: (a ValueError) The state of another policy, or of one with other settings.
+            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
         """
         self._check_saved(saved)
         norms, losses = self._empty_rows()

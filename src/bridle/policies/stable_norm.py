@@ -14,21 +14,21 @@ _EPS = 1e-8
 
 @dataclass(eq=False)
 class ByStableNorm(AdaptivePolicy):
-    """Keep the direction of each gradient and replace its norm by a steady one, near 1.
+    """Keep the direction of each gradient and replace its norm by a stable one, near 1.
 
-    `norm <- m / (sqrt(v) + 1e-8)`, where m and v are moving averages of the norm and of its square, corrected for
-    their start at zero. A spike raises both, so the result stays bounded whatever its size. This changes the scale of
-    *every* step, up as well as down: use it with optimizers that divide the scale out again (Adam and kin); with plain
-    SGD the learning rate becomes the length of a step. Huang et al., GradientStabilizer (arXiv 2502.17055). Further
-    arguments: `AdaptivePolicy`, where `floor` (at most 65504, the largest float16) and `ceiling` are the least and the
-    largest norm to give.
+    `norm <- m / (sqrt(v) + 1e-8)`, where m and v are bias-corrected moving averages of the norm and of its
+    square. A spike raises both, so the result stays bounded whatever its size. This changes the scale of
+    *every* step, up as well as down: use it with optimizers that cancel the scale (Adam and similar); with plain
+    SGD the learning rate becomes the length of a step. Huang et al., GradientStabilizer (arXiv 2502.17055). For
+    further arguments see `AdaptivePolicy`; here `floor` (at most 65504, the largest float16) and `ceiling` are the
+    smallest and the largest resulting norm.
 
     Args:
-        decay: How much of the average norm a step keeps.
-        square_decay: How much of the average squared norm a step keeps.
+        decay: The fraction of the average norm that a step keeps.
+        square_decay: The fraction of the average squared norm that a step keeps.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByStableNorm()
@@ -62,7 +62,7 @@ class ByStableNorm(AdaptivePolicy):
         return {"mean": torch.zeros((), dtype=torch.float64), "rms": torch.zeros((), dtype=torch.float64)}
 
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
-        """Learn from the norm, then replace it."""
+        """Update the averages with the norm, then replace it."""
         mean = self.decay * state["mean"] + (1 - self.decay) * norm
         # The root of the moving average of squares, so that no square overflows or vanishes.
         rms = torch.hypot(math.sqrt(self.square_decay) * state["rms"], math.sqrt(1 - self.square_decay) * norm)

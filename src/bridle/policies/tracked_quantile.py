@@ -10,18 +10,18 @@ from .state import State
 
 @dataclass(eq=False)
 class ByTrackedQuantile(AdaptivePolicy):
-    """Clip to a quantile of the norms that is tracked by one number, without a history.
+    """Clip to a quantile of the norms that is tracked with one number, without a history.
 
-    `C <- C exp(-rate (b - q))`, where b is 1 if the norm was at most C and 0 if it was above: C settles where the
-    share q of all norms lies below it. It starts at the first norm. Andrew et al., Differentially Private Learning
-    with Adaptive Clipping (arXiv 1905.03871), without the noise. Further arguments: `AdaptivePolicy`.
+    `C <- C exp(-rate (b - q))`, where b is 1 if the norm was at most C and 0 if it was above: C settles where a
+    fraction q of all norms is below it. It starts at the first norm. Andrew et al., Differentially Private Learning
+    with Adaptive Clipping (arXiv 1905.03871), without the noise. For further arguments see `AdaptivePolicy`.
 
     Args:
         q: Which quantile, from 0 to 1; 0.5 is the median.
         rate: How far one step moves the estimate, on a logarithmic scale.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByTrackedQuantile()

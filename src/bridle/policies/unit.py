@@ -57,24 +57,24 @@ class _ByUnit:
 
 
 def by_unit(ratio: float | Tensor = 0.01, eps: float = 1e-3, unit_dims: int | tuple[int, ...] = 0) -> Policy:
-    """Limit each unit's gradient relative to the size of that unit's weights (adaptive gradient clipping).
+    """Limit each unit's gradient relative to the norm of that unit's weights (adaptive gradient clipping).
 
-    A unit is one output: a row of a linear layer, a filter of a convolution, the whole of a bias or gain. Where
-    `|G_i| > ratio * max(|W_i|, eps)`, G_i is scaled down to that. Brock et al., High-Performance Large-Scale Image
-    Recognition Without Normalization (arXiv 2102.06171). They leave the last linear layer out; a name pattern does
-    that here: `{"head.*": None, "*": by_unit()}`.
+    A unit is one output: a row of a linear layer, a filter of a convolution, a whole bias or gain. Where
+    `|G_i| > ratio * max(|W_i|, eps)`, G_i is scaled down to that limit. Brock et al., High-Performance Large-Scale
+    Image Recognition Without Normalization (arXiv 2102.06171). The paper leaves the last linear layer out; use a name
+    pattern for that: `{"head.*": None, "*": by_unit()}`.
 
     Args:
-        ratio: The largest size of a gradient relative to its weights, a number or a 0-dim tensor.
-        eps: The least size a unit's weights are taken to have, so that zero weights can leave zero.
-        unit_dims: The dimensions that index the units. 0 is right for linear layers and convolutions; 1 for
+        ratio: The largest norm of a gradient relative to its weights, a number or a 0-dim tensor.
+        eps: A lower bound on the norm of a unit's weights, so that zero weights can move away from zero.
+        unit_dims: The dimensions that index the units. Use 0 for linear layers and convolutions, 1 for
             transposed convolutions.
 
     Returns:
         A policy for `bridle.clip_`.
 
     Raises:
-        ArgumentError: (a ValueError) A negative or NaN `ratio`, or dimensions that are none.
+        ArgumentError: (a ValueError) A negative or NaN `ratio`, or invalid dimensions.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.ones(2, 4))

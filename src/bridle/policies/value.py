@@ -20,7 +20,7 @@ class _ByValue:
 
 
 def by_value(max_value: float | Tensor) -> Policy:
-    """Limit every element to `[-max_value, max_value]`; of a complex element, its magnitude. Changes the direction.
+    """Limit every element to `[-max_value, max_value]`, or its magnitude if it is complex. Changes the direction.
 
     With `nonfinite="propagate"` infinite elements are limited like all others and NaN stays, as in `clip_grad_value_`.
 

@@ -11,19 +11,19 @@ from .state import State
 
 @dataclass(eq=False)
 class ByZScore(AdaptivePolicy):
-    """Clip a norm that lies more than `z` standard deviations above the running mean.
+    """Clip a norm that is more than `z` standard deviations above the running mean.
 
-    With `z_t = (norm - mean) / sd`: where `z_t > z` the norm becomes `mean + z² sd / z_t`, so the larger the outlier
-    the closer to the mean it is brought. Mean and variance are moving averages of the norms *after* clipping; during
-    warm-up they are the plain mean and variance of what was seen. Kumar et al., ZClip (arXiv 2504.02507). Further
-    arguments: `AdaptivePolicy`.
+    With `z_t = (norm - mean) / sd`: where `z_t > z` the norm becomes `mean + z² sd / z_t`, so a larger outlier
+    ends closer to the mean. Mean and variance are moving averages of the norms *after* clipping; during
+    warm-up they are the plain mean and variance of the norms so far. Kumar et al., ZClip (arXiv 2504.02507). For
+    further arguments see `AdaptivePolicy`.
 
     Args:
-        z: How many standard deviations are too many.
-        decay: How much of the old averages a step keeps.
+        z: The threshold, in standard deviations above the mean.
+        decay: The fraction of the old averages that a step keeps.
 
     Raises:
-        ArgumentError: (a ValueError) A setting outside of its range.
+        ArgumentError: (a ValueError) A setting is out of range.
 
     Examples:
         >>> policy = bridle.policies.ByZScore(warmup=4)
@@ -53,7 +53,7 @@ class ByZScore(AdaptivePolicy):
         return {"mean": torch.zeros((), dtype=torch.float64), "variance": torch.zeros((), dtype=torch.float64)}
 
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
-        """Limit the norm by its distance from the mean, and learn from the limited norm."""
+        """Limit the norm by its distance from the mean, and update the averages with the limited norm."""
         mean, variance, seen = state["mean"], state["variance"], state["seen"]
         above = norm - mean
         # mean + z² sd / z_t with z_t = above / sd, written so that a zero deviation divides nothing.

@@ -30,30 +30,30 @@ from .run.schema import VERSION
 
 
 class Monitor:
-    """Record a training run: loss, gradient norms, updates, non-finite steps; then report on it.
+    """Record a training run (loss, gradient norms, updates, non-finite steps) and report on it.
 
-    While it is on (inside a `with` block, or between `start` and `stop`) it observes every backward pass, every
-    clipping and every step, writes a line for each step, and clips if asked to, as `bridle.Clipper` does. Nothing else
-    in the program changes. Recording a step reads values, so on an accelerator it waits for the device: use `every`
-    there. In a run of several processes each has a monitor and a file of its own, and nothing is sent between them.
+    While it is active (inside a `with` block, or between `start` and `stop`) it observes every backward pass, every
+    clipping call and every step, writes a line for each step, and clips if `clip` is given, as `bridle.Clipper` does.
+    Nothing else in the program changes. Recording a step reads values, so on an accelerator it waits for the device:
+    use `every` there. With several processes each has its own monitor and file, and nothing is sent between them.
 
-    Nothing is lost: a file that holds something already is left alone and the record is numbered (`run-2.jsonl` for
-    `run.jsonl`, with a warning), and a monitor that is started again goes on with its record. Once it is on, a record
-    that can no longer be written stops recording (`stopped_because`, and a line on stderr), never the program.
+    Nothing is overwritten: if the file is not empty, the record gets a number (`run-2.jsonl` for `run.jsonl`, with a
+    warning). A monitor that is started again continues its record. If the record can no longer be written, recording
+    stops (`stopped_because`, and a line on stderr), and the program continues.
 
     Args:
         model: The model, for the names of its parameters. None: those of all live modules.
         optimizer: The optimizer whose steps are recorded. None: every optimizer that steps.
-        record: The file to write (JSON lines), in a folder that is made where it is missing. Each of several processes
+        record: The file to write (JSON lines); missing folders are created. With several processes each
             writes its own, `run.rank0.jsonl` for `run.jsonl`. None: a temporary file that lives as long as the monitor.
         clip: None to only observe; a number (the largest norm), a name ("auto", "zscore") or a policy of `bridle`. A
-            step with gradients that are not finite is then skipped.
-        every: Record every so many steps; clipping is done at each.
+            step with non-finite gradients is then skipped.
+        every: Record every n-th step; clipping happens at every step.
         max_bytes: Approximate limit on the size of the record; beyond it, steps are thinned out evenly.
-        on_step: Called after each recorded step with what `latest` holds.
+        on_step: Called after each recorded step with the content of `latest`.
 
     Raises:
-        ArgumentError: (a ValueError) an argument has no meaning, or the optimizer holds none of the model's parameters.
+        ArgumentError: (a ValueError) an argument is invalid, or the optimizer has none of the model's parameters.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1)
@@ -103,7 +103,7 @@ class Monitor:
 
     @property
     def path(self) -> str:
-        """The file of the record. Before the first start the one asked for, which may turn out to be taken."""
+        """The file of the record. Before the first start it is the requested file, which may already be taken."""
         return str(self._writer.path)
 
     @property
@@ -113,9 +113,9 @@ class Monitor:
 
     @property
     def latest(self) -> dict[str, float]:
-        """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as they are known.
+        """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as known.
 
-        Of a second optimizer also its number, `opt`.
+        For a second optimizer also its number, `opt`.
         """
         line = self._recorder.latest
         found: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
@@ -127,14 +127,14 @@ class Monitor:
 
     @property
     def stopped_because(self) -> str | None:
-        """Why recording stopped before the run did, or None. The program goes on where recording cannot."""
+        """Why recording stopped before the run did, or None. The program continues without recording."""
         return self._recorder.failure
 
     def start(self) -> Monitor:
-        """Begin to observe, or go on with the same record. Does nothing where the monitor is on.
+        """Begin to observe, or continue the same record. Does nothing if the monitor is already active.
 
         Raises:
-            ArgumentError: (a ValueError) `record` names a folder, or something else that is not a file.
+            ArgumentError: (a ValueError) `record` is a folder, or something else that is not a file.
             RecordWriteError: (a ValueError and an OSError) the record cannot be written.
         """
         if self._on:
@@ -168,14 +168,14 @@ class Monitor:
             self._recorder.fail(self._writer.failure)
 
     def note(self, kind: str, **values: Any) -> None:
-        """Write a line of your own into the record, such as a test loss; also after `stop`.
+        """Write your own line into the record, such as a test loss; also works after `stop`.
 
         Args:
-            kind: What it is, such as "test". `monitor.note("test", loss=0.3)` is drawn beside the training loss.
+            kind: What it is, such as "test". `monitor.note("test", loss=0.3)` is plotted beside the training loss.
             **values: Numbers (tensors of one element as well) and strings.
 
         Raises:
-            ArgumentError: (a ValueError) a value is none of these, or the monitor was never started.
+            ArgumentError: (a ValueError) a value has another type, or the monitor was never started.
         """
         line = {"note": str(kind), "after": self.steps, **plain_values(values)}
         if not self._started:
@@ -192,7 +192,7 @@ class Monitor:
         self._recorder.on_samples(norms)
 
     def report(self) -> Report:
-        """Return what the record so far shows, of every optimizer.
+        """Return a report on the record so far, for every optimizer.
 
         Raises:
             RecordError: (a ValueError) the monitor was never started.
@@ -205,7 +205,7 @@ class Monitor:
         return read_report(self.path)
 
     def findings(self) -> list[Finding]:
-        """Return the findings of `report()`, what explains most first; empty if there are none."""
+        """Return the findings of `report()`, the most important first; empty if there are none."""
         return Findings(self.report().findings)
 
     def advice(self) -> Advice:

@@ -39,31 +39,31 @@ _lock = threading.Lock()
 
 
 def detect_nonfinite(model: nn.Module | None = None) -> AbstractContextManager[None]:
-    """Raise, with its origin, when a backward pass in this block produces NaN or infinite gradients.
+    """Raise when a backward pass in this block produces NaN or infinite gradients, and name their origin.
 
-    Every pass that this thread starts from Python counts: ``loss.backward()``, `torch.autograd.grad`,
-    `bridle.backward`. What it produced (the leaves' ``.grad`` or the returned gradients, and the loss itself
-    if it is a scalar) is checked once, after the pass has finished, so communication between processes is
-    unchanged. Only if something is not finite, the pass runs again node by node to find the origin; tensor
+    Every pass that this thread starts from Python is checked: ``loss.backward()``, `torch.autograd.grad`,
+    `bridle.backward`. The results (the ``.grad`` of the leaves or the returned gradients, and the loss itself
+    if it is a scalar) are checked once, after the pass has finished, so communication between processes is
+    unchanged. Only if a value is not finite, the pass runs again node by node to find the origin; tensor
     hooks then run once more.
 
-    The cost is one walk over the graph and one read of the gradients per pass, and memory: the graph is kept
-    until the loss is dropped, because the search needs it; so a second pass over it is not an error here. A
+    Each pass costs one walk over the graph and one read of the gradients. It also costs memory: the graph is kept
+    until the loss is deleted, because the search needs it; so a second pass over it is not an error here. A
     graph that can run only once (a compiled function with donated buffers, a sharded model) is not kept, and
     the error says how to find the origin. Batched gradients (``is_grads_batched``) and tensor subclasses
     other than DTensor are not checked.
 
     Args:
-        model: the model whose names to use. Without it, the live modules of the process are searched when
-            something has been found. Required for a sharded model, whose parameters are not in the graph.
+        model: the model whose parameter names to use. Without it, the live modules of the process are searched
+            after a non-finite value was found. Required for a sharded model, whose parameters are not in the graph.
 
     Returns:
-        A context manager, which raises at the end of a pass.
+        A context manager. It raises at the end of a pass.
 
     Raises:
         NonFiniteGradientError: a pass produced NaN or infinity; the message and the error's attributes name
             the node, its module, and the saved operand that caused it.
-        ArgumentError: (a ValueError and TypeError) `model` is no module, at the call.
+        ArgumentError: (a ValueError and TypeError) `model` is not a module; raised at the call.
 
     Examples:
         >>> import torch, bridle

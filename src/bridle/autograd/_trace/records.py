@@ -14,15 +14,15 @@ class NodeRecord:
     Attributes:
         index: its position in the order of the pass.
         op: torch's name for it.
-        module: path of the module it belongs to, '' for the model itself, None if not known.
-        exact: True if it was made in that module; False if that is the last module known before it.
+        module: path of the module it belongs to, '' for the model itself, None if unknown.
+        exact: True if it was created in that module; False if that is the last known module before it.
         parameter: name of the leaf whose gradient it accumulates, for an `AccumulateGrad` node.
-        shape: shape of the (first) value the op made, which is the shape of the incoming gradient.
+        shape: shape of the op's (first) output, which is the shape of the incoming gradient.
         dtype: its dtype.
         incoming: the incoming gradient, after hooks; None if there was none or norms were not measured.
         outgoing: the gradients it sent, combined.
-        seconds: how long it ran, in wall-clock time. On an accelerator that is the time to launch the
-            work. A checkpoint's recomputation counts to the first node that needs it.
+        seconds: wall-clock time of the node. On an accelerator this is the time to launch the
+            work. The recomputation of a checkpoint is attributed to the first node that needs it.
         targets: index of each node it sends gradients to.
         sent: the gradient sent to each of them.
 
@@ -55,9 +55,9 @@ class ModuleSummary:
     """The nodes of one module, combined.
 
     Attributes:
-        module: its path, '' for the model itself, None for nodes whose module is not known.
+        module: its path, '' for the model itself, None for nodes whose module is unknown.
         nodes: the number of its nodes.
-        seconds: how long they ran.
+        seconds: total time of its nodes.
         entering: the gradients that its nodes received from other modules, combined.
         leaving: the gradients that its nodes sent to other modules.
         parameters: the gradients of its own parameters.

@@ -16,7 +16,7 @@ class Trace:
 
     Attributes:
         nodes: every node, in the order in which torch's engine runs them on one thread.
-        seconds: how long the pass took, tracing included.
+        seconds: duration of the pass, including the tracing.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
@@ -35,7 +35,7 @@ class Trace:
         """Combine the nodes of each module, in the order in which the gradient reaches them.
 
         Args:
-            depth: how many components of a path to keep: with 1, ``encoder.layers.0`` counts to ``encoder``.
+            depth: how many components of a path to keep: with 1, ``encoder.layers.0`` is counted in ``encoder``.
         """
         groups: dict[str | None, list[NodeRecord]] = {}
         for node in self.nodes:
@@ -77,7 +77,7 @@ class Trace:
         """Write a self-contained page: the modules, the graph, and the gradient at every node.
 
         Args:
-            path: where to write it.
+            path: the file to write.
 
         Returns:
             The path.

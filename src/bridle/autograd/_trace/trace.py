@@ -35,25 +35,25 @@ def trace(
 ) -> Trace:
     """Run ``loss.backward()`` and record what every node did.
 
-    The pass is torch's own: the same ``.grad``, hooks, communication and freeing of the graph. The result
-    holds numbers and names only and keeps neither gradients nor the graph alive.
+    The pass is torch's own: same ``.grad``, hooks and communication, and the graph is freed as usual. The result
+    holds only numbers and names; it keeps neither gradients nor the graph alive.
 
     Args:
         loss: the tensor to differentiate.
-        model: the model whose names to use. Without it, the live modules of the process are searched,
+        model: the model whose parameter names to use. Without it, the live modules of the process are searched,
             which takes some milliseconds.
         gradient: the gradient of `loss`, if it is not a scalar.
         retain_graph: keep the graph for another pass.
         norms: measure every gradient. If False, only shapes and times are recorded, which costs less.
-        modules: the result of `graph.record_modules` for the forward pass. With it the module of every node is
-            known; without it, a node that uses no parameter counts to the last known module before it.
+        modules: the result of `graph.record_modules` for the forward pass. With it, the module of every node is
+            known; without it, a node that uses no parameter is assigned to the last known module before it.
 
     Returns:
-        The trace. ``print`` it for a table by module.
+        The trace. Print it for a table by module.
 
     Raises:
-        ArgumentError: (a ValueError and TypeError) `loss` is no tensor, `model` no module.
-        BackwardError: (a RuntimeError) `loss` has no graph, or is no scalar and `gradient` was left out.
+        ArgumentError: (a ValueError and TypeError) `loss` is not a tensor, or `model` is not a module.
+        BackwardError: (a RuntimeError) `loss` has no graph, or is not a scalar and no `gradient` was passed.
 
     Examples:
         >>> import torch, bridle

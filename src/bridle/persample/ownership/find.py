@@ -29,7 +29,7 @@ class Source(Enum):
 
     PROVED = "proved from the structure of the graph"
     FOLLOWED = "followed through the indices of this step"
-    ASKED = "asked of the engine at this step"
+    ASKED = "observed by running the engine at this step"
     ALONE = "not needed: there is a hook or a custom Function, so each loss is differentiated alone"
 
 

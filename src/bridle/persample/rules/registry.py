@@ -59,18 +59,18 @@ def rules() -> dict[str | type, Rule]:
 
 
 def register_rule(op: Op, rule: RuleFunction, *, replace: bool = False) -> None:
-    """Teach bridle the per-sample gradients of an op, for example of your own `torch.autograd.Function`.
+    """Register the per-sample gradients of an op, for example of your own `torch.autograd.Function`.
 
     Args:
         op: your Function, or torch's name for one of its own ops in the recorded graph, such as ``AddmmBackward0``.
-        rule: called with a `RuleContext`, which has the gradient at the op's output, who owns which element of it,
+        rule: called with a `RuleContext`, which has the gradient at the op's output, the owner of each element of it,
             and what the op saved. It returns a tensor of shape (samples, *shape of the parameter).
-        replace: allow an existing rule to be replaced.
+        replace: allow replacing an existing rule.
 
     Raises:
-        ArgumentError: there is a rule for this op already and `replace` was not given; or this is the name of a
-            Function, which others may have as well.
-        ArgumentTypeError: these are no op and no function.
+        ArgumentError: there already is a rule for this op and `replace` is not set; or `op` is the name of a
+            Function, which other Functions may share.
+        ArgumentTypeError: `op` is not an op or `rule` is not a function.
 
     Examples:
         >>> import bridle, torch

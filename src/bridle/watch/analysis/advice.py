@@ -63,14 +63,14 @@ class Advice:
     """Recommended changes.
 
     Attributes:
-        threshold: The norm to clip at, where a fixed one is wanted; None where no clipping is advised.
+        threshold: The norm to clip at, if a fixed one is recommended; None if no clipping is recommended.
         because: Why.
         effect: What it would have changed on this run.
         quantiles: The distribution of the norms before any clipping.
         candidates: What other thresholds would have done.
         actions: What to change, the best first.
-        learning_rate: The learning rate to try; None where it is not the matter.
-        optimizer: Which optimizer, where the run has several. Set by the report.
+        learning_rate: The learning rate to try; None if it is not the problem.
+        optimizer: Which optimizer, if the run has several. Set by the report.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -96,7 +96,7 @@ class Advice:
 
     @property
     def policy(self) -> str | None:
-        """`"auto"`, as for `--clip` and `Monitor(clip=...)`, where it is advised; else None."""
+        """`"auto"`, as for `--clip` and `Monitor(clip=...)`, if it is recommended; else None."""
         return "auto" if any(AUTO in action.try_with for action in self.actions) else None
 
 

@@ -8,13 +8,13 @@ from ..._notebook import Curve, bars, card, curves
 
 @dataclass(frozen=True)
 class Chart:
-    """What to draw beside a finding: lines over steps, or bars by name.
+    """A chart for a finding: lines over steps, or bars by name.
 
     Attributes:
-        title: What is seen.
+        title: What the chart shows.
         lines: Series by name, over `x`; bars by name if `x` is empty (one value each).
         x: The steps.
-        marks: Values of x to mark by a vertical line.
+        marks: Values of x to mark with a vertical line.
         log: Whether the scale is logarithmic.
         x_label: What x is.
 
@@ -36,19 +36,19 @@ class Chart:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something a record shows.
+    """Something that the analysis of a record found.
 
     Attributes:
         name: A short constant name, as in the documentation.
-        title: One sentence, with the number that matters.
-        weight: How much of the trouble it explains, 0 to 1; findings are ordered by it.
+        title: One sentence, with the key number.
+        weight: How much of the problem it explains, 0 to 1; findings are ordered by it.
         test: The test that was applied.
         evidence: The numbers behind it.
         advice: What to do.
         chart: What to draw.
-        clipping_helps: Whether clipping by norm acts on it; the advice then recommends a threshold.
-        optimizer: Which optimizer, where the run has several. Set by the report.
-        plain: The same for a newcomer, in a clause without terms: "a few batches have far larger gradients".
+        clipping_helps: Whether clipping by norm helps against it; the advice then recommends a threshold.
+        optimizer: Which optimizer, if the run has several. Set by the report.
+        plain: The same for a newcomer, as a clause without technical terms: "a few batches have far larger gradients".
 
     Examples:
         >>> print(bridle.watch.Finding("spikes", "3 steps are far larger", 0.5, "norm above 10", {"steps": 3}, "clip"))
@@ -85,5 +85,5 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """The title, with the optimizer where the run has several."""
+        """The title, with the optimizer if the run has several."""
         return self.title if self.optimizer is None else f"{self.optimizer}: {self.title}"

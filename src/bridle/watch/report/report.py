@@ -20,12 +20,12 @@ from ..run.run import Run
 
 @dataclass(frozen=True)
 class Report:
-    """What a record shows.
+    """The analysis of a record.
 
     Attributes:
-        run: The steps of the optimizer that took most of them.
-        findings: Of every optimizer of the run, what explains most first.
-        advice: What is recommended: for `run`, or for the optimizer that needs it where that one does not.
+        run: The steps of the optimizer with the most steps.
+        findings: The findings for every optimizer of the run, the most important first.
+        advice: The recommendation for `run`, or for the optimizer that needs it, if that is another one.
         warnings: Sentences about what is missing from the record.
         others: The runs of the other optimizers.
 
@@ -51,12 +51,12 @@ class Report:
 
     @property
     def verdict(self) -> Verdict:
-        """What happened, why, and what to do, in a sentence each."""
+        """What happened, why, and what to do, in one sentence each."""
         return verdict_on(self.run, self.findings, self.advice)
 
     @property
     def rank_table(self) -> list[dict[str, float | str]]:
-        """A row for each rank; empty in a run of one process."""
+        """A row for each rank; empty for a run of one process."""
         return rank_table(self.run)
 
     def __str__(self) -> str:
@@ -71,17 +71,17 @@ class Report:
         return monitor_html(self)
 
     def write_page(self, path: str | os.PathLike[str], *, before: "Report | None" = None) -> None:
-        """Write the report as an HTML page, beside that of an earlier run if there is one."""
+        """Write the report as an HTML page, compared with that of an earlier run if one is given."""
         from .html import write_page
 
         write_page(path, [self] if before is None else [before, self])
 
     def summary(self) -> dict[str, float]:
-        """Return the numbers that are compared between runs, by name; NaN where one is not known."""
+        """Return the numbers that are compared between runs, by name; NaN for unknown ones."""
         return summary(self.run)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report for programs. Numbers that are not finite are None."""
+        """Return the report as a dict, for programs. Numbers that are not finite are None."""
         run, advice = self.run, self.advice
         plain = {
             "record": str(run.path),
@@ -115,7 +115,7 @@ def read_report(path: str | os.PathLike[str], optimizer: int | None = None) -> R
         The report. `str(report)` is what `bridle report` prints, `report.to_dict()` is for programs.
 
     Raises:
-        RecordError: (a ValueError) as `read_run`.
+        RecordError: (a ValueError) as in `read_run`.
 
     Examples:
         >>> with bridle.Monitor() as monitor:

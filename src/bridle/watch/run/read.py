@@ -11,19 +11,19 @@ from .run import Run
 
 
 def read_run(path: str | os.PathLike[str], optimizer: int | None = None) -> Run:
-    """Read the record of a run. The file of one rank leads to those of the others beside it.
+    """Read the record of a run. Given the file of one rank, also read those of the other ranks beside it.
 
     Args:
-        path: The file. Its last line may be incomplete: the run was killed while writing it. Lines with keys that are
-            missing or of another type are left out, and `warnings` of the run says so.
+        path: The file. Its last line may be incomplete, if the run was killed while writing it. Lines with missing or
+            wrongly typed keys are left out, and `warnings` of the run says so.
         optimizer: Which optimizer, by number. None: the one with the most steps.
 
     Returns:
-        The steps of that optimizer, as columns; of several ranks merged into one run. `to_frame()` makes a pandas
-        frame of them.
+        The steps of that optimizer, as columns; several ranks are merged into one run. `to_frame()` converts them to a
+        pandas DataFrame.
 
     Raises:
-        RecordError: (a ValueError) The file is not a record, is one of another version, or is damaged in the middle.
+        RecordError: (a ValueError) The file is not a record, has another version, or is damaged in the middle.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))

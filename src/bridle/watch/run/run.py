@@ -34,31 +34,31 @@ class Run:
         opt: Its number in the record.
         n_optimizers: How many optimizers the record holds.
         names: Parameters, in the optimizer's order; `sizes` their numbers of elements, `trained` whether they should
-            move, `shards` which shard of how many a rank holds (None of a plain tensor).
-        steps: The step each entry of the following columns belongs to.
-        loss: What backward was called on.
+            move, `shards` which shard of how many a rank holds (None for a plain tensor).
+        steps: The step that each entry of the following columns belongs to.
+        loss: The value that backward was called on.
         norm: The gradient norm before any clipping; `peak` the largest among the steps that a line stands for.
-        norms: For each step the norm of each parameter's gradient, None where it had none.
+        norms: For each step the norm of each parameter's gradient, None if it had none.
         lr: The learning rate of the first parameter group.
         update: Distance the weights moved, relative to their norm.
         step_grad_cosine: Cosine between the previous step and this gradient.
-        clip: The factor the norm was reduced by, NaN where nothing clips.
-        max_norm: The threshold of clipping, NaN where there is no fixed one.
+        clip: The factor by which clipping reduced the norm, NaN if nothing clips.
+        max_norm: The clipping threshold, NaN if there is no fixed one.
         n_steps: How many steps the line stands for.
         unmoved: Indices of parameters that did not move.
-        samples: Batch size and mean square of the per-sample norms, where given.
+        samples: Batch size and mean square of the per-sample norms, if given.
         host_s: Seconds before the step outside backward passes; `backward_s` inside them; `data_s` those of `host_s`
             spent waiting for data loaders.
-        partial_sums: The terms a rank adds to the sums that `update` and `step_grad_cosine` follow from, where
+        partial_sums: The terms that a rank contributes to the sums behind `update` and `step_grad_cosine`, if
             parameters are sharded.
         nonfinite: Steps with NaN or infinite gradients.
         notes: Lines of other kinds.
         settings: Numbers of the optimizer's first parameter group, such as momentum and weight decay.
-        dtypes: The types of its parameters.
-        sample_ratio: The largest per-sample gradient norm over the median one, where given.
+        dtypes: The dtypes of its parameters.
+        sample_ratio: The largest per-sample gradient norm divided by the median one, if given.
         warnings: Sentences about lines that could not be read.
-        ranks: Of several processes the run of each that left a record, in order. All other numbers are then those of
-            the lowest, and norms are of whole gradients.
+        ranks: For several processes, the run of each that left a record, in order. All other numbers are then those of
+            the lowest rank, and norms are of whole gradients.
 
     Examples:
         >>> weight = torch.nn.Parameter(torch.zeros(1))
@@ -110,12 +110,12 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """The number of this process; 0 where there is one."""
+        """The rank of this process; 0 if there is only one."""
         return int(self.header.get("rank", 0))
 
     @property
     def end(self) -> str | None:
-        """How a rank's run ended: "" in order, else why; None where the record breaks off, as of a killed process."""
+        """How a rank's run ended: "" if normally, else why; None if the record breaks off, as for a killed process."""
         last: dict[str, Any] = next((n for n in reversed(self.notes) if "ended" in n or n.get("note") == "resumed"), {})
         return str(last["ended"] or "") if "ended" in last else None
 
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def threshold(self) -> float | None:
-        """The fixed threshold that gradients were last clipped at; None if there was none or an adaptive one."""
+        """The fixed threshold at which gradients were last clipped; None if there was none or an adaptive one."""
         known = [limit for limit, clip in zip(self.max_norm, self.clip, strict=True) if not math.isnan(clip)]
         return known[-1] if known and math.isfinite(known[-1]) else None
 
@@ -148,7 +148,7 @@ class Run:
 
     @property
     def test(self) -> Curve | None:
-        """The loss on other data that is known most directly, or None."""
+        """The most directly known validation or test loss, or None."""
         return self.curves[0] if self.curves else None
 
     def norm_by_module(self) -> dict[str, list[float]]:
@@ -170,10 +170,10 @@ class Run:
         return [(n["after"], number(n["loss"])) for n in self.notes if n.get("note") == kind and "loss" in n]
 
     def to_frame(self, *, norms: bool = False) -> Any:
-        """Return the steps as a pandas frame, indexed by step, with a column for each number.
+        """Return the steps as a pandas DataFrame, indexed by step, with a column for each number.
 
         Args:
-            norms: Also a column for the gradient norm of each parameter, `norm of NAME`.
+            norms: Also add a column for the gradient norm of each parameter, `norm of NAME`.
 
         Raises:
             MissingDependencyError: (an ImportError) pandas is not installed.

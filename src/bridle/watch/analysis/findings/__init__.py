@@ -63,16 +63,16 @@ _registered: list[Check] = []
 
 
 def register_finding(check: C) -> C:
-    """Apply a check of your own to every run that is reported in this process. Usable as a decorator.
+    """Apply your own check to every run that is reported in this process. Usable as a decorator.
 
     Args:
-        check: A function from a `Run` to a `Finding`, or to None where its test does not fire.
+        check: A function from a `Run` to a `Finding`, or to None if its test does not fire.
 
     Returns:
         The check.
 
     Raises:
-        ArgumentError: (a ValueError) `check` is not callable, or is registered already.
+        ArgumentError: (a ValueError) `check` is not callable, or is already registered.
 
     Examples:
         >>> @bridle.watch.register_finding

@@ -31,7 +31,7 @@ def number(value: float, name: str, low: float = 0.0, high: float = math.inf) ->
     """Return a number from `low` to `high`, both included."""
     found = _float(value, f"`{name}` is a number")
     if not low <= found <= high:
-        raise ArgumentError(f"`{name}` lies between {low:g} and {high:g}; found {found:g}.")
+        raise ArgumentError(f"`{name}` must be between {low:g} and {high:g}; found {found:g}.")
     return found
 
 
@@ -63,7 +63,7 @@ def one_number(value: object, expected: str) -> Tensor:
 def decay_below_one(value: float, name: str) -> float:
     """Return the decay of a moving average that learns."""
     if number(value, name, 0, 1) == 1:
-        raise ArgumentError("a decay of 1 never learns; pass a number below 1.")
+        raise ArgumentError("with a decay of 1 the state never changes; pass a number below 1.")
     return float(value)
 
 
@@ -91,7 +91,7 @@ def norm_order(norm_type: float | str) -> float:
     """Return the p of a p-norm as a float; `"inf"` is one."""
     p = _float(norm_type, "the order of a norm is a number or 'inf'")
     if not p > 0:
-        raise ArgumentError(f"the order of a norm is greater than zero; found {p}.")
+        raise ArgumentError(f"the order of a norm must be greater than zero; found {p}.")
     return p
 
 
@@ -115,5 +115,5 @@ def _float(value: object, expected: str) -> float:
 
 def _size(number: float, name: str) -> float:
     if math.isnan(number) or number < 0:
-        raise ArgumentError(f"`{name}` is a limit on a size, so it is zero or more; found {number}.")
+        raise ArgumentError(f"`{name}` must be zero or more; found {number}.")
     return number

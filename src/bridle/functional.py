@@ -110,8 +110,8 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
     _refuse_derivative(tensor, "clip_by_value")
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise UnsupportedGradientError(
-            f"clip_by_value: only numbers that have an order can be limited, and the tensor is {tensor.dtype}. Of "
-            "complex tensors, bridle.clip_by_norm limits the norm."
+            f"clip_by_value: only real numbers can be limited by value, and the tensor is {tensor.dtype}. For complex "
+            "tensors, use bridle.clip_by_norm."
         )
     low = _bound(clip_value_min, "clip_value_min", tensor)
     high = _bound(clip_value_max, "clip_value_max", tensor)
@@ -134,7 +134,7 @@ def _refuse_derivative(tensor: Tensor, caller: str) -> None:
     """Refuse to be differentiated by a `torch.func` transform; elsewhere the result is seen to have no graph."""
     if inside_func_transform() and is_differentiated_by_func(tensor):
         raise UnsupportedGradientError(
-            f"{caller} is not differentiated, and torch.func would take its derivative as zero. Clip gradients after "
+            f"{caller} is not differentiable, and torch.func would compute a derivative of zero. Clip gradients after "
             "they are computed; to clip a tensor that needs a gradient, pass `tensor.detach()`."
         )
 

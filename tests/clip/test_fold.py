@@ -114,7 +114,7 @@ def test_a_scalers_overflow_skips_the_folded_step():
 def test_refused_by_name():
     (a, fused), _ = pair(torch.optim.SGD)
     backward(a, 0)
-    with pytest.raises(bridle.errors.FoldError, match=r"Adam cannot take a coefficient into its step.*fused=True"):
+    with pytest.raises(bridle.errors.FoldError, match=r"Adam cannot apply a coefficient in its step.*fused=True"):
         bridle.clip_(a, by_norm(1.0), fold_into=torch.optim.Adam(a.parameters(), fused=False))
     with pytest.raises(bridle.errors.FoldError, match=r"exactly the parameters that SGD steps.*It steps 4; 2 of these"):
         bridle.clip_(a[0], by_norm(1.0), fold_into=fused)

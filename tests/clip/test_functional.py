@@ -186,7 +186,7 @@ def test_what_would_be_differentiated_in_silence_is_refused(transform):
         lambda t: bridle.clip_by_global_norm([t], 1.0)[0][0].sum(),
         lambda t: torch.func.vmap(lambda row: bridle.clip_by_norm(row, 1.0))(t[None]).sum(),
     ):
-        with pytest.raises(bridle.errors.UnsupportedGradientError, match="is not differentiated"):
+        with pytest.raises(bridle.errors.UnsupportedGradientError, match="is not differentiable"):
             transform(clip)(torch.ones(3))
 
 

@@ -41,7 +41,7 @@ def test_sparse_data_that_torch_cannot_differentiate():
 def test_a_sparse_parameter(layout):
     weight = LAYOUTS[layout](torch.randn(4, 4)).requires_grad_()
     losses = (torch.randn(5, 4) @ weight.to_dense()).square().sum(1)
-    with pytest.raises(UnsupportedOperationError, match="'weight' is no dense tensor but torch.sparse_.*in a dense"):
+    with pytest.raises(UnsupportedOperationError, match="'weight' is not a dense tensor but torch.sparse_.*in a dense"):
         bridle.per_sample(losses, {"weight": weight})
 
 

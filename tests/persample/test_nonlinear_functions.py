@@ -63,7 +63,7 @@ def test_right(losses_of, size, options):
             continue
         for name, gradient in found.items():
             torch.testing.assert_close(gradient, truth[name])
-    assert all("depends on which other samples are there" in text for text in refused)
+    assert all("depends on the other samples of the batch" in text for text in refused)
 
 
 def test_a_rule_vouches_for_a_function():

@@ -40,7 +40,7 @@ def test_a_refusal_without_a_true_reason_is_a_failure(text):
 
 def test_a_checkpoint_is_a_true_reason_where_the_graph_is_supported_without_it():
     graph = next(g for g in map(drawn, SEEDS) if "checkpoint" in g.places())
-    error = UnsupportedOperationError("per_sample: the checkpoint around it hands it out once.")
+    error = UnsupportedOperationError("per_sample: the checkpoint around it provides it only once.")
     refuse_excuse(graph, graph.weights(), 0, error)
 
 

@@ -432,14 +432,14 @@ def test_a_tensor_in_a_closure_is_refused():
 def test_a_region_that_changes_its_input_is_refused():
     model, x = nn.Linear(D, D), images(D)
     out = checkpoint(lambda a, b: model(a) * b.mul_(2), model(x), images(D), use_reentrant=True)
-    refused(flat_sum(out), model, "changes what it is given in place")
+    refused(flat_sum(out), model, "changes its inputs in place")
 
 
 def test_a_freed_graph_is_refused():
     model, x = nn.Linear(D, 2), images(D).requires_grad_()
     losses = checkpoint(model, x, use_reentrant=True).sum(1)
     losses.sum().backward()
-    with pytest.raises(errors.GraphFreedError, match="Ask before that"):
+    with pytest.raises(errors.GraphFreedError, match="Query before that"):
         bridle.per_sample(losses, model)
 
 

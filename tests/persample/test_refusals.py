@@ -116,7 +116,7 @@ def test_a_freed_graph():
     model = nn.Linear(3, 2)
     losses = model(X).square().sum(1)
     losses.sum().backward()
-    with pytest.raises(errors.GraphFreedError, match="was freed, by a backward pass.*Ask before that"):
+    with pytest.raises(errors.GraphFreedError, match="was freed, by a backward pass.*Query before that"):
         bridle.per_sample(losses, model)
 
 
@@ -137,7 +137,7 @@ def test_losses_that_cannot_be_split():
         bridle.per_sample(torch.ones(4), model)
     with pytest.raises(errors.ArgumentError, match=r"shape \(4,\), found \(3,\)"):
         bridle.per_sample(model(X).sum(1), model, sample_groups=torch.zeros(3))
-    with pytest.raises(errors.ArgumentError, match=r"found list. \(Ranks are named by `process_group`.\)"):
+    with pytest.raises(errors.ArgumentError, match=r"found list. \(To name ranks, use `process_group`.\)"):
         bridle.per_sample(model(X).sum(1), model, sample_groups=[0, 1])
     with pytest.raises(errors.ArgumentError, match="`process_group` must be a process group or a device mesh"):
         bridle.per_sample(model(X).sum(1), model, process_group=torch.zeros(3))
@@ -153,7 +153,7 @@ def test_parameters_of_another_model(batch, retain_graph):
     ) as e:
         bridle.per_sample(losses, other, retain_graph=retain_graph)
     assert e.value.names == ("0.weight", "0.bias", "1.weight", "1.bias")
-    with pytest.raises(errors.ArgumentError, match="no parameter that needs a gradient"):
+    with pytest.raises(errors.ArgumentError, match="no parameter requires a gradient"):
         bridle.per_sample(model(X[:batch]).square().sum(1), other.requires_grad_(False))
 
 
@@ -166,7 +166,7 @@ def test_one_parameter_that_is_reached_is_enough():
 def test_things_that_are_no_parameters():
     w = torch.ones(3, requires_grad=True)
     losses = (X * w).sum(1)
-    with pytest.raises(errors.GradientTypeError, match="'0' is no tensor but str"):
+    with pytest.raises(errors.GradientTypeError, match="'0' is not a tensor but str"):
         bridle.per_sample(losses, ["w"])
     with pytest.raises(errors.GradientTypeError, match="'w2' was computed from other tensors"):
         bridle.per_sample(losses, {"w2": w * 2})
@@ -263,7 +263,7 @@ class NormedGradient(torch.autograd.Function):
 def test_a_function_whose_backward_mixes_samples():
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     losses = model[1](NormedGradient.apply(model[0](X))).square().sum(1)
-    with pytest.raises(errors.UnsupportedOperationError, match="depends on which other samples are there.*Function"):
+    with pytest.raises(errors.UnsupportedOperationError, match="depends on the other samples of the batch.*Function"):
         bridle.per_sample(losses, model)
 
 

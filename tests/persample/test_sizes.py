@@ -139,7 +139,7 @@ def test_normalising_leaves_a_gradient_of_zeros_alone(per_parameter, dtype, step
 def test_a_norm_too_small_to_be_normalised_is_named():
     model = nn.Linear(D, 1)
     losses = model(torch.randn(B, D)).squeeze(1) * 1e-320
-    with pytest.raises(errors.ArgumentError, match="too small to be brought to 1.0. Pass a larger gamma"):
+    with pytest.raises(errors.ArgumentError, match="too small to be scaled to 1.0. Pass a larger gamma"):
         bridle.per_sample(losses, model).clip_(1.0, gamma=0)
     assert model.weight.grad is None
 

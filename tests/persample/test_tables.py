@@ -60,7 +60,9 @@ def test_another_function_of_the_same_name_does_not_get_the_rule():
 
 
 def test_the_name_of_a_function_is_no_op():
-    with pytest.raises(bridle.errors.ArgumentError, match=r"others may have it.*register_rule\(Scale, rule\)"):
+    with pytest.raises(
+        bridle.errors.ArgumentError, match=r"other Functions may share it.*register_rule\(Scale, rule\)"
+    ):
         register_rule("ScaleBackward", lambda ctx: ctx.gradient)
 
 

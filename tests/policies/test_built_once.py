@@ -35,7 +35,7 @@ def test_built_in_the_loop(make):
     step(p, make())
     step(p, make())
     for _ in range(3):  # not only the first time
-        with pytest.warns(BridleWarning, match=r"built anew for each of the last \d calls .* Build it once"):
+        with pytest.warns(BridleWarning, match=r"built again for each of the last \d calls .* Build it once"):
             step(p, make())
 
 

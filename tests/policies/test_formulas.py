@@ -213,5 +213,5 @@ def test_by_unit_takes_a_tensor():
         bridle.clip_([p], bridle.by_unit(ratio))
         grads.append(p.grad)
     assert all(torch.equal(grads[0], g) for g in grads)
-    with pytest.raises(bridle.errors.ArgumentError, match="`ratio` is a limit on a size"):
+    with pytest.raises(bridle.errors.ArgumentError, match="`ratio` must be zero or more"):
         bridle.clip_([p], bridle.by_unit(torch.tensor(-1.0)))

@@ -119,7 +119,7 @@ def arguments():
         (lambda odd: bridle.per_sample(losses.sum() if odd else losses, model), "ArgumentError", "a single number"),
         (lambda odd: bridle.per_sample(losses.detach() if odd else losses, model), "NoGraphError", "no recorded graph"),
         (lambda odd: bridle.per_sample(losses, 3 if odd else model), "GradientTypeError", "`parameters` must be"),
-        (lambda odd: bridle.per_sample(losses, [3] if odd else model), "GradientTypeError", "is no tensor but int"),
+        (lambda odd: bridle.per_sample(losses, [3] if odd else model), "GradientTypeError", "is not a tensor but int"),
         (lambda odd: bridle.per_sample(losses, model, scaler=3 if odd else None), "ArgumentTypeError", "`scaler` is"),
         (
             lambda odd: bridle.per_sample(losses, model, sample_groups=torch.arange(3 if odd else 4)),

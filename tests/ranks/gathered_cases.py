@@ -60,7 +60,7 @@ def disagreements():
     assert "do not agree on tolerance" in text
     ps = bridle.per_sample(losses_of(model, x * (float("nan") if rank == 1 else 1.0), y), model)
     text = refused(lambda: ps.audit(gathered=True), "NonFiniteGradientError" if rank == 1 else "RankError")
-    assert rank == 1 or "ranks [1] of the group have found a fault" in text
+    assert rank == 1 or "ranks [1] of the group found an error" in text
 
 
 def used_somewhere():
@@ -109,7 +109,7 @@ def pipeline():
     finally:
         torch.set_default_dtype(default)
     assert (len(texts) >= 2) == (rank == size - 1)  # torch runs it once more, to see what comes out
-    assert all("Spread the model with fully_shard or parallelize_module instead" in text for text in texts)
+    assert all("Distribute the model with fully_shard or parallelize_module instead" in text for text in texts)
 
 
 def pipeline_of_one():

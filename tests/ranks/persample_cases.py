@@ -405,7 +405,7 @@ def two_meshes():
     fully_shard(model.blocks[0], mesh=grid()["shard"])
     fully_shard(model, mesh=line())
     losses = losses_of(model, *parts[rank])
-    assert "the parameters lie on different meshes" in refused(lambda: bridle.per_sample(losses, model))
+    assert "the parameters are on different meshes" in refused(lambda: bridle.per_sample(losses, model))
     ps = bridle.per_sample(losses, model.head)
     each = {name: g for name, g in one_by_one(Net(), parts).items() if name.startswith("head")}
     torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
@@ -475,7 +475,7 @@ def refusals():
         flat = FullyShardedDataParallel(Net(checkpointed), device_id=torch.device("cpu"), use_orig_params=True)
         for asked in (flat, flat.blocks[0]):
             text = refused(lambda asked=asked, flat=flat: bridle.per_sample(losses_of(flat, x, y), asked))
-            assert "Use torch.distributed.fsdp.fully_shard, with which this works" in text
+            assert "Use torch.distributed.fsdp.fully_shard instead" in text
     model = sharded(Net(), line())
     text = refused(
         lambda: bridle.per_sample(losses_of(model, x, y), model, process_group=dist.group.WORLD), "ArgumentError"
@@ -547,7 +547,7 @@ def asked_too_late():
     ps.clip_(1.0)
     optimizer.step()
     ps.norms()  # known
-    assert "Ask before optimizer.step()" in refused(ps.grads, "InplaceModifiedError")
+    assert "Query before optimizer.step()" in refused(ps.grads, "InplaceModifiedError")
 
 
 def whole_groups():

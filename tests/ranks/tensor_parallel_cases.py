@@ -414,7 +414,7 @@ def refusals():
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mlp = parallelize_module(Norms(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     text = refused(lambda: bridle.per_sample(mlp(x).sum(1), mlp))
-    assert "`scale` is a plain tensor, and is used on a part of an activation that lies as" in text
+    assert "`scale` is a plain tensor, and is used on a part of an activation with placements" in text
     assert "SequenceParallel() for a norm layer" in text
     up = parallelize_module(nn.Linear(6, 8).double(), mesh, ColwiseParallel())
     text = refused(lambda: bridle.per_sample(up(x).sum(1), up))
@@ -461,7 +461,7 @@ def local_use():
     text = refused(
         lambda: bridle.per_sample(DTensor.from_local(hidden, mesh, [Shard(1)]).full_tensor().sum(1), {"weight": weight})
     )
-    assert f"is made plain, and used for one that lies as [{Shard(1)!r}]" in text
+    assert f"is converted to a plain tensor, and used for one with placements [{Shard(1)!r}]" in text
     assert "redistribute(placements=[...])" in text
     plain = nn.Parameter(torch.ones(6, 3, dtype=torch.float64))
     there = DTensor.from_local(plain, mesh, [Replicate()])

@@ -198,8 +198,12 @@ def crossings():
     hidden = DTensor.from_local(x, mesh, [Replicate()]) @ wide.T
     everything = hidden.redistribute(placements=[Replicate()])
     for taken, place, said in [
-        (everything.to_local() * (rank == 0), Partial(), "is made plain, and used for one that lies as [Partial(sum)]"),
-        (everything.to_local().chunk(2, 1)[rank], Shard(1), f"used for one that lies as [{Shard(1)!r}]"),
+        (
+            everything.to_local() * (rank == 0),
+            Partial(),
+            "plain tensor, and used for one with placements [Partial(sum)]",
+        ),
+        (everything.to_local().chunk(2, 1)[rank], Shard(1), f"used for one with placements [{Shard(1)!r}]"),
         (everything.to_local() * hidden.to_local().sum(), Partial(), "`MulBackward0` uses it with parts"),
         (hidden.to_local(grad_placements=[Replicate()]), Shard(1), "to_local(grad_placements=[Replicate()])"),
         (hidden.to_local(), Partial("max"), "Replicate(), Shard() or Partial() with a sum"),
@@ -236,7 +240,7 @@ def not_differentiable():
         ps = bridle.per_sample(losses, model)
         ps.audit()
     for question in (lambda: bridle.per_sample(losses, model), ps.audit):
-        assert "inside of `with loss_parallel():`" in refused(question)
+        assert "inside `with loss_parallel():`" in refused(question)
     for op in (lambda h: h.cumprod(1), lambda h: h.split(4, 1)[0], lambda h: h.prod(1, keepdim=True)):
         try:
             losses = op(model(x)).full_tensor().sum(1)
@@ -281,7 +285,7 @@ def data_parallel_wrapper():
     local = dict(wrapped.named_parameters())
     for parameters in (wrapped, local, held):
         text = refused(lambda p=parameters: bridle.per_sample(wrapped(inputs(4, 6)).square().sum(1), p))
-        assert "has taken the DTensors of a tensor-parallel model apart" in text
+        assert "has replaced the DTensors of a tensor-parallel model" in text
         assert "fully_shard" in text
 
 

@@ -81,6 +81,6 @@ def test_the_others_stop_with_an_error_and_whole_gradients(three, wrapped, fault
         ok, (kind, text, seconds, untouched) = answers[rank]
         assert ok
         assert kind == "RankError", text
-        assert "look at the first error among their logs" in text
+        assert "look at the first error in their logs" in text
         assert seconds < 3 * three.timeout
         assert untouched

@@ -224,7 +224,7 @@ def test_a_file_that_is_no_page_of_ours_is_left_alone_unless_it_is_named(record,
     assert page.read_text() == "<html>mine</html>"
     assert main(["report", str(record), "-o", str(page)]) == 0
     assert main(["report", str(record)]) == 0  # now it is ours
-    assert "no page of bridle" in capsys.readouterr().err
+    assert "not a page of bridle" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
 
 

@@ -51,7 +51,7 @@ def check(done, *words):
 def test_a_full_disk(tmp_path):
     event = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (os.stat('run.jsonl').st_size + 99,) * 2)"
     done = watch(tmp_path, "--record", "run.jsonl", event=event)
-    check(done, "recording stopped at step 22, the program goes on: the record ")
+    check(done, "recording stopped at step 22, the program continues: the record ")
     assert "SGD, 21 steps recorded" in done.stderr
     assert len(ours(done)) == 2
     assert read_run(tmp_path / "run.jsonl").steps == list(range(21))  # whole lines only
@@ -77,7 +77,7 @@ def test_descriptors_that_are_closed_and_used_for_something_else(tmp_path):
 def test_a_place_where_nothing_can_be_written(tmp_path, place):
     (tmp_path / "file").touch()
     done = watch(tmp_path, "--record", place)
-    check(done, "not recording, the program runs without: the record ")
+    check(done, "the program runs without recording: the record ")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -87,7 +87,7 @@ def test_a_missing_folder_is_made_and_a_name_that_is_taken_is_numbered(tmp_path)
         assert done.returncode == 3
         assert f"The page: bridle report {tmp_path / 'logs' / name}" in done.stderr
         assert len(read_run(tmp_path / "logs" / name).steps) == 60
-    assert "bridle: logs/run.jsonl holds something already: this run is recorded in logs/run-2.jsonl." in done.stderr
+    assert "bridle: logs/run.jsonl is not empty: this run is recorded in logs/run-2.jsonl." in done.stderr
 
 
 def test_without_stderr_nothing_goes_to_stdout_or_into_the_record(tmp_path):

@@ -32,7 +32,7 @@ def test_a_second_run_under_one_name_is_numbered(tmp_path):
         train(3)
     first = path.read_bytes()
     with (
-        pytest.warns(BridleWarning, match=r"run\.jsonl holds something already: .*run-2\.jsonl"),
+        pytest.warns(BridleWarning, match=r"run\.jsonl is not empty: .*run-2\.jsonl"),
         bridle.Monitor(record=path) as second,
     ):
         train(5)

@@ -188,7 +188,7 @@ class _Tracer:
         own = rules.registered()
         foreign = [graph.op(node) for node in graph.reachable([losses]) if identity(node) in own]
         if foreign:
-            raise NotCapturedError(f"`{foreign[0]}` has a rule that was registered, which may read anything")
+            raise NotCapturedError(f"`{foreign[0]}` has a registered rule, which may read anything")
         ps = per_sample(
             losses,
             self._held.asked(named),
@@ -199,7 +199,7 @@ class _Tracer:
         )
         if ps._source is not Source.PROVED:
             how = "" if ps._source is None else f": owners are {ps._source.value}"
-            raise NotCapturedError(f"who owns which row does not follow from structure alone{how}")
+            raise NotCapturedError(f"the owner of each row does not follow from the structure of the graph{how}")
         return ps
 
 

@@ -109,7 +109,7 @@ class CompiledStepOutput(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:  # noqa: ARG004
         raise GraphFreedError(
-            "bridle.compile: a backward pass reached a tensor that a compiled step returned, whose graph was not kept. "
-            "Detach it in the step, or run the step without bridle.compile.",
+            "bridle.compile: a backward pass reached a tensor that a compiled step returned. Outputs of a compiled "
+            "step have no graph. Detach it in the step, or run the step without bridle.compile.",
             (),
         )

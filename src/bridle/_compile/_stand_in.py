@@ -60,7 +60,9 @@ def _shapes(question: str, losses: Tensor, parameters: list[Tensor]) -> list[Ten
     if question in ("each", "grads"):
         used = {id(graph.leaf_tensor(node)) for node in graph.reachable([losses]) if graph.is_leaf(node)}
         if any(id(parameter) not in used for parameter in parameters):
-            raise NotImplementedError("the losses do not depend on some parameter, which an answer by name leaves out")
+            raise NotImplementedError(
+                "the losses do not depend on some parameter, which a result by name would leave out"
+            )
     if question == "each":
         return [losses.new_empty(samples, dtype=real_dtype(p.dtype)) for p in parameters]
     if question == "grads":

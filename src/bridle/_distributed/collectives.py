@@ -30,7 +30,7 @@ def collective(run: Callable[[], _T], group: Any, what: str) -> _T:
         raise RankError(
             f"{who} could not exchange {what} with {members(group)}: {error}\nOne of them has ended, has raised an "
             "error of its own, has not made the same call within the group's timeout, or was called with other "
-            "parameters: look at the first error among their logs. No gradient was changed on this rank."
+            "parameters: look at the first error in their logs. No gradient was changed on this rank."
         ) from error
 
 

@@ -64,7 +64,7 @@ def read_mesh(mesh: Any) -> MeshGroups:
         groups = tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
     except (RuntimeError, ValueError, KeyError) as error:
         raise RankError(
-            f"the process groups of {mesh} are gone: {error} Parameters on it cannot be clipped any more after "
+            f"the process groups of {mesh} no longer exist: {error} Parameters on it cannot be clipped after "
             "destroy_process_group(). No gradient was changed on this rank."
         ) from error
     ranks = mesh.mesh

@@ -73,8 +73,8 @@ def run_checkpoint(node: Any) -> tuple[list[Tensor | None], tuple[Tensor | None,
         node.run_function = run_function
     if versions != [x._version for x in saved]:
         raise UnsupportedOperationError(
-            "per_sample: a region under a reentrant checkpoint changes what it is given in place, so it cannot be "
-            "computed a second time. Let it work on a copy.",
+            "per_sample: a region under a reentrant checkpoint changes its inputs in place, so it cannot be "
+            "recomputed. Let it work on a copy.",
             op(node),
         )
     return inputs, tuple(x if isinstance(x, Tensor) and x.requires_grad else None for x in outputs)

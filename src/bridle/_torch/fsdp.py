@@ -116,8 +116,8 @@ def _unshard(group: Any) -> None:
         group.wait_for_unshard()
     except RuntimeError as error:
         raise RankError(
-            "per_sample: parameters that fully_shard has spread could not be gathered. Every rank has to ask the same "
-            f"questions; look at the first error among their logs. torch says: {error}"
+            "per_sample: parameters sharded by fully_shard could not be gathered. Every rank has to make the same "
+            f"queries; look at the first error in their logs. torch says: {error}"
         ) from error
 
 

@@ -51,8 +51,8 @@ def find_unused_parameters(
     checkpoint = next((node for node in recorded.nodes if is_reentrant(node)), None)
     if missing and checkpoint is not None:
         raise UnsupportedOperationError(
-            f"find_unused_parameters: {len(missing)} parameters, the first of them {missing[0]}, are not in the "
-            "graph, but it holds a reentrant checkpoint, which hides the parameters it uses. Checkpoint with "
+            f"find_unused_parameters: {len(missing)} parameters, the first of them {missing[0]}, are not in the graph, "
+            "but the graph contains a reentrant checkpoint, which hides the parameters it uses. Checkpoint with "
             "use_reentrant=False.",
             op=graph.op(checkpoint),
         )

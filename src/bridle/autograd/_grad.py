@@ -167,7 +167,7 @@ def _zeros(value: Tensor | GradientEdge, size: int | None, create_graph: bool) -
     if isinstance(value, GradientEdge):
         raise BackwardError(
             "materialize_grads cannot be used when the given input is a GradientEdge\n"
-            "There is no tensor to take zeros like. Pass the tensor instead of its edge."
+            "There is no tensor whose shape the zeros could have. Pass the tensor instead of its edge."
         )
     if size is None:
         return torch.zeros_like(value, requires_grad=create_graph)

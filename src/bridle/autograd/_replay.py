@@ -154,12 +154,12 @@ def _refuse_unreplayable(recorded: graph.Graph) -> None:
 def _refuse_node(node: Node) -> None:
     if is_reentrant(node):
         raise ReplayError(
-            "the graph holds a reentrant checkpoint (CheckpointFunctionBackward), which writes the gradients "
+            "the graph contains a reentrant checkpoint (CheckpointFunctionBackward), which writes the gradients "
             "of its parameters from inside and cannot return them. Use checkpoint(..., use_reentrant=False)."
         )
     if is_distributed(node) or is_ddp_sink(node):
         raise ReplayError(
-            f"the graph holds {graph.op(node)}, which communicates between processes as part of torch's "
+            f"the graph contains {graph.op(node)}, which communicates between processes as part of torch's "
             "engine. Use bridle.trace to observe such a pass."
         )
 

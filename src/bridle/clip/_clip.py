@@ -148,7 +148,7 @@ def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor
     decision = rule.decide(part)
     if not isinstance(decision, (Scale, Clamp, Skip)):
         raise ArgumentTypeError(
-            f"a policy decides for Scale, Clamp or Skip of bridle.policies; {type(rule).__name__} returned "
+            f"a policy must return Scale, Clamp or Skip of bridle.policies; {type(rule).__name__} returned "
             f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."
         )
     if isinstance(decision, Skip):

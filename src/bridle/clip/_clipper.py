@@ -143,8 +143,8 @@ class Clipper:
         check_is_state(saved, "a Clipper")
         if set(policies) != set(saved):
             raise ArgumentError(
-                f"the saved state is of the patterns {sorted(map(str, saved))}, this clipper has policies with a "
-                f"memory for {sorted(policies)}. Build it as it was when it was saved."
+                f"the saved state is for the patterns {sorted(map(str, saved))}, this clipper has policies with state "
+                f"for {sorted(policies)}. Build it as it was when it was saved."
             )
         before = self.state_dict()
         try:
@@ -192,7 +192,7 @@ class Clipper:
 def _check_types(optimizer: Any, model: Any) -> None:
     if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "register_step_pre_hook"):
         raise ArgumentTypeError(
-            f"a Clipper clips at the steps of an optimizer, found {type(optimizer).__name__}: {optimizer!r:.80}. Call "
+            f"a Clipper needs an optimizer, found {type(optimizer).__name__}: {optimizer!r:.80}. Call "
             "bridle.Clipper(optimizer, policy), with model=model for name patterns; bridle.clip_ takes a module."
         )
     if model is not None and not isinstance(model, torch.nn.Module):

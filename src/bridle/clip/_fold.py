@@ -21,15 +21,15 @@ def check_fold(
     name = type(optimizer).__name__
     if not takes_grad_scale(optimizer):
         raise FoldError(
-            f"{name} cannot take a coefficient into its step: only torch's fused optimizers can. Build it with "
+            f"{name} cannot apply a coefficient in its step: only torch's fused optimizers can. Build it with "
             "fused=True (SGD, Adam, AdamW, Adagrad), or leave fold_into out."
         )
     stepped = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
     clipped = {id(p) for p in grads.parameters if p.grad is not None}
     if stepped != clipped or len(parts) != 1:
         raise FoldError(
-            f"fold_into needs one policy over exactly the parameters that {name} steps, for it multiplies all of them "
-            f"by one coefficient. It steps {len(stepped)}; {len(stepped & clipped)} of these are among the "
+            f"fold_into needs one policy over exactly the parameters that {name} steps, because it multiplies all of "
+            f"them by one coefficient. It steps {len(stepped)}; {len(stepped & clipped)} of these are among the "
             f"{len(clipped)} to be clipped, in {len(parts)} group(s)."
         )
 

@@ -163,8 +163,8 @@ class Gradients:
         for k, i in enumerate(self._where if self.sharded is not None else ()):
             if self.sharded is not None and not self.sharded.numel_known(i):
                 raise UnsupportedGradientError(
-                    f"{self.names()[k]} is Sharded by `placement`, and a plain tensor does not know how many elements "
-                    "the other ranks hold, which this policy divides by. Use a DTensor, or another policy for it."
+                    f"{self.names()[k]} is Sharded by `placement`, and this policy divides by the total number of "
+                    "elements, which a plain tensor does not know. Use a DTensor, or another policy for it."
                 )
         return [p.numel() for p in self.parameters]
 
@@ -172,8 +172,8 @@ class Gradients:
         """Raise if other ranks hold other parameters, for a policy that each rank would decide for itself."""
         if self.sharded is not None and self.sharded.has_placement:
             raise UnsupportedGradientError(
-                f"{policy} compares gradients with parameters, and `placement` says that other ranks hold other ones: "
-                "each would decide for itself. Use a policy that looks at norms, such as ByMedian."
+                f"{policy} compares gradients with parameters, and `placement` says that ranks hold different "
+                "parameters: each rank would decide for itself. Use a policy that uses norms only, such as ByMedian."
             )
 
     def refuse_plain_shards(self, policy: str) -> None:

@@ -105,8 +105,8 @@ def _warn_exhausted(target: object) -> None:
         warn(_EMPTY_GENERATOR, UserWarning)
         return
     warn(
-        f"the {type(target).__name__} passed as parameters yields nothing, so no gradient was clipped. An "
-        "iterator can be walked only once: pass a list, or make a new one for each call.",
+        f"the {type(target).__name__} passed as parameters yields nothing, so no gradient was clipped. An iterator "
+        "can be consumed only once: pass a list, or create a new one for each call.",
     )
 
 

@@ -64,7 +64,7 @@ class Outcome:
         if isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
             return self.terms * self.decision.by
         raise ArgumentError(
-            "other ranks clipped their gradients by factors of their own, which are not known here: see "
+            "other ranks clipped their gradients by different factors, which are not known on this rank: see "
             "`norms_after` for the gradients of this rank."
         )
 

@@ -25,8 +25,8 @@ def on_several_ranks(tensors: Iterable[Tensor | None]) -> bool:
     found = any(issubclass(t, kind) for t in set(map(type, tensors)))
     if found and not dist.is_initialized():
         raise RankError(
-            "parameters are DTensors, and this process has no process group any more: it cannot know their norm. Clip "
-            "before destroy_process_group(). No gradient was changed on this rank."
+            "parameters are DTensors, but the process group of this process was destroyed, so their norm cannot be "
+            "computed. Clip before destroy_process_group(). No gradient was changed on this rank."
         )
     return found
 
@@ -115,6 +115,6 @@ def writes_partial(grad: Any) -> bool:
 
 def other_mesh(parameter: Any, t: Any) -> UnsupportedGradientError:
     return UnsupportedGradientError(
-        f"a gradient of shape {tuple(t.shape)} lies on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
+        f"a gradient of shape {tuple(t.shape)} is on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
         "Redistribute the gradient to the parameter's mesh before clipping."
     )

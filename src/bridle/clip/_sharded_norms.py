@@ -211,8 +211,8 @@ class ShardedNorms:
             return found
         if cut_dims(parameter.placements) != layout.dims:
             raise UnsupportedGradientError(
-                f"a parameter of shape {tuple(parameter.shape)} lies on its mesh as {parameter.placements}, its "
-                "gradient does not, and this policy compares the two. Redistribute the gradient before clipping."
+                f"a parameter of shape {tuple(parameter.shape)} has placements {parameter.placements}, its gradient "
+                "has others, and this policy compares the two. Redistribute the gradient before clipping."
             )
         return stored_shards([parameter])[0].detach()
 

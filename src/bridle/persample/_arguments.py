@@ -68,7 +68,7 @@ def _check_losses(losses: Any) -> None:
         )
     if torch.is_inference_mode_enabled() and not losses.is_inference():
         raise NoGraphError(
-            "per_sample: it is called in torch.inference_mode(), where autograd rests. Call it outside.", ()
+            "per_sample: it was called in torch.inference_mode(), where autograd is disabled. Call it outside.", ()
         )
     # A rank without samples need not have run the model.
     if not losses.requires_grad and losses.shape[0]:
@@ -98,7 +98,7 @@ def _check_groups(groups: Any, count: int) -> None:
     if not isinstance(groups, Tensor):
         raise ArgumentTypeError(
             f"per_sample: `sample_groups` must be a tensor with one number per sample, found "
-            f"{type(groups).__name__}. (Ranks are named by `process_group`.)"
+            f"{type(groups).__name__}. (To name ranks, use `process_group`.)"
         )
     if tuple(groups.shape) != (count,):
         raise ArgumentError(
@@ -120,7 +120,7 @@ def read_parameters(parameters: Parameters) -> dict[str, Tensor]:
     for name, tensor in _pairs(parameters):
         if not isinstance(tensor, Tensor):
             raise GradientTypeError(
-                f"per_sample: parameter {name!r} is no tensor but {type(tensor).__name__}. Pass the model, or its "
+                f"per_sample: parameter {name!r} is not a tensor but {type(tensor).__name__}. Pass the model, or its "
                 "parameters: model.named_parameters()."
             )
         if tensor.requires_grad and not tensor.is_leaf:
@@ -131,15 +131,15 @@ def read_parameters(parameters: Parameters) -> dict[str, Tensor]:
         if tensor.requires_grad and (tensor.layout is not torch.strided or tensor.is_nested):
             found = "nested" if tensor.is_nested else str(tensor.layout)
             raise UnsupportedOperationError(
-                f"per_sample: parameter {name!r} is no dense tensor but {found}. Hold its values in a dense parameter, "
-                "and make the tensor of this layout from it in the forward pass.",
+                f"per_sample: parameter {name!r} is not a dense tensor but {found}. Keep its values in a dense "
+                "parameter, and convert it to this layout in the forward pass.",
                 where=str(name),
             )
         if tensor.requires_grad and id(tensor) not in seen:
             if str(name) in named:
                 raise ArgumentError(
                     f"per_sample: two parameters are called {str(name)!r}, of shapes {tuple(named[str(name)].shape)} "
-                    f"and {tuple(tensor.shape)}. Give each a name of its own: of several models, pass one "
+                    f"and {tuple(tensor.shape)}. Give each its own name: for several models, pass one "
                     "torch.nn.ModuleDict of them."
                 )
             seen.add(id(tensor))
@@ -161,7 +161,7 @@ def _pairs(parameters: Any) -> list[tuple[Any, Any]]:
         )
     items = [item if isinstance(item, tuple) else (str(i), item) for i, item in enumerate(parameters)]
     if any(len(item) != 2 or not isinstance(item[0], str) for item in items):
-        raise GradientTypeError("per_sample: `parameters` holds a tuple that is no pair of a name and a tensor.")
+        raise GradientTypeError("per_sample: `parameters` contains a tuple that is not a pair of a name and a tensor.")
     return items
 
 
@@ -172,7 +172,7 @@ def read_scale(scaler: Any) -> float:
     if not callable(getattr(scaler, "get_scale", None)):
         raise ArgumentTypeError(
             f"per_sample: `scaler` is the torch.amp.GradScaler that has scaled the losses; found {scaler!r:.80}. Pass "
-            "the scaler itself, or leave it out where losses are not scaled."
+            "the scaler itself, or leave it out if losses are not scaled."
         )
     scale = float(scaler.get_scale())
     if not 0 < scale < inf:
@@ -188,7 +188,7 @@ def refuse_unreached(parameters: Collection[str], reached: bool, samples: int) -
     if reached or not samples:
         return
     if not parameters:
-        raise ArgumentError("per_sample: there is no parameter that needs a gradient.")
+        raise ArgumentError("per_sample: no parameter requires a gradient.")
     names = tuple(parameters)
     some = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
     raise UnusedInputError(
@@ -228,7 +228,7 @@ def read_direction(direction: Any, parameters: Mapping[str, Tensor]) -> dict[str
         if not isinstance(v, Tensor):
             raise ArgumentTypeError(f"direction: {name!r} must be a tensor, found {type(v).__name__}.")
         if is_dtensor(v):
-            raise ArgumentError(f"direction: {name!r} is a DTensor. Pass the whole of it: full_tensor().")
+            raise ArgumentError(f"direction: {name!r} is a DTensor. Pass the full tensor: full_tensor().")
         if v.shape != parameters[name].shape:
             raise ArgumentError(
                 f"direction: {name!r} has shape {tuple(v.shape)}, its parameter {tuple(parameters[name].shape)}."

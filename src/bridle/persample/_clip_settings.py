@@ -53,7 +53,7 @@ class ClipSettings:
             divide_by = finite(divide_by, "clip_: divide_by is a number of samples", above_zero=True)
         noise = finite(noise_multiplier, "clip_: noise_multiplier is a number")
         if (gamma is not None or noise) and not tracing.all_hold(limit < inf):
-            raise ArgumentError("clip_: max_norm must be finite where gamma or noise is multiplied by it, found inf.")
+            raise ArgumentError("clip_: max_norm must be finite if gamma or noise_multiplier is given, found inf.")
         return cls(limit, bool(per_parameter), gamma, divide_by, noise, nonfinite == "drop")
 
     def same(self) -> Mapping[str, float]:

@@ -44,8 +44,8 @@ def _made_by(node: Node) -> str:
 
 def _refusal(node: Node, what: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        f"per_sample: `{graph.op(node)}` {what}, on plain tensors. Whether the parameters of this rank are shards of "
-        "others or copies is not recorded, so the gradients of whole samples cannot be put together. Spread the model "
-        "with parallelize_module or fully_shard, whose DTensors tell.",
+        f"per_sample: `{graph.op(node)}` {what}, on plain tensors. Plain tensors do not say whether the parameters of "
+        "this rank are shards or copies, so the gradients of whole samples cannot be assembled. Distribute the model "
+        "with parallelize_module or fully_shard, whose DTensors do.",
         graph.op(node),
     )

@@ -107,7 +107,7 @@ def differentiate_each(
     if bypassed and hooks_run:
         raise UnsupportedOperationError(
             "per_sample: there is a hook for which each loss has to be differentiated alone, and there are reentrant "
-            "checkpoints, around which it might be run twice. Pass use_reentrant=False to "
+            "checkpoints, around which the hook might run twice. Pass use_reentrant=False to "
             "torch.utils.checkpoint.checkpoint, or remove the hook."
         )
     handles = [] if seen is None else register_prehooks(_ops(losses), lambda node: partial(seen.see, node))

@@ -82,9 +82,9 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         raise CallArgumentError(f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}.")
     if fsdp.sharded_states(module.parameters()):
         raise UnsupportedOperationError(
-            "call_for_per_sample_grads: the module is spread by fully_shard, and a backward pass through it would "
-            "gather its parameters as often as each rank happens to need. Use bridle.per_sample, which gathers them "
-            "itself."
+            "call_for_per_sample_grads: the module is sharded by fully_shard, and a backward pass through it would "
+            "gather its parameters a different number of times on each rank. Use bridle.per_sample, which gathers "
+            "them itself."
         )
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
         raise CallArgumentError(
@@ -105,7 +105,7 @@ def _batch_size(module: nn.Module, units: list[Any], first: int) -> int:
     if len(sizes) != 1:
         found = f"sizes {sizes}" if sizes else "no tensor that has one"
         raise CallArgumentError(
-            f"call_for_per_sample_grads: the batch size cannot be told from dimension {first} of the inputs: "
+            f"call_for_per_sample_grads: the batch size cannot be determined from dimension {first} of the inputs: "
             f"found {found}. Pass batch_size."
         )
     return sizes[0]
@@ -221,6 +221,6 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ARG004
         raise UnsupportedOperationError(
             "call_for_per_sample_grads: the gradient of an input is differentiated a second time (create_graph=True, "
-            "as for a gradient penalty), which is not offered. Compute the penalty with the module itself.",
+            "as for a gradient penalty), which is not supported. Compute the penalty with the module itself.",
             "PerSampleGradsBackward",
         )

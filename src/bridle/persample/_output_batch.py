@@ -76,7 +76,7 @@ def losses_of(outputs: Sequence[tuple[Value, Tensor]], inputs: Sequence[Value], 
         if not found:
             raise CallArgumentError(
                 f"call_for_per_sample_grads: an output of shape {tuple(value.tensor.shape)} has no dimension of the "
-                f"batch size {count}, so its samples cannot be told apart."
+                f"batch size {count}, so its samples cannot be separated."
             )
     for dims in product(*ways):
         with torch.enable_grad():

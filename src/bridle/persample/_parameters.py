@@ -54,7 +54,7 @@ def parameter_forms(named: dict[str, Tensor]) -> ParameterForms:
 def _common_mesh(meshes: list[Any]) -> Any:
     if any(mesh != meshes[0] for mesh in meshes):
         raise UnsupportedOperationError(
-            f"per_sample: the parameters lie on different meshes, {meshes[0]} among them, so it cannot be told which "
+            f"per_sample: the parameters are on different meshes, {meshes[0]} among them, so it is unknown which "
             "ranks hold the samples. Pass the parameters of one mesh at a time."
         )
     return meshes[0] if meshes else None
@@ -74,19 +74,19 @@ def refuse_unreadable(losses: Tensor) -> None:
         if leaf is not None and fsdp.is_flattened(leaf):
             raise UnsupportedOperationError(
                 "per_sample: the model is wrapped in FullyShardedDataParallel, which flattens its parameters into one. "
-                "Use torch.distributed.fsdp.fully_shard, with which this works."
+                "Use torch.distributed.fsdp.fully_shard instead, which works."
             )
         if leaf is not None and not isinstance(leaf, nn.Parameter) and is_scheduled():
             raise UnsupportedOperationError(
                 "per_sample: the losses are those of the last stage of a pipeline schedule, and are computed from an "
                 f"activation of shape {tuple(leaf.shape)} that another stage has sent. The other stages hold the rest "
-                "of each sample's gradient, and the schedule sends them sums over the micro-batch only. Spread the "
-                "model with fully_shard or parallelize_module instead."
+                "of each sample's gradient, and the schedule sends them sums over the micro-batch only. Distribute "
+                "the model with fully_shard or parallelize_module instead."
             )
         if fsdp.waits_for_first_backward(node):
             raise UnsupportedOperationError(
-                "per_sample: DistributedDataParallel(static_graph=True) learns its graph from the first backward pass, "
-                "which this is not. Leave out static_graph, or compute the losses with `model.module`."
+                "per_sample: DistributedDataParallel(static_graph=True) records its graph in the first backward "
+                "pass, and per_sample is not one. Leave out static_graph, or compute the losses with `model.module`."
             )
 
 
@@ -102,8 +102,8 @@ def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
                 # torch's own check does not see it: what is gathered counts as unchanged.
                 if fsdp.versions(states) != versions:  # only now: the other ranks gather too
                     raise InplaceModifiedError(
-                        "per_sample: parameters were changed since the losses were computed, so the recorded graph no "
-                        "longer fits them. Ask before optimizer.step().",
+                        "per_sample: parameters were changed since the losses were computed, so the recorded graph "
+                        "no longer matches them. Query before optimizer.step().",
                         (),
                     )
                 yield

@@ -177,7 +177,7 @@ def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[T
 
 def _no_engine(_: Tensor) -> dict[str, Tensor]:
     raise GraphFreedError(
-        "audit: the recorded graph was freed, because per_sample was called with retain_graph=False. An audit asks "
-        "autograd for its own gradients: make it with retain_graph=True.",
+        "audit: the recorded graph was freed, because per_sample was called with retain_graph=False. An audit needs "
+        "the graph: call per_sample with retain_graph=True.",
         (),
     )

@@ -147,7 +147,7 @@ def _refuse_new_hooks(value: GradientEdge) -> None:
         if graph.leaf_tensor(node)._backward_hooks if graph.is_leaf(node) else has_hooks([node]):
             raise UnsupportedOperationError(
                 f"per_sample: a hook was registered on a parameter, or on what `{graph.op(node)}` makes of one, since "
-                "the call. Register it before, or ask before you do.",
+                "the call. Register it before per_sample, or query before you register it.",
                 graph.op(node),
             )
 

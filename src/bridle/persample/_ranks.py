@@ -172,8 +172,8 @@ class SampleRanks:
         if bool((times > 1).any()):
             raise ArgumentError(
                 f"{call}: group {numbers[times > 1][0].item()} of `sample_groups` has samples on several ranks, so "
-                "none of them knows its norm. Bring the samples of a group to one rank or, if these are different "
-                "groups, number them differently on each. No gradient was changed."
+                "none of them knows its norm. Put the samples of a group on one rank or, if these are different "
+                "groups, use different numbers on each rank. No gradient was changed."
             )
 
 
@@ -227,7 +227,7 @@ def _wrapped_group(model: nn.Module) -> Any:
     if len(found) > 1:
         raise ArgumentError(
             f"per_sample: the model holds {len(found)} DistributedDataParallel modules with different process groups. "
-            "Say with `process_group` which ranks hold the samples."
+            "Pass `process_group` to say which ranks hold the samples."
         )
     return next(iter(found.values()), None)
 

@@ -106,7 +106,7 @@ def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
         normalised = (limit / (norms + gamma)).where(norms > 0, 0)
         if not all_hold(~torch.isinf(normalised)):
             raise ArgumentError(
-                f"clip_: a norm of {float(norms[torch.isinf(normalised)][0]):.0e} is too small to be brought to "
+                f"clip_: a norm of {float(norms[torch.isinf(normalised)][0]):.0e} is too small to be scaled to "
                 f"{limit}. Pass a larger gamma."
             )
         return normalised

@@ -81,7 +81,7 @@ class PerSample(ReadAnswers, WriteAnswers):
             raise fault
         failed = rows[:, 0].nonzero().flatten().tolist()
         if failed:
-            raise RankError(f"audit: ranks {failed} of the group have found a fault, which their own error names.")
+            raise RankError(f"audit: ranks {failed} of the group found an error; see the error on those ranks.")
         return worst_of(rows, names)
 
     def _repr_html_(self) -> str:

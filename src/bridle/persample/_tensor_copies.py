@@ -227,6 +227,6 @@ def described(copy: Copy, names: Mapping[int, str]) -> str:
         return "the tensor of losses"
     if number in names:
         return f"`{names[number]}`, of which every rank has all,"
-    what = "of which every rank has all" if spec is None else f"that lies as {list(spec.placements)}"
+    what = "of which every rank has all" if spec is None else f"with placements {list(spec.placements)}"
     saved = "" if copy.node is None else f", which `{graph.op(copy.node)}` saved as `{copy.name}`,"
     return f"a tensor of shape {shape} {what}{saved}"

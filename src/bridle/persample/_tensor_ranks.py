@@ -120,8 +120,8 @@ def tensor_ranks(leaves: Mapping[str, Any], losses: Losses, device: torch.device
     if any(mesh != meshes[0] for mesh in meshes):
         other = next(mesh for mesh in meshes if mesh != meshes[0])
         raise UnsupportedOperationError(
-            f"per_sample: DTensors of the model lie on {meshes[0]} and on {other}. It is known for one tensor-parallel "
-            f"mesh only which of them hold the same. {_INSTEAD}"
+            f"per_sample: DTensors of the model are on {meshes[0]} and on {other}. Only one tensor-parallel mesh is "
+            f"supported. {_INSTEAD}"
         )
     _refuse_odd_placements(leaves)
     return ranks_of_mesh(meshes[0], device, leaves)
@@ -148,6 +148,7 @@ def _refuse_odd_placements(leaves: Mapping[str, Any]) -> None:
         places = spec_of(leaf).placements if is_dtensor(leaf) else ()
         if sharded_dims(places) is None or any(place.is_partial() for place in places):
             raise UnsupportedOperationError(
-                f"per_sample: `{name}` lies on {spec_of(leaf).mesh} as {list(places)}. A parameter can be sharded in "
-                f"one dimension or replicated along each dimension of a tensor-parallel mesh. {_INSTEAD}"
+                f"per_sample: `{name}` is on {spec_of(leaf).mesh} with placements {list(places)}. Along each "
+                "dimension of a tensor-parallel mesh a parameter must be replicated or sharded in one dimension. "
+                f"{_INSTEAD}"
             )

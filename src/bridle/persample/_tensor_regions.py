@@ -90,17 +90,18 @@ def _taken_out(node: Node, places: tuple[Any, ...]) -> frozenset[int]:
     """Return the dimensions along which `to_local` gives each rank another part."""
     if any(place.is_partial() for place in places):
         raise UnsupportedOperationError(
-            f"per_sample: partial sums, a tensor that lies as {list(places)}, are made plain by to_local(). What is "
-            "done to them is done to no value of the model. Redistribute them first: redistribute(placements="
-            "[Replicate()]) or full_tensor()."
+            f"per_sample: partial sums, a tensor with placements {list(places)}, are converted to plain tensors by "
+            "to_local(). Operations on them act on no value of the model. Redistribute them first: "
+            "redistribute(placements=[Replicate()]) or full_tensor()."
         )
     given = grad_placements(node) or places
     summed = {i for i, (place, g) in enumerate(zip(places, given, strict=True)) if place.is_replicate() and _is_sum(g)}
     if any(place != g and i not in summed for i, (place, g) in enumerate(zip(places, given, strict=True))):
         raise UnsupportedOperationError(
-            f"per_sample: a tensor that lies as {list(places)} is made plain by to_local(grad_placements="
-            f"{list(given)}), which is how its gradient cannot lie. Leave `grad_placements` out; Partial() is for a "
-            "whole tensor of which each rank uses a part, or which it uses with a part of another."
+            f"per_sample: a tensor with placements {list(places)} is converted by "
+            f"to_local(grad_placements={list(given)}), but its gradient cannot have these placements. Leave "
+            "`grad_placements` out; Partial() is for a whole tensor of which each rank uses a part, or which it uses "
+            "with a part of another."
         )
     return frozenset({i for i, place in enumerate(places) if not place.is_replicate()} | summed)
 
@@ -112,9 +113,9 @@ def _is_sum(place: Any) -> bool:
 def _refuse_taken_apart(node: Node) -> None:
     if graph.is_leaf(node) and is_taken_apart(graph.leaf_tensor(node)):
         raise UnsupportedOperationError(
-            "per_sample: DistributedDataParallel(device_mesh=...) has taken the DTensors of a tensor-parallel model "
-            "apart, so that model.parameters() does not list them any more. Use fully_shard over that dimension of the "
-            "mesh instead; or leave the model as it is, and pass process_group=mesh[...] to per_sample, which adds up "
+            "per_sample: DistributedDataParallel(device_mesh=...) has replaced the DTensors of a tensor-parallel "
+            "model, so that model.parameters() no longer lists them. Use fully_shard over that dimension of the "
+            "mesh instead; or leave the model as it is, and pass process_group=mesh[...] to per_sample, which sums "
             "over the ranks."
         )
 
@@ -126,7 +127,7 @@ def _refuse_grad_placements(node: Node, places: tuple[Any, ...]) -> None:
         said = f", grad_placements={list(given)}" if given else ""
         raise UnsupportedOperationError(
             f"per_sample: DTensor.from_local is called with placements={list(places)}{said}, so that the gradient "
-            "torch hands back is not that of the local tensor on each rank. Leave `grad_placements` out, and use "
+            "torch returns is not that of the local tensor on each rank. Leave `grad_placements` out, and use "
             "Replicate(), Shard() or Partial() with a sum."
         )
 
@@ -151,7 +152,7 @@ def _origin(node: Node) -> str:
     for source in _down(node):
         found, given = crossing(source), grad_placements(source)
         if found is not None and not all(place.is_replicate() for place in found[2]):
-            return f"that lies as {list(found[2])}"
+            return f"with placements {list(found[2])}"
         if any(place.is_partial() for place in given):
             return f"taken out by to_local(grad_placements={list(given)})"
     return "on each rank"
@@ -173,8 +174,8 @@ def _down(node: Node) -> Iterable[Node]:
 
 def _plain(name: str, origin: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        f"per_sample: `{name}` is a plain tensor, and is used on a part of an activation {origin}, so its "
-        "gradient is another one on each rank. Make it a DTensor as well: list its module in the plan of "
+        f"per_sample: `{name}` is a plain tensor, and is used on a part of an activation {origin}, so its gradient "
+        "differs between ranks. Make it a DTensor as well: list its module in the plan of "
         "parallelize_module, with SequenceParallel() for a norm layer.",
         "",
         name,
@@ -183,17 +184,19 @@ def _plain(name: str, origin: str) -> UnsupportedOperationError:
 
 def _cut(places: Iterable[Any], node: Node) -> UnsupportedOperationError:
     found = crossing(node)
-    use = f"`{graph.op(node)}` uses it with parts" if found is None else f"used for one that lies as {list(found[2])}"
+    use = (
+        f"`{graph.op(node)}` uses it with parts" if found is None else f"used for one with placements {list(found[2])}"
+    )
     return UnsupportedOperationError(
-        f"per_sample: a tensor that lies as {list(places)} is made plain, and {use}: each rank has a part of its "
-        f"gradient only, which to_local() takes for all of it. {_REDISTRIBUTE}",
+        f"per_sample: a tensor with placements {list(places)} is converted to a plain tensor, and {use}: each rank "
+        f"has only a part of its gradient, which to_local() treats as the whole. {_REDISTRIBUTE}",
         graph.op(node),
     )
 
 
 def _whole(origin: str, what: str) -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        f"per_sample: a part of an activation {origin} is made into {what}. The ranks then compute "
-        "different things, and which gradient is meant cannot be told. Redistribute it first: "
-        "redistribute(placements=[Replicate()]), output_layouts=Replicate() or full_tensor()."
+        f"per_sample: a part of an activation {origin} is made into {what}. The ranks then compute different values, "
+        "and the gradient is ambiguous. Redistribute it first: redistribute(placements=[Replicate()]), "
+        "output_layouts=Replicate() or full_tensor()."
     )

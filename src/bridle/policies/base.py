@@ -218,8 +218,8 @@ def refuse_no_policy(found: object) -> None:
     if callable(getattr(found, "decide", None)) and not isinstance(found, type):
         if not hasattr(found, "p"):
             raise ArgumentTypeError(
-                f"a policy says by `p` which order of norm it looks at, and {type(found).__name__} has none. Write "
-                "`p = 2.0` in the class."
+                f"a policy needs an attribute `p`, the order of the norm it uses, and {type(found).__name__} has none. "
+                "Write `p = 2.0` in the class."
             )
         return
     kind, instead = type(found).__name__, "bridle.by_norm(1.0)"

@@ -66,8 +66,8 @@ class BuiltOnce:
         if in_a_row >= _IN_A_ROW:
             name = type(self).__name__
             warn(
-                f"{name} was built anew for each of the last {in_a_row} calls on the same parameters, so it never "
-                f"learns. Build it once, before the loop, and pass the same object to every call: "
+                f"{name} was built again for each of the last {in_a_row} calls on the same parameters, so it never "
+                "adapts. Build it once, before the loop, and pass the same object to every call: "
                 f"`policy = {name}(...)`."
             )
 
@@ -81,7 +81,7 @@ class BuiltOnce:
         check_is_state(saved, name)
         if saved.get("policy") != name:
             raise ArgumentError(
-                f"this is the state of {saved.get('policy')!r}, and it was to be loaded into {name!r}. Load what "
+                f"this is the state of {saved.get('policy')!r}, and cannot be loaded into {name!r}. Load what "
                 f"`state_dict()` of a {name} returned."
             )
         was, now = saved.get("settings"), self._settings()

@@ -110,7 +110,7 @@ class ElementMemory:
             if before != t.shape:
                 raise ArgumentError(
                     f"the parameter {key!r} has shape {tuple(t.shape)} and had {tuple(before)} before: one policy was "
-                    "used for two models, or loaded from another one. Make a policy for each."
+                    "used for two models, or loaded from another one. Build a policy for each."
                 )
 
     def read(self, keys: Keys, tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ def _make_room(key: _Key) -> None:
     if len(alike) >= _SETS:
         warn(
             f"{key[0]!r} was called for more than {_SETS} sets of parameters that begin with the same one. Each set "
-            "has a policy that learns by itself, and the oldest is forgotten. Pass the module or the optimizer, whose "
+            "has its own policy, and the state of the oldest is discarded. Pass the module or the optimizer, whose "
             "parameters stay the same, or build the policy once, before the loop."
         )
         _kept.pop(alike[0], None)

@@ -186,7 +186,7 @@ def _refuse_layouts(grads: GradientView) -> None:
     for key, p, g in zip(grads.keys(), grads.parameters, grads.tensors, strict=True):
         if p.layout is not torch.strided or g.layout not in (torch.strided, torch.sparse_coo):
             raise UnsupportedGradientError(
-                f"ByOvershoot compares a gradient with the way of its parameter, and {key!r} is {p.layout} with a "
+                f"ByOvershoot compares a gradient with the movement of its parameter, and {key!r} is {p.layout} with a "
                 f"gradient that is {g.layout}. Give that parameter another policy by a name pattern."
             )
 

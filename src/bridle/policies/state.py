@@ -80,8 +80,8 @@ def check_complete(keys: Iterable[str], found: Mapping[str, Tensor]) -> None:
     if missing:
         raise ArgumentError(
             f"the state of {len(missing)} of {len(found) + len(missing)} parameters is missing, {missing[0]!r} among "
-            "them. torch.distributed.checkpoint fills in what it is given: clip once with the policy (dry_run=True "
-            "will do) before its state_dict() is loaded into."
+            "them. torch.distributed.checkpoint only fills in existing entries: clip once with the policy "
+            "(dry_run=True is enough) before you load into its state_dict()."
         )
 
 

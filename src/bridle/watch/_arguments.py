@@ -32,7 +32,7 @@ def check_arguments(
         raise ArgumentTypeError(f"`record` is the path of a file, as in record='run.jsonl'; found {_kind(record)}.")
     if on_step is not None and not callable(on_step):
         raise ArgumentTypeError(
-            f"`on_step` is a function that is given what `latest` holds, as in on_step=print; found {_kind(on_step)}."
+            f"`on_step` is a function that takes the content of `latest`, as in on_step=print; found {_kind(on_step)}."
         )
     count(every, "every")
     count(max_bytes, "max_bytes", _LEAST_BYTES)
@@ -68,9 +68,9 @@ def _check_together(model: nn.Module, optimizer: Any) -> None:
     held = {id(p) for p in model.parameters()}
     if held and stepped and not any(id(p) in held for p in stepped):
         raise ArgumentError(
-            f"the optimizer holds none of the model's parameters: {type(optimizer).__name__} has {len(stepped)}, "
-            f"{type(model).__name__} {len(held)} others. Pass the model that the optimizer was built for, or None to "
-            "search for names."
+            f"the optimizer has none of the model's parameters: {type(optimizer).__name__} has {len(stepped)}, "
+            f"{type(model).__name__} has {len(held)} others. Pass the model that the optimizer was built for, or None "
+            "to search for names."
         )
 
 

@@ -20,7 +20,7 @@ class LearningRateScale:
 
     def __init__(self, factor: float) -> None:
         if not 0 < factor < float("inf"):
-            raise ArgumentError(f"the learning rate is scaled by a finite number above 0; found {factor!r}.")
+            raise ArgumentError(f"--lr-scale must be a finite number above 0; found {factor!r}.")
         self._factor = factor
         self._before: dict[int, list[tuple[dict[str, Any], Any]]] = {}
         self._hooks = [

@@ -151,7 +151,7 @@ class Monitor:
     def _claim(self, record: Path) -> None:
         wanted, self._writer.path = self._writer.path, claim(record, self._rank)
         if self._writer.path != wanted and (self._rank is None or self._rank.rank == 0):
-            warn(f"{wanted} holds something already: this run is recorded in {self._writer.path}.")
+            warn(f"{wanted} is not empty: this run is recorded in {self._writer.path}.")
 
     def stop(self, because: str | None = None) -> None:
         """Stop observing and complete the record.

@@ -56,7 +56,7 @@ def try_script(command: list[str], folder: Path, limits: Limits) -> int:
         return 1
     trials = candidates(report, folder)
     if not trials:
-        _say(f"{report.verdict}\n\nThere is nothing to try: no change is advised.")
+        _say(f"{report.verdict}\n\nThere is nothing to try: no change is suggested.")
         return 0
     done = [(first, report)]
     for i, trial in enumerate(trials, start=2):
@@ -162,7 +162,7 @@ def _conclude(done: list[tuple[Trial, Report]], folder: Path, missing: int) -> N
     outcomes = [(trial.label, outcome(report.run, report.findings, steps)) for trial, report in done]
     _say("\n" + comparison(outcomes, steps))
     if missing:
-        _say(f"{missing} of the runs could not be made in the time.")
+        _say(f"{missing} of the runs did not fit into the time limit.")
     best = min(range(len(done)), key=lambda i: outcomes[i][1].order)
     page = folder / "try.html"
     write_page(

@@ -33,7 +33,7 @@ def watch(options: argparse.Namespace) -> int:
     rank = rank_info()
     check_names(options.fail_on)
     if options.fail_on and rank is not None:
-        raise ArgumentError("--fail-on is for one process; of several, use `bridle report --fail-on` afterwards.")
+        raise ArgumentError("--fail-on is for one process; for several, use `bridle report --fail-on` afterwards.")
     record = _free_record(options, rank)
     # Only rank 0 reports. Fork before threads or an accelerator are initialised.
     reporter = start_reporter(record, rank) if rank is not None and rank.rank == 0 else None
@@ -65,7 +65,7 @@ def _free_record(options: argparse.Namespace, rank: RankInfo | None) -> Path:
     except OSError:  # which it is told when it starts
         return wanted
     if options.record and record != wanted and (rank is None or rank.rank == 0):
-        say(f"bridle: {wanted} holds something already: this run is recorded in {record}.")
+        say(f"bridle: {wanted} is not empty: this run is recorded in {record}.")
     return record
 
 
@@ -73,7 +73,7 @@ def _start(monitor: Monitor) -> None:
     try:
         monitor.start()
     except RecordWriteError as error:
-        say(f"bridle: not recording, the program runs without: {error} Another place: --record FILE.")
+        say(f"bridle: the program runs without recording: {error} To record elsewhere, pass --record FILE.")
 
 
 def _run(options: argparse.Namespace, monitor: Monitor) -> None:

@@ -40,7 +40,7 @@ def refuse_nested(losses: Tensor) -> None:
         if graph.leaf_tensor(node).is_nested if leaf else any(out.is_nested_tensor for out in output_metadata(node)):
             found = "an input" if leaf else f"what `{graph.op(node)}` makes"
             raise UnsupportedOperationError(
-                f"per_sample: {found} is a nested tensor, which has no rows to tell samples apart by. Pad before "
+                f"per_sample: {found} is a nested tensor, which has no rows by which to separate samples. Pad before "
                 "the first layer, nested.to_padded_tensor(0.0), and mask what was padded; or run the model on "
                 "each of nested.unbind() and stack the losses.",
                 graph.op(node),
@@ -50,20 +50,20 @@ def refuse_nested(losses: Tensor) -> None:
 def _explanation(where: str, torch_says: str) -> BridleError | None:
     if "already been freed" in torch_says:
         return GraphFreedError(
-            f"per_sample: {where} was freed, by a backward pass or by per_sample itself. Ask before that, or call it "
-            f"with retain_graph=True. torch says: {torch_says}",
+            f"per_sample: {where} was freed, by a backward pass or by per_sample itself. Query before that, or call "
+            f"per_sample with retain_graph=True. torch says: {torch_says}",
             (),
         )
     if "inplace operation" in torch_says:
         return InplaceModifiedError(
-            f"per_sample: {where} was changed in place since the forward pass. Compute a new tensor there, or ask "
+            f"per_sample: {where} was changed in place since the forward pass. Compute a new tensor there, or query "
             f"before the change. torch says: {torch_says}",
             (where,),
         )
     if "already unpacked once" in torch_says:
         return UnsupportedOperationError(
-            f"per_sample: {where} is needed twice, and the checkpoint around it hands it out once. Leave that region "
-            "without a checkpoint.",
+            f"per_sample: {where} is needed twice, and the checkpoint around it provides it only once. Remove the "
+            "checkpoint from that region.",
         )
     if "unsupported combination of layouts" in torch_says or re.search("not implemented for .*Sparse", torch_says):
         return UnsupportedOperationError(
@@ -73,21 +73,21 @@ def _explanation(where: str, torch_says: str) -> BridleError | None:
     if re.search("mixed torch.Tensor and DTensor|sharding strategy|Sharding propagation", torch_says):
         return UnsupportedOperationError(
             f"per_sample: {where} has an op on DTensors that torch cannot differentiate here. If that is a loss under "
-            "loss_parallel(), call per_sample, and ask it everything, inside of `with loss_parallel():`. Else make the "
-            "tensor whole before that op: redistribute(placements=[Replicate()]).to_local(). torch says: "
+            "loss_parallel(), call per_sample, and make all queries, inside `with loss_parallel():`. Otherwise "
+            "gather the tensor before that op: redistribute(placements=[Replicate()]).to_local(). torch says: "
             f"{torch_says}"
         )
     if "donated buffers" in torch_says:
         return UnsupportedOperationError(
-            f"per_sample: {where} goes through a compiled region that overwrites what it saved, so it can be asked "
-            "only once. Set torch._functorch.config.donated_buffer = False before the region is compiled, or "
+            f"per_sample: {where} goes through a compiled region that overwrites what it saved, so its backward can "
+            "run only once. Set torch._functorch.config.donated_buffer = False before the region is compiled, or "
             "leave it uncompiled.",
             "CompiledFunctionBackward",
         )
     if "_will_engine_execute_node" in torch_says:
         return UnsupportedOperationError(
             f"per_sample: a hook waits for the gradients of several tensors, parameters among them, in {where}. torch "
-            "runs such hooks in backward() alone, not where gradients are returned. Remove the handle that "
+            "runs such hooks only in backward(), not in functions that return gradients. Remove the handle that "
             f"register_multi_grad_hook returned, or register it with mode='any'. torch says: {torch_says}"
         )
     return None

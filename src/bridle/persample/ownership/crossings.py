@@ -42,8 +42,8 @@ def refuse_asking(scan: Scan) -> None:
     """
     if any(map(is_crossing, scan.custom)) or any(map(is_dtensor, scan.leaves.values())):
         raise UnsupportedOperationError(
-            "per_sample: the model is tensor parallel, and whose the elements of its DTensors are is not proved by the "
-            "structure of its graph: it has a hook, an op or a collective that is not known, a batch that is cut over "
-            "the ranks of the mesh, or losses that depend on other samples. Leave that out, or spread the model with "
-            "fully_shard or DistributedDataParallel alone."
+            "per_sample: the model is tensor parallel, and the structure of its graph does not prove which sample "
+            "owns which elements of its DTensors: it has a hook, an unknown op or collective, a batch that is split "
+            "over the ranks of the mesh, or losses that depend on other samples. Remove that, or distribute the model "
+            "with fully_shard or DistributedDataParallel alone."
         )

@@ -104,8 +104,8 @@ class _SameEveryTime:
         for node in nodes:
             if node in self._changed:
                 raise UnsupportedOperationError(
-                    f"per_sample: the gradient of one sample at `{graph.op(node)}` depends on which other samples are "
-                    "there. A custom Function between the losses and it does this, such as one that divides by a norm "
+                    f"per_sample: the gradient of one sample at `{graph.op(node)}` depends on the other samples of the "
+                    "batch. A custom Function between it and the losses does this, such as one that divides by a norm "
                     "over the batch. Remove it, or let it treat each sample alone.",
                     graph.op(node),
                 )

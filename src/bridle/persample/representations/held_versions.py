@@ -27,10 +27,10 @@ class HeldVersions:
             for tensor, version in held:
                 if tensor._version != version:
                     raise InplaceModifiedError(
-                        f"per_sample: a tensor of shape {tuple(tensor.shape)} that the gradients of `{name}` are made "
-                        f"of was changed in place since per_sample was called: it is at version {tensor._version}; "
+                        f"per_sample: a tensor of shape {tuple(tensor.shape)} that the gradients of `{name}` depend "
+                        f"on was changed in place since per_sample was called: it is at version {tensor._version}; "
                         f"expected version {version} instead. It is an input or an activation of the op that uses "
-                        f"`{name}`, or what grads() or stream() returned. Ask before the change, or change a copy.",
+                        f"`{name}`, or what grads() or stream() returned. Query before the change, or change a copy.",
                         (name,),
                     )
 

@@ -104,8 +104,8 @@ def register_rule(op: Op, rule: RuleFunction, *, replace: bool = False) -> None:
         )
     if isinstance(op, str) and op.endswith("Backward") and not op.startswith("GeneratedBackwardFor_"):
         raise ArgumentError(
-            f"register_rule: {op!r} is the name of a Python Function, and others may have it. Pass the Function "
-            f"itself: register_rule({op.removesuffix('Backward')}, rule). torch's own ops go by name, such as "
+            f"register_rule: {op!r} is the name of a Python Function, and other Functions may share it. Pass the "
+            f"Function itself: register_rule({op.removesuffix('Backward')}, rule). torch's own ops go by name, such as "
             "'AddmmBackward0'."
         )
     if op in _RULES and not replace:

@@ -187,6 +187,6 @@ def refuse_flattened(optimizer: torch.optim.Optimizer) -> None:
     """
     if any(is_flattened(p) for group in optimizer.param_groups for p in group["params"]):
         raise UnsupportedGradientError(
-            "the parameters are flattened by torch's first FullyShardedDataParallel, whose shards do not say what they "
-            "are shards of: each rank would clip by a norm of its own. Use its clip_grad_norm_, or fully_shard."
+            "the parameters are flattened by FullyShardedDataParallel (FSDP1), whose shards do not say what they are "
+            "shards of: each rank would clip by its own norm. Use its clip_grad_norm_, or fully_shard."
         )

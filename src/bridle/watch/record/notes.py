@@ -30,6 +30,6 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, float):
         return rounded([value], 9)[0]
     raise ArgumentError(
-        f"note: {name!r} has to be a number or a string; found {type(value).__name__}. Of a tensor with several "
-        "elements say which: its mean, or one of them."
+        f"note: {name!r} has to be a number or a string; found {type(value).__name__}. For a tensor with several "
+        "elements, pass its mean or one of them."
     )

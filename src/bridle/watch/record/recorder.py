@@ -115,7 +115,7 @@ class Recorder:
         if self.failure is None:
             self.failure = why
             self._writer.write({"stopped": why, "after": self.steps})
-            say(f"bridle: recording stopped at step {self.steps}, the program goes on: {why}")
+            say(f"bridle: recording stopped at step {self.steps}, the program continues: {why}")
 
     def on_backward(self, tensors: Any) -> None:
         """Add to the loss of the coming step."""

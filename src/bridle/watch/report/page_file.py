@@ -49,6 +49,6 @@ def _require_replaceable(page: Path, only_ours: bool) -> None:
         with page.open("rb") as file:
             if _SIGN not in file.read(1000):
                 raise RecordWriteError(
-                    f"the page {page} is not written: there is a file of that name, and it is no page of bridle. "
+                    f"the page {page} is not written: a file with that name exists, and it is not a page of bridle. "
                     "Name another with -o."
                 )

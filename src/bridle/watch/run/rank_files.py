@@ -124,7 +124,7 @@ def one_file_per_run(paths: list[str]) -> list[Path]:
             found.append(file)
     if len(found) > 2:
         names = ", ".join(map(str, found))
-        raise ArgumentError(f"a report is about one run or two, before and after; found {len(found)}: {names}.")
+        raise ArgumentError(f"a report covers one run, or two (before and after); found {len(found)}: {names}.")
     return found
 
 

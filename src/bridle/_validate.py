@@ -89,7 +89,7 @@ def total_norm(value: float | Tensor) -> float | Tensor:
 
 def norm_order(norm_type: float | str) -> float:
     """Return the p of a p-norm as a float; `"inf"` is one."""
-    p = _float(norm_type, "the order of a norm is a number or 'inf'")
+    p = _float(norm_type, "the order of a norm must be a number or 'inf'")
     if not p > 0:
         raise ArgumentError(f"the order of a norm must be greater than zero; found {p}.")
     return p

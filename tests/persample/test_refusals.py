@@ -48,7 +48,7 @@ def inputs_that_need_a_gradient():
 def loss_less_the_mean():
     model = nn.Linear(3, 1)
     losses = model(X).squeeze(1).square()
-    return model, (losses - losses.mean()).square(), "what `PowBackward0` made and `SubBackward0` uses"
+    return model, (losses - losses.mean()).square(), "the output of `PowBackward0` that `SubBackward0` uses"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_real_and_complex_views_of_the_same_data():
 def test_a_mask_made_from_a_weight_could_be_data_and_allow_coupling_is_right(batch):
     weight, x = torch.randn(6, 4, requires_grad=True), torch.randn(batch, 4)
     losses = (x @ (weight * (weight > 0)).T).square().sum(1)
-    with pytest.raises(errors.BatchCouplingError, match="for a mask made from a weight, allow_coupling=True is right"):
+    with pytest.raises(errors.BatchCouplingError, match="for a mask computed from a weight, allow_coupling=True is correct"):
         bridle.per_sample(losses, [weight], retain_graph=True).norms()
     expected = torch.stack([torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses])
     found = bridle.per_sample(losses, [weight], allow_coupling=True).grads()["0"]

@@ -167,8 +167,8 @@ def _refusal(cut: UseSite, known: Known) -> BatchCouplingError:
     op = graph.op(cut.node)
     what = f"`{op}` mixes the samples of the batch"
     if MOVES.get(base_name(cut.node)) is elementwise:  # which mixes nothing: it was done below, or by another use
-        what = f"what `{graph.op(cut.value.node)}` made and `{op}` uses belongs to several samples of the batch"
-    what = f"{what}. What {beneath} made of one sample enters the losses of others"
+        what = f"the output of `{graph.op(cut.value.node)}` that `{op}` uses depends on several samples of the batch"
+    what = f"{what}. Values computed with {beneath} from one sample enter the losses of other samples"
     return coupling_error(what, op, names[0] if names else "")
 
 

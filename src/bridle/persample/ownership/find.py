@@ -101,10 +101,10 @@ def find_hooked(leaves: dict[Node, str], losses: Losses, known: Known, seen: Own
 
 def _hook_refusal() -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        "per_sample: a hook is registered on a value, an op or an input behind the losses, and whether samples are "
-        "kept apart below inputs, or parameters that were not passed, does not follow from the structure of the graph. "
-        "The engine would have to be asked, and the hook would be given gradients that are not those of the losses. "
-        "Remove the hook, or pass all parameters and inputs that need no gradient; or pass allow_coupling=True."
+        "per_sample: a hook is registered on a value, an op or an input that the losses depend on, and the structure "
+        "of the graph does not show whether samples are kept apart below inputs, or below parameters that were not "
+        "passed. The engine would have to run to find out, and would give the hook gradients that are not those of the "
+        "losses. Remove the hook, or pass all parameters and inputs that need no gradient; or pass allow_coupling=True."
     )
 
 

@@ -208,7 +208,7 @@ def test_what_clips_already_is_not_advised_again(max_norm, left):
     advice = report_on(run).advice
     assert [a.do for a in advice.actions if "clip" in a.do and not a.do.startswith(left)] == []
     assert [a.do for a in advice.actions if a.do.startswith(left)]
-    assert "clipped already, and that does not hold it" in advice.because
+    assert "already clipped, and that does not stabilise it" in advice.because
     assert (advice.threshold is None) == (left == "clip gradients with")
 
 
@@ -279,7 +279,7 @@ def test_a_run_that_clipping_holds_is_left_alone():
     run.clip[:] = [min(1.0, 2.0 / n) for n in run.norm]
     advice = report_on(run).advice
     assert advice.threshold is None
-    assert "clipped already" in advice.because
+    assert "already clipped" in advice.because
 
 
 def diverging(healthy_steps, n, **columns):

@@ -28,12 +28,12 @@ _OF_MEDIAN = 3.0  # what the median of healthy norms is divided by for a thresho
 _FAR = 3.0  # a loss above so many times that at the start belongs to a run that has diverged
 _AT_ONCE = 10.0  # what the learning rate of a run that breaks down at once is divided by
 _WHY_ADAPTIVE = (
-    "{} divides by the size of past gradients, so clipping alone shortens its steps only until it has forgotten the "
-    "larger ones; a lower learning rate shortens all of them."
+    "{} divides by the size of past gradients, so clipping alone shortens its steps only until the larger ones have "
+    "left its averages; a lower learning rate shortens all of them."
 )
 _WHY_SEVERAL = (
-    "A lower learning rate for {} alone would change its balance with the other optimizers; `auto` acts on "
-    "steps that lead nowhere."
+    "A lower learning rate for {} alone would change its balance with the other optimizers; `auto` limits only the "
+    "steps that overshoot."
 )
 SYMPTOMS = ("nonfinite", "oscillation", "rising")
 _OUTLIERS = ("spikes", "heavy_tail", "cluster", "nonfinite")
@@ -143,13 +143,13 @@ def _diverged_at_once(run: Run, levels: dict[str, float]) -> Advice:
 def _not_by_clipping(run: Run, plain: Advice) -> Advice:
     """Advise on a run that is clipped, and whose loss rises steadily: no single step throws it off."""
     because = (
-        "This run is clipped already, and its loss rises steadily: that is no single long step, so a tighter limit "
-        "will not stop it."
+        "This run is already clipped, and its loss rises steadily. The cause is not a single long step, so a tighter "
+        "limit will not stop it."
     )
     rate, decay = slower(run), run.settings.get("weight_decay")
     actions = slow_down(run, rate)
     if isinstance(decay, (int, float)) and decay > 0:
-        why = "Weight decay is not clipped: where the gradient is, it may pull the weights back harder than that."
+        why = "Weight decay is not clipped: it may pull the weights back harder than the clipped gradient moves them."
         actions = [*actions, Action(f"lower weight_decay from {decay:g}, or set it to 0", why)]
     return Advice(None, because, None, plain.quantiles, plain.candidates, actions, rate)
 
@@ -194,7 +194,7 @@ def _why_nothing(run: Run, names: set[str]) -> str:
     held = finite(run.clip)
     rate = sum(1 for f in held if f < 1) / len(held) if held else 0.0
     if rate and names.isdisjoint(SYMPTOMS):
-        return f"This run was clipped already ({rate:.0%} of the steps) and does not swing. Keep it as it is."
+        return f"This run was already clipped ({rate:.0%} of the steps) and does not swing. Keep it as it is."
     if not any(n > 0 for n in finite(run.norm)):
         return "The gradients are zero: there is nothing to clip."
     return "Nothing in this run calls for clipping."
@@ -205,11 +205,11 @@ def _why(run: Run, reasons: list[str]) -> str:
     if run.optimizer in ADAPTIVE:
         return first + (_WHY_ADAPTIVE if run.n_optimizers == 1 else _WHY_SEVERAL).format(run.optimizer)
     if _is_clipped(run):
-        return f"{first}It is clipped already, and that does not hold it."
+        return f"{first}It is already clipped, and that does not stabilise it."
     return (
-        f"{first}`auto` comes first: its limit is corrected while the run goes on, and a number from one run is not. "
-        "The threshold is a third of the median gradient norm, from the part of the run before anything diverged: a "
-        "few large gradients, which it is to limit, do not move it."
+        f"{first}`auto` comes first: its limit adapts during the run, and a number from one run does not. "
+        "The threshold is a third of the median gradient norm, from the part of the run before anything diverged: "
+        "the few large gradients that it should limit do not move it."
     )
 
 

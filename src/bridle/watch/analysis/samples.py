@@ -40,8 +40,8 @@ def which_samples(evidence: dict[str, Any]) -> str:
         return ""
     rows, which = ", ".join(map(str, list(often)[:5])), ("samples", "them") if len(often) > 1 else ("sample", "it")
     return (
-        f" Look first at {which[0]} {rows} of the data set: the bad batches hold {which[1]} far more often than chance "
-        "would."
+        f" Look first at {which[0]} {rows} of the dataset: the bad batches contain {which[1]} far more often than "
+        "chance explains."
     )
 
 

@@ -19,6 +19,6 @@ def clip_idle(run: Run) -> Finding | None:
         weight=0.1,
         test=f"clipping is on and changed none of at least {_LEAST} steps",
         evidence=evidence,
-        advice="As a guard against a rare spike that is as it should be. If it was meant to do something, the "
-        "threshold is too high: the advice has one that would have acted.",
+        advice="This is fine as a guard against a rare spike. If clipping was meant to act, the threshold is too "
+        "high: the advice has one that would have acted.",
     )

@@ -51,7 +51,9 @@ def cluster(run: Run) -> Finding | None:
             **samples,
         },
         advice=f"Look at the data of those batches ({when}): corrupt or unscaled rows, a second source, wrong labels. "
-        "Until that is mended, clip at what the other batches need. " + what_to_check(related) + which_samples(samples),
+        "Until that is fixed, clip at a norm that suits the other batches. "
+        + what_to_check(related)
+        + which_samples(samples),
         plain=f"{share:.0%} of the batches have {what} about {ratio:.2g} times larger than the others, as if their "
         "data were corrupt or from elsewhere",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps], log=True),

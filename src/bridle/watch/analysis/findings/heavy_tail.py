@@ -31,12 +31,11 @@ def heavy_tail(run: Run) -> Finding | None:
         name="heavy_tail",
         clipping_helps=True,
         title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the sum of norms, each "
-        "over its running median",
+        "relative to its running median",
         weight=min(0.89, 0.5 + share),
         test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
         f"the sum, and Hill's tail index over them is below {_INDEX:g} ({_CALM_SHARE:.0%} and {_CALM_INDEX:g} where no "
-        f"loss swings). The index says how fast large values become "
-        "rare; of a normal distribution it is 10 and more",
+        "loss swings). The index says how fast large values become rare; of a normal distribution it is 10 and more",
         evidence={
             "share of the sum from the largest 5% of steps": share,
             "tail index": index,
@@ -48,7 +47,7 @@ def heavy_tail(run: Run) -> Finding | None:
         advice="This is what clipping by norm is for: see the advice for a threshold. " + what_to_check(related)
         + which_samples(samples),
         plain=f"a few batches have far larger gradients than the rest ({few} of {len(over)} steps make {share:.0%} of "
-        "the sum of gradient norms, each over what is usual around it)",
+        "the sum of gradient norms, each relative to the running median)",
         chart=Chart("gradient norm over its running median, steps sorted", {"ratio": over},
             [100 * i / len(over) for i in range(len(over))], log=True, x_label="% of steps"),
     )  # fmt: skip

@@ -39,8 +39,8 @@ def oscillation(run: Run) -> Finding | None:
             "period in steps": period if period is not None else "none: the swings are irregular",
             **({"also swings": also} if also else {}),
         },
-        advice="The causes that were found are listed with this. Where none is: halve the learning rate, or clip by "
-        "norm, which limits what one step can do."
+        advice="The causes that were found are listed with this finding. If there is none: halve the learning rate, "
+        "or clip by norm, which limits the effect of one step."
         + (" Where two optimizers work against each other, as in a GAN, their losses need not settle: judge by what is "
            "generated." if run.n_optimizers > 1 else "")
         + (" If the period is the number of batches in an epoch, it may be the order of the data: shuffle."

@@ -48,5 +48,5 @@ def _overfits(loss: Loss, trained: Loss) -> Finding | None:
         advice=f"Stop at about step {step}, or keep the weights of the lowest {loss.name}; more data, augmentation, "
         "weight decay or a smaller model move that point. Clipping does not.",
         chart=Chart(loss.name, {loss.name: loss.values}, [float(s) for s in loss.steps], [float(step)]),
-        plain=f"the model learns its training data by heart: after step {step} it gets worse on other data",
+        plain=f"the model memorises its training data: after step {step} it gets worse on other data",
     )

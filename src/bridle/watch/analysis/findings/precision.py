@@ -38,11 +38,11 @@ def precision(run: Run) -> Finding | None:
 def _skipped(count: int, steps: int) -> Finding:
     return Finding(
         name="precision",
-        title=f"the loss scaler left out {count} of {count + steps} steps: gradients overflow again and again",
+        title=f"the loss scaler skipped {count} of {count + steps} steps: gradients overflow again and again",
         weight=0.7,
-        test=f"after the first {_SETTLING} steps more than {_SKIPPED:.0%} of the steps were left out",
+        test=f"after the first {_SETTLING} steps more than {_SKIPPED:.0%} of the steps were skipped",
         evidence={"left out": count, "taken": steps},
         advice="Use bfloat16, which has the range of float32, or keep the layer that overflows in float32; `bridle "
         "watch --anomaly` names it. A lower learning rate or clipping helps where the activations grow.",
-        plain="gradients overflow in float16 again and again, and those steps are left out",
+        plain="gradients overflow in float16 again and again, and those steps are skipped",
     )

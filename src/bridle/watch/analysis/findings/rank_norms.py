@@ -75,9 +75,9 @@ def _title(names: list[str], first: int, everything: bool) -> str:
 
 
 _LEFT_ALONE = (
-    "Each rank trains a model of its own. Wrap it in DistributedDataParallel, call the wrapped model and not the one "
+    "Each rank trains its own model. Wrap it in DistributedDataParallel, call the wrapped model and not the one "
     "inside, and leave `no_sync` before the last backward pass of a step. If ranks are meant to differ (stages of a "
-    "pipeline that have the same names, weights averaged now and then), this is as it should be."
+    "pipeline that have the same names, weights averaged now and then), this is expected."
 )
 _LEFT_OUT = (
     "After the ranks have exchanged gradients these are equal, so some were left out: a parameter that was added or "

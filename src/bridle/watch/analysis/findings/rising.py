@@ -37,7 +37,7 @@ def rising(run: Run) -> Finding | None:
         "quarters of them exceed three quarters of those it was taken over",
         evidence={"lowest level": lowest, "at step": loss.steps[at], "last level": last, "first level": levels[0]},
         advice="What was learned is being lost: stop at the lowest loss, or lower the learning rate from there on. A "
-        "clipped gradient that is weaker than weight decay or momentum un-trains as well.",
+        "clipped gradient that is weaker than weight decay or momentum has the same effect.",
         chart=Chart("training loss", {"loss": loss.values}, [float(s) for s in loss.steps], [float(loss.steps[at])],
                     log=True),
         plain=f"the training loss falls until step {loss.steps[at]} and then rises again, {last / lowest:.2g}-fold",

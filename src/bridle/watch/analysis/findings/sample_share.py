@@ -23,5 +23,6 @@ def sample_share(run: Run) -> Finding | None:
         evidence={"median ratio": median(ratios), "largest ratio": max(ratios), "batches": len(ratios)},
         advice="Look for a power above 1, a class weight or a logarithm near zero in the loss. Clip each sample before "
         "they are added up (`bridle.per_sample(...).clip_`), or use a loss that grows linearly (Huber, power 1).",
-        plain="single samples outweigh all others in their batch, as a power or a weight in the loss makes them do",
+        plain="single samples outweigh all others in their batch, for example because of a power or a weight in the "
+        "loss",
     )

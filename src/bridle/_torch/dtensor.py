@@ -19,8 +19,13 @@ def is_dtensor(value: Any) -> bool:
 
 def any_dtensor(values: Iterable[Any]) -> bool:
     """Return whether a DTensor is among the values."""
+    return bool(dtensors_among(values))
+
+
+def dtensors_among(values: Iterable[Any]) -> list[Any]:
+    """Return the DTensors among the values."""
     kind = dtensor_class()
-    return kind is not None and any(isinstance(value, kind) for value in values)
+    return [] if kind is None else [value for value in values if isinstance(value, kind)]
 
 
 def wait_tensor(tensor: Any) -> Tensor:

@@ -141,6 +141,13 @@ def stored_shards(dtensors: Iterable[Any]) -> list[Tensor]:
     return [t if type(t) is Tensor else wait_tensor(t) for t in shards]
 
 
+def stored_parts(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Tensor]:
+    """Return this rank's shard of each DTensor, which has a spec, and every other tensor as it is."""
+    if type(None) not in set(map(type, specs)):
+        return stored_shards(tensors)
+    return [t if spec is None else stored_shard(t) for t, spec in zip(tensors, specs, strict=True)]
+
+
 def spec_of(tensor: Any) -> Any:
     """Return mesh, placements and shape of a DTensor, for `spread`; None for another tensor."""
     return tensor._spec if is_dtensor(tensor) else None

@@ -21,9 +21,11 @@ limit, and above 1 is what it costs. Nothing here was measured on a GPU. What wa
 
 ## In short
 
-**A clipped per-sample step costs 1.1 to 1.3 plain steps, and 1.0 to 1.3 compiled** (`bridle fastest`), on one thread
-of a machine that was busy otherwise. No peer that can run the model costs less; on the CNN `torch.func`, and on the two
-language models compiled `torch.func`, cost the same within the spread:
+**What a whole clipped per-sample step costs**, over a plain eager step of the same model and batch, by the clock and
+median over rounds. "Compiled" is what `bridle.compile` keeps by itself, which may be the eager step; "best peer" is the
+fastest other library that runs the model:
+
+{short}
 
 ![Clipped step over plain step, for each model and method](charts/per-sample-methods.svg)
 
@@ -54,6 +56,8 @@ TITLES = {
     "trace_overhead": "Traces, replay and the search for a NaN",
 }
 
+MODELS = {"resnet": "ResNet-18", "llama": "Llama", "experts": "experts"}
+
 STEADY = """## steady
 
 Written by `python benchmarks/steady.py`, which explains the columns. Each cell: final and best test loss over those of
@@ -75,6 +79,45 @@ but never begins to learn. Above 2 are tasks in which nothing is found after 1x,
 """
 
 
+# Models and batches of the short table, in the order of its columns.
+SHORT = {
+    "mlp": "MLP 256",
+    "mlp-8": "MLP 8",
+    "cnn": "CNN 64",
+    "resnet": "ResNet-18 32",
+    "gpt": "GPT 16",
+    "gpt-2": "GPT 2",
+    "lstm": "LSTM 32",
+    "llama": "Llama 16",
+    "experts": "Experts 16",
+}
+
+
+def short() -> str:
+    """Return the table of what a clipped step costs, for all models that were measured."""
+    found = {}
+    for stem, name in SHORT.items():
+        path = HERE / "results" / f"persample-{stem}.json"
+        if path.exists():
+            found[name] = json.loads(path.read_text())
+    rows: dict[str, list[str]] = {"": list(found), "bridle": [], "compiled": [], "best peer": [], "plain compiled": []}
+    for content in found.values():
+        ratios = {row["method"]: row["clock"]["median"] for row in content["rows"] if "clock" in row}
+        clipped = [row["method"] for row in content["rows"] if "gradient_error" in row]
+        peer = min((name for name in clipped if not name.startswith("bridle")), key=ratios.__getitem__, default="")
+        rows["bridle"].append(_two_digits(ratios.get("bridle")))
+        rows["compiled"].append(_two_digits(ratios.get("bridle fastest")))
+        rows["best peer"].append(f"{_two_digits(ratios[peer])} ({peer})" if peer else "")
+        rows["plain compiled"].append(_two_digits(ratios.get("plain compiled")))
+    rows["threads"] = [str(content["environment"]["torch_threads"]) for content in found.values()]
+    lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
+    return "\n".join([lines[0], "|" + "---|" * (len(found) + 1), *lines[1:]])
+
+
+def _two_digits(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 def cell(value: object) -> str:
     if isinstance(value, dict) and set(value) == {"median", "low", "high"}:
         return f"{value['median']:.2f} [{value['low']:.2f}-{value['high']:.2f}]"
@@ -94,9 +137,12 @@ def table(rows: list[dict[str, object]]) -> list[str]:
 def title(stem: str) -> str:
     if stem in TITLES:
         return TITLES[stem]
-    of, _, model = stem.rpartition("-")
-    name = {"persample": "Per-sample clipping", "persample-batches": "Per-sample clipping by batch"}.get(of)
-    return f"{name}, {'ResNet-18' if model == 'resnet' else model.upper()}" if name else stem
+    for prefix, name in (("persample-batches-", "Per-sample clipping by batch"), ("persample-", "Per-sample clipping")):
+        if stem.startswith(prefix):
+            model, _, batch = stem.removeprefix(prefix).partition("-")
+            of = MODELS.get(model, model.upper())
+            return f"{name}, {of} at batch {batch}" if batch else f"{name}, {of}"
+    return stem
 
 
 def section(path: pathlib.Path) -> str:
@@ -124,7 +170,7 @@ def main() -> None:
     steady = HERE / "results" / "steady.md"
     if steady.exists():
         sections.append(STEADY + steady.read_text())
-    PAGE.write_text("\n".join([HEAD, *sections]))
+    PAGE.write_text("\n".join([HEAD.format(short=short()), *sections]))
 
 
 if __name__ == "__main__":

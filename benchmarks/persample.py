@@ -2,7 +2,9 @@
 
 A step is forward, backward and a clipped gradient in ``.grad``. All methods take turns, so that a busy
 machine disturbs them alike; reported is the median over rounds of the ratio to the plain step of the same
-round, with its quartiles: by the clock, and by the processor time that was spent.
+round, with its quartiles: by the clock, and by the processor time that was spent. A method that takes more than ten
+plain steps takes part in the first rounds only. One that is not ready within `--limit` seconds, compiling included, or
+that would write down more gradients than memory holds, is reported as such.
 Every clipped gradient is compared with that of `torch.func` where it runs, else with ours. Peak memory is
 measured in a fresh process for each method: the growth of the resident set during three steps, the first one
 included, and during three more once it is warm. (What a compiler takes is in neither, except for the plain step.)
@@ -11,6 +13,7 @@ a fifth to a half that depends on little more than the order of sizes.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
     python benchmarks/persample.py mlp --methods plain "plain compiled" bridle "bridle compiled"
+    python benchmarks/persample.py mlp --batch 8      # writes benchmarks/results/persample-mlp-8.json
     python benchmarks/persample.py --batches mlp      # how cost grows with the batch
     python benchmarks/persample.py --depths           # and with the depth of a language model of fixed width
     python benchmarks/persample.py --memories         # peak memory
@@ -19,11 +22,13 @@ a fifth to a half that depends on little more than the order of sizes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import gc
 import os
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -32,19 +37,50 @@ import warnings
 
 import torch
 
-from persample_methods import METHODS, NOT_CLIPPED
+from persample_methods import METHODS, NOT_CLIPPED, WRITE_ALL
 from persample_models import MODELS, deep
 from side_by_side import ratio, save, show
 
+# What written-down gradients may take, with the copies that clipping them makes.
+WRITTEN_AT_MOST = 8 << 30
+# A method that takes so many plain steps takes part in the first rounds only.
+SLOW, ROUNDS_OF_SLOW = 10, 3
 
-def ready(problem, method):
+
+class OverLimitError(BaseException):
+    """The time limit is over. No library that is measured catches this."""
+
+
+@contextlib.contextmanager
+def limited(seconds):
+    """Raise `OverLimitError` once so many seconds have passed."""
+
+    def stop(*_):
+        raise OverLimitError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def ready(problem, method, limit):
     """Return a warmed-up step and the clipped gradient it ends with; or why it cannot be."""
+    written = 2 * len(problem.x) * sum(q.nbytes for q in problem.model.parameters())
+    if method in WRITE_ALL and written > WRITTEN_AT_MOST:
+        return None, f"not run: would write down {written / 2**30:.0f} GiB of gradients"
     mine = copy.deepcopy(problem)
     try:
-        step = METHODS[method](mine)
-        step()
-        step()
+        with limited(limit):
+            step = METHODS[method](mine)
+            step()
+            step()
         grads = None if method in NOT_CLIPPED else [q.grad.detach().clone() for q in mine.model.parameters()]
+    except OverLimitError:
+        return None, f"not ready after {limit:.0f} s"
     except ImportError as error:
         return None, f"not installed: {error.name}"
     except Exception as error:
@@ -58,35 +94,28 @@ def gap(a, b):
     return (far / sum(float(y.double().square().sum()) for y in b)) ** 0.5
 
 
-def measured(problem, methods, seconds, rounds):
+def measured(problem, methods, seconds, rounds, limit):
     """Return one row per method, from at least so many rounds and seconds."""
     tried, took = {}, {}
     for method in methods:
         start = time.perf_counter()
-        tried[method] = ready(problem, method)
+        tried[method] = ready(problem, method, limit)
         took[method] = time.perf_counter() - start
     steps = {method: step for method, (step, _) in tried.items() if step is not None}
     truth = next((tried[m][1] for m in ("torch.func", "bridle") if m in steps), None)
-    clock = {method: [] for method in steps}
-    spent = {method: [] for method in steps}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(clock["plain"]) < rounds:
-        for method, step in steps.items():
-            start, start_spent = time.perf_counter(), time.process_time()
-            step()
-            clock[method].append(time.perf_counter() - start)
-            spent[method].append(time.process_time() - start_spent)
+    clock, spent = take_turns(steps, seconds, rounds)
     rows = []
     for method, (step, found) in tried.items():
         if step is None:
             rows.append({"method": method, "refused": found})
             continue
+        turns = len(clock[method])
         row = {
             "method": method,
-            "clock": ratio(clock[method], clock["plain"]),
-            "processor": ratio(spent[method], spent["plain"]),
-            "milliseconds": round(1e3 * sorted(clock[method])[len(clock[method]) // 2], 2),
-            "rounds": len(clock[method]),
+            "clock": ratio(clock[method], clock["plain"][:turns]),
+            "processor": ratio(spent[method], spent["plain"][:turns]),
+            "milliseconds": round(1e3 * sorted(clock[method])[turns // 2], 2),
+            "rounds": turns,
         }
         if found is not None and truth is not None:
             row["gradient_error"] = float(f"{gap(found, truth):.1e}")
@@ -101,6 +130,22 @@ def measured(problem, methods, seconds, rounds):
     return rows
 
 
+def take_turns(steps, seconds, rounds):
+    """Return the seconds of each method in each round, by the clock and of the processor; slow ones end early."""
+    clock = {method: [] for method in steps}
+    spent = {method: [] for method in steps}
+    steps, end = dict(steps), time.perf_counter() + seconds
+    while time.perf_counter() < end or len(clock["plain"]) < rounds:
+        for method, step in steps.items():
+            start, start_spent = time.perf_counter(), time.process_time()
+            step()
+            clock[method].append(time.perf_counter() - start)
+            spent[method].append(time.process_time() - start_spent)
+        if len(clock["plain"]) == ROUNDS_OF_SLOW:
+            steps = {m: step for m, step in steps.items() if min(clock[m]) <= SLOW * min(clock["plain"])}
+    return clock, spent
+
+
 # What a compiled method would be without the compiler.
 EAGER_OF = {
     "plain compiled": "plain",
@@ -110,25 +155,29 @@ EAGER_OF = {
     "torch.func compiled": "torch.func",
 }
 # What a growth is measured of; `--methods` chooses others.
-GROWTH = ["plain", "plain compiled", "bridle", "bridle compiled"]
+GROWTH = ["plain", "plain compiled", "bridle", "bridle fastest"]
 BATCHES, DEPTHS = (2, 8, 32, 128, 512), (2, 4, 8, 16, 32)
 
 
-def growth(of, what, sizes, make, methods, seconds, rounds):
-    """Return the rows of several sizes, under their name."""
+def growth(of, what, sizes, make, methods, options, name):
+    """Measure several sizes, and save the rows under a name after each of them."""
     rows = []
     for size in sizes:
-        found = measured(make(size), methods, seconds / len(sizes), rounds)
+        torch.manual_seed(0)
+        found = measured(make(size), methods, options.seconds / len(sizes), options.rounds, options.limit)
         report(f"{of}, {what} {size}", found)
         rows += [{what: size, **row} for row in found]
-    return rows
+        save(name, __doc__, rows)
 
 
-def peak_memory(model, method):
+def peak_memory(model, method, limit):
     """Return by how many MB three steps make a fresh process grow, and three more once it is warm; None on failure."""
     command = [sys.executable, "-W", "ignore", __file__, "--memory", model, method]
     told = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 18)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=told)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=told, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None
     return [round(float(x)) for x in done.stdout.split()[-2:]] if done.returncode == 0 else None
 
 
@@ -155,10 +204,10 @@ def resident(what):
     return int(re.search(rf"{what}:\s+(\d+)", status)[1]) / 1024
 
 
-def measure_memories(models, methods):
+def measure_memories(models, methods, limit):
     rows = []
     for name in models:
-        grown = {method: peak_memory(name, method) for method in methods}
+        grown = {method: peak_memory(name, method, limit) for method in methods}
         found = {method: both for method, both in grown.items() if both is not None}
         rows += [
             {
@@ -172,7 +221,7 @@ def measure_memories(models, methods):
             for method, (fresh, warm) in found.items()
         ]
         print(name, found, flush=True)
-    save("persample-memory", __doc__, rows)
+        save("persample-memory", __doc__, rows)
 
 
 def report(title, rows):
@@ -193,6 +242,8 @@ def main():
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--seconds", type=float, default=60, help="how long to measure each model")
     parser.add_argument("--rounds", type=int, default=3, help="how many rounds to measure at least")
+    parser.add_argument("--limit", type=float, default=120, help="how many seconds a method may take to be ready")
+    parser.add_argument("--batch", type=int, help="of each model, instead of its own")
     parser.add_argument("--methods", nargs="*", choices=list(METHODS), help="all, or those of GROWTH")
     parser.add_argument("--memories", action="store_true", help="measure peak memory instead")
     parser.add_argument("--threads", type=int, help="how many threads torch may use")
@@ -206,22 +257,22 @@ def main():
         measure_memory(*options.memory)
         return
     if options.memories:
-        measure_memories(options.models, options.methods or METHODS)
+        measure_memories(options.models, options.methods or METHODS, options.limit)
         return
     if options.depths:
-        rows = growth("gpt", "depth", DEPTHS, deep, options.methods or GROWTH, options.seconds, options.rounds)
-        save("persample-depths", __doc__, rows)
+        growth("gpt", "depth", DEPTHS, deep, options.methods or GROWTH, options, "persample-depths")
         return
     for name in options.models:
-        torch.manual_seed(0)
         if options.batches:
             methods = options.methods or GROWTH
-            rows = growth(name, "batch", BATCHES, MODELS[name], methods, options.seconds, options.rounds)
-            save(f"persample-batches-{name}", __doc__, rows)
+            growth(name, "batch", BATCHES, MODELS[name], methods, options, f"persample-batches-{name}")
             continue
-        rows = measured(MODELS[name](), options.methods or list(METHODS), options.seconds, options.rounds)
-        report(name, rows)
-        save(f"persample-{name}", __doc__, rows)
+        torch.manual_seed(0)
+        problem = MODELS[name](options.batch) if options.batch else MODELS[name]()
+        rows = measured(problem, options.methods or list(METHODS), options.seconds, options.rounds, options.limit)
+        size = f"-{options.batch}" if options.batch else ""
+        report(name + size, rows)
+        save(f"persample-{name}{size}", __doc__, rows)
 
 
 if __name__ == "__main__":

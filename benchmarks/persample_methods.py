@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 import bridle
 
@@ -23,6 +24,26 @@ def plain(p: Problem) -> Step:
     def step() -> None:
         p.model.zero_grad()
         p.losses(p.model(p.x), p.y).mean().backward()
+
+    return step
+
+
+def products(p: Problem) -> Step:
+    """The matrix products of a plain step of a multilayer perceptron and nothing else: no step can take less."""
+    if not isinstance(p.model, nn.Sequential) or any(type(m) not in (nn.Linear, nn.ReLU) for m in p.model):
+        raise NotImplementedError("counted for the multilayer perceptron alone")
+    layers = [layer for layer in p.model if isinstance(layer, nn.Linear)]
+    inputs = [torch.randn(len(p.x), layer.in_features) for layer in layers]
+    gradients = [torch.randn(len(p.x), layer.out_features) for layer in layers]
+
+    @torch.no_grad()
+    def step() -> None:
+        for layer, x in zip(layers, inputs, strict=True):
+            torch.addmm(layer.bias, x, layer.weight.T)
+        for layer, g in zip(layers[1:], gradients[1:], strict=True):
+            torch.mm(g, layer.weight)
+        made = [torch.mm(g.T, x) for g, x in zip(gradients, inputs, strict=True)]
+        del made  # held until the end, as gradients are
 
     return step
 
@@ -205,6 +226,7 @@ def jax_vmap(p: Problem) -> Step:
 METHODS = {
     "plain": plain,
     "plain compiled": plain_compiled,
+    "products": products,
     "bridle": bridle_clip,
     "bridle captured": bridle_captured,
     "bridle compiled": bridle_compiled,
@@ -221,4 +243,15 @@ METHODS = {
     "JAX": jax_vmap,
 }
 # These end without a clipped gradient, so there is none to compare.
-NOT_CLIPPED = {"plain", "plain compiled", "bridle norms", "bridle grads", "torch.func grads"}
+NOT_CLIPPED = {"plain", "plain compiled", "products", "bridle norms", "bridle grads", "torch.func grads"}
+# These write down the gradients of all samples.
+WRITE_ALL = {
+    "bridle grads",
+    "torch.func",
+    "torch.func compiled",
+    "torch.func grads",
+    "ExpandedWeights",
+    "Opacus hooks",
+    "BackPACK",
+    "JAX",
+}

@@ -52,7 +52,7 @@ FEATURES = {
     "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
     "fused Adagrad on the CPU": lambda: takes_grad_scale(torch.optim.Adagrad([torch.zeros(1)], fused=True)),
     # An older one lets the other ranks wait until the timeout of their group, which a mesh sets to half an hour.
-    "gloo that tells of destroyed groups": lambda: tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9),
+    "gloo that tells of destroyed groups": lambda: hasattr(dist.ProcessGroup, "shutdown"),
     "masks of embeddings in every dtype": masks_in_every_dtype,
     "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),
     "views of empty DTensors": views_of_empty_dtensors,

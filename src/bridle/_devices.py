@@ -1,14 +1,17 @@
 """What a device can do: be read without waiting, accumulate in float64."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+_is_cpu = attrgetter("is_cpu")
+
 
 def readable_now(tensors: Sequence[Tensor]) -> bool:
     """Return whether values can be read without waiting for a device or breaking a compiled graph."""
-    return not torch.compiler.is_compiling() and all(t.is_cpu for t in tensors)
+    return not torch.compiler.is_compiling() and all(map(_is_cpu, tensors))
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:

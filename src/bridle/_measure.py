@@ -14,6 +14,7 @@ from ._torch.storage import undo_negation
 from .errors import UnsupportedDeviceError, UnsupportedGradientError
 
 _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
+_DOUBLE = frozenset({torch.float64, torch.complex128})
 TOO_LARGE = "the norm of the gradients is larger than any float64, though every value of them is finite"
 _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
@@ -35,23 +36,38 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
     backend = _kernels.native(grads, foreach)
     found = backend.total_norm(grads, p) if backend is not None else None
     if found is not None:
-        value, any_double = found
-        return torch.tensor(value, dtype=_result_dtype(any_double, value)), value
+        value, double = found
+        return torch.tensor(value, dtype=dtype_of_norm(double, value)), value
     with torch.no_grad():
         norm = total(norms(grads, p, foreach), p)
         number = norm.item() if _devices.readable_now(grads) else None
         return norm.to(result_dtype(grads, number)), number
 
 
+def total_on_cpu(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, bool]:
+    """Return the norm of all gradients, which are on the CPU, as a number, and whether any is of double precision."""
+    backend = _kernels.native(grads, foreach)
+    found = backend.total_norm(grads, p) if backend is not None else None
+    if found is not None:
+        return found
+    with torch.no_grad():
+        return (total(norms(grads, p, foreach), p).item() if grads else 0.0), any_double(grads)
+
+
+def any_double(tensors: Iterable[Tensor]) -> bool:
+    """Return whether any tensor is of double precision."""
+    return not {t.dtype for t in tensors}.isdisjoint(_DOUBLE)
+
+
 def result_dtype(tensors: Sequence[Tensor], value: float | None) -> torch.dtype:
     """Return the dtype for the norm of these tensors; `value` is the norm, where it is known."""
-    return _result_dtype(any(t.dtype in (torch.float64, torch.complex128) for t in tensors), value)
+    return dtype_of_norm(any_double(tensors), value)
 
 
-def _result_dtype(any_double: bool, value: float | None) -> torch.dtype:
-    """Return float32 or wider; float64 also where a finite norm is larger than any float32."""
+def dtype_of_norm(double: bool, value: float | None) -> torch.dtype:
+    """Return float32, or float64 where that is among gradients or a finite norm is larger than any float32."""
     too_large = value is not None and _LARGEST_FLOAT32 < value < math.inf
-    return torch.float64 if any_double or too_large else torch.float32
+    return torch.float64 if double or too_large else torch.float32
 
 
 def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:

@@ -299,7 +299,9 @@ def test_real_and_complex_views_of_the_same_data():
 def test_a_mask_made_from_a_weight_could_be_data_and_allow_coupling_is_right(batch):
     weight, x = torch.randn(6, 4, requires_grad=True), torch.randn(batch, 4)
     losses = (x @ (weight * (weight > 0)).T).square().sum(1)
-    with pytest.raises(errors.BatchCouplingError, match="for a mask computed from a weight, allow_coupling=True is correct"):
+    with pytest.raises(
+        errors.BatchCouplingError, match="for a mask computed from a weight, allow_coupling=True is correct"
+    ):
         bridle.per_sample(losses, [weight], retain_graph=True).norms()
     expected = torch.stack([torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses])
     found = bridle.per_sample(losses, [weight], allow_coupling=True).grads()["0"]

@@ -53,7 +53,15 @@ def record(path, kind, limit, clip):
     with bridle.Monitor(sharded_net := sharded(kind), record=path, clip=clip) as monitor:
         weights = train(sharded_net, limit)
     assert monitor.stopped_because is None
-    return monitor.path, weights
+    return monitor.path, weights, leaves_norms_to_be_reduced(sharded_net)
+
+
+def leaves_norms_to_be_reduced(net):
+    """Whether the norm that torch's own clipping returns for these shards is that of each rank alone."""
+    grads = [p.grad for p in net.parameters()]
+    if {type(grad) for grad in grads} != {DTensor}:
+        return False
+    return any(placement.is_partial() for placement in torch.nn.utils.get_total_norm(grads).placements)
 
 
 class Messages(TorchDispatchMode):

@@ -274,6 +274,35 @@ def test_the_report_says_first_what_happened_why_and_what_to_do():
     assert calm.endswith("and does not swing.")
 
 
+def curve(*values):
+    return [{"note": "val", "loss": v, "after": 10 * i} for i, v in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ((2.34, 2.32, 2.33, 2.31, 2.32), "The val loss hardly falls: it goes from 2.34 to 2.32, and does not swing."),
+        ((1.0, 0.6, 0.5, 0.48, 0.56), "The val loss goes from 1 to 0.56 (its lowest is 0.48) and does not swing."),
+        ((1.0, 0.6, 0.5, 0.48, 0.5), "The val loss goes from 1 to 0.5 and does not swing."),
+        ((-1.0, -1.0, -1.0, -1.0, -1.0), "The val loss goes from -1 to -1 and does not swing."),
+    ],
+)
+def test_a_calm_loss_is_told_as_it_is(values, said):
+    run = healthy()
+    run.notes.extend(curve(*values))
+    assert report_on(run).verdict.what == said
+
+
+def test_a_calm_run_at_its_highest_rate_is_not_told_to_change_and_to_stay():
+    run = healthy()
+    run.step_grad_cosine[:] = [0.4] * len(run.steps)
+    run.clip[:] = [0.9 if i % 10 == 0 else 1.0 for i in range(len(run.steps))]
+    text = " ".join(str(report_on(run)).split())
+    assert "Keep it as it is" in text
+    assert "What to do: Nothing has to change while the loss falls." in text
+    assert "too high" not in text
+
+
 def test_a_run_that_clipping_holds_is_left_alone():
     run = heavy_tailed()
     run.clip[:] = [min(1.0, 2.0 / n) for n in run.norm]

@@ -1,3 +1,4 @@
+import dataclasses
 import html.parser
 import math
 import re
@@ -110,3 +111,20 @@ def test_a_browser_shows_it(tmp_path, width):
     data = picture.read_bytes()
     assert struct.unpack(">II", data[16:24])[1] == 2400
     assert len(data) > 20_000  # something is drawn
+
+
+def test_what_is_drawn_is_the_optimizer_that_the_advice_is_about():
+    calm, bad = dataclasses.replace(healthy(), n_optimizers=2), dataclasses.replace(swinging(), n_optimizers=2, opt=1)
+    page = to_html([report_on(calm, bad)])
+    assert "was called on for optimizer 1 (SGD)" in page
+    assert "was called on for" not in to_html([report_on(swinging())])
+
+
+def test_the_tiles_lead_with_the_loss_on_other_data():
+    run = healthy()
+    assert "loss of the last batch" in to_html([report_on(run)])
+    run = healthy()
+    run.notes.extend({"note": "val", "loss": v, "after": i} for i, v in enumerate((3.0, 1.25, 1.5)))
+    page = to_html([report_on(run)])
+    assert "<b>1.5</b><span>last val loss</span>" in page
+    assert "<b>1.25</b><span>lowest val loss</span>" in page

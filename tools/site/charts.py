@@ -13,7 +13,17 @@ from matplotlib import pyplot as plt
 ROOT = Path(__file__).parents[2]
 RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
 plt.rcParams.update({"svg.hashsalt": "bridle", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-MODELS = {"mlp": "MLP 256", "cnn": "CNN 64", "resnet": "ResNet-18 32", "gpt": "GPT 16", "lstm": "LSTM 32"}
+MODELS = {
+    "mlp": "MLP 256",
+    "mlp-8": "MLP 8",
+    "cnn": "CNN 64",
+    "resnet": "ResNet-18 32",
+    "gpt": "GPT 16",
+    "gpt-2": "GPT 2",
+    "lstm": "LSTM 32",
+    "llama": "Llama 16",
+    "experts": "Experts 16",
+}
 OURS, THEIRS = "#3f51b5", "#b0b7c6"
 PERSAMPLE = "python benchmarks/persample.py"
 PEERS = {
@@ -111,7 +121,7 @@ def per_sample_batches() -> None:
 def look(method: str) -> dict[str, object]:
     """Return the colour and line of a method, the same in every panel."""
     if method.startswith("bridle"):
-        return {"color": OURS, "marker": "o", "linewidth": 2, "linestyle": "--" if "compiled" in method else "-"}
+        return {"color": OURS, "marker": "o", "linewidth": 2, "linestyle": "-" if method == "bridle" else "--"}
     return {"color": PEERS.get(method, "#697086"), "marker": ".", "linewidth": 1.3}
 
 

@@ -101,18 +101,17 @@ class Agreement:
         absent = _words(fingerprint(tuple(missing))) if missing else [0] * _WORDS
         absent = [(a + b) % _PRIME for a, b in zip(absent, self._missing, strict=True)]
         header = _header([*_words(number), *absent], bool(self._fault), largest)
-        sent = torch.zeros(MESSAGE, dtype=torch.float64)
-        sent[:_HEADER] = torch.tensor(header, dtype=torch.float64)
-        sent = sent.to(group.device)
-        sent[_HEADER : _HEADER + len(values)] = values[:CAPACITY]
+        first, rest = values[:CAPACITY].to(group.device, torch.float64), values[CAPACITY:]
+        numbers = torch.tensor(header, dtype=torch.float64).to(group.device)
+        sent = torch.cat([numbers, first, first.new_zeros(CAPACITY - len(first))])
         if not self._reduce(sent, group, largest):
             return torch.zeros_like(values)
         if not self._agreed(sent[:_HEADER], header, group, largest):
             self.disagreed = True
             self.fail(disagreement(self._what, self._fault, asked, compared, group))
             return torch.zeros_like(values)
-        rest = self.again(values[CAPACITY:], group, largest=largest)
-        return torch.cat([sent[_HEADER : _HEADER + len(values)].to(values.device), rest])
+        found = sent[_HEADER : _HEADER + len(first)].to(values.device)
+        return torch.cat([found, self.again(rest, group, largest=largest)]) if len(rest) else found
 
     def again(self, values: Tensor, group: Group, *, largest: bool = False) -> Tensor:
         """Reduce further values over a group whose ranks have agreed."""

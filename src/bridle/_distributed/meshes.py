@@ -50,25 +50,29 @@ def groups_of(group_or_mesh: Any) -> tuple[Group, ...]:
     """Return the process groups that a process group or a device mesh stands for."""
     if isinstance(group_or_mesh, dist.ProcessGroup):
         return (bare_group(group_or_mesh),)
-    return read_mesh(group_or_mesh).groups
+    return groups_of_mesh(group_or_mesh)
 
 
 def read_mesh(mesh: Any) -> MeshGroups:
     """Describe a device mesh that this rank is in."""
+    groups, ranks = groups_of_mesh(mesh), mesh.mesh
+    return MeshGroups(groups, (-ranks.numel(), ranks.flatten().tolist(), list(ranks.shape)))
+
+
+def groups_of_mesh(mesh: Any) -> tuple[Group, ...]:
+    """Return the process groups of the dimensions of a device mesh that this rank is in."""
     if mesh.get_coordinate() is None:
         raise RankError(
             f"rank {dist.get_rank()} is not in the mesh of one of the parameters passed ({mesh}), so it cannot know "
             "their norm. Pass only parameters this rank takes part in, with placement=bridle.distributed.Disjoint(...)."
         )
     try:
-        groups = tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
+        return tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
     except (RuntimeError, ValueError, KeyError) as error:
         raise RankError(
             f"the process groups of {mesh} no longer exist: {error} Parameters on it cannot be clipped after "
             "destroy_process_group(). No gradient was changed on this rank."
         ) from error
-    ranks = mesh.mesh
-    return MeshGroups(groups, (-ranks.numel(), ranks.flatten().tolist(), list(ranks.shape)))
 
 
 def order_meshes(meshes: Iterable[MeshGroups]) -> list[tuple[MeshGroups, list[MeshGroups]]]:

@@ -19,8 +19,13 @@ def is_dtensor(value: Any) -> bool:
 
 def any_dtensor(values: Iterable[Any]) -> bool:
     """Return whether a DTensor is among the values."""
+    return bool(dtensors_among(values))
+
+
+def dtensors_among(values: Iterable[Any]) -> list[Any]:
+    """Return the DTensors among the values."""
     kind = dtensor_class()
-    return kind is not None and any(isinstance(value, kind) for value in values)
+    return [] if kind is None else [value for value in values if isinstance(value, kind)]
 
 
 def wait_tensor(tensor: Any) -> Tensor:
@@ -134,6 +139,13 @@ def stored_shards(dtensors: Iterable[Any]) -> list[Tensor]:
     """Return this rank's shard of each DTensor, at a tenth of the cost of `to_local`, which autograd records."""
     shards = [t._local_tensor for t in dtensors]
     return [t if type(t) is Tensor else wait_tensor(t) for t in shards]
+
+
+def stored_parts(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Tensor]:
+    """Return this rank's shard of each DTensor, which has a spec, and every other tensor as it is."""
+    if type(None) not in set(map(type, specs)):
+        return stored_shards(tensors)
+    return [t if spec is None else stored_shard(t) for t, spec in zip(tensors, specs, strict=True)]
 
 
 def spec_of(tensor: Any) -> Any:

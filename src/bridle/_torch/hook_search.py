@@ -55,13 +55,16 @@ class _Watch:
         if self._known is not None:
             if event == "return" and frame is self._known:
                 self._known = None
-        elif event == "call" and self._is_running:  # else a signal has come, and its handler is to run
-            if not self._is_known(frame):
-                raise _CalledError
-            self._known = frame
-        elif event.startswith("c_"):
-            self._is_running = event == "c_call" and called == self._run
+        elif event == "c_call":
+            self._is_running = called == self._run
             self.runs += self._is_running
+        elif event == "call":
+            if self._is_running:  # else a signal has come, and its handler is to run
+                if not self._is_known(frame):
+                    raise _CalledError
+                self._known = frame
+        elif event != "return":
+            self._is_running = False
 
 
 def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> bool:
@@ -79,18 +82,15 @@ def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> boo
     nodes = list(nodes)
     if any(map(has_node_hooks, nodes)):
         return True
-    edges = [(GradientEdge(node, i), out) for node in nodes for i, out in enumerate(node._input_metadata)]
-    sent: dict[Any, _Witness] = {}
-    for _, out in edges:
-        key = _key(out)
-        if key not in sent:
-            sent[key] = torch.zeros((), dtype=out.dtype, device=out.device).expand(key[0]).as_subclass(_Witness)
-    witnesses = [(edge, sent[_key(out)]) for edge, out in edges]
+    sent: dict[tuple[Any, ...], _Witness] = {}
+    witnesses = []
+    for node in nodes:
+        for i, out in enumerate(node._input_metadata):
+            key = shape, dtype, device = tuple(out.shape), out.dtype, out.device
+            if key not in sent:
+                sent[key] = torch.zeros((), dtype=dtype, device=device).expand(shape).as_subclass(_Witness)
+            witnesses.append((GradientEdge(node, i), sent[key]))
     return unprofiled(lambda: _is_stopped(witnesses, is_known))
-
-
-def _key(out: Any) -> tuple[Any, ...]:
-    return tuple(out.shape), out.dtype, out.device
 
 
 def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: IsKnown) -> bool:

@@ -1,7 +1,7 @@
 """What changes how a call runs: overrides, function transforms, dispatch modes, tracing, scripting."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -62,8 +62,7 @@ def without_overrides() -> Generator[None, None, None]:
         yield
 
 
-@contextmanager
-def default_modes() -> Generator[None, None, None]:
+def default_modes() -> AbstractContextManager[object]:
     """Leave autocast and inference mode, while open.
 
     Autocast is for the forward pass, and would round our products. Torch does not watch tensors of inference mode for
@@ -71,13 +70,17 @@ def default_modes() -> Generator[None, None, None]:
     """
     enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
     if not enabled and not torch.is_inference_mode_enabled():
-        yield
-        return
+        return nullcontext()
+    return _without_modes(enabled)
+
+
+@contextmanager
+def _without_modes(autocast: Sequence[str]) -> Generator[None, None, None]:
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
-        for device in enabled:
+        for device in autocast:
             stack.enter_context(torch.autocast(device, enabled=False))
         yield
 

@@ -5,7 +5,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -44,14 +44,11 @@ def _cannot_disable_hooks() -> bool:
     return False
 
 
-@contextmanager
-def unpacked() -> Iterator[None]:
-    """Let ops of our own save what they save as it is: hooks that pack are about the model."""
+def unpacked() -> AbstractContextManager[None]:
+    """Let ops of our own save what they save as it is, while open: hooks that pack are about the model."""
     if not has_pack_hooks():
-        yield
-        return
-    with torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value):
-        yield
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value)
 
 
 def saved_fields(node: Node) -> Iterator[tuple[str, Any]]:
@@ -86,8 +83,9 @@ def is_packed(node: Node, name: str, handles: Any) -> bool:
     """Return, without unpacking, whether saved-tensor hooks (checkpoint, offload) packed the value or values."""
     if not READS_HANDLES:
         return unprofiled(lambda: _runs_python(partial(getattr, node, _attribute(node, name))))
-    each = handles if isinstance(handles, tuple | list) else (handles,)
-    return any(handle.unpack_hook is not None for handle in each)
+    if isinstance(handles, tuple | list):
+        return any(handle.unpack_hook is not None for handle in handles)
+    return handles.unpack_hook is not None
 
 
 class _PythonCalledError(BaseException):

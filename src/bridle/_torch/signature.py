@@ -107,11 +107,13 @@ def kind_of(node: Node) -> Kind:
 
 def packed_nodes(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes with saved-tensor hooks, such as those of a checkpoint, before something that they saved."""
-    return {
-        node
-        for node in nodes
-        if any(is_packed(node, name[len("_raw_saved_") :], getattr(node, name)) for name in kind_of(node).tensors)
-    }
+    found = set()
+    for node in nodes:
+        for name in kind_of(node).tensors:
+            if is_packed(node, name[len("_raw_saved_") :], getattr(node, name)):
+                found.add(node)
+                break
+    return found
 
 
 def _hashable(facts: list[Any]) -> tuple[Any, ...]:

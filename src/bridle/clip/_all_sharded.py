@@ -11,10 +11,14 @@ from torch import Tensor
 
 from .. import _measure
 from .._distributed.fingerprints import combine_fingerprints, parameter_fingerprints
-from .._distributed.meshes import read_mesh
+from .._distributed.meshes import groups_of_mesh
+from .._distributed.recent import Recent
 from .._torch.dtensor import dtensor_class, specs_of, stored_shards
 from ..errors import BridleError
-from ._norm_exchange import Entry, Kind, NormExchange
+from ._norm_exchange import Kind, NormExchange
+from ._shard_layouts import one_mesh
+
+_cut = Recent[bool]()
 
 
 def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
@@ -23,55 +27,53 @@ def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple
     A parameter without a gradient on this rank stands for it with its own layout.
     """
     kind = dtensor_class()
-    if kind is None or torch.compiler.is_compiling() or len(set(map(id, parameters))) != len(parameters):
-        return None
-    mesh: Any = None
-    placements: Any = None
-    present = [p if g is None else g for p, g in zip(parameters, grads, strict=True)]
-    if not all(issubclass(t, kind) for t in {*map(type, present), *map(type, parameters)}):
-        return None
-    for spec, own in zip(specs_of(present), specs_of(parameters), strict=True):
-        if spec.placements != placements:
-            placements = spec.placements
-            if not all(place.is_shard() for place in placements):
-                return None
-        if own.mesh is not mesh:
-            if mesh is not None or own.mesh.device_type != "cpu":  # a number would have to be waited for
-                return None
-            mesh = own.mesh
-        if spec.mesh is not mesh and spec.mesh != mesh:  # torch may give a gradient an equal mesh that was made before
+    types = set(map(type, grads))
+    present = grads
+    if type(None) in types:
+        present = [p if g is None else g for p, g in zip(parameters, grads, strict=True)]
+        types = set(map(type, present))
+        if len(set(map(id, parameters))) != len(parameters):
             return None
-    shards = stored_shards(g for g in grads if g is not None)
-    if mesh is None or len(set(map(id, shards))) != len(shards):
+    if kind is None or torch.compiler.is_compiling() or not _are(kind, types | set(map(type, parameters))):
         return None
-    return shards, mesh
+    specs = specs_of(present)
+    mesh = one_mesh(specs_of(parameters), specs)
+    if mesh is None or mesh.device_type != "cpu" or not _are_cut(specs):  # else a number would have to be waited for
+        return None
+    shards = stored_shards(g for g in grads if g is not None)
+    return (shards, mesh) if len(set(map(id, shards))) == len(shards) else None  # else some are one
+
+
+def _are(kind: type, types: set[type]) -> bool:
+    return all(issubclass(each, kind) for each in types)
+
+
+def _are_cut(specs: Sequence[Any]) -> bool:
+    """Return whether tensors are sharded over all dimensions of their mesh."""
+    placements = [spec.placements for spec in specs]
+    return _cut.of(placements, lambda: all(place.is_shard() for places in placements for place in places))
 
 
 def total_norm(
     parameters: Sequence[Tensor], shards: list[Tensor], mesh: Any, p: float, foreach: bool | None, call: str
-) -> Tensor:
-    """Return the norm over all ranks, given this rank's shards of the gradients of these parameters."""
-    exchange, error = NormExchange(call), None
-    found: float | None = 0.0
+) -> tuple[Tensor, float]:
+    """Return the norm over all ranks, as a tensor and as a number, given this rank's shards of the gradients."""
+    exchange, error, found = NormExchange(call), None, 0.0
     try:
         _measure.check_foreach(shards, foreach)
-        found = _measure.total_norm(shards, p, foreach)[1] if shards else 0.0
+        found, double = _measure.total_on_cpu(shards, p, foreach)
     except BridleError as raised:  # the others wait for this rank
-        error = raised
+        error, double = raised, _measure.any_double(shards)
         exchange.fail(f"{type(raised).__name__}: {raised}")
-    assert found is not None, "a norm on the CPU is known at once"
-    dtypes = {t.dtype for t in (shards if len(shards) == len(parameters) else [*shards, *parameters])}
-    kind = Kind(p, not dtypes.isdisjoint((torch.float64, torch.complex128)))
-    norm, what = (
-        torch.tensor([found], dtype=torch.float64),
-        combine_fingerprints(parameter_fingerprints(None, parameters)),
-    )
-    for group in read_mesh(mesh).groups:
-        exchange.reduce_norms(norm, [Entry(0, True)], [kind], group, parameters=what, count=len(parameters))
+    # Where this rank lacks a gradient, the parameter stands for its dtype, so that all ranks return the same.
+    like = double if len(shards) == len(parameters) else _measure.any_double(parameters)
+    norm = torch.tensor([found], dtype=torch.float64)
+    what = combine_fingerprints(parameter_fingerprints(None, parameters))
+    kinds = [Kind(p, double or like)]
+    for group in groups_of_mesh(mesh):
+        exchange.reduce_norms(norm, {0: True}, kinds, group, parameters=what, count=len(parameters))
     if error is not None:
         raise error
     exchange.finish()
     value = norm.item()
-    # Where this rank lacks a gradient, the parameter stands for its dtype, so that all ranks return the same.
-    like = shards if len(shards) == len(parameters) else parameters
-    return torch.tensor(value, dtype=_measure.result_dtype(like, value))
+    return torch.tensor(value, dtype=_measure.dtype_of_norm(like, value)), value

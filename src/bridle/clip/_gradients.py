@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from ._placement import placements_of
 from ._shard_layouts import missing_here, on_several_ranks
 from ._sharded_norms import ShardedNorms
 
+_T = TypeVar("_T")
 _UNNAMED: dict[int, str] = {}  # to make them takes four times as long as to look them up; the same in any thread
 
 
@@ -28,6 +30,11 @@ def unnamed(indices: list[int]) -> list[str]:
     except KeyError:
         _UNNAMED.update((i, f"parameter {i}") for i in indices)
         return [_UNNAMED[i] for i in indices]
+
+
+def _pick(values: list[_T], where: list[int]) -> list[_T]:
+    """Return the values at indices that are in order, each once."""
+    return values if len(where) == len(values) else [values[i] for i in where]
 
 
 class Gradients:
@@ -64,6 +71,7 @@ class Gradients:
         self.local = tensors if sharded is None else [sharded.local[i] for i in where]
         self.values = tensors if sharded is None else [sharded.values[i] for i in where]
         self._where = where
+        self._readable: bool | None = None
         self._norms: dict[float, Tensor] = {}
         self._norm_terms: dict[float, Tensor] = {}
         self._totals: dict[float, Tensor] = {}
@@ -97,19 +105,18 @@ class Gradients:
         sharded = None
         if placement is not None or on_several_ranks(parameters) or on_several_ranks(found):
             patterns, pattern_of = placements_of(placement, names, len(parameters))
-            kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of)])
-            numbers = [pattern_of[i] for i in kept]
-            known = None if names is None else [names[i] for i in kept]
-            own = [parameters[i] for i in kept]
-            sharded = ShardedNorms(own, [found[i] for i in kept], patterns, numbers, known, call())
-            found = [*found]
-            for i, shard in zip(kept, sharded.local, strict=True):
-                found[i] = shard if found[i] is None else found[i]
-        grads = [g for g in [found[i] for i in kept] if g is not None]
-        known = None if names is None else [names[i] for i in kept]
+            if len(kept) < len(found):
+                kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of)])
+            known = None if names is None else _pick(names, kept)
+            own, present, numbers = _pick(parameters, kept), _pick(found, kept), _pick(pattern_of, kept)
+            sharded = ShardedNorms(own, present, patterns, numbers, known, call())
+            grads = [shard if g is None else g for g, shard in zip(present, sharded.local, strict=True)]
+        else:
+            grads = [g for g in [found[i] for i in kept] if g is not None]
         names_are_unique = names is not None and len(set(names)) == len(names)
         indices = None if names_are_unique else kept
-        return cls([parameters[i] for i in kept], grads, known, names, sharded, range(len(kept)), indices)
+        known = None if names is None else _pick(names, kept)
+        return cls(_pick(parameters, kept), grads, known, names, sharded, range(len(kept)), indices)
 
     def subset(self, where: Sequence[int], pattern: str = "*") -> Gradients:
         """Return some of them."""
@@ -234,7 +241,9 @@ class Gradients:
 
     def readable_now(self) -> bool:
         """Return whether values can be read without waiting for a device."""
-        return _devices.readable_now(self.local)
+        if self._readable is None:
+            self._readable = _devices.readable_now(self.local)
+        return self._readable
 
 
 def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:

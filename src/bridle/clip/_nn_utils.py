@@ -113,9 +113,9 @@ def _clip_dtensors(listed: list[Tensor], grads: list[Tensor], options: _Options)
     found = _all_sharded.shards_on_one_mesh(listed, every)
     if found is not None:
         shards, mesh = found
-        norm = _all_sharded.total_norm(listed, shards, mesh, options.p, options.foreach, options.describe())
-        if norm.isfinite() or not options.error_if_nonfinite:  # naming the offenders takes more than a number
-            _scale_down(shards, options.max_norm, norm.item(), options.foreach)
+        norm, value = _all_sharded.total_norm(listed, shards, mesh, options.p, options.foreach, options.describe())
+        if math.isfinite(value) or not options.error_if_nonfinite:  # naming the offenders takes more than a number
+            _scale_down(shards, options.max_norm, value, options.foreach)
             return norm
     return _clip_general(Gradients.from_pairs(None, listed, every, None, options.describe), options)
 

@@ -9,9 +9,9 @@ one rank.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -35,11 +35,8 @@ class Kind(NamedTuple):
     wide: bool
 
 
-class Entry(NamedTuple):
-    """A value that lies on a process group: its index, and whether its ranks hold shards of it (else copies)."""
-
-    at: int
-    sharded: bool
+Entries: TypeAlias = Mapping[int, bool]
+"""The values that lie on a process group, by index, and whether its ranks hold shards of each (else copies)."""
 
 
 class NormExchange(Agreement):
@@ -55,7 +52,7 @@ class NormExchange(Agreement):
     def reduce_norms(
         self,
         values: Tensor,
-        entries: Sequence[Entry],
+        entries: Entries,
         kinds: Sequence[Kind],
         group: Group,
         *,
@@ -79,10 +76,13 @@ class NormExchange(Agreement):
             return
         agree = self._first_message(entries, kinds, group, parameters, count, missing)
         direct, scaled = _shards(entries, kinds)
-        copied = [e.at for e in entries if not e.sharded]
+        copied = [at for at, sharded in entries.items() if not sharded]
         averaged = copied if group.device.type == "cpu" and not any(kinds[at].wide for at in copied) else []
         own = values.clone()
-        if direct or (averaged and not scaled):
+        if direct == list(range(len(values))):  # as under FSDP2: to index would cost more than the rest
+            orders = _orders([kind.p for kind in kinds], values)
+            values.copy_(agree(own**orders) ** (1 / orders))
+        elif direct or (averaged and not scaled):
             orders = _orders([kinds[at].p for at in direct], values)
             found = agree(torch.cat([own[direct] ** orders, own[averaged] / n]))
             values[direct] = found[: len(direct)] ** (1 / orders)
@@ -94,7 +94,7 @@ class NormExchange(Agreement):
         self._add_powers(values, own, scaled, kinds, group)
 
     def add_stages(
-        self, values: Tensor, entries: Sequence[Entry], kinds: Sequence[Kind], group: Group, held: Sequence[int]
+        self, values: Tensor, entries: Entries, kinds: Sequence[Kind], group: Group, held: Sequence[int]
     ) -> None:
         """Do the same where ranks hold different parameters: of what types, a rank knows only for its own.
 
@@ -110,10 +110,10 @@ class NormExchange(Agreement):
         if not entries or group.group.size() == 1:
             return
         shown = [Kind(kind.p, False) for kind in kinds]
-        wide = [e.at for e in entries if kinds[e.at].wide]
+        wide = [at for at in entries if kinds[at].wide]
         reduce = self._first_message(entries, shown, group, 0, None, wide)
         direct, scaled = _shards(entries, shown)
-        copied = [e.at for e in entries if not e.sharded]
+        copied = [at for at, sharded in entries.items() if not sharded]
         own = values.clone()
         if direct:
             orders = _orders([kinds[at].p for at in direct], values)
@@ -125,7 +125,7 @@ class NormExchange(Agreement):
 
     def _first_message(
         self,
-        entries: Sequence[Entry],
+        entries: Entries,
         kinds: Sequence[Kind],
         group: Group,
         parameters: int,
@@ -133,7 +133,7 @@ class NormExchange(Agreement):
         missing: Sequence[int],
     ) -> Callable[..., Tensor]:
         asked = {"the number of gradients": len(entries) if count is None else count}
-        how = combine_fingerprints(hash((e.sharded, *kinds[e.at])) for e in entries)  # of numbers: the same everywhere
+        how = combine_fingerprints([*entries.values(), *(kinds[at] for at in entries)])
         compared = {_PARAMETERS: parameters, _MEASURED: how}
         return partial(self.all_reduce, group=group, asked=asked, compared=compared, missing=missing)
 
@@ -168,11 +168,13 @@ class NormExchange(Agreement):
             values[at] = self.again((own[at] / by) ** orders, group) ** (1 / orders) * by
 
 
-def _shards(entries: Sequence[Entry], kinds: Sequence[Kind]) -> tuple[list[int], list[int]]:
+def _shards(entries: Entries, kinds: Sequence[Kind]) -> tuple[list[int], list[int]]:
     """Return the shards whose powers can be added as they are, and those for which the largest comes first."""
-    direct = [e.at for e in entries if e.sharded and not kinds[e.at].wide and 1 <= kinds[e.at].p <= _LARGEST_ORDER]
-    rest = set(direct)
-    return direct, [e.at for e in entries if e.sharded and e.at not in rest]
+    fits = {kind: not kind.wide and 1 <= kind.p <= _LARGEST_ORDER for kind in set(kinds)}
+    if all(entries.values()) and len(fits) == 1:
+        return (list(entries), []) if fits[kinds[0]] else ([], list(entries))
+    direct = [at for at, sharded in entries.items() if sharded and fits[kinds[at]]]
+    return direct, [at for at, sharded in entries.items() if sharded and not fits[kinds[at]]]
 
 
 def _different_copies(group: Group) -> str:

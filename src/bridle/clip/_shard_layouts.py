@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import torch
@@ -61,13 +63,34 @@ class ShardLayout:
         return {dim for each, dim in found if each == group and dim >= 0}
 
 
-def wide_ones(parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> set[int]:
-    """Return those whose values may be out of the range of float32, by the type of the parameter or of its gradient."""
+def one_mesh(own: Sequence[Any], specs: Sequence[Any]) -> Any:
+    """Return the mesh that all parameters lie on; None where there are several, or other tensors than DTensors.
+
+    Args:
+        own: The specs of the parameters.
+        specs: The specs of their gradients. torch may give one an equal mesh that was made before.
+    """
+    if not own or type(None) in {*map(type, own), *map(type, specs)}:
+        return None
+    mesh = own[0].mesh
+    shared = all(map(is_, [spec.mesh for spec in own], repeat(mesh)))
+    return mesh if shared and [spec.mesh for spec in specs].count(mesh) == len(specs) else None
+
+
+def wide_ones(parameters: Sequence[Any], specs: Sequence[Any], local: Sequence[Tensor]) -> set[int]:
+    """Return those whose values may be out of the range of float32, by the type of the parameter or of its gradient.
+
+    Args:
+        parameters: The parameters.
+        specs: The spec of each that is a DTensor, which tells its type at a tenth of the cost.
+        local: What this rank holds of each gradient.
+    """
     large = (torch.float64, torch.complex128)
-    if not ({p.dtype for p in parameters} | {g.dtype for g in grads if g is not None}).intersection(large):
+    own = [p.dtype if s is None else s.tensor_meta.dtype for p, s in zip(parameters, specs, strict=True)]
+    types = [t.dtype for t in local]
+    if not {*own, *types}.intersection(large):
         return set()
-    pairs = enumerate(zip(parameters, grads, strict=True))
-    return {i for i, (p, g) in pairs if p.dtype in large or (g is not None and g.dtype in large)}
+    return {i for i, pair in enumerate(zip(own, types, strict=True)) if not set(pair).isdisjoint(large)}
 
 
 def sharded_patterns(patterns: Sequence[tuple[Placement, ...]]) -> list[bool]:
@@ -113,8 +136,9 @@ def writes_partial(grad: Any) -> bool:
     return all(at == 0 for at, kind in coordinates if kind.is_partial() and kind.reduce_op == "sum")
 
 
-def other_mesh(parameter: Any, t: Any) -> UnsupportedGradientError:
+def other_mesh(parameter: Any, gradient: Any) -> UnsupportedGradientError:
+    """Return the error for specs of a parameter and of its gradient that are on different meshes."""
     return UnsupportedGradientError(
-        f"a gradient of shape {tuple(t.shape)} is on {t.device_mesh}, its parameter on {parameter.device_mesh}. "
+        f"a gradient of shape {tuple(gradient.shape)} is on {gradient.mesh}, its parameter on {parameter.mesh}. "
         "Redistribute the gradient to the parameter's mesh before clipping."
     )

@@ -5,7 +5,8 @@ Meshes are visited in an order that is the same on every rank, and the dimension
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -15,14 +16,15 @@ from .. import _measure
 from .._distributed.agreement import Agreement
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, order_meshes
-from .._torch.dtensor import specs_of, stored_shards
+from .._torch.dtensor import specs_of, stored_parts, stored_shards
 from ..distributed import Disjoint, Placement, Replicated, Sharded
 from ..errors import BridleError, UnsupportedGradientError
-from ._norm_exchange import WHAT, Entry, Kind, NormExchange
+from ._norm_exchange import WHAT, Kind, NormExchange
 from ._shard_layouts import (
     ShardLayout,
     cut_dims,
     groups_of_patterns,
+    one_mesh,
     other_mesh,
     read_layout,
     reduced,
@@ -31,6 +33,8 @@ from ._shard_layouts import (
     writes_partial,
 )
 
+Place: TypeAlias = tuple[ShardLayout | None, int]
+"""How a gradient lies on a mesh, None for a plain tensor, and the index of its pattern of `placement`."""
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
 
@@ -53,61 +57,81 @@ class ShardedNorms:
         call: str = "",
     ) -> None:
         self._call = call
-        self.local: list[Tensor] = []
         self._patterns = patterns
-        self._pattern_of = pattern_of or [0] * len(grads)
+        self._pattern_of = list(pattern_of or [0] * len(grads))
         self._sharded_patterns = sharded_patterns(patterns)
         sharded = [self._sharded_patterns[n] for n in self._pattern_of] if any(self._sharded_patterns) else ()
         self._fingerprints = parameter_fingerprints(names, parameters, sharded)
-        self._wide = wide_ones(parameters, grads)
         self._writes_partial: dict[int, bool] = {}
         self._layouts: dict[tuple[int, Any], ShardLayout] = {}
-        self._layout_of: dict[int, ShardLayout] = {}
         with torch.no_grad():
             self._read(parameters, grads)
-            copied = {i for i, layout in self._layout_of.items() if not all(layout.sharded)}
-            self._missing_copies = {i for i in copied if grads[i] is None}
+            layouts = [(number, layout) for number, (layout, _) in enumerate(self._places) if layout is not None]
+            copied = {number for number, layout in layouts if not all(layout.sharded)}
+            self._missing_copies = {i for i in self._at(copied) if grads[i] is None}
             self.values = [*self.local]
-            partial = [i for i, layout in self._layout_of.items() if layout.partial and grads[i] is not None]
-            if partial:
-                self._agree_on_partial(set(partial))
-            for i in partial:
+            partial = {number for number, layout in layouts if layout.partial}
+            reducible = [i for i in self._at(partial) if grads[i] is not None]
+            if reducible:
+                self._agree_on_partial(set(reducible))
+            for i in reducible:
                 self.values[i] = reduced(grads[i])
                 self._writes_partial[i] = writes_partial(grads[i])
+
+    def _at(self, places: Collection[int]) -> list[int]:
+        """Return the gradients that lie in one of these places."""
+        return [i for i, place in enumerate(self._place_of) if place in places] if places else []
 
     def _agree_on_partial(self, partial: set[int]) -> None:
         """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
         agreement = Agreement(WHAT, self._call)
-        for group, entries in self._groups():
-            found = [(self._fingerprints[i], i in partial) for i, _ in entries]
+        for group, sharded in self._groups():
+            found = [(self._fingerprints[i], i in partial) for i in self._at(sharded)]
             compared = {"the parameters, or which gradients are partial": fingerprint(found)}
             if group.group.size() > 1:
                 agreement.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared)
         agreement.finish()
 
     def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:
-        """Note this rank's shard of each gradient, and the layout of each DTensor. Neighbours mostly share theirs."""
+        """Note this rank's shard of each gradient, and where each lies: mostly all lie alike."""
         held = [p if g is None else g for p, g in zip(parameters, grads, strict=True)]
-        layout: Any = None
-        last: Any = (None, None)
-        for i, (t, spec, own) in enumerate(zip(held, specs_of(held), specs_of(parameters), strict=True)):
-            local = t
-            if spec is not None:
-                # That of the parameter: torch may give a gradient an equal mesh that was made before.
-                mesh = spec.mesh if own is None else own.mesh
-                if mesh is not spec.mesh and mesh != spec.mesh:
-                    raise other_mesh(parameters[i], t)
-                if mesh is not last[0] or spec.placements != last[1]:
-                    layout, last = self._layout(mesh, spec.placements), (mesh, spec.placements)
-                self._layout_of[i] = layout
-                local = stored_shards([t])[0]
-            self.local.append(local.detach().new_empty(0) if grads[i] is None else local)
+        specs, own = specs_of(held), specs_of(parameters)
+        local = stored_parts(held, specs)
+        self.local = [t.detach().new_empty(0) if g is None else t for t, g in zip(local, grads, strict=True)]
+        self._wide = wide_ones(parameters, own, self.local)
+        mesh, numbers, n = one_mesh(own, specs), self._pattern_of, len(specs)
+        placements = [spec.placements for spec in specs] if mesh is not None else []
+        if mesh is not None and placements.count(placements[0]) == numbers.count(numbers[0]) == n:
+            places: list[Place] = [(self._layout(mesh, placements[0]), numbers[0])]
+            self._places, self._place_of = places, [0] * n
+        else:
+            self._places, self._place_of = self._read_places(own, specs)
+
+    def _read_places(self, own: Sequence[Any], specs: Sequence[Any]) -> tuple[list[Place], list[int]]:
+        """Return the places there are, and for each gradient which of them is its."""
+        places: dict[Place, int] = {}
+        seen: dict[tuple[int, int, int], int] = {}
+        found = []
+        for parameter, spec, number in zip(own, specs, self._pattern_of, strict=True):
+            # The mesh of the parameter: torch may give a gradient an equal one that was made before.
+            mesh = None if spec is None else spec.mesh if parameter is None else parameter.mesh
+            key = (id(mesh), id(spec and spec.placements), number)
+            if key not in seen or (spec and mesh is not spec.mesh):
+                if spec and mesh != spec.mesh:
+                    raise other_mesh(parameter, spec)
+                layout = None if spec is None else self._layout(mesh, spec.placements)
+                seen[key] = places.setdefault((layout, number), len(places))
+            found.append(seen[key])
+        return list(places), found
 
     def _layout(self, mesh: Any, placements: Any) -> ShardLayout:
         found = self._layouts.get((id(mesh), placements))
         if found is None:
             found = self._layouts[id(mesh), placements] = read_layout(mesh, placements)
         return found
+
+    def _layout_at(self, i: int) -> ShardLayout | None:
+        return self._places[self._place_of[i]][0]
 
     @property
     def has_placement(self) -> bool:
@@ -116,7 +140,7 @@ class ShardedNorms:
 
     def is_whole(self, i: int) -> bool:
         """Return whether this rank holds the whole gradient as a plain tensor."""
-        return i not in self._layout_of and self.numel_known(i)
+        return self._layout_at(i) is None and self.numel_known(i)
 
     def numel_known(self, i: int) -> bool:
         """Return whether the tensor knows the size of the whole: a shard in a plain tensor does not."""
@@ -189,9 +213,9 @@ class ShardedNorms:
             dims: For each the dimensions that its slices run along.
         """
         exchange, found = NormExchange(self._call), [t.to(torch.float64).flatten() for t in slices]
-        for group, entries in self._groups():
-            here = {i for i, sharded in entries if sharded and group.group.size() > 1}
-            cut = [k for k, i in enumerate(where) if i in here and self._layout_of[i].cut_dims(group) & dims[k]]
+        for group, sharded in self._groups():
+            here = set(self._at([place for place, shards in sharded.items() if shards and group.group.size() > 1]))
+            cut = [k for k, i in enumerate(where) if i in here and self._cut_dims(i, group) & dims[k]]
             if cut:
                 every = torch.cat([found[k] for k in cut])
                 by = torch.ones_like(every)
@@ -203,9 +227,13 @@ class ShardedNorms:
         exchange.finish()
         return [t.view(own.shape).to(own.device) for t, own in zip(found, slices, strict=True)]
 
+    def _cut_dims(self, i: int, group: Group) -> set[int]:
+        layout = self._layout_at(i)
+        return set() if layout is None else layout.cut_dims(group)
+
     def weight(self, i: int, parameter: Any) -> Tensor:
         """Return what this rank holds of a parameter, which must lie as its gradient does."""
-        layout = self._layout_of.get(i)
+        layout = self._layout_at(i)
         if layout is None:
             found: Tensor = parameter.detach()
             return found
@@ -228,9 +256,9 @@ class ShardedNorms:
         """Return sets of gradients that are sharded alike, and by itself each that is copied over some dimension."""
         sets: dict[Any, list[int]] = {}
         for i in where:
-            layout = self._layout_of.get(i)
+            layout = self._layout_at(i)
             alone = i if layout is not None and not all(layout.sharded) else -1
-            sets.setdefault((id(layout), self._pattern_of[i], alone), []).append(i)
+            sets.setdefault((self._place_of[i], alone), []).append(i)
         return list(sets.values())
 
     def _kinds(self, sets: Sequence[Sequence[Sequence[int]]], orders: Sequence[float]) -> list[Kind]:
@@ -250,31 +278,30 @@ class ShardedNorms:
             A value that is not finite if one of a rank is not that others do not see: that of a plain tensor, which is
             taken to be the same everywhere. All ranks then know. None if there is none.
         """
-        at: dict[int, list[int]] = {}
-        for k, members in enumerate(sets):
-            for i in members:
-                at.setdefault(i, []).append(k)
+        places = [self._place_of[members[0]] for members in sets]  # those of a set share theirs
+        listed = list(dict.fromkeys(chain.from_iterable(sets)))
         bad = each[each.isfinite().logical_not()].sum().reshape(1)
         values = torch.cat([each, bad])
-        for group, found in self._groups(exchange):
-            here = [(i, sharded) for i, sharded in found if i in at]
-            entries = {k: sharded for i, sharded in here for k in at[i]}
-            compared = [i for i, _ in here] if self.has_placement else at  # else ranks list the same everywhere
+        for group, sharded in self._groups(exchange):
+            entries = {k: sharded[place] for k, place in enumerate(places) if place in sharded}
+            # Without `placement` ranks list the same everywhere.
+            compared = [i for i in listed if self._place_of[i] in sharded] if self.has_placement else listed
+            lacking = self._missing_copies and [k for k in entries if sets[k][0] in self._missing_copies]
             exchange.reduce_norms(
                 values,
-                [Entry(k, sharded) for k, sharded in entries.items()] + [Entry(len(sets), True)] * bool(entries),
+                {**entries, len(sets): True} if entries else {},
                 [*kinds, kinds[0]],
                 group,
                 parameters=combine_fingerprints(self._fingerprints[i] for i in compared),
                 count=len(compared),
-                missing=[k for k in entries if sets[k][0] in self._missing_copies],
+                missing=list(lacking),
             )
         each.copy_(values[:-1])
         readable = values.device.type == "cpu"
         return values[-1:] if readable and not math.isfinite(values[-1]) and bool(each.isfinite().all()) else None
 
-    def _groups(self, exchange: Agreement | None = None) -> Iterator[tuple[Group, list[tuple[int, bool]]]]:
-        """Yield process groups in order, with the gradients on each and whether they are sharded (else copied).
+    def _groups(self, exchange: Agreement | None = None) -> Iterator[tuple[Group, dict[int, bool]]]:
+        """Yield process groups in order, with the places on each and whether they are sharded over it (else copied).
 
         Once all ranks of a mesh know of a fault in the exchange, meshes of no other ranks are left out.
         """
@@ -283,17 +310,19 @@ class ShardedNorms:
             if told.issuperset(mesh.ranks):
                 continue
             for group in mesh.groups:
-                on = {
-                    id(layout): layout.sharded[layout.mesh.groups.index(group)]
-                    for layout in self._layouts.values()
-                    if layout.mesh in submeshes and group in layout.mesh.groups
-                }
-                yield group, [(i, on[id(layout)]) for i, layout in self._layout_of.items() if id(layout) in on]
+                yield (
+                    group,
+                    {
+                        number: layout.sharded[layout.mesh.groups.index(group)]
+                        for number, (layout, _) in enumerate(self._places)
+                        if layout is not None and layout.mesh in submeshes and group in layout.mesh.groups
+                    },
+                )
             if exchange is not None and exchange.disagreed:
                 told.update(mesh.ranks)
         for group in groups_of_patterns(self._patterns, (Sharded,)):
             over = [group in groups_of_patterns([placements], (Sharded,)) for placements in self._patterns]
-            yield group, [(i, True) for i, number in enumerate(self._pattern_of) if over[number]]
+            yield group, {number: True for number, (_, pattern) in enumerate(self._places) if over[pattern]}
 
     def _norm_terms(
         self,
@@ -315,8 +344,9 @@ class ShardedNorms:
         for group in groups_of_patterns(self._patterns, (Disjoint, Replicated)):
             disjoint = {n for n in numbers if group in groups_of_patterns([self._patterns[n]], (Disjoint,))}
             copied = {n for n in numbers if group in groups_of_patterns([self._patterns[n]], (Replicated,))}
-            entries = [Entry(s, n in disjoint) for s, (_, n) in enumerate(slots) if n in disjoint | copied]
-            exchange.add_stages(totals, entries, kinds, group, [0 if e.sharded else len(held[e.at]) for e in entries])
+            entries = {s: n in disjoint for s, (_, n) in enumerate(slots) if n in disjoint | copied}
+            counts = [0 if apart else len(held[s]) for s, apart in entries.items()]
+            exchange.add_stages(totals, entries, kinds, group, counts)
         rest = [[j for j, each in enumerate(part) if self._pattern_of[each[0]] not in numbers] for part in sets]
         split = torch.split(totals, len(numbers))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]

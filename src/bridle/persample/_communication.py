@@ -5,7 +5,7 @@ gradients cannot be put together.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from torch.autograd.graph import Node
 
@@ -15,8 +15,7 @@ from ..errors import UnsupportedOperationError
 from .engine import Losses
 
 
-@contextmanager
-def refuse_communication(losses: Losses, *, expected: bool) -> Iterator[None]:
+def refuse_communication(losses: Losses, *, expected: bool) -> AbstractContextManager[None]:
     """Refuse a graph with collectives on plain tensors: those of torch, and those that are run while this is active.
 
     Args:
@@ -27,6 +26,11 @@ def refuse_communication(losses: Losses, *, expected: bool) -> Iterator[None]:
     Raises:
         UnsupportedOperationError: there is a collective.
     """
+    return _refuse(losses, expected) if losses.scan.custom else nullcontext()
+
+
+@contextmanager
+def _refuse(losses: Losses, expected: bool) -> Iterator[None]:
     for node in losses.scan.custom:
         if is_collective(node):
             raise _refusal(node, "is a collective")

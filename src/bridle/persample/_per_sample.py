@@ -120,7 +120,7 @@ def _per_sample(
     where = parameter_forms(read_parameters(parameters))
     refuse_unreadable(split.root)
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
-    allowed = replace(options, sharded=where.mesh is not None)
+    allowed = options if where.mesh is None else replace(options, sharded=True)
     model = parameters if isinstance(parameters, nn.Module) else None
     try:
         tensor = others.tensor = tensor_ranks(where.leaves, split, device)

@@ -223,7 +223,10 @@ def _groups(group: Any) -> Sequence[Any]:
 
 
 def _wrapped_group(model: nn.Module) -> Any:
-    found = {id(m.process_group): m.process_group for m in model.modules() if isinstance(m, DistributedDataParallel)}
+    modules = list(model.modules())
+    if not any(isinstance(m, DistributedDataParallel) for m in {type(m): m for m in modules}.values()):
+        return None
+    found = {id(m.process_group): m.process_group for m in modules if isinstance(m, DistributedDataParallel)}
     if len(found) > 1:
         raise ArgumentError(
             f"per_sample: the model holds {len(found)} DistributedDataParallel modules with different process groups. "

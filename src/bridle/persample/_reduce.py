@@ -44,10 +44,13 @@ def local_sums(
     for (name, parameter), want in zip(held.items(), wanted, strict=True):
         if not want:
             continue
-        shard = stored_shard(leaves[name])
-        total = weigh(name) if name in used else torch.zeros(shard.shape, dtype=parameter.dtype, device=shard.device)
+        if name in used:
+            total = weigh(name)
+        else:
+            shard = stored_shard(leaves[name])
+            total = torch.zeros(shard.shape, dtype=parameter.dtype, device=shard.device)
         if deviation:
-            noise = torch.empty(parameter.shape, dtype=parameter.dtype, device=shard.device)
+            noise = torch.empty(parameter.shape, dtype=parameter.dtype, device=total.device)
             each = torch.view_as_real(noise) if noise.is_complex() else noise  # as much for each real number
             each.normal_(0, deviation, generator=generator)
             total = among.shard_of_first(noise, leaves[name]) + total

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._distributed.agreement import Agreement
 from .._distributed.collectives import all_gather_rows, all_reduce_
 from .._distributed.meshes import Group
-from .._torch.dtensor import crossing, is_dtensor, sharded_dims, spec_of
+from .._torch.dtensor import crossing, dtensors_among, is_dtensor, sharded_dims, spec_of
 from .._torch.process_group import assert_async
 from ..errors import UnsupportedOperationError
 from ._tensor_uses import shard_of
@@ -113,7 +113,7 @@ def tensor_ranks(leaves: Mapping[str, Any], losses: Losses, device: torch.device
         UnsupportedOperationError: there are several meshes, or parameters that lie in an odd way.
     """
     crossings = [found for node in losses.scan.custom if (found := crossing(node)) is not None]
-    spread = [leaf for leaf in (*leaves.values(), *losses.scan.leaves.values()) if is_dtensor(leaf)]
+    spread = dtensors_among((*leaves.values(), *losses.scan.leaves.values()))
     meshes = [*(spec_of(leaf).mesh for leaf in spread), *(mesh for _, mesh, _ in crossings)]
     if not meshes:
         return TensorRanks()

@@ -10,7 +10,16 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._distributed.collectives import all_reduce_
-from .._torch.dtensor import is_crossing, is_dtensor, shard_ranges, sharded_dims, spec_of, spread, stored_shard
+from .._torch.dtensor import (
+    any_dtensor,
+    is_crossing,
+    is_dtensor,
+    shard_ranges,
+    sharded_dims,
+    spec_of,
+    spread,
+    stored_shard,
+)
 from .._torch.signature import Scan
 from ..errors import UnsupportedOperationError
 from . import engine, rules
@@ -29,7 +38,7 @@ _UNCHANGED = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
 
 def spread_uses(cuts: Iterable[UseSite], scan: Scan) -> set[tuple[Node, int]]:
     """Return the uses, by op and position, of parameters that are DTensors or are used as such."""
-    if not any(map(is_crossing, scan.custom)) and not any(map(is_dtensor, scan.leaves.values())):
+    if not any(map(is_crossing, scan.custom)) and not any_dtensor(scan.leaves.values()):
         return set()
     return {(cut.node, cut.position) for cut in cuts if _is_spread(cut)}
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._measure import shares_memory
 from . import tracing
 
 
@@ -13,7 +14,20 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
     if tracing.local.tracer is not None:
         tracing.local.tracer.add_to_grad(parameter, gradient)
     elif before is None:
+        # A parameter may be told to have gradients of another type (torch 2.10).
+        gradient = gradient.to(getattr(parameter, "grad_dtype", None) or gradient.dtype)
         parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
     else:
         with torch.no_grad():
-            parameter.grad = before + gradient if before.is_sparse else before.add_(gradient)
+            parameter.grad = before.add_(gradient) if _is_writable(before) else _sum(before, gradient)
+
+
+def _is_writable(grad: Tensor) -> bool:
+    """Return whether a gradient can be added to in place: of several parameters, no write may fail after others."""
+    if grad.is_sparse or (grad.is_inference() and not torch.is_inference_mode_enabled()):
+        return False
+    return grad.is_contiguous() or not shares_memory(grad)
+
+
+def _sum(before: Tensor, gradient: Tensor) -> Tensor:
+    return before + gradient if gradient.is_sparse else gradient + before  # torch adds no dense tensor to a sparse one

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .analysis.compare import Outcome, outcome
+from .analysis.sites import label_of
 from .report.html import write_page
 from .report.report import Report, read_report
 
@@ -161,6 +162,12 @@ def _conclude(done: list[tuple[Trial, Report]], folder: Path, missing: int) -> N
     steps = min(report.run.steps[-1] for _, report in done) + 1
     outcomes = [(trial.label, outcome(report.run, report.findings, steps)) for trial, report in done]
     _say("\n" + comparison(outcomes, steps))
+    first = done[0][1].run
+    if first.n_optimizers > 1 and outcomes[0][1].name == "training loss":
+        _say(
+            f"This is the loss of {label_of(first)}. Where optimizers work against each other, as in a GAN, lower need "
+            "not be better: judge by what is generated."
+        )
     if missing:
         _say(f"{missing} of the runs did not fit into the time limit.")
     best = min(range(len(done)), key=lambda i: outcomes[i][1].order)
@@ -172,7 +179,7 @@ def _conclude(done: list[tuple[Trial, Report]], folder: Path, missing: int) -> N
         change = next((a for a in done[0][1].advice.actions if a.try_with.split() == done[best][0].options), None)
         if change is not None and change.paste is not None:
             lines = "\n".join(f"  | {line}" for line in change.paste.lines)
-            _say(f"To keep it: in {change.paste.where}\n{lines}")
+            _say(f"To keep it: {change.paste.place}\n{lines}")
     _say(f"The curves: {page}")
 
 

@@ -1,7 +1,7 @@
 """Runs of torch's engine over parts of a graph."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch import checkpoint, hooks
+from ..._torch.engine import run_engine
 from ..._torch.nodes import output_counts
 from ..._torch.saved import unpacked
 from .errors import explain_errors, raise_explained
@@ -78,9 +79,11 @@ def gradients_at(
     # A scalar needs no gradient to start from, whose checks make torch import sympy.
     with torch.enable_grad(), unpacked():
         total = root.sum() if weights is None else (root * weights.to(root.dtype)).sum()
-    with _without(bypassed(root)):
+    silent = bypassed(root)
+    with _without(silent) if silent else nullcontext():
         try:
-            return torch.autograd.grad(total, list(edges), retain_graph=retain_graph, allow_unused=True)
+            start = torch.ones_like(total)
+            return run_engine([total], [start], retain_graph, False, edges, allow_unreachable=True, accumulate=False)
         except RuntimeError as error:
             raise_explained("the graph of the losses", error)
 

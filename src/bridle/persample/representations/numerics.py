@@ -35,7 +35,8 @@ def as_rows(block: Tensor) -> Tensor:
     """Return (samples, ...) as a real matrix with one row per sample; a complex number is two real ones."""
     if block.is_complex():
         block = torch.view_as_real(block.resolve_conj())
-    return block.flatten(1) if block.dim() > 1 else block[:, None]
+    dims = block.dim()
+    return block if dims == 2 else block.flatten(1) if dims > 1 else block[:, None]
 
 
 def row_norms(block: Tensor) -> Tensor:

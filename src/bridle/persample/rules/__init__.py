@@ -12,6 +12,7 @@ _FILES = (bilinear, conv, distance, elementwise, embedding, fallback, indexing, 
 
 def apply(ctx: RuleContext) -> SampleGrads:
     """Return the per-sample gradients of a use, by its rule or by the general way."""
-    if all(g is None or owned.is_empty for g, owned in zip(ctx.gradients, ctx.layouts, strict=True)):
-        return fallback.nothing(ctx)
-    return apply_rule(ctx) or fallback.one_by_one(ctx)
+    for g, owned in zip(ctx.gradients, ctx.layouts, strict=True):
+        if g is not None and not owned.is_empty:
+            return apply_rule(ctx) or fallback.one_by_one(ctx)
+    return fallback.nothing(ctx)

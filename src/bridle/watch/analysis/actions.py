@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..run.run import Run
-from .paste import Paste, paste_auto, paste_clip, paste_rate
+from .paste import Paste, paste_auto, paste_clip, paste_rate, paste_rate_and_auto, paste_rates
 from .statistics import finite
 
 AUTO = "--clip auto"
@@ -67,10 +67,9 @@ def slow_down(run: Run, rate: float | None) -> list[Action]:
     """Lower the learning rate; for Adam and its kin, also let it forget sooner."""
     if rate is None:
         return []
-    why = "Every step becomes shorter by that, whatever the gradients are."
-    found = [Action(f"lower the learning rate to {rate:g}", why, paste_rate(run, rate), _scale(run, rate))]
+    found = [_lower_rate(run, rate)]
     betas = run.settings.get("betas")
-    if run.optimizer in ADAPTIVE and isinstance(betas, list) and len(betas) == 2 and betas[1] > 0.95:
+    if run.optimizer in ADAPTIVE and isinstance(betas, list) and len(betas) == 2 and 0.95 < betas[1] < 1:
         why = (
             f"With {betas[1]:g} the optimizer needs {1 / (1 - betas[1]):.0f} steps to notice that gradients have grown."
         )
@@ -78,13 +77,23 @@ def slow_down(run: Run, rate: float | None) -> list[Action]:
     return found
 
 
+def _lower_rate(run: Run, rate: float) -> Action:
+    """Lower the learning rate; of several optimizers every one, as `--lr-scale` does."""
+    options = _scale(run, rate)
+    if run.n_optimizers == 1:
+        why = "Every step becomes shorter by that, whatever the gradients are."
+        return Action(f"lower the learning rate to {rate:g}", why, paste_rate(run, rate), options)
+    by = round_two(max(finite(run.lr)) / rate)
+    why = "Every step becomes shorter by that, and the optimizers keep their balance."
+    return Action(f"divide every learning rate by {by:g}", why, paste_rates(run, by), options)
+
+
 def slow_down_and_clip(run: Run, rate: float) -> Action:
     """Lower the learning rate, and clip with a limit that adapts."""
-    clip, slow = paste_auto(run), paste_rate(run, rate)
     return Action(
         f"lower the learning rate to {rate:g} and clip gradients with `auto`",
         "The learning rate makes every step shorter; `auto` holds back those that still lead nowhere.",
-        Paste(f"{slow.where}, and once after it", [*slow.lines, *clip.lines]),
+        paste_rate_and_auto(run, rate),
         f"{AUTO} {_scale(run, rate)}",
     )
 

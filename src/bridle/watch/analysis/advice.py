@@ -19,6 +19,7 @@ from .actions import (
 )
 from .divergence import divergence
 from .finding import Finding
+from .sites import label_of
 from .statistics import finite, quantile
 
 _LEAST = 30
@@ -203,7 +204,8 @@ def _why_nothing(run: Run, names: set[str]) -> str:
 def _why(run: Run, reasons: list[str]) -> str:
     first = f"Found: {', '.join(reasons)}. "
     if run.optimizer in ADAPTIVE:
-        return first + (_WHY_ADAPTIVE if run.n_optimizers == 1 else _WHY_SEVERAL).format(run.optimizer)
+        alone = run.n_optimizers == 1
+        return first + (_WHY_ADAPTIVE.format(run.optimizer) if alone else _WHY_SEVERAL.format(label_of(run)))
     if _is_clipped(run):
         return f"{first}It is already clipped, and that does not stabilise it."
     return (

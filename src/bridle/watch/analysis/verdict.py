@@ -6,9 +6,12 @@ from ..run.run import Run
 from .advice import SYMPTOMS, Advice
 from .finding import Finding
 from .losses import losses_of
+from .sites import capitalised
 
 _ABOUT_LOSS = (*SYMPTOMS, "overfitting")
 _LIKELY = 0.6  # of a lower weight a cause explains a part at most
+_STUCK = 0.97  # a loss whose lowest level is above this part of its first has hardly fallen
+_ABOVE = 1.1  # a loss that ends so many times above its lowest is said to
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
     about = next(iter(happened or causes), None)
     label = about.optimizer if about is not None else None
     same = [replace(f, optimizer=None) if f.optimizer == label else f for f in causes]  # said once is enough
-    what = _sentence(_words(happened[0])) if happened else _calm(run)
+    what = _sentence(happened[0]) if happened else _calm(run)
     why = _why(happened, same if happened else causes)
     if advice.actions:
         others = f"; or {advice.actions[1].do}" if len(advice.actions) > 1 else ""
@@ -61,8 +64,13 @@ def _calm(run: Run) -> str:
     shown = next((loss for loss in others if loss.is_long_enough), trained)
     if not shown.is_long_enough:
         return "The run is too short to judge its loss."
-    first = shown.level(4 if shown.batches else 0)  # of single batches a median says more
-    return f"The {shown.name} goes from {first:.3g} to {shown.level(-1):.3g} and does not swing."
+    start = 4 if shown.batches else 0  # of single batches a median says more
+    first, last = shown.level(start), shown.level(-1)
+    lowest = min(shown.level(i) for i in range(start, len(shown.values)))
+    if lowest > _STUCK * first > 0:
+        return f"The {shown.name} hardly falls: it goes from {first:.3g} to {last:.3g}, and does not swing."
+    ends = f" (its lowest is {lowest:.3g})" if last > _ABOVE * lowest > 0 else ""
+    return f"The {shown.name} goes from {first:.3g} to {last:.3g}{ends} and does not swing."
 
 
 def _words(finding: Finding) -> str:
@@ -70,5 +78,5 @@ def _words(finding: Finding) -> str:
     return text if finding.optimizer is None else f"{finding.optimizer}: {text}"
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+def _sentence(finding: Finding) -> str:
+    return f"{capitalised(_words(finding).rstrip('.'), finding.optimizer)}."

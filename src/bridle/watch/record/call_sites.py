@@ -1,5 +1,6 @@
-"""Where the script calls `backward` and `step`, and what it calls its model and optimizer: for lines to paste."""
+"""Where the script makes optimizers and calls `backward` and `step`, and the names it uses: for lines to paste."""
 
+import contextlib
 import linecache
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from ..run.schema import Line
+from .assignment import find_assignment
 from .loss_graph import describe_loss
 
 _OURS = str(Path(__file__).parents[2])
@@ -19,7 +21,7 @@ _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib
 
 
 class CallSites:
-    """Writes the place of the first backward pass, and of the first step of each optimizer.
+    """Writes the place of the first backward pass, and of each optimizer where it is made and where it first steps.
 
     Args:
         write: Writes a line of the record.
@@ -36,8 +38,11 @@ class CallSites:
             self._note("backward", None, more=lambda: {"loss_graph": describe_loss(tensors)})
 
     def on_step(self, optimizer: torch.optim.Optimizer, opt: int) -> None:
-        """Note the first step of an optimizer."""
+        """Note the first step of an optimizer, and where it was made."""
         self._note("step", optimizer, opt)
+        with contextlib.suppress(Exception):  # as below
+            if (made := _made(_caller(sys._getframe(1)), optimizer)) is not None:
+                self._write({**made, "opt": opt})
 
     def _note(
         self,
@@ -46,12 +51,10 @@ class CallSites:
         opt: int | None = None,
         more: Callable[[], Line] = dict,
     ) -> None:
-        try:
+        with contextlib.suppress(Exception):  # what a script's objects do when looked at is not ours to suffer from
             frame = _caller(sys._getframe(2))
             if frame is not None:
                 self._write({**_line(site, frame, optimizer, opt), **more()})
-        except Exception:  # what a script's objects do when they are looked at is not ours to suffer from
-            return
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
@@ -66,7 +69,7 @@ def _line(site: str, frame: FrameType, optimizer: torch.optim.Optimizer | None, 
     text = linecache.getline(file, number)
     found: Line = {"site": site, "file": file, "line": number, "text": text.strip()[:200], "after": 0}
     found["indent"] = len(text) - len(text.lstrip())
-    if file.startswith(_INSTALLED) or "site-packages" in file:
+    if _is_installed(file):
         found["library"] = str(frame.f_globals.get("__name__", "")).split(".")[0]
     if opt is not None and optimizer is not None:
         spaces = (frame.f_locals, frame.f_globals)
@@ -74,6 +77,21 @@ def _line(site: str, frame: FrameType, optimizer: torch.optim.Optimizer | None, 
         parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
         found["names"]["model"] = _name(spaces, lambda v: _holds(v, parameters))
     return found
+
+
+def _made(frame: FrameType | None, optimizer: torch.optim.Optimizer) -> Line | None:
+    """Return where an optimizer was made: looked for under its name in each function that is running."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        name = None if _is_installed(file) else _name((frame.f_locals, frame.f_globals), lambda v: v is optimizer)
+        if name is not None and (found := find_assignment(file, name)) is not None:
+            return {"site": "made", "file": file, **vars(found), "names": {"optimizer": name}, "after": 0}
+        frame = frame.f_back
+    return None
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith((*_INSTALLED, _OURS, _TORCH)) or "site-packages" in file
 
 
 def _name(spaces: tuple[Mapping[str, Any], ...], is_it: Callable[[Any], bool]) -> str | None:

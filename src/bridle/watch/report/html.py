@@ -10,6 +10,8 @@ from ..analysis.advice import Advice
 from ..analysis.compare import summary
 from ..analysis.finding import Chart, Finding
 from ..analysis.findings import count_checks
+from ..analysis.losses import losses_of
+from ..analysis.sites import capitalised, label_of
 from ..analysis.statistics import finite, running_median
 from ..run.run import Run
 from . import charts
@@ -20,7 +22,7 @@ from .html_ranks import ranks_section
 from .html_try import side_by_side
 from .page_file import sign, write_file
 from .report import Report
-from .text import last_loss, number, value
+from .text import last_loss, loss_value, number, value
 
 
 def write_page(
@@ -39,8 +41,8 @@ def write_page(
 
 def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ()) -> str:
     """Render the page. Names that come from the user's program are escaped."""
-    runs = [report.run for report in reports]
-    first, advice = runs[0], reports[0].advice
+    first, advice = reports[0].run, reports[0].advice
+    runs = [_shown(report, advice) for report in reports]
     parts = [_head(reports), _tiles(runs)]
     if len(runs) == 2:
         parts.append(_comparison(runs))
@@ -63,6 +65,11 @@ def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ())
     )
 
 
+def _shown(report: Report, advice: Advice) -> Run:
+    """Return what is drawn: of several optimizers the one that the advice is about."""
+    return next((run for run in report.others if label_of(run) == advice.optimizer), report.run)
+
+
 def _label(runs: Sequence[Run], i: int) -> str:
     return "" if len(runs) == 1 else ("Before", "After")[i]
 
@@ -83,11 +90,9 @@ def _head(reports: Sequence[Report]) -> str:
 
 def _tiles(runs: Sequence[Run]) -> str:
     run, when = runs[-1], " (after)" if len(runs) == 2 else ""
-    loss, norm = finite(run.loss), finite(run.norm)
-    clipped = finite(run.clip)
+    norm, clipped = finite(run.norm), finite(run.clip)
     tiles = [
-        ("last loss", last_loss(run)),
-        ("lowest loss", number(min(loss)) if loss else "none"),
+        *_loss_tiles(run),
         ("median gradient norm", number(sorted(norm)[len(norm) // 2]) if norm else "none"),
         ("largest gradient norm", number(max(norm)) if norm else "none"),
         ("steps clipped", f"{sum(1 for c in clipped if c < 1) / len(clipped):.0%}" if clipped else "off"),
@@ -98,6 +103,18 @@ def _tiles(runs: Sequence[Run]) -> str:
         + "".join(f"<div class=tile><b>{v}</b><span>{k}{when}</span></div>" for k, v in tiles)
         + "</div>"
     )
+
+
+def _loss_tiles(run: Run) -> list[tuple[str, str]]:
+    """Return the loss at the end and the lowest: on other data where that was seen, else of single batches."""
+    if run.test is not None and (known := finite(run.test.values)):
+        name = escape(losses_of(run)[0].name)
+        return [(f"last {name}", loss_value(run.test.values[-1])), (f"lowest {name}", number(min(known)))]
+    loss = finite(run.loss)
+    return [
+        ("loss of the last batch", last_loss(run)),
+        ("lowest loss of a batch", number(min(loss)) if loss else "none"),
+    ]
 
 
 def _comparison(runs: Sequence[Run]) -> str:
@@ -133,7 +150,8 @@ def _losses(runs: Sequence[Run]) -> str:
     if not any(finite(run.loss) for run in runs):
         return "<section><h2>Loss</h2><p>No loss was recorded: backward was not called on a number.</p></section>"
     log = all(v > 0 for run in runs for v in finite(run.loss))
-    text = "What <code>backward</code> was called on" + (", on a logarithmic scale." if log else ".")
+    whose = f" for {escape(label_of(runs[0]))}" if runs[0].n_optimizers > 1 else ""
+    text = f"What <code>backward</code> was called on{whose}" + (", on a logarithmic scale." if log else ".")
     found = f"<section><h2>Loss</h2><p class=hint>{text}</p>{charts.lines(series, log=log)}</section>"
     if tests:
         positive = all(y > 0 for one in tests for _, y in one.points)
@@ -169,16 +187,13 @@ def _findings(report: Report, label: str) -> str:
 
 
 def _finding(one: Finding) -> str:
+    headline = capitalised(one.headline, one.optimizer)
     rows = "".join(f"<tr><td>{escape(k)}</td><td>{escape(value(v))}</td></tr>" for k, v in one.evidence.items())
     return (
-        f"<article><h3>{escape(_capital(one.headline))} <span class=slug>{escape(one.name)}</span></h3>"
+        f"<article><h3>{escape(headline)} <span class=slug>{escape(one.name)}</span></h3>"
         f"{_chart(one.chart) if one.chart else ''}<div class=scroll><table>{rows}</table></div>"
         f"<p class=test>Test: {escape(one.test)}.</p><p class=do>{marked(one.advice)}</p></article>"
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _chart(chart: Chart) -> str:

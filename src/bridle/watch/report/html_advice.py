@@ -23,7 +23,8 @@ def advice_section(advice: Advice, norms: list[tuple[str, str, list[float]]]) ->
     """
     levels = [(f"advised {advice.threshold:g}", advice.threshold)] if advice.threshold else []
     if advice.actions:
-        words = f"<p>{marked(advice.because)}</p><ol class=actions>{''.join(map(_action, advice.actions))}</ol>"
+        actions = "".join(_action(action, advice) for action in advice.actions)
+        words = f"<p>{marked(advice.because)}</p><ol class=actions>{actions}</ol>"
     else:
         words = f"<p><b>No change is advised.</b> {marked(advice.because)}</p>"
     if advice.threshold is not None and advice.effect is not None:
@@ -39,13 +40,16 @@ def advice_section(advice: Advice, norms: list[tuple[str, str, list[float]]]) ->
     )
 
 
-def _action(action: Action) -> str:
+def _action(action: Action, advice: Advice) -> str:
     text = f"<li><b>{marked(action.do[:1].upper() + action.do[1:])}.</b> {marked(action.why)}"
     if action.try_with:
-        text += f" Without editing: <code>bridle watch {escape(action.try_with)} ...</code>"
+        whose = ", for every optimizer" if advice.optimizer else ""
+        text += f" Without editing{whose}: <code>bridle watch {escape(action.try_with)} ...</code>"
     if action.paste is not None:
         lines = "\n".join(escape(line) for line in action.paste.lines)
-        text += f"<div class=hint>In {escape(action.paste.where)}</div><pre>{lines}</pre>"
+        text += (
+            f"<div class=hint>{escape(action.paste.place[:1].upper() + action.paste.place[1:])}</div><pre>{lines}</pre>"
+        )
     return text + "</li>"
 
 

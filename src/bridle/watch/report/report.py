@@ -13,6 +13,7 @@ from ..analysis.divergence import broke_at
 from ..analysis.finding import Finding
 from ..analysis.findings import find
 from ..analysis.rank_table import rank_table, warnings
+from ..analysis.sites import label_of
 from ..analysis.verdict import Verdict, verdict_on
 from ..run.read import read_runs
 from ..run.run import Run
@@ -142,7 +143,7 @@ def report_on(run: Run, *others: Run) -> Report:
         new = [one for one in of_other if (one.name, one.title) not in known]
         found += [_labelled(one, other) for one in new]
         known |= {(one.name, one.title) for one in new}
-    broke = {_label(one): broke_at(one) for one in (run, *others)}
+    broke = {label_of(one): broke_at(one) for one in (run, *others)}
     found.sort(key=lambda one: _order(one, broke.get(one.optimizer or "", math.inf)))
     said = [*warnings(run), *cautions(run, *others), *failures]
     return Report(run, found, _advise((run, findings), *judged), said, others)
@@ -163,15 +164,11 @@ def _advise(*judged: tuple[Run, list[Finding]]) -> Advice:
         first = min((_order(f, broke) for f in findings), default=(0.0, math.inf))
         each.append((first if advice.actions else nothing, run, advice))
     _, run, advice = min(each, key=lambda one: one[0])
-    return dataclasses.replace(advice, optimizer=_label(run)) if len(judged) > 1 and advice.actions else advice
+    return dataclasses.replace(advice, optimizer=label_of(run)) if len(judged) > 1 and advice.actions else advice
 
 
 def _labelled(finding: Finding, run: Run) -> Finding:
-    return dataclasses.replace(finding, optimizer=_label(run))
-
-
-def _label(run: Run) -> str:
-    return f"optimizer {run.opt} ({run.optimizer})"
+    return dataclasses.replace(finding, optimizer=label_of(run))
 
 
 def _plain(v: Any) -> Any:

@@ -90,9 +90,10 @@ def _advice(advice: Advice) -> str:
     for i, action in enumerate(advice.actions, start=1):
         lines.append(_wrap(f"{i}) {action.do[:1].upper()}{action.do[1:]}. {action.why}", "   ", "      "))
         if action.try_with:
-            lines.append(f"      without editing: bridle watch {action.try_with} ...")
+            whose = ", for every optimizer" if advice.optimizer else ""
+            lines.append(f"      without editing{whose}: bridle watch {action.try_with} ...")
         if action.paste is not None:
-            lines.append(f"      in {action.paste.where}")
+            lines.append(f"      {action.paste.place}")
             lines += [f"        | {line}" for line in action.paste.lines]
     if advice.threshold is not None and advice.effect is not None:
         lines.append(

@@ -159,8 +159,9 @@ class SiteLine(TypedDict, total=False):
     """Where the script calls something for the first time.
 
     Attributes:
-        site: "backward", or "step" of optimizer `opt`.
+        site: "backward", or "step" of optimizer `opt`, or "made": the statement that makes it.
         file: The file; `line` the number of the line, `text` what it says, `indent` by how many characters.
+        end: The last line of that statement.
         names: What the script calls the optimizer and the model, None where that was not found.
         library: The package, where the call is not in the script but in one.
         loss_graph: Of a loss: the `power` that its terms are raised to, `of` what, and whether they are `weighted`.
@@ -170,6 +171,7 @@ class SiteLine(TypedDict, total=False):
     opt: int
     file: str
     line: int
+    end: int
     text: str
     indent: int
     names: dict[str, str | None]

@@ -9,6 +9,8 @@ from ..statistics import finite, running_median
 _WINDOW = 40
 _COSINE = 0.25
 _SHARE = 0.65
+_SHORTEN = "Shorten the steps."
+_CALM = "Nothing has to change while the loss falls. Where it stalls, shorten the steps."
 
 
 def edge_of_stability(run: Run) -> Finding | None:
@@ -18,7 +20,8 @@ def edge_of_stability(run: Run) -> Finding | None:
     """
     known = [(i, c) for i, c in enumerate(run.step_grad_cosine) if math.isfinite(c)][10:]
     # Where nothing swings, overshooting for a while after a restart or a warm-up does no harm.
-    width = _WINDOW if is_unsteady(run) else max(_WINDOW, len(known) // 2)
+    unsteady = is_unsteady(run)
+    width = _WINDOW if unsteady else max(_WINDOW, len(known) // 2)
     worst = _worst_window([c for _, c in known], width)
     if worst is None:
         return None
@@ -44,9 +47,10 @@ def edge_of_stability(run: Run) -> Finding | None:
             "learning rate (median)": lr,
             **sharpness,
         },
-        advice="Shorten the steps. Clipping by norm shortens the longest of them; a smaller learning rate "
-        "shortens all; a warm-up helps where only the first ones are too long.",
-        plain="the learning rate is too high: steps go past the lowest point and the next ones come back",
+        advice=f"{_SHORTEN if unsteady else _CALM} Clipping by norm shortens the longest of them; a smaller learning "
+        "rate shortens all; a warm-up helps where only the first ones are too long.",
+        plain=f"the learning rate is {'too high' if unsteady else 'at its upper limit'}: steps go past the "
+        "lowest point and the next ones come back",
         chart=Chart("step against next gradient (running median of the cosine)",
                         {"cosine": running_median(run.step_grad_cosine, 15)}, [float(s) for s in run.steps]),
     )  # fmt: skip

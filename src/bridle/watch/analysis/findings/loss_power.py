@@ -1,7 +1,7 @@
 from ...run.run import Run
 from ..finding import Finding
 from ..losses import is_unsteady
-from ..paste import site_of
+from ..sites import library_of, site_of
 from .heavy_tail import loss_correlation
 
 
@@ -27,7 +27,7 @@ def loss_power(run: Run) -> Finding | None:
             "power": power,
             "of": base or "unknown",
             "weighted": "yes" if weighted else "no",
-            "where": f"{site['file']}, line {site['line']}" if site is not None else "unknown",
+            **({} if site is None or library_of(site) else {"where": f"{site['file']}, line {site['line']}"}),
             "correlation of a batch's loss and norm (logarithms)": loss_correlation(run),
         },
         advice="Clip by norm, or let the loss grow more slowly: power 1, a Huber loss, smaller weights. Which samples "

@@ -59,7 +59,8 @@ def spikes(run: Run) -> Finding | None:
         },
         advice="Clip by norm so that one step cannot throw the weights; see the advice. "
         + ("What came before points at the step size: lower the learning rate or warm it up." if likely else
-           "Nothing unusual came before: look at the data of those batches.") + which_samples(samples),
+           f"Nothing unusual came before{' most of them' if any(causes.values()) else ''}: look at the data of those "
+           "batches.") + which_samples(samples),
         plain=f"{_times(len(starts))} a single step had a gradient far larger than usual (up to "
         f"{math.exp(over[worst]):.2g} times)",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps],

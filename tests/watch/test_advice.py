@@ -256,7 +256,7 @@ def test_weight_decay_is_lowered_where_the_limit_adapts():
     first, second = report_on(run).advice.actions
     assert first.do == "lower weight_decay from 0.01 to 0.001"
     assert second.do.startswith("clip at a norm of ")
-    assert second.do.endswith(" in place of the limit that adapts")
+    assert second.do.endswith(" instead of by an adaptive limit")
     run.max_norm[:] = [0.5] * len(run.steps)
     assert report_on(run).advice.actions[0].do.startswith("raise the threshold from 0.5 to ")
 

@@ -33,13 +33,13 @@ class Action:
 
 def clip_auto(run: Run) -> Action:
     """Clip with a limit that adapts."""
-    why = "It finds the limit while it trains, and needs no number from you."
+    why = "It adapts the limit during training, and needs no threshold from you."
     return Action("clip gradients with `auto`", why, paste_auto(run), AUTO)
 
 
 def clip_at(run: Run, threshold: float) -> Action:
     """Clip at a fixed norm."""
-    why = "One step can then not throw the weights far."
+    why = "A single step can then not move the weights far."
     return Action(
         f"clip gradients at a norm of {threshold:g}", why, paste_clip(run, threshold), f"--clip {threshold:g}"
     )
@@ -47,11 +47,11 @@ def clip_at(run: Run, threshold: float) -> Action:
 
 def loosen_clip(run: Run, threshold: float, options: str) -> Action:
     """Clip less: at a higher threshold, or at this one in place of a limit that adapts."""
-    do = f"clip at a norm of {threshold:g} in place of the limit that adapts"
+    do = f"clip at a norm of {threshold:g} instead of by an adaptive limit"
     if run.threshold is not None:
         do = f"raise the threshold from {run.threshold:g} to {threshold:g}, where gradients are clipped now"
     why = (
-        "Most steps are cut down to one length; at this one 90% of the gradients of this run would be left as they are."
+        "Most steps are clipped to one length; at this threshold 90% of the gradients of this run stay unclipped."
     )
     return Action(do, why, try_with=options)
 
@@ -81,10 +81,10 @@ def _lower_rate(run: Run, rate: float) -> Action:
     """Lower the learning rate; of several optimizers every one, as `--lr-scale` does."""
     options = _scale(run, rate)
     if run.n_optimizers == 1:
-        why = "Every step becomes shorter by that, whatever the gradients are."
+        why = "This shortens every step, whatever the gradients are."
         return Action(f"lower the learning rate to {rate:g}", why, paste_rate(run, rate), options)
     by = round_two(max(finite(run.lr)) / rate)
-    why = "Every step becomes shorter by that, and the optimizers keep their balance."
+    why = "This shortens every step, and the optimizers keep their balance."
     return Action(f"divide every learning rate by {by:g}", why, paste_rates(run, by), options)
 
 
@@ -92,7 +92,7 @@ def slow_down_and_clip(run: Run, rate: float) -> Action:
     """Lower the learning rate, and clip with a limit that adapts."""
     return Action(
         f"lower the learning rate to {rate:g} and clip gradients with `auto`",
-        "The learning rate makes every step shorter; `auto` holds back those that still lead nowhere.",
+        "The learning rate makes every step shorter; `auto` limits those that still overshoot.",
         paste_rate_and_auto(run, rate),
         f"{AUTO} {_scale(run, rate)}",
     )

@@ -57,7 +57,7 @@ def spikes(run: Run) -> Finding | None:
             **{f"{name} in the {_BEFORE} steps before": n for name, n in causes.items()},
             **samples,
         },
-        advice="Clip by norm so that one step cannot throw the weights; see the advice. "
+        advice="Clip by norm so that one step cannot move the weights far; see the advice. "
         + ("What came before points at the step size: lower the learning rate or warm it up." if likely else
            f"Nothing unusual came before{' most of them' if any(causes.values()) else ''}: look at the data of those "
            "batches.") + which_samples(samples),

@@ -50,9 +50,7 @@ def loosen_clip(run: Run, threshold: float, options: str) -> Action:
     do = f"clip at a norm of {threshold:g} instead of by an adaptive limit"
     if run.threshold is not None:
         do = f"raise the threshold from {run.threshold:g} to {threshold:g}, where gradients are clipped now"
-    why = (
-        "Most steps are clipped to one length; at this threshold 90% of the gradients of this run stay unclipped."
-    )
+    why = "Most steps are clipped to one length; at this threshold 90% of the gradients of this run stay unclipped."
     return Action(do, why, try_with=options)
 
 

@@ -1,5 +1,7 @@
 """Write docs/benchmarks.md from the JSON files in results/: what was measured, how, and where, losses included.
 
+The tables of other pages too, by tables.py.
+
 python benchmarks/page.py
 """
 
@@ -7,6 +9,8 @@ from __future__ import annotations
 
 import json
 import pathlib
+
+import tables
 
 HERE = pathlib.Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
@@ -171,6 +175,7 @@ def main() -> None:
     if steady.exists():
         sections.append(STEADY + steady.read_text())
     PAGE.write_text("\n".join([HEAD.format(short=short()), *sections]))
+    tables.main()
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
     python benchmarks/steady.py                      all that is missing, then the tables
     python benchmarks/steady.py --lists unseen --ways auto none --seeds 3
     python benchmarks/steady.py --table              the tables of what was run so far
+    python benchmarks/steady.py --table --keep benchmarks/results/steady.json
+                                                     the same, with what an earlier summary has more seeds of
 
 Twenty-four tasks that `auto` was built on (`steady_tasks.py`; `steady_tasks_second.py`, unseen until it was changed for
 what they showed); thirteen that were written down first and then run (`steady_tasks_unseen.py`): `auto` has not been
 changed since, the advice has, for what they showed; and eight that were written down before the advice was changed and
-run with it once, unchanged (`steady_tasks_third.py`; one of them, `recall`, does not swing but stays where it began).
+run with it once, unchanged (`steady_tasks_third.py`; one of them, `recall`, does not swing: it learns well by itself).
 Eight healthy runs of each kind for false alarms (`steady_tasks_healthy.py`, `steady_tasks_healthy_unseen.py`).
 
 A run is of length 4x; what it was at 1x is its first quarter. The test loss is looked at forty times per length; one
@@ -16,7 +18,8 @@ that is not finite, or above ten times that at the start, counts as ten times th
   lowest, chosen from eight by looking at these very runs; geometric means over the seeds;
 - swing: the mean of log10(test loss / lowest so far); 0 for a curve that only falls;
 - swings: the test loss turns and rises by more than a fifth at least twice after the first quarter, or ends above
-  twice its lowest. Seen: such a run without clipping has a finding of `bridle watch`;
+  twice its lowest. Seen: such a run without clipping has a finding of `bridle watch`. A task swings if a run of it
+  does, at either length; means are over those tasks, and over all;
 - final over lowest: the final loss over the lowest mean of three looks in a row, of the worst run;
 - advised: with the first change that is advised after a run of length 1x without clipping, from the start, for 4x;
   where none is advised, as it was;
@@ -41,7 +44,7 @@ import torch
 
 import bridle
 from steady_run import FIXED, LISTS, run
-from steady_table import summary, tables
+from steady_table import keep, summary, tables
 
 RESULTS = Path(__file__).parent / "results"
 COMPARED = ("none", "advised", "auto", "tried", "ZClip", "AutoClip", "AdaGC", "lr/3")
@@ -74,6 +77,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=RESULTS / "steady-runs.jsonl")
     parser.add_argument("--out", type=Path, default=RESULTS / "steady.json")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--keep", type=Path, help="an earlier summary, for what has more seeds there")
     options = parser.parse_args()
     done = read(options.runs)
     seeds = range(options.first, options.first + options.seeds)
@@ -94,6 +98,8 @@ def main() -> None:
         },
         **summary(list(read(options.runs).values()), COMPARED, list(FIXED)),
     }
+    if options.keep is not None:
+        found = keep(found, json.loads(options.keep.read_text()))
     options.out.write_text(json.dumps(found, indent=1) + "\n")
     options.out.with_suffix(".md").write_text(tables(found))
     print(tables(found))

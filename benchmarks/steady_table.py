@@ -73,6 +73,7 @@ def task(
                 "swing": statistics.fmean(r["swing"] for r, _ in own),
                 "final_over_lowest": max(r["final"] / r["settled"] for r, _ in own),
                 "seeds": len(own),
+                "worst": max(r["final"] / b["final"] for r, b in own),
             }
     return row
 
@@ -89,53 +90,112 @@ def alarms(name: str, watched: list[dict[str, Any]], length: str) -> dict[str, A
     return {"runs": len(found), "alarms": sum(map(bool, found)), "findings": sorted(set().union(*found))}
 
 
+def keep(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Take from an earlier summary what has more seeds there: the ways of a task, what was seen of it, alarms.
+
+    Seeds of two summaries are not added up: they may be the same ones. What is taken is marked.
+    """
+    for which, lengths in earlier.get("lists", {}).items():
+        for length, rows in lengths.items():
+            now = found["lists"].setdefault(which, {}).setdefault(length, {})
+            for name, old in rows.items():
+                row = now.setdefault(name, {"ways": {}, **seen([], length)})
+                if old["watched"] > row["watched"]:
+                    row.update({key: old[key] for key in ("swing", "seen", "watched")})
+                if old.get("seeds", 0) > row.get("seeds", 0):
+                    now[name] = {**old, **{key: row[key] for key in ("swing", "seen", "watched")}, "earlier": True}
+    for which in ("healthy", "healthy_unseen"):
+        for name, row in earlier.get(which, {}).items():
+            now = found.setdefault(which, {})
+            if name not in now or row["1x"]["runs"] > now[name]["1x"]["runs"]:
+                now[name] = row
+    return found
+
+
 def tables(found: dict[str, Any]) -> str:
     """Return all of it in Markdown."""
     parts = []
     for which, title in (
         ("seen", "Tasks that `auto` and the advice were built on"),
         ("unseen", "Tasks that `auto` was not built on; the advice was"),
-        ("third", "Tasks that neither was built on, run once at the end"),
+        ("third", "Tasks that neither was built on"),
     ):
+        lists = found["lists"][which]
+        swinging = {name for rows in lists.values() for name, row in rows.items() if row["swing"]}
         for length in LENGTHS:
-            rows = found["lists"][which][length]
+            rows = lists[length]
             if any(row["ways"] for row in rows.values()):
-                parts.append(f"### {title}, length {length}\n\n{_extent(rows)}\n\n{_table(rows)}")
-    for which, title in (("healthy", "built on"), ("healthy_unseen", "not built on, run once at the end")):
+                extent = _extent(rows, swinging)
+                parts.append(f"### {title}, length {length}\n\n{extent}\n\n{_table(rows, swinging)}")
+    for which, title in (("healthy", "built on"), ("healthy_unseen", "not built on")):
         if found.get(which):
             parts.append(f"### Healthy runs with a finding, {title}\n\n" + _healthy(found[which]))
     return "\n".join(parts)
 
 
-def _extent(rows: dict[str, dict[str, Any]]) -> str:
+def _extent(rows: dict[str, dict[str, Any]], swinging: set[str]) -> str:
     """Say how much was run: a table of a few seeds and thresholds is a first look."""
-    seeds, thresholds = (min(row.get(key, 0) for row in rows.values()) for key in ("seeds", "thresholds"))
-    return f"At least {seeds} seed{'s' if seeds != 1 else ''} and {thresholds} fixed thresholds for each task."
+    seeds = sorted({row.get("seeds", 0) for row in rows.values()})
+    of = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' if seeds[0] != 1 else ''}"
+    thresholds = min((row["thresholds"] for row in rows.values() if "thresholds" in row), default=0)
+    more = " Rows with * were not run again: they are of an earlier state." if any(map(_is_kept, rows.values())) else ""
+    calm = sorted(f"`{name}`" for name, row in rows.items() if name not in swinging and row["watched"])
+    still = f" Tasks that did not swing at either length: {', '.join(calm)}." if calm else ""
+    return f"Of each task {of} with {thresholds} fixed thresholds; a cell with fewer says so in brackets.{still}{more}"
 
 
-def _table(rows: dict[str, dict[str, Any]]) -> str:
+def _is_kept(row: dict[str, Any]) -> bool:
+    return bool(row.get("earlier"))
+
+
+def _table(rows: dict[str, dict[str, Any]], swinging: set[str]) -> str:
     ways = list(dict.fromkeys(way for row in rows.values() for way in row["ways"]))
-    lines = ["| task | best threshold | swing, seen | " + " | ".join(ways) + " |", "|---" * (len(ways) + 3) + "|"]
+    head = "| task | seeds | best threshold | swing, seen, of | "
+    lines = [head + " | ".join(ways) + " |", "|---" * (len(ways) + 4) + "|"]
     for name, row in rows.items():
-        cells = [_cell(row["ways"].get(way)) for way in ways]
-        seen_here = f"{row['seen']} of {row['swing']}" if row["watched"] else ""
-        lines.append(f"| {name} | {row.get('best_fixed', '')} | {seen_here} | " + " | ".join(cells) + " |")
-    finals = {way: [row["ways"][way]["final"] for row in rows.values() if way in row["ways"]] for way in ways}
-    swing, seen_all = (sum(row[key] for row in rows.values()) for key in ("swing", "seen"))
-    means = " | ".join(f"{geometric(values):.2f}" for values in finals.values())
-    worst = " | ".join(f"{max(values):.2f}" for values in finals.values())
-    held = " | ".join(
-        f"{max(row['ways'][way]['final_over_lowest'] for row in rows.values() if way in row['ways']):.1f}"
-        for way in ways
+        cells = [_cell(row["ways"].get(way), row.get("seeds", 0)) for way in ways]
+        seen_here = f"{row['swing']}, {row['seen']}, {row['watched']}" if row["watched"] else ""
+        first = f"{name}{'*' if _is_kept(row) else ''} | {row.get('seeds', 0)} | {row.get('best_fixed', '')}"
+        lines.append(f"| {first} | {seen_here} | " + " | ".join(cells) + " |")
+    counted = [sum(row[key] for row in rows.values()) for key in ("swing", "seen", "watched")]
+    run = {name: row for name, row in rows.items() if row["ways"]}
+    picked = [row for name, row in run.items() if name in swinging]
+    if picked and len(picked) < len(run):
+        lines += _means(picked, ways, f"{len(picked)} that swing", "")
+    lines += _means(
+        [row for row in rows.values() if row["ways"]], ways, f"all {len(rows)}", ", ".join(map(str, counted))
     )
-    found = f"{seen_all} of {swing}" if swing else ""
-    lines += [f"| **mean of final** | | {found} | {means} |", f"| **worst of final** | | | {worst} |"]
-    lines.append(f"| **final over lowest, worst run** | | | {held} |")
     return "\n".join(lines) + "\n"
 
 
-def _cell(way: dict[str, float] | None) -> str:
-    return "" if way is None else f"{way['final']:.2f}, {way['best']:.2f}, {way['swing']:.2f}"
+def _means(rows: list[dict[str, Any]], ways: list[str], of: str, counted: str) -> list[str]:
+    """Return the lines over tasks: mean, median and worst of the final loss, and of single runs the worst."""
+    cells = [[row["ways"][way] for row in rows if way in row["ways"]] for way in ways]
+    finals = [[cell["final"] for cell in found] for found in cells]
+    lines = {
+        "mean of final": [f"{geometric(one):.2f}" for one in finals],
+        "median of final": [f"{statistics.median(one):.2f}" for one in finals],
+        "worst of final": [f"{max(one):.2f}" for one in finals],
+        "worst single run": [_largest(found, "worst", ".2f") for found in cells],
+        "final over lowest, worst run": [_largest(found, "final_over_lowest", ".1f") for found in cells],
+    }
+    return [
+        f"| **{name}, {of}** | | | {counted if name == 'mean of final' else ''} | {' | '.join(values)} |"
+        for name, values in lines.items()
+        if any(values)
+    ]
+
+
+def _largest(cells: list[dict[str, float]], key: str, form: str) -> str:
+    """Return the largest of a number; nothing where an earlier summary lacks it."""
+    return format(max(cell[key] for cell in cells), form) if all(key in cell for cell in cells) else ""
+
+
+def _cell(way: dict[str, float] | None, seeds: int) -> str:
+    if way is None:
+        return ""
+    fewer = f" ({way['seeds']})" if way["seeds"] < seeds else ""
+    return f"{way['final']:.2f}, {way['best']:.2f}, {way['swing']:.2f}{fewer}"
 
 
 def _healthy(rows: dict[str, dict[str, Any]]) -> str:

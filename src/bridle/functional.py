@@ -155,10 +155,11 @@ def _checked(found: Any, caller: str) -> Tensor:
 
 def _check_axes(axes: Any, dims: int) -> None:
     several = [axes] if isinstance(axes, int) else [] if axes is None else axes
-    if not isinstance(several, list | tuple) or not all(isinstance(d, int) and -dims <= d < dims for d in several):
+    are_dims = isinstance(several, list | tuple) and all(isinstance(d, int) and -dims <= d < dims for d in several)
+    if not are_dims or len({d % dims for d in several}) < len(several):
         raise ArgumentError(
-            f"clip_by_norm: `axes` are dimensions of the tensor, which has {dims}, as in axes=0 or axes=(0, 1); found "
-            f"{axes!r:.80}."
+            f"clip_by_norm: `axes` are dimensions of the tensor, which has {dims}, each once, as in axes=0 or "
+            f"axes=(0, 1); found {axes!r:.80}."
         )
 
 

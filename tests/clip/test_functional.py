@@ -193,3 +193,9 @@ def test_what_would_be_differentiated_in_silence_is_refused(transform):
 def test_a_detached_tensor_is_clipped_inside_a_derivative():
     found = torch.func.grad(lambda t: (bridle.clip_by_norm(t.detach(), 1.0) * t).sum())(torch.tensor([3.0, 4.0]))
     torch.testing.assert_close(found, torch.tensor([0.6, 0.8]))
+
+
+@pytest.mark.parametrize("axes", [(0, 0), [1, -1]])
+def test_an_axis_is_named_once(axes):
+    with pytest.raises(bridle.errors.ArgumentError, match="each once"):
+        bridle.clip_by_norm(torch.ones(2, 3), 1.0, axes)

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,3 +129,109 @@ def test_methods_of_tensors_that_are_replaced(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "sin", lambda self: old(self) * 2)
     x = torch.randn(4, 3)
     torch.testing.assert_close(compiled(x), step(x))
+
+
+def _same_as_eager(make, *, around=torch.enable_grad):
+    """Run a step and its eager twin three times each; return what is said about the compiled one."""
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    other = copy.deepcopy(eager)
+    plain, compiled = make(eager), bridle.compile(make(other), other, backend="captured")
+    for _ in range(3):
+        x = torch.randn(5, 3)
+        with around():
+            expected, found = plain(x), compiled(x)
+        torch.testing.assert_close(found, expected)
+        for p, q in zip(other.parameters(), eager.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if q.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad)
+    return compiled.explain()
+
+
+def test_a_step_that_records_inside_of_no_grad():
+    """What is outside of its own block has no graph: its parameters get no gradient."""
+
+    def make(model):
+        def step(x):
+            hidden = model[1](model[0](x))
+            with torch.enable_grad():
+                return bridle.per_sample(model[2](hidden).square().sum(1), model).clip_(1.0)
+
+        return step
+
+    assert "where gradients are not recorded" in _same_as_eager(make, around=torch.no_grad)
+    assert ": captured" in _same_as_eager(make)
+
+
+@pytest.mark.parametrize("keep", ["in an attribute", "in a list", "as a result"])
+def test_what_is_kept_is_asked_after_the_step(keep):
+    """It stood for gradients that were never computed: its answers were memory that nobody had written."""
+    torch.manual_seed(0)
+    model, x, kept = nn.Linear(3, 2), torch.randn(5, 3), []
+
+    def step(x):
+        found = bridle.per_sample(model(x).square().sum(1), model)
+        if keep == "in an attribute":
+            model.kept = found
+        elif keep == "in a list":
+            kept.append(found)
+        return found.norms(), found if keep == "as a result" else None
+
+    compiled = bridle.compile(step, model, backend="captured")
+    for _ in range(3):
+        norms, found = compiled(x)
+        asked = found or (model.kept if keep == "in an attribute" else kept[-1])
+        torch.testing.assert_close(asked.clip_(1.0), norms)
+    assert "it keeps what per_sample returned" in compiled.explain()
+
+
+def test_numbers_that_numpy_draws():
+    """Traced, they would come from torch's generator."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+
+    def step(x):
+        return bridle.per_sample(model(x).square().sum(1), model).norms(), torch.as_tensor(np.random.rand(2))
+
+    compiled = bridle.compile(step, model, backend="captured")
+    for _ in range(3):
+        state = np.random.get_state()
+        _, expected = step(x)
+        np.random.set_state(state)
+        assert torch.equal(compiled(x)[1], expected)
+
+
+def test_divided_integers_of_numpy():
+    def make(model):
+        return lambda x: (
+            bridle.per_sample(model(x).square().sum(1), model).clip_(1.0),
+            torch.as_tensor(np.arange(4) / 3),
+        )
+
+    assert "it computes with NumPy" in _same_as_eager(make)
+
+
+def test_settings_that_a_step_leaves_behind():
+    model, x = nn.Linear(3, 2), torch.randn(5, 3)
+
+    def off(x):
+        found = bridle.per_sample(model(x).square().sum(1), model).norms()
+        torch.set_grad_enabled(False)
+        return found
+
+    def wide(x):
+        found = bridle.per_sample(model(x).square().sum(1), model).norms()
+        torch.set_default_dtype(torch.float64)
+        return found
+
+    for step, why in ((off, "it leaves gradients switched off"), (wide, "it changes a setting of torch")):
+        compiled = bridle.compile(step, model, backend="captured")
+        for _ in range(3):
+            try:
+                compiled(x)
+                assert (torch.is_grad_enabled(), torch.get_default_dtype()) != (True, torch.float32)
+            finally:
+                torch.set_grad_enabled(True)
+                torch.set_default_dtype(torch.float32)
+        assert why in compiled.explain()

@@ -3,8 +3,9 @@
 import os
 import pathlib
 import re
-import subprocess
 import sys
+
+from watch.processes import run_process
 
 TOOL = pathlib.Path(__file__).parents[2] / "tools" / "torch_suite"
 
@@ -58,7 +59,7 @@ def test_a_folder_of_tests_that_end_in_every_way(tmp_path):
     (folder / "test_module_hooks.py").write_text(TESTS)
     command = [sys.executable, str(TOOL), str(tmp_path / "source"), "--out", str(tmp_path / "out")]
     path = os.pathsep.join(filter(None, sys.path))
-    told = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    told = run_process(command, env={"PYTHONPATH": path})
     assert told.stderr == ""
     assert "| nn/test_module_hooks.py | 7 | 4 | 2 | 2 |" in told.stdout
     assert re.search(r"::test_differs\n  AssertionError: True is not false : seen", told.stdout)

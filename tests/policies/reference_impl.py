@@ -107,8 +107,7 @@ def stable_norm(norms, decay=0.7, square_decay=0.9, warmup=0, floor=0.0, ceiling
         mean = decay * mean + (1 - decay) * norm
         square = square_decay * square + (1 - square_decay) * norm**2
         target = (mean / (1 - decay ** (seen + 1))) / (math.sqrt(square / (1 - square_decay ** (seen + 1))) + 1e-8)
-        target = _bounded(target, seen, warmup, floor, ceiling)
-        out.append(target if math.isfinite(target) else norm)
+        out.append(min(norm, ceiling) if seen < warmup else _bounded(target, seen, warmup, floor, ceiling))
         seen += 1
     return out
 

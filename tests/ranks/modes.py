@@ -145,6 +145,38 @@ def plain_unused_here():
     assert torch.equal(weight.grad.full_tensor(), torch.ones(4, 2))
 
 
+def clipped_alone(model, steps, limit):
+    """The mean over all samples of gradients that are clipped for each, added up over steps."""
+    every, parameters = batches(steps), [*model.parameters()]
+    for step in range(steps):
+        losses = torch.cat([model(x[step]).square().mean(1) for x in every])
+        rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+        for row in rows:
+            norm = torch.cat([g.flatten() for g in row]).norm()
+            for p, g in zip(parameters, row, strict=True):
+                g = g * (limit / norm).clamp(max=1) / len(rows)
+                p.grad = g if p.grad is None else p.grad + g
+    return [p.grad for p in parameters]
+
+
+def clip_per_sample(model, steps, limit=0.1):
+    for step, x in enumerate(batches(steps)[dist.get_rank()]):
+        if steps > 1:
+            model.set_requires_gradient_sync(step == steps - 1)
+        bridle.per_sample(model(x).square().mean(1), model).clip_(limit)
+    for p, wanted in zip(model.parameters(), clipped_alone(Net(), steps, limit), strict=True):
+        torch.testing.assert_close(p.grad.full_tensor(), wanted)
+
+
+def per_sample_no_sync():
+    """Every pass adds what all ranks have to `.grad`: it is not FSDP2 that adds up."""
+    clip_per_sample(sharded(Net()), 3)
+
+
+def per_sample_cpu_offload():
+    clip_per_sample(sharded(Net(), offload_policy=CPUOffloadPolicy(pin_memory=False)), 1)
+
+
 CASES = [
     accumulation,
     no_sync,
@@ -154,4 +186,6 @@ CASES = [
     frozen,
     unused_here,
     plain_unused_here,
+    per_sample_no_sync,
+    per_sample_cpu_offload,
 ]

@@ -23,6 +23,7 @@ from .test_findings import (
     swinging,
     two_kinds,
     vanishing,
+    with_test,
 )
 
 
@@ -272,6 +273,15 @@ def test_the_report_says_first_what_happened_why_and_what_to_do():
     calm = " ".join(str(report_on(healthy())).split("\n\n")[0].split())
     assert calm.startswith("The training loss goes from 2")
     assert calm.endswith("and does not swing.")
+
+
+def test_a_swing_that_is_overfitting_in_part_says_so():
+    both = with_test([2.0, 1.2, 0.4, 0.9, 0.45, 1.0, 0.7, 1.2, 0.9, 1.3, 1.2, 1.4])
+    (finding,) = (f for f in report_on(both).findings if f.name == "oscillation")
+    assert "so a part of it is overfitting" in report_on(both).verdict.what
+    assert "keep the weights of the lowest test loss" in finding.advice.replace("val", "test")
+    assert "overfitting" not in str(report_on(only_the_test_loss_swings()))
+    assert "overfitting" not in str(report_on(swinging()))
 
 
 def curve(*values):

@@ -59,6 +59,12 @@ def test_two_runs_are_before_and_after():
     assert "Before and after" in text
     assert "Findings before" in text
     assert "No findings" in text
+    assert re.search(
+        r"With the change the training loss ends at [0-9.]+ in place of [0-9.]+: The training loss goes", text
+    )
+    before, after = report_on(swinging()), report_on(healthy())
+    tried = to_html([before, after], [("as it is", before.run), ("clip auto", after.run)])
+    assert "With clip auto the training loss ends at" in tried
 
 
 def test_several_ranks_have_a_part_of_their_own():

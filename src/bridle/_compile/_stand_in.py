@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from .. import graph
 from .._torch import dynamo
+from .._torch.storage import is_fake
+from ..errors import GraphFreedError
 from ..persample import Stats
 from ..persample.representations.numerics import real_dtype
 
@@ -47,9 +49,17 @@ def ask(
 
     Returns:
         The answer as a list of tensors; those without values while the step is only read.
+
+    Raises:
+        GraphFreedError: it is asked after the step.
     """
     if asked.answer is not None:
         return asked.answer(question, settings, names, options, losses, parameters, others)
+    if not is_fake(losses):
+        raise GraphFreedError(
+            f"bridle.compile: `{question}` was asked of per-sample gradients that a compiled step has kept, and their "
+            "graph was not. Ask in the step, or run it without bridle.compile."
+        )
     return _shapes(question, losses, parameters)
 
 

@@ -86,6 +86,7 @@ class CompiledStep(Generic[P, R]):
         self._eager_forms: dict[Any, str] = {}
         self._last = threading.local()
         self._draws = self._has_stats = False
+        self._grad_mode = True
         self._holds_compiled = any(dynamo.is_compiled(module) for module in model.modules())
         function = _as_read(step)
         functions = (step, *(type(module).forward for module in model.modules()))
@@ -108,7 +109,7 @@ class CompiledStep(Generic[P, R]):
                 try:
                     found = self._cached(*args, **kwargs)
                 except _NotRead:
-                    drawn = random.getstate()
+                    drawn, self._grad_mode = random.getstate(), torch.is_grad_enabled()
                     with dynamo.reading():
                         found = self._read(*args, **kwargs)
         except self._failures as error:
@@ -185,7 +186,8 @@ class CompiledStep(Generic[P, R]):
     def _make_entry(self, graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         """Make what Dynamo is to call in place of a step that it has read."""
         asked = {node.args[0] for node in graph.graph.nodes if node.target is ask} - {"begin"}
-        entry = Entry(graph, self._model, self._name, self._backend, _why_not(graph, asked))
+        why_not = _why_not(graph, asked, self._grad_mode)
+        entry = Entry(graph, self._model, self._name, self._backend, why_not)
         self._has_stats |= "stats" in asked
         self._draws |= "RandomValueSource" in dynamo.sources(graph)
         self._entries.append(entry)
@@ -197,7 +199,7 @@ class CompiledStep(Generic[P, R]):
         return call
 
 
-def _why_not(graph: fx.GraphModule, asked: set[Any]) -> str:
+def _why_not(graph: fx.GraphModule, asked: set[Any], grad_mode: bool) -> str:
     """Return why a step that was read cannot be captured, as far as that can be told at once."""
     if not asked:
         return "it does not ask per_sample for anything"
@@ -205,7 +207,11 @@ def _why_not(graph: fx.GraphModule, asked: set[Any]) -> str:
         return "it looks at `.grad`, or sets it; leave zero_grad and the optimizer outside of the step"
     if any("checkpoint" in str(node.target) for node in graph.graph.nodes):
         return "it holds a checkpoint, which would save no memory in one graph"
-    return dynamo_gaps.why_unguarded()
+    if not grad_mode:  # a graph is traced with gradients recorded wherever the step does not switch them off
+        return "it is called where gradients are not recorded (`torch.no_grad`), and records them inside"
+    if dynamo_gaps.keeps(StandIn):
+        return "it keeps what per_sample returned, to be asked after the step"
+    return dynamo_gaps.why_unguarded() or dynamo_gaps.why_otherwise(graph.graph)
 
 
 class _NotRead(Exception):  # noqa: N818

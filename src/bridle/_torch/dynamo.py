@@ -46,10 +46,14 @@ def loses_globals(function: Any, root: dict[str, Any]) -> bool:
 
 @contextmanager
 def reading() -> Generator[None, None, None]:
-    """While open, recurrent layers are read too, and hooks on modules that come or go mean another graph."""
+    """While open, recurrent layers are read too, and hooks on modules that come or go mean another graph.
+
+    What draws numbers from NumPy is not read: they would come from the generator of torch.
+    """
     from torch._dynamo import config
 
-    with config.patch(allow_rnn=True, skip_nnmodule_hook_guards=False), warnings.catch_warnings():
+    patches = {"allow_rnn": True, "skip_nnmodule_hook_guards": False, "use_numpy_random_stream": True}
+    with config.patch(patches), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about what it cannot read: that comes as an error as well
         yield
 

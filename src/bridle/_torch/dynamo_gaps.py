@@ -50,6 +50,25 @@ def why_unguarded() -> str:
     return next((f"it reads {what}" for name, what in _CONSTANTS.items() if name in names), "")
 
 
+def why_otherwise(graph: fx.Graph) -> str:
+    """Return why a graph of what is called with gradients recorded does not do what the code it was read from does."""
+    targets = [node.target for node in graph.nodes if node.op == "call_function"]
+    if any(type(target).__name__.startswith("numpy_") for target in targets):
+        return "it computes with NumPy, which would be left to torch, in other types"
+    modes = [node.args[0] for node in graph.nodes if node.target is torch._C._set_grad_enabled]
+    if modes and not modes[-1]:
+        return "it leaves gradients switched off"
+    names = (str(getattr(target, "__name__", "")) for target in targets if target is not torch._C._set_grad_enabled)
+    changed = next((name for name in names if name.startswith(("set_", "_set_"))), "")
+    return f"it changes a setting of torch (`{changed}`)" if changed else ""
+
+
+def keeps(kind: type) -> bool:
+    """Return whether an object of a class, made in what was just read, outlives it. To be called by a backend."""
+    made = getattr(_output().side_effects, "id_to_variable", {}).values()
+    return any(getattr(variable, "value_type", None) is kind for variable in made)
+
+
 def methods_read() -> list[Method]:
     """Return the methods that were just read. To be called by a backend."""
     output = _output()

@@ -105,8 +105,9 @@ def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: Is
             witness.is_sent = True
         with torch.autograd.set_multithreading_enabled(False):  # hooks are called in this thread, on every device
             sys.setprofile(watch)
-            for edge, witness in witnesses:
-                holders = sys.getrefcount(witness)
+            for sending in witnesses:
+                edge, witness = sending
+                holders = sys.getrefcount(sending[1])  # Python 3.14 does not always count a variable that is passed
                 try:
                     sent = run((edge,), (witness,), True, False, (edge,), allow_unreachable=True, accumulate_grad=False)
                 except RuntimeError as error:
@@ -116,7 +117,7 @@ def _is_stopped(witnesses: Sequence[tuple[GradientEdge, _Witness]], is_known: Is
                 if sent[0] is not witness:
                     return True
                 del sent
-                if sys.getrefcount(witness) != holders:
+                if sys.getrefcount(sending[1]) != holders:
                     return True
         return watch.runs != len(witnesses)  # a Python that does not tell of every run would not tell of hooks either
     except Exception:  # ours, the witness's, or of a hook that is written in C

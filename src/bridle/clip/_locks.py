@@ -16,7 +16,7 @@ class _Threads:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.free = threading.Condition()
-        self.busy: set[int] = set()
+        self.busy: list[set[int]] = []  # the parameters of each call that is under way
 
 
 _threads = _Threads()
@@ -35,17 +35,17 @@ def one_at_a_time(across_ranks: Sequence[Tensor] | None) -> AbstractContextManag
     """
     if torch.compiler.is_compiling():
         return nullcontext()
-    return _threads.lock if across_ranks is None else _claim({id(p) for p in across_ranks})
+    return _threads.lock if across_ranks is None else _claim(set(map(id, across_ranks)))
 
 
 @contextmanager
 def _claim(mine: set[int]) -> Iterator[None]:
     with _threads.free:
-        _threads.free.wait_for(lambda: not _threads.busy & mine)
-        _threads.busy |= mine
+        _threads.free.wait_for(lambda: all(map(mine.isdisjoint, _threads.busy)))
+        _threads.busy.append(mine)
     try:
         yield
     finally:
         with _threads.free:
-            _threads.busy -= mine
+            _threads.busy.remove(mine)
             _threads.free.notify_all()

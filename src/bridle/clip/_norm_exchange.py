@@ -76,13 +76,14 @@ class NormExchange(Agreement):
             return
         agree = self._first_message(entries, kinds, group, parameters, count, missing)
         direct, scaled = _shards(entries, kinds)
+        if direct == list(range(len(values))):  # as under FSDP2: to index would cost more than the rest
+            orders = _orders([kind.p for kind in kinds], values)
+            values.copy_(agree(values**orders) ** (1 / orders))
+            return
         copied = [at for at, sharded in entries.items() if not sharded]
         averaged = copied if group.device.type == "cpu" and not any(kinds[at].wide for at in copied) else []
         own = values.clone()
-        if direct == list(range(len(values))):  # as under FSDP2: to index would cost more than the rest
-            orders = _orders([kind.p for kind in kinds], values)
-            values.copy_(agree(own**orders) ** (1 / orders))
-        elif direct or (averaged and not scaled):
+        if direct or (averaged and not scaled):
             orders = _orders([kinds[at].p for at in direct], values)
             found = agree(torch.cat([own[direct] ** orders, own[averaged] / n]))
             values[direct] = found[: len(direct)] ** (1 / orders)

@@ -70,11 +70,13 @@ def one_mesh(own: Sequence[Any], specs: Sequence[Any]) -> Any:
         own: The specs of the parameters.
         specs: The specs of their gradients. torch may give one an equal mesh that was made before.
     """
-    if not own or type(None) in {*map(type, own), *map(type, specs)}:
+    try:
+        meshes = [spec.mesh for spec in own]
+        others = [] if all(map(is_, own, specs)) else [spec.mesh for spec in specs]
+    except AttributeError:  # of None
         return None
-    mesh = own[0].mesh
-    shared = all(map(is_, [spec.mesh for spec in own], repeat(mesh)))
-    return mesh if shared and [spec.mesh for spec in specs].count(mesh) == len(specs) else None
+    mesh = meshes[0] if meshes else None
+    return mesh if all(map(is_, meshes, repeat(mesh))) and others.count(mesh) == len(others) else None
 
 
 def wide_ones(parameters: Sequence[Any], specs: Sequence[Any], local: Sequence[Tensor]) -> set[int]:

@@ -122,7 +122,8 @@ class AdaptivePolicy(BuiltOnce, ABC):
             self._rows.write(keys, accept_finite(state, after, good))
             if self.rescales:
                 most = torch.finfo(norm.dtype).max  # an infinite factor would turn a zero element into NaN
-                factor = torch.where(good & torch.isfinite(limit), (limit / norm).clamp(max=most), 1.0)
+                given = torch.where(good & torch.isfinite(limit), (limit / norm).clamp(max=most), 1.0)
+                factor = torch.where(bounds.warm, clip_factor(limit, norm), given)  # the ceiling is no norm to give
             else:
                 factor = clip_factor(limit, norm)
             return Scale(factor if self.per_parameter else factor.reshape(()))

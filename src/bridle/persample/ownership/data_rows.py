@@ -46,7 +46,7 @@ _SAVED_INPUTS: dict[str, dict[int, str]] = {
 }
 # The ids of a look-up are no input that could have a gradient.
 _IDS = -1
-_LOOK_UPS = {"Embedding": "indices", "Index": "indices", "IndexSelect": "index", "Gather": "index"}
+LOOK_UPS = {"Embedding": "indices", "Index": "indices", "IndexSelect": "index", "Gather": "index"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +104,19 @@ def data_uses(
         here = shared.get(node, set())
         others = [i for i, (below, _) in enumerate(node.next_functions) if below is not None]
         # Ids of an index are often constants, which look like data: only those of a layer are taken for it.
-        may_be_constant = op in _LOOK_UPS and op != "Embedding"
-        tells_apart = not is_elementwise and not may_be_constant and bool(here) and here.issuperset(others)
+        may_be_constant = op in LOOK_UPS and op != "Embedding"
+        may_tell_apart = not is_elementwise and not may_be_constant and bool(here)
         for position, name, below in _kept_inputs(op, node, bool(here)):
             if below is None or (number[below] in scan.leaves and below not in leaves):
                 leaf = None if below is None else number[below]
+                tells_apart = may_tell_apart and here.issuperset(i for i in others if i != position)
                 found.append(DataUse(number[node], position, name, leaf, outs, is_elementwise, tells_apart))
     return found
+
+
+def may_be_data(op: str, position: int) -> bool:
+    """Return whether the input of an op at this position may be data, rather than a weight that was left out."""
+    return op not in _SAVED_INPUTS or position in _SAVED_INPUTS[op]
 
 
 def _owners_of_ids(out: Owners, shape: tuple[int, ...]) -> Owners:
@@ -125,8 +131,8 @@ def _kept_inputs(name: str, node: Node, uses_shared: bool) -> list[tuple[int, st
     """Return the inputs that an op of this name keeps: position, torch's name, and the node that made each."""
     edges = node.next_functions
     # Ids into a shared table are data; those into rows of samples only say where these go.
-    if name in _LOOK_UPS and uses_shared:
-        return [(_IDS, _LOOK_UPS[name], None)]
+    if name in LOOK_UPS and uses_shared:
+        return [(_IDS, LOOK_UPS[name], None)]
     return [(i, saved, edges[i][0]) for i, saved in _SAVED_INPUTS.get(name, {}).items() if i < len(edges)]
 
 

@@ -16,9 +16,10 @@ from .coupling import refuse_shared_data, shared_input, used_in_parts
 from .crossings import refuse_asking
 from .cuts import OwnersOf, UseSite, find_cuts
 from .data_rows import DataRows, data_uses
+from .inputs import is_used_by_rows
 from .known import Known
 from .layout import SampleLayout
-from .ops import Step, moves_by_index
+from .ops import moves_by_index
 from .owners import Owners
 from .proofs import Proof, coarsest_eps, keeps_data, proof_of, try_to_prove
 from .prove import prove
@@ -73,7 +74,7 @@ def find(leaves: dict[Node, str], losses: Losses, known: Known, *, allow_couplin
     found = _proved(leaves, losses, known) or _asked(leaves, losses, known)
     if not allow_coupling:
         _refuse_coupling(found, losses, known)
-        _refuse_coupling_below(leaves, losses, known, hooked=False)
+        _refuse_coupling_below(leaves, found.cuts, losses, known, hooked=False)
     return found
 
 
@@ -95,7 +96,7 @@ def find_hooked(leaves: dict[Node, str], losses: Losses, known: Known, seen: Own
         found = _asked(leaves, losses, known, seen)
     if found is not None:
         _refuse_coupling(found, losses, known)
-        _refuse_coupling_below(leaves, losses, known, hooked=True)
+        _refuse_coupling_below(leaves, found.cuts, losses, known, hooked=True)
     return found
 
 
@@ -115,7 +116,9 @@ def _refuse_coupling(found: Found, losses: Losses, known: Known) -> None:
         refuse_shared_data(found.cuts, found.owners, found.rows, known, lambda node: node in in_parts())
 
 
-def _refuse_coupling_below(leaves: dict[Node, str], losses: Losses, known: Known, *, hooked: bool) -> None:
+def _refuse_coupling_below(
+    leaves: dict[Node, str], cuts: list[UseSite], losses: Losses, known: Known, *, hooked: bool
+) -> None:
     """Refuse coupling in the part of the graph below which lie only parameters that were not asked about, or inputs."""
     if len(leaves) == len(losses.scan.leaves):
         return
@@ -128,23 +131,16 @@ def _refuse_coupling_below(leaves: dict[Node, str], losses: Losses, known: Known
         if found is None and hooked:
             raise _hook_refusal()
         _refuse_coupling(found or _asked(both, losses, known), losses, known)
-    batches = [node for node in inputs if known.rows in graph.leaf_tensor(node).shape[:2]]
+    batches = [node for node in inputs if known.may_hold_samples(graph.leaf_tensor(node))]
     if batches:
         owners = prove(losses.root, losses.sample_of)
         known_here = [node for node in batches if node in owners and not owners[node][0].is_proved]
-        doubtful = [node for node in known_here if _has_rows(node, losses, owners)]
+        doubtful = [node for node in known_here if is_used_by_rows(node, cuts, losses, owners)]
         if doubtful and (hooked or any(graph.leaf_tensor(node)._backward_hooks for node in doubtful)):
             raise _hook_refusal()
         for node, layouts in ask(losses, doubtful).items():
             if layouts is None:
                 raise shared_input(graph.leaf_tensor(node))
-
-
-def _has_rows(node: Node, losses: Losses, owners: Mapping[Node, tuple[Owners, ...]]) -> bool:
-    """Return whether some op takes rows of an input for one sample each; a mask that all samples share has none."""
-    shape = tuple(graph.leaf_tensor(node).shape)
-    uses = [use for use in losses.read.consumers[node] if use.node in owners]
-    return any(Step(use.node, owners[use.node], use.position, shape).sends().varies for use in uses)
 
 
 def _proved(leaves: dict[Node, str], losses: Losses, known: Known) -> Found | None:

@@ -42,3 +42,8 @@ class Known:
     def is_input(self, node: Node) -> bool:
         """Return whether a leaf is an input whose gradient was asked for, rather than a parameter."""
         return graph.is_leaf(node) and self.is_data(graph.leaf_tensor(node))
+
+    def may_hold_samples(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has as many rows as there are samples, or a multiple, or has samples second."""
+        shape = tensor.shape
+        return self.rows in shape[:2] or (len(shape) > 0 and self.rows > 0 and shape[0] % self.rows == 0)

@@ -43,7 +43,8 @@ def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ())
     """Render the page. Names that come from the user's program are escaped."""
     first, advice = reports[0].run, reports[0].advice
     runs = [_shown(report, advice) for report in reports]
-    parts = [_head(reports), _tiles(runs)]
+    change = next((label for label, run in all_runs if run is reports[-1].run), "the change")
+    parts = [_head(reports, change), _tiles(runs)]
     if len(runs) == 2:
         parts.append(_comparison(runs))
     if len(all_runs) > 1:
@@ -74,18 +75,30 @@ def _label(runs: Sequence[Run], i: int) -> str:
     return "" if len(runs) == 1 else ("Before", "After")[i]
 
 
-def _head(reports: Sequence[Report]) -> str:
+def _head(reports: Sequence[Report], change: str) -> str:
     runs = [report.run for report in reports]
     argv = runs[0].header.get("argv") or [runs[0].path.name]
     names = " and ".join(escape(run.path.name) for run in runs)
     verdict = reports[0].verdict
     more = "".join(f"<p class=verdict>{marked(part)}</p>" for part in (verdict.why, verdict.do) if part)
-    after = f"<p class=verdict>After the change: {marked(reports[1].verdict.what)}</p>" if len(reports) > 1 else ""
+    after = ""
+    if len(reports) > 1:
+        ends = f"With {change}{_ends(*runs)}: {reports[1].verdict.what}"
+        after = f"<p class=verdict>{marked(ends)}</p>"
     return (
         f"<h1>{escape(verdict.what)}</h1>{more}{after}<p class=lead>{escape(os.path.basename(str(argv[0])))}: "
         f"{escape(runs[0].optimizer)}, {sum(runs[0].n_steps)} steps, {len(runs[0].names)} parameters; "
         f"record {names}</p>"
     )
+
+
+def _ends(before: Run, after: Run) -> str:
+    """Say where the loss ends in place of where it did; nothing where that is not known of both."""
+    first, then = summary(before), summary(after)
+    for key, name in (("final test loss", "test loss"), ("training loss, last tenth", "training loss")):
+        if math.isfinite(first[key]) and math.isfinite(then[key]):
+            return f" the {name} ends at {number(then[key])} in place of {number(first[key])}"
+    return ""
 
 
 def _tiles(runs: Sequence[Run]) -> str:

@@ -67,7 +67,8 @@ def what_to_check(related: float) -> str:
     if related > 0.6:
         return (
             "The batches with large gradients are those with a large loss, so look at how the loss weighs single "
-            "samples: a power above 1, a class weight, a logarithm near zero, a target far outside the others."
+            "samples: a power above 1, a class weight, a logarithm near zero, a target or an input far outside the "
+            "others."
         )
     return (
         "The loss of those batches is not larger in proportion: look at their inputs (scale, length, padding), and at "

@@ -6,6 +6,7 @@ from ...run.run import Run
 from ..finding import Chart, Finding
 from ..losses import Loss, losses_of, swing_of
 from ..swing import Rise, Swing
+from .overfitting import overfits
 
 
 def oscillation(run: Run) -> Finding | None:
@@ -20,6 +21,9 @@ def oscillation(run: Run) -> Finding | None:
     also = [other.name for other, _ in found[1:]]
     period = _period(loss, rises)
     positive = min(loss.values) > 0
+    trained = losses_of(run)[-1]
+    # Of a loss on other data a part may be that: the training loss does not swing, and falls meanwhile.
+    overfitted = None if loss.batches or trained.name in also else overfits(loss, trained)
     title = f"the {' and the '.join([loss.name, *also[:1]])} swing{'' if also else 's'}: {len(rises)} rises"
     title += f", the largest {largest:.3g}-fold" if positive else f", the largest by {largest:.3g}"
     return Finding(
@@ -44,10 +48,13 @@ def oscillation(run: Run) -> Finding | None:
         + (" Where two optimizers work against each other, as in a GAN, their losses need not settle: judge by what is "
            "generated." if run.n_optimizers > 1 else "")
         + (" If the period is the number of batches in an epoch, it may be the order of the data: shuffle."
-           if period is not None and loss.batches else ""),
+           if period is not None and loss.batches else "")
+        + (f" The training loss falls meanwhile, so a part of this is overfitting. {overfitted.advice}"
+           if overfitted is not None else ""),
         chart=_chart(loss, swing),
         plain=f"the {loss.name} goes up and down instead of settling ({len(rises)} rises"
-        + (f", up to {_fold(largest)} times its level)" if positive else ")"),
+        + (f", up to {_fold(largest)} times its level)" if positive else ")")
+        + ("" if overfitted is None else " while the training loss falls, so a part of it is overfitting"),
     )  # fmt: skip
 
 

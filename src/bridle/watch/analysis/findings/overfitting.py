@@ -13,13 +13,14 @@ def overfitting(run: Run) -> Finding | None:
     """Find a loss on other data that rises for good while the training loss goes on falling."""
     *others, trained = losses_of(run)
     for loss in others:
-        found = _overfits(loss, trained) if loss.is_long_enough and trained.is_long_enough else None
+        found = overfits(loss, trained) if loss.is_long_enough and trained.is_long_enough else None
         if found is not None and swing_of(run, loss) is None:
             return found
     return None
 
 
-def _overfits(loss: Loss, trained: Loss) -> Finding | None:
+def overfits(loss: Loss, trained: Loss) -> Finding | None:
+    """Return the finding for a loss on other data that ends above its lowest, if the training loss fell since."""
     best = min(range(len(loss.values)), key=lambda i: loss.values[i])
     tail = loss.values[-max(2, len(loss.values) // 5) :]
     last = median(tail)

@@ -372,7 +372,7 @@ def test_coupling_is_found(build):
     model, x = nn.Linear(D, D), images(D).requires_grad_()
     run = build(model, x)
     _, losses, expected = both(lambda: (model, lambda ckpt: flat_sum(torch.tanh(run(ckpt)))))
-    with pytest.raises(errors.BatchCouplingError, match="mixes the samples of the batch. What `weight`"):
+    with pytest.raises(errors.BatchCouplingError, match="of the batch. Values computed with `weight`"):
         bridle.per_sample(losses, model)
     found = bridle.per_sample(losses, model, allow_coupling=True).grads()
     torch.testing.assert_close(flat(found), flat(expected))

@@ -20,7 +20,7 @@ def parameters(model):
 
 def batch_norm_after_linear():
     model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 1))
-    return model, model(X).squeeze(1), "What `0"
+    return model, model(X).squeeze(1), "computed with `0"
 
 
 def batch_norm_first():
@@ -30,7 +30,7 @@ def batch_norm_first():
 
 def batch_norm_without_parameters():
     model = nn.Sequential(nn.Conv1d(1, 2, 2), nn.BatchNorm1d(2, affine=False))
-    return model, model(X[:, None]).sum((1, 2)).square(), "What `0"
+    return model, model(X[:, None]).sum((1, 2)).square(), "computed with `0"
 
 
 def contrastive_loss():

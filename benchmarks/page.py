@@ -54,6 +54,7 @@ TITLES = {
     "fold": "Clipping folded into the optimizer's step",
     "persample-depths": "Per-sample clipping by depth",
     "persample-memory": "Per-sample clipping, peak memory",
+    "persample-memory-compiled": "Per-sample clipping, peak memory of compiled steps",
     "persample-ranks": "Per-sample clipping on two ranks",
     "ranks": "Clipping on four ranks against torch",
     "ranks-counted": "Clipping on up to 16,384 ranks, counted",

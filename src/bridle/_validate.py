@@ -37,8 +37,8 @@ def number(value: float, name: str, low: float = 0.0, high: float = math.inf) ->
 
 def real(value: object, expected: str) -> float:
     """Return one number, also from a tensor of one. `expected` says in the error what is meant."""
-    if isinstance(value, bool):
-        raise ArgumentTypeError(f"{expected}; found {value}.")
+    if isinstance(value, bool | str | bytes):
+        raise ArgumentTypeError(f"{expected}; found {value!r:.80}.")
     return _float(value, expected)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from .errors import ArgumentTypeError
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -19,7 +21,23 @@ __all__ = ["Disjoint", "Placement", "PlacementSpec", "Replicated", "Sharded"]
 
 
 @dataclass(frozen=True)
-class Disjoint:
+class _OverGroup:
+    group: ProcessGroup | DeviceMesh
+
+    def __post_init__(self) -> None:
+        from torch import distributed  # without a distributed build there is no group to pass either
+
+        groups = (distributed.ProcessGroup, distributed.DeviceMesh) if distributed.is_available() else ()
+        if not isinstance(self.group, groups):
+            name = type(self).__name__
+            raise ArgumentTypeError(
+                f"{name} needs a process group or a device mesh, as in {name}(torch.distributed.group.WORLD) after "
+                f"init_process_group; found {type(self.group).__name__}: {self.group!r:.80}."
+            )
+
+
+@dataclass(frozen=True)
+class Disjoint(_OverGroup):
     """Each rank of the group holds different parameters, under one norm: pipeline stages, experts in plain tensors.
 
     Attributes:
@@ -38,11 +56,9 @@ class Disjoint:
         [`bridle.distributed.Sharded`][], [`bridle.distributed.Replicated`][], [`bridle.clip_`][]
     """
 
-    group: ProcessGroup | DeviceMesh
-
 
 @dataclass(frozen=True)
-class Sharded:
+class Sharded(_OverGroup):
     """Every rank of the group holds a shard of each of these parameters, as a plain tensor.
 
     All ranks list the same parameters in the same order; a rank may have no gradient for some of them.
@@ -64,11 +80,9 @@ class Sharded:
         [`bridle.distributed.Disjoint`][], [`bridle.distributed.Replicated`][], [`bridle.clip_`][]
     """
 
-    group: ProcessGroup | DeviceMesh
-
 
 @dataclass(frozen=True)
-class Replicated:
+class Replicated(_OverGroup):
     """The ranks of the group that hold these parameters hold identical copies, which count once.
 
     Copies that every rank holds need no placement: a plain tensor is assumed to be one. Use this for copies that only
@@ -92,8 +106,6 @@ class Replicated:
     See Also:
         [`bridle.distributed.Sharded`][], [`bridle.distributed.Disjoint`][], [`bridle.clip_`][]
     """
-
-    group: ProcessGroup | DeviceMesh
 
 
 Placement: TypeAlias = Disjoint | Sharded | Replicated

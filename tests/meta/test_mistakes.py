@@ -203,6 +203,15 @@ CLIP = [
         "fused=True",
     ),
     (lambda s: bridle.clip_(s.model, NORM, placement="x"), ArgumentError, ValueError, "str: 'x'", "Sharded(group)"),
+    (
+        lambda s: bridle.distributed.Disjoint("x"),
+        ArgumentTypeError,
+        TypeError,
+        "str: 'x'",
+        "Disjoint(torch.distributed",
+    ),
+    (lambda s: bridle.distributed.Sharded(None), ArgumentTypeError, TypeError, "NoneType", "init_process_group"),
+    (lambda s: s.per_sample.clip_("1"), ArgumentTypeError, TypeError, "found '1'", "clip_(1.0)"),
     (lambda s: bridle.clip_(s.model, NoOrder()), ArgumentTypeError, TypeError, "NoOrder", "p = 2.0"),
     (
         lambda s: bridle.clip_(s.model, {"0.*": bridle.by_norm(1e-3), "*": NoDecision()}),

@@ -277,3 +277,8 @@ def test_norms_that_are_handed_out_may_be_changed(per_parameter):
     ps.clip_(1.0, per_parameter=per_parameter).zero_()
     torch.testing.assert_close(ps.norms(per_parameter=True), expected)
     torch.testing.assert_close(ps.norms(), torch.stack(list(expected.values())).norm(dim=0))
+
+
+def test_repr_says_how_many_samples_and_parameters():
+    model = torch.nn.Linear(3, 2)
+    assert repr(bridle.per_sample(model(torch.randn(5, 3)).sum(1), model)) == "PerSample(5 samples, 2 parameters)"

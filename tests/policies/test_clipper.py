@@ -261,12 +261,16 @@ def test_what_clip_takes_is_passed_on(monkeypatch):
         "bridle.clip._clipper.clip_", lambda *a, **k: seen.append(k) or clip(*a, **{**k, "placement": None})
     )
     optimizer = torch.optim.SGD([p], lr=1.0)
-    bridle.Clipper(
-        optimizer, bridle.by_norm(1.0), nonfinite="zero", dry_run=True, placement=bridle.distributed.Replicated("mark")
-    )
+    placement = bridle.distributed.Replicated(torch.distributed.ProcessGroup(0, 1))
+    bridle.Clipper(optimizer, bridle.by_norm(1.0), nonfinite="zero", dry_run=True, placement=placement)
     p.grad = gradient(1.0)
     optimizer.step()
-    assert seen == [{"nonfinite": "zero", "dry_run": True, "placement": bridle.distributed.Replicated("mark")}]
+    assert seen == [{"nonfinite": "zero", "dry_run": True, "placement": placement}]
+
+
+def test_a_clipper_says_what_it_clips():
+    clipper = bridle.Clipper(torch.optim.SGD([parameter()], lr=1.0), bridle.by_norm(1.0))
+    assert repr(clipper) == f"Clipper(SGD, {bridle.by_norm(1.0)!r}, nonfinite='raise')"
 
 
 def through_pickle(value):

@@ -93,6 +93,9 @@ class Clipper:
         self._step = StepClipper(optimizer, self._clip)
         carry(optimizer, self)
 
+    def __repr__(self) -> str:
+        return f"Clipper({type(self.optimizer).__name__}, {self.policy!r}, nonfinite={self.nonfinite!r})"
+
     def remove(self) -> None:
         """Stop clipping."""
         if self._step is not None:

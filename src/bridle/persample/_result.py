@@ -26,6 +26,9 @@ class PerSample(ReadAnswers, WriteAnswers):
         [`bridle.per_sample`][]
     """
 
+    def __repr__(self) -> str:
+        return f"PerSample({self._samples} samples, {len(self._parameters)} parameters)"
+
     def plan(self) -> str:
         """Return, for each parameter, the form in which its gradients are held, and how owners were found."""
         width = max((len(name) for name in self._parameters), default=0)

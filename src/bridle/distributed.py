@@ -25,10 +25,10 @@ class _OverGroup:
     group: ProcessGroup | DeviceMesh
 
     def __post_init__(self) -> None:
-        from torch import distributed  # without a distributed build there is no group to pass either
+        from torch.distributed import ProcessGroup
+        from torch.distributed.device_mesh import DeviceMesh
 
-        groups = (distributed.ProcessGroup, distributed.DeviceMesh) if distributed.is_available() else ()
-        if not isinstance(self.group, groups):
+        if not isinstance(self.group, ProcessGroup | DeviceMesh):
             name = type(self).__name__
             raise ArgumentTypeError(
                 f"{name} needs a process group or a device mesh, as in {name}(torch.distributed.group.WORLD) after "

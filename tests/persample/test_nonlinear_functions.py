@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import bridle
+from bridle.persample import engine
 
 from .oracle import loop
 
@@ -90,3 +91,32 @@ def test_hooks_that_pack_do_not_touch_our_own_ops():
     expected = bridle.per_sample(losses, model).norms()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: 2 * t, lambda t: t):
         assert torch.equal(bridle.per_sample(losses, model).norms(), expected)
+
+
+class Halves(torch.autograd.Function):
+    """A product with a weight in two halves; its backward counts on a gradient for both."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return tuple(half.clone() for half in (x @ weight.T).chunk(2, 1))
+
+    @staticmethod
+    def backward(ctx, first, second):
+        x, weight = ctx.saved_tensors
+        g = torch.cat([first, second], 1)
+        return g @ weight, g.T @ x
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_outputs_without_a_gradient(used):
+    model, x = nn.Linear(5, 4, bias=False), torch.randn(3, 5)
+    halves = Halves.apply(x, model.weight)
+    losses = halves[used].sin().sum(1)
+    expected = loop(losses, dict(model.named_parameters()))
+    found = bridle.per_sample(losses, model, allow_opaque=True).grads()
+    torch.testing.assert_close(found, expected)
+    gradients = [None, None]
+    gradients[used] = halves[used].cos()
+    _, weight = engine.call(halves[used].grad_fn, gradients)  # as a region of torch's own is run
+    torch.testing.assert_close(weight, expected["weight"].sum(0))

@@ -22,7 +22,11 @@ T = TypeVar("T")
 
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
     """Run one node of the graph by itself and return what it hands to each of its ``next_functions``."""
-    run: Any = node.apply if graph.is_custom(node) else node  # type: ignore[attr-defined]
+    run: Any = node
+    if graph.is_custom(node):
+        # The engine hands zeros to a Function for outputs without a gradient, unless it was told not to.
+        run, outs = node.apply, graph.describe(node)  # type: ignore[attr-defined]
+        gradients = [_zeros(out) if g is None else g for g, out in zip(gradients, outs, strict=True)]
     with explain_errors(f"`{graph.op(node)}`"):
         answer = run(*gradients)
     answer = answer if isinstance(answer, tuple) else (answer,)
@@ -32,6 +36,10 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
     needed = zip(answer, node.needs_input_grad, strict=False)  # type: ignore[attr-defined]
     wanted = iter([g for g, is_needed in needed if is_needed])
     return tuple(None if used is None else next(wanted) for used, _ in node.next_functions)
+
+
+def _zeros(out: graph.OutputInfo) -> Tensor:
+    return torch.zeros(out.shape, dtype=out.dtype, device=out.device)
 
 
 def visit(

@@ -28,11 +28,12 @@ class _OverGroup:
         from torch.distributed import ProcessGroup
         from torch.distributed.device_mesh import DeviceMesh
 
-        if not isinstance(self.group, ProcessGroup | DeviceMesh):
+        given: object = self.group
+        if not isinstance(given, ProcessGroup | DeviceMesh):
             name = type(self).__name__
             raise ArgumentTypeError(
                 f"{name} needs a process group or a device mesh, as in {name}(torch.distributed.group.WORLD) after "
-                f"init_process_group; found {type(self.group).__name__}: {self.group!r:.80}."
+                f"init_process_group; found {type(given).__name__}: {given!r:.80}."
             )
 
 

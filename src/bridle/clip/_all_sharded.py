@@ -13,7 +13,7 @@ from .. import _measure
 from .._distributed.fingerprints import combine_fingerprints, parameter_fingerprints
 from .._distributed.meshes import groups_of_mesh
 from .._distributed.recent import Recent
-from .._torch.dtensor import dtensor_class, specs_of, stored_shards
+from .._torch.dtensor import specs_of, stored_shards
 from ..errors import BridleError
 from ._norm_exchange import Kind, NormExchange
 from ._shard_layouts import one_mesh
@@ -26,26 +26,18 @@ def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple
 
     A parameter without a gradient on this rank stands for it with its own layout.
     """
-    kind = dtensor_class()
-    types = set(map(type, grads))
-    present = grads
-    if type(None) in types:
-        present = [p if g is None else g for p, g in zip(parameters, grads, strict=True)]
-        types = set(map(type, present))
+    if torch.compiler.is_compiling():
+        return None
+    own, specs = specs_of(parameters), specs_of(grads)
+    if type(None) in set(map(type, specs)):
         if len(set(map(id, parameters))) != len(parameters):
             return None
-    if kind is None or torch.compiler.is_compiling() or not _are(kind, types | set(map(type, parameters))):
-        return None
-    specs = specs_of(present)
-    mesh = one_mesh(specs_of(parameters), specs)
+        specs = [mine if g is None else spec for mine, g, spec in zip(own, grads, specs, strict=True)]
+    mesh = one_mesh(own, specs)
     if mesh is None or mesh.device_type != "cpu" or not _are_cut(specs):  # else a number would have to be waited for
         return None
     shards = stored_shards(g for g in grads if g is not None)
     return (shards, mesh) if len(set(map(id, shards))) == len(shards) else None  # else some are one
-
-
-def _are(kind: type, types: set[type]) -> bool:
-    return all(issubclass(each, kind) for each in types)
 
 
 def _are_cut(specs: Sequence[Any]) -> bool:

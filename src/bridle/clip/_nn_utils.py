@@ -23,7 +23,7 @@ from ._failures import tell_others
 from ._gradients import Gradients
 from ._locks import one_at_a_time
 from ._notify import notify_clip_norm, notify_clip_value
-from ._parameters import Target, gradients, live_names, named, unique
+from ._parameters import Target, gradients, live_names, named, present_once, unique, with_gradients
 from ._shard_layouts import on_several_ranks
 
 _EPS = 1e-6  # torch's: part of the contract of its names
@@ -82,12 +82,12 @@ def clip_grad_norm_(
         names, listed = named(parameters)
         with one_at_a_time(listed):
             return _clip_general(Gradients.of(names, listed, placement, options.describe), options)
-    listed, grads = gradients(parameters)
-    if on_several_ranks(listed) or on_several_ranks(grads):
+    listed, found = with_gradients(parameters)
+    if on_several_ranks(listed) or on_several_ranks(found):
         with one_at_a_time(listed):
-            return _clip_dtensors(listed, grads, options)
+            return _clip_dtensors(listed, found, options)
     with one_at_a_time(None):
-        return _clip_plain(listed, grads, options)
+        return _clip_plain(listed, present_once(found), options)
 
 
 class _Options(NamedTuple):
@@ -107,17 +107,16 @@ def _clip_plain(listed: list[Tensor], grads: list[Tensor], options: _Options) ->
     return norm
 
 
-def _clip_dtensors(listed: list[Tensor], grads: list[Tensor], options: _Options) -> Tensor:
+def _clip_dtensors(listed: list[Tensor], grads: list[Tensor | None], options: _Options) -> Tensor:
     """Clip DTensors, by one number per rank where all of them are sharded on one mesh."""
-    every: list[Tensor | None] = [q.grad for q in listed] if len(grads) < len(listed) else [*grads]
-    found = _all_sharded.shards_on_one_mesh(listed, every)
-    if found is not None:
-        shards, mesh = found
+    cut = _all_sharded.shards_on_one_mesh(listed, grads)
+    if cut is not None:
+        shards, mesh = cut
         norm, value = _all_sharded.total_norm(listed, shards, mesh, options.p, options.foreach, options.describe())
         if math.isfinite(value) or not options.error_if_nonfinite:  # naming the offenders takes more than a number
             _scale_down(shards, options.max_norm, value, options.foreach)
             return norm
-    return _clip_general(Gradients.from_pairs(None, listed, every, None, options.describe), options)
+    return _clip_general(Gradients.from_pairs(None, listed, grads, None, options.describe), options)
 
 
 def _clip_general(grads: Gradients, options: _Options) -> Tensor:

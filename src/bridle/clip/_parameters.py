@@ -59,20 +59,27 @@ def _of_groups(groups: list[dict[str, Any]]) -> tuple[list[str] | None, list[Ten
 
 def gradients(target: Target) -> tuple[list[Tensor], list[Tensor]]:
     """Return the parameters of a target, and their gradients: each once, however often its parameter is listed."""
+    parameters, found = with_gradients(target)
+    return parameters, present_once(found)
+
+
+def with_gradients(target: Target) -> tuple[list[Tensor], list[Tensor | None]]:
+    """Return the parameters of a target, and the gradient of each."""
     # The usual case, and the one that has to be fast, is a list of parameters.
     parameters = target if type(target) is list else named(target)[1]
     try:
-        grads = _present(parameters)
+        found = [p.grad for p in parameters]
     except AttributeError:  # a list of pairs, of param groups, or of something else
         parameters = named(target)[1]
-        grads = _present(parameters)
-    if not grads:
+        found = [p.grad for p in parameters]
+    if not any(g is not None for g in found):
         warn_raw_gradients(parameters)
-    return parameters, unique(grads)
+    return parameters, found
 
 
-def _present(parameters: list[Tensor]) -> list[Tensor]:
-    return [g for g in [p.grad for p in parameters] if g is not None]
+def present_once(found: list[Tensor | None]) -> list[Tensor]:
+    """Return the gradients that there are, each once."""
+    return unique([g for g in found if g is not None])
 
 
 def live_names(parameters: Sequence[Tensor]) -> list[str]:

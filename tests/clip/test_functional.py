@@ -82,11 +82,11 @@ def test_by_value():
 
 
 def test_thresholds_are_checked():
-    with pytest.raises(ValueError, match="`clip_norm` is a limit"):
+    with pytest.raises(ValueError, match="`clip_norm` must be zero or more"):
         bridle.clip_by_global_norm([torch.ones(1)], -1.0)
-    with pytest.raises(ValueError, match="`clip_norm` is a limit"):
+    with pytest.raises(ValueError, match="`clip_norm` must be zero or more"):
         bridle.clip_by_norm(torch.ones(1), math.nan)
-    with pytest.raises(ValueError, match="`use_norm` is a limit"):
+    with pytest.raises(ValueError, match="`use_norm` must be zero or more"):
         bridle.clip_by_global_norm([torch.ones(1)], 1.0, use_norm=-2.0)
 
 

@@ -43,7 +43,7 @@ def _local(t):
 
 QUESTIONS = {
     "a negative limit": (lambda ps, odd: ps.clip_(-1.0 if odd else 1.0), "ArgumentError", "max_norm must be positive"),
-    "a limit of another type": (lambda ps, odd: ps.clip_("a" if odd else 1.0), "ArgumentError", "max_norm is one"),
+    "a limit of another type": (lambda ps, odd: ps.clip_("a" if odd else 1.0), "ArgumentTypeError", "max_norm is one"),
     "an unknown mode": (lambda ps, odd: ps.clip_(1.0, nonfinite="x" if odd else "drop"), "ArgumentError", "'raise' or"),
     "a generator": (
         lambda ps, odd: ps.clip_(1.0, generator=3 if odd else None),

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import matplotlib
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+
+from page import SHORT as MODELS
 
 ROOT = Path(__file__).parents[2]
 RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
 plt.rcParams.update({"svg.hashsalt": "bridle", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
-MODELS = {
-    "mlp": "MLP 256",
-    "mlp-8": "MLP 8",
-    "cnn": "CNN 64",
-    "resnet": "ResNet-18 32",
-    "gpt": "GPT 16",
-    "gpt-2": "GPT 2",
-    "lstm": "LSTM 32",
-    "llama": "Llama 16",
-    "experts": "Experts 16",
-}
 OURS, THEIRS = "#3f51b5", "#b0b7c6"
 PERSAMPLE = "python benchmarks/persample.py"
 PEERS = {

@@ -223,10 +223,9 @@ def test_a_first_state(kind, layers, batch_first, batch_size):
         check(model, lambda m: call_for_per_sample_grads(m, batch_size=batch_size, batch_first=batch_first), losses)
 
 
-@pytest.mark.parametrize("lengths", [[6, 4, 3, 1], [2, 6, 1, 4], [5, 5, 5, 5]])
-@pytest.mark.parametrize("with_state", [False, True])
+@pytest.mark.parametrize(("lengths", "with_state"), [([6, 4, 3, 1], False), ([2, 6, 1, 4], True), ([5, 5, 5, 5], True)])
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_a_packed_sequence(kind, with_state, lengths):
+def test_a_packed_sequence(kind, lengths, with_state):
     model = kind(3, 4, 2, bidirectional=True)
     for _ in range(2):
         for p in model.parameters():

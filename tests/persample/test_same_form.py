@@ -3,8 +3,6 @@
 Each order has a batch size of its own, so that no order finds what another has left behind.
 """
 
-import random
-
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ from .routings import COUPLED, EITHER, FREE, ROUTINGS
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*sparse:UserWarning")
 
-ORDERS = {"harmless first": 4, "harmless last": 6, "mixed": 8}
+ORDERS = {"harmless first": 4, "harmless last": 6}
 
 
 def in_order(settings, order):
@@ -24,9 +22,7 @@ def in_order(settings, order):
     twice = [s for s in settings for _ in range(2)]
     if order == "harmless first":
         return [*twice, settings[0]]
-    if order == "harmless last":
-        return [*reversed(twice), settings[-1]]
-    return random.Random(0).sample(twice, len(twice))
+    return [*reversed(twice), settings[-1]]
 
 
 def built(routing, model, batch, setting):
@@ -89,7 +85,8 @@ def test_right_or_refused(name, order):
 def test_right_when_coupling_is_allowed(name):
     routing, batch = ROUTINGS[name], 4
     model = routing.model(batch)
-    for setting in in_order(list(routing.verdicts), "harmless first"):
+    settings = list(routing.verdicts)
+    for setting in [*settings, settings[0]]:
         losses, groups, expected = built(routing, model, batch, setting)
         verdict = EITHER if name.startswith("hook_") else FREE  # a hook need not be linear
         ps = asked(routing, verdict, losses, model, groups, allow_coupling=True, allow_opaque=routing.opaque)

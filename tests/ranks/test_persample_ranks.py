@@ -18,8 +18,8 @@ def test_the_same_as_one_process_over_four(four, wrapped):
 
 @pytest.mark.parametrize("wrapped", ["ddp", "fsdp"])
 @pytest.mark.parametrize("sizes", ["empty", "none but one", "several digits"])
-def test_ranks_with_few_samples_or_none(ranks, wrapped, sizes):
-    ranks.run(persample_cases.same_as_one_process, wrapped, sizes)
+def test_ranks_with_few_samples_or_none(four, wrapped, sizes):
+    four.run(persample_cases.same_as_one_process, wrapped, sizes)
 
 
 @pytest.mark.parametrize("wrapped", ["ddp", "fsdp", "fsdp, odd"])

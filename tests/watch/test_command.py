@@ -37,7 +37,7 @@ if __name__ == "__main__":
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(0)
-    for batch in DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=sys.argv[1]):
+    for batch in DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context=sys.argv[1]):
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()

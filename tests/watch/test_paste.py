@@ -2,8 +2,6 @@
 
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from bridle.watch.analysis.sites import label_of
 from bridle.watch.record.assignment import find_assignment
 from bridle.watch.report.report import report_on
 
+from .forked import run_forked
 from .test_findings import swinging
 
 ONE = """\
@@ -54,8 +53,7 @@ print(first.param_groups[0]["lr"], second.param_groups[0]["lr"])
 
 def run_python(folder: Path, source: str, *options: str) -> str:
     (folder / "train.py").write_text(source)
-    command = [sys.executable, *(["-m", "bridle", "watch", *options] if options else []), "train.py"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    done = run_forked(folder, *(["-m", "bridle", "watch", *options] if options else []), "train.py")
     assert done.returncode == 0, done.stderr
     return done.stdout
 

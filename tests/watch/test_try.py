@@ -16,7 +16,8 @@ from bridle.watch._try import candidates, comparison
 from bridle.watch.analysis.compare import Outcome, above_lowest
 from bridle.watch.report.report import report_on
 
-from .processes import killed_after, run_process, start
+from .forked import run_forked
+from .processes import killed_after, start
 from .test_findings import swinging
 
 # Full-batch descent on a quadratic-like loss at a step that makes it bounce, by design and on any machine.
@@ -37,8 +38,8 @@ for step in range(150):
 
 def test_the_runs_are_compared_and_kept(tmp_path):
     (tmp_path / "train.py").write_text(BOUNCES)
-    command = [sys.executable, "-m", "bridle", "watch", "--try", "--record", "tried", "--steps", "120", "train.py"]
-    done = run_process(command, cwd=tmp_path)
+    options = ["--try", "--record", "tried", "--steps", "120"]
+    done = run_forked(tmp_path, "-m", "bridle", "watch", *options, "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert "run 1: as it is" in done.stderr
@@ -79,14 +80,14 @@ def test_one_interrupt_keeps_what_is_there(tmp_path):
 
 def test_a_script_that_fails_is_shown(tmp_path):
     (tmp_path / "train.py").write_text("raise ValueError('no data')")
-    done = run_process([sys.executable, "-m", "bridle", "watch", "--try", "train.py"], cwd=tmp_path)
+    done = run_forked(tmp_path, "-m", "bridle", "watch", "--try", "train.py")
     assert done.returncode == 1
     assert "ValueError: no data" in done.stderr
 
 
 def test_a_healthy_script_is_run_once(tmp_path):
     (tmp_path / "train.py").write_text(BOUNCES.replace("lr=0.9, momentum=0.95", "lr=0.05"))
-    done = run_process([sys.executable, "-m", "bridle", "watch", "--try", "--record", "t", "train.py"], cwd=tmp_path)
+    done = run_forked(tmp_path, "-m", "bridle", "watch", "--try", "--record", "t", "train.py")
     assert done.returncode == 0
     assert "There is nothing to try" in done.stderr
     assert [p.name for p in (tmp_path / "t").glob("*.jsonl")] == ["as-it-is.jsonl"]

@@ -36,18 +36,20 @@ class Owners:
     @staticmethod
     def of(ids: Tensor, shape: Sequence[int]) -> "Owners":
         """Return owners, with dimensions along which they do not vary folded to size 1."""
+        if not ids.numel():
+            return Owners.all(NOBODY, shape)
         for dim, size in enumerate(ids.shape):
-            if size == 0:
-                return Owners.all(NOBODY, shape)
-            first = ids.narrow(dim, 0, 1)
-            if size > 1 and bool((ids == first).all()):
-                ids = first
+            if size > 1:
+                first = ids.narrow(dim, 0, 1)
+                ids = first if bool((ids == first).all()) else ids
         return Owners(ids, tuple(shape))
 
     @staticmethod
     def all(owner: int, shape: Sequence[int]) -> "Owners":
         """Return the same owner for every element."""
-        return Owners(torch.full((1,) * len(shape), owner, dtype=torch.int32), tuple(shape))
+        found = Owners(torch.full((1,) * len(shape), owner, dtype=torch.int32, device="cpu"), tuple(shape))
+        found.__dict__["is_empty"] = owner == NOBODY  # known: most outputs of most ops have nobody
+        return found
 
     @staticmethod
     def of_layout(layout: SampleLayout, shape: Sequence[int]) -> "Owners":
@@ -141,7 +143,7 @@ class Owners:
         """Return the owners of a tensor of which this one is the part `where` along a dimension."""
         sizes = list(self.ids.shape)
         sizes[dim] = shape[dim]
-        ids = torch.full(sizes, NOBODY, dtype=torch.int32)
+        ids = torch.full(sizes, NOBODY, dtype=torch.int32, device="cpu")
         ids[(slice(None),) * dim + (where,)] = self.ids
         return Owners.of(ids, shape)
 

@@ -206,6 +206,7 @@ def test_where_the_script_calls_backward_and_step(run_epochs):
         (lambda p: (2 * p.abs() ** 3).mean(), {"power": 3.0, "of": "Abs", "weighted": True}),
         (lambda p: (p - 1).square().mean(), {"power": 2.0, "of": "Sub"}),
         (lambda p: p.abs().mean(), {}),
+        (lambda p: p.square().sum(), {}),  # a penalty on the weights
         (lambda p: 0.1 * p.abs().mean(), {}),
     ],
 )

@@ -172,9 +172,8 @@ def _conclude(done: list[tuple[Trial, Report]], folder: Path, missing: int) -> N
         _say(f"{missing} of the runs did not fit into the time limit.")
     best = min(range(len(done)), key=lambda i: outcomes[i][1].order)
     page = folder / "try.html"
-    write_page(
-        page, [done[0][1], done[best][1]] if best else [done[0][1]], all_runs=[(t.label, r.run) for t, r in done]
-    )
+    shown = [done[0][1], done[best][1]] if best else [done[0][1]]
+    write_page(page, shown, [(trial.label, report.run) for trial, report in done], which_held(outcomes))
     if best:
         change = next((a for a in done[0][1].advice.actions if a.try_with.split() == done[best][0].options), None)
         if change is not None and change.paste is not None:
@@ -192,16 +191,19 @@ def comparison(outcomes: list[tuple[str, Outcome]], steps: int) -> str:
         cells = f"{found.final:10.4g}{found.lowest:10.4g}{found.above:14.3f}"
         lines.append(f"{label:24}{cells}{'yes' if found.swings else 'no':>8}   {found.sparkline}")
     lines.append('"above lowest" is the mean of log10(loss / lowest loss so far): 0 for a curve that only falls.')
+    return "\n".join([*lines, which_held(outcomes)])
+
+
+def which_held(outcomes: list[tuple[str, Outcome]]) -> str:
+    """Return the sentence about which run no longer swings and ends lower than the first."""
     (_, before), rest = outcomes[0], outcomes[1:]
     held = sorted((o for o in rest if not o[1].swings and o[1].final < before.final), key=lambda o: o[1].order)
     calmer = sorted((o for o in rest if o[1].order < before.order), key=lambda o: o[1].order)
     if held:
-        lines.append(f"Held: {', '.join(label for label, _ in held)}. Best: {held[0][0]}.")
-    elif calmer:
-        lines.append(f"None held it altogether; {calmer[0][0]} came closest.")
-    else:
-        lines.append("None of them is better than the run as it is.")
-    return "\n".join(lines)
+        return f"Held: {', '.join(label for label, _ in held)}. Best: {held[0][0]}."
+    if calmer:
+        return f"None held it altogether; {calmer[0][0]} came closest."
+    return "None of them is better than the run as it is."
 
 
 def _say(text: str, end: str = "\n") -> None:

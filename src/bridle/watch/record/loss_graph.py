@@ -3,10 +3,11 @@
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 _DEPTH = 16
 _REDUCTIONS = ("MeanBackward", "SumBackward")
-_END = ("Addmm", "Convolution", "NativeBatchNorm", "AccumulateGrad", "LogSoftmax")
+_END = ("Addmm", "Convolution", "NativeBatchNorm", "LogSoftmax")
 
 
 def describe_loss(tensors: Any) -> dict[str, Any]:
@@ -29,9 +30,15 @@ def describe_loss(tensors: Any) -> dict[str, Any]:
         elif name.startswith("PowBackward0"):
             exponent = getattr(node, "_saved_exponent", None)
             base = following.name().split("Backward")[0] if following is not None else ""
+            if _is_parameter(following):
+                break  # a penalty on the weights, not a term of the data
             if isinstance(exponent, (int, float)) and exponent > found.get("power", 1):
                 found.update(power=float(exponent), of=base)
         elif name.startswith("MulBackward") and reduced and len(inputs) == 2 and None in inputs:
             found["weighted"] = True
         node = following
     return found
+
+
+def _is_parameter(node: Node | None) -> bool:
+    return node is not None and node.name().endswith("AccumulateGrad")

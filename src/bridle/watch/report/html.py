@@ -22,29 +22,30 @@ from .html_ranks import ranks_section
 from .html_try import side_by_side
 from .page_file import sign, write_file
 from .report import Report
-from .text import last_loss, loss_value, number, value
+from .text import last_loss, loss_value, n_parameters, number, value
 
 
 def write_page(
     path: str | os.PathLike[str],
     reports: Sequence[Report],
     all_runs: Sequence[tuple[str, Run]] = (),
+    tried: str = "",
     *,
     only_ours: bool = False,
 ) -> None:
     """Write the page of one run, or of two: before and after; with the curves of several labelled runs if given.
 
-    `only_ours`: replace nothing but such a page.
+    `tried`: what these runs showed, in a sentence. `only_ours`: replace nothing but such a page.
     """
-    write_file(path, to_html(reports, all_runs), only_ours=only_ours)
+    write_file(path, to_html(reports, all_runs, tried), only_ours=only_ours)
 
 
-def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = ()) -> str:
+def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = (), tried: str = "") -> str:
     """Render the page. Names that come from the user's program are escaped."""
     first, advice = reports[0].run, reports[0].advice
     runs = [_shown(report, advice) for report in reports]
     change = next((label for label, run in all_runs if run is reports[-1].run), "the change")
-    parts = [_head(reports, change), _tiles(runs)]
+    parts = [_head(reports, change, tried), _tiles(runs)]
     if len(runs) == 2:
         parts.append(_comparison(runs))
     if len(all_runs) > 1:
@@ -75,19 +76,20 @@ def _label(runs: Sequence[Run], i: int) -> str:
     return "" if len(runs) == 1 else ("Before", "After")[i]
 
 
-def _head(reports: Sequence[Report], change: str) -> str:
+def _head(reports: Sequence[Report], change: str, tried: str) -> str:
     runs = [report.run for report in reports]
     argv = runs[0].header.get("argv") or [runs[0].path.name]
     names = " and ".join(escape(run.path.name) for run in runs)
     verdict = reports[0].verdict
-    more = "".join(f"<p class=verdict>{marked(part)}</p>" for part in (verdict.why, verdict.do) if part)
+    do = f"What was tried: {tried}" if tried else verdict.do  # what was advised may not have held
+    more = "".join(f"<p class=verdict>{marked(part)}</p>" for part in (verdict.why, do) if part)
     after = ""
     if len(reports) > 1:
         ends = f"With {change}{_ends(*runs)}: {reports[1].verdict.what}"
         after = f"<p class=verdict>{marked(ends)}</p>"
     return (
         f"<h1>{escape(verdict.what)}</h1>{more}{after}<p class=lead>{escape(os.path.basename(str(argv[0])))}: "
-        f"{escape(runs[0].optimizer)}, {sum(runs[0].n_steps)} steps, {len(runs[0].names)} parameters; "
+        f"{escape(runs[0].optimizer)}, {sum(runs[0].n_steps)} steps, {n_parameters(runs[0])}; "
         f"record {names}</p>"
     )
 

@@ -12,6 +12,11 @@ from ..run.run import Run
 from .report import Report
 
 
+def n_parameters(run: Run) -> str:
+    """Return how many parameters a run has, in words."""
+    return f"{len(run.names)} parameter{'s' if len(run.names) != 1 else ''}"
+
+
 def number(v: float) -> str:
     """Format a number for people."""
     if isinstance(v, float) and not math.isfinite(v):
@@ -70,7 +75,7 @@ def _headline(report: Report) -> str:
     more = run.n_optimizers - 1
     others = f"; {more} more optimizer{'s' if more > 1 else ''} in the record" if more else ""
     return (
-        f"{run.path.name}: {run.optimizer}, {sum(run.n_steps)} steps recorded{ranks}, {len(run.names)} parameters, "
+        f"{run.path.name}: {run.optimizer}, {sum(run.n_steps)} steps recorded{ranks}, {n_parameters(run)}, "
         f"{ends}{others}" + "".join(f"\n   {one}" for one in seen)
     )
 

@@ -159,7 +159,7 @@ def magnitudes(t: Tensor) -> Tensor:
 
 def total(each: Tensor, p: float) -> Tensor:
     """Return the p-norm of p-norms: of a vector, a 0-dim tensor; of a matrix, by column."""
-    if not len(each):
+    if len(each) < 2:  # the norm of nothing, or the only one
         return each.sum(0)
     by = safe_divisor(each.amax(0))
     norm: Tensor = torch.linalg.vector_norm(each / by, p, dim=0)

@@ -18,7 +18,7 @@ SHAPES = {
     "one": [()],
     "small": [(3,), (), (2, 3), (4, 3), (0,), (5,), (7, 2, 2), (1,), (40,)],
     "blocks": [(1023,), (1024,), (1025,), (32, 32)],
-    "chunks": [(32 * 1024 + 1,), (100_003,), (3,)],
+    "chunks": [(32 * 1024 + 1,), (3,)],
 }
 SCALES = {"usual": 1.0, "tiny": 1e-42, "small": 1e-25, "large": 1e25, "huge": 1e38}
 
@@ -167,8 +167,8 @@ def both(make, monkeypatch, *args):
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("dtypes", [*([d] for d in NARROW), [torch.float32, torch.float64, torch.complex64]], ids=str)
-@pytest.mark.parametrize("bounds", [{}, {"floor": 1e-3, "ceiling": 2.0}], ids=str)
-def test_spikes_with_and_without_the_kernel(scale, shapes, dtypes, bounds, monkeypatch):
+def test_spikes_with_and_without_the_kernel(scale, shapes, dtypes, monkeypatch):
+    bounds = {"floor": 1e-3, "ceiling": 2.0} if scale == SCALES["usual"] else {}
     make = lambda: ByElementSpike(theta=4.0, decay=0.9, warmup=2, **bounds)  # noqa: E731
     ours, theirs = both(make, monkeypatch, shapes, dtypes, scale, LAYOUTS["plain"], None)
     assert_same(ours, theirs)

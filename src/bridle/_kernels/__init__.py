@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .._torch.modes import fakes_values
 from . import cpu
 
 
@@ -90,10 +91,10 @@ def kernel_status() -> str:
 def native(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor = 1.0) -> Backend | None:
     """Return the backend of the first tensor's device.
 
-    None where it has none, the factor is not one it takes, the plain loop was asked for (`foreach=False`) or a graph is
-    being compiled.
+    None where it has none, the factor is not one it takes, the plain loop was asked for (`foreach=False`), a graph is
+    being compiled or tensors are fake.
     """
-    if foreach is False or not tensors or torch.compiler.is_compiling():
+    if foreach is False or not tensors or torch.compiler.is_compiling() or fakes_values(tensors):
         return None
     backend = BACKENDS.get(tensors[0].device.type)
     return backend if backend is not None and backend.takes_factor(factor) else None

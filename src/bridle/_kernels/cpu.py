@@ -51,7 +51,10 @@ class CpuBackend:
     def __init__(self, extension: Extension) -> None:
         self.extension = extension
         self.takes = extension.is_dense
-        self.kinds = extension.kinds
+
+    def kinds(self, tensors: list[Tensor]) -> bytes | None:
+        """Return what is equal for tensors of the same dtypes and shapes only."""
+        return self.extension.kinds(tensors)
 
     def takes_factor(self, factor: float | Tensor) -> bool:
         """Return whether this is a number, or a vector that C can read."""

@@ -25,7 +25,7 @@ from side_by_side import interleave, ratio, save, show
 
 METHOD = __doc__ or ""
 
-POLICIES = """What policies that remember every element cost beside `ByMedian`, which needs norms only: 1000 small tensors.
+POLICIES = """What policies that remember every element cost beside `ByMedian`, which needs norms only: small tensors.
 
 In each round every policy clips the same gradients, none of which is over its limit; by processor time, on one thread.
 The floor is the time of `ByMedian` and of a copy that moves as many bytes as the policy has to: gradient and what is

@@ -199,7 +199,7 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("dtypes", [*([d] for d in NARROW), [torch.float32, torch.float64, torch.complex64]], ids=str)
 def test_overshoot_with_and_without_the_kernel(scale, shapes, dtypes, monkeypatch):
     ours, theirs = both(ByOvershoot, monkeypatch, shapes, dtypes, scale, LAYOUTS["plain"], None)
-    assert_near(ours, theirs, 1e-3 if scale == SCALES["tiny"] else 1e-5)  # torch.dot rounds to subnormal float32
+    assert_near(ours, theirs, 1e-2 if scale == SCALES["tiny"] else 1e-5)  # torch.dot rounds to subnormal float32
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

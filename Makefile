@@ -47,6 +47,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python benchmarks/clip.py
+	$(BIN)/python benchmarks/clip.py --policies
 	$(BIN)/python benchmarks/fold.py
 	$(BIN)/python benchmarks/page.py
 

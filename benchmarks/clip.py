@@ -2,6 +2,7 @@
 
     python benchmarks/clip.py            every row (a few minutes)
     python benchmarks/clip.py --quick    fewer rounds, fewer rows
+    python benchmarks/clip.py --policies only the rows of policies, kept in results of their own
 
 Contenders: `torch.nn.utils` with `foreach=None` and `foreach=False`, and bridle. Two regimes: the norm is under the
 threshold, or twice it (untimed, the gradients are restored before every turn); value clipping likewise, with one
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
 
 import torch
 
@@ -22,6 +24,14 @@ from bridle._kernels import BACKENDS
 from side_by_side import interleave, ratio, save, show
 
 METHOD = __doc__ or ""
+
+POLICIES = """What policies that remember every element cost beside `ByMedian`, which needs norms only: small tensors.
+
+In each round every policy clips the same gradients, none of which is over its limit; by processor time, on one thread.
+The floor is the time of `ByMedian` and of a copy that moves as many bytes as the policy has to: gradient and what is
+remembered, read and written (float32: 12 bytes of each element), and for `ByOvershoot` the parameter too (16). What is
+above the floor is arithmetic and Python.
+"""
 
 
 def gpt2() -> list[tuple[int, ...]]:
@@ -114,6 +124,48 @@ def value_row(ps: list[torch.nn.Parameter], clipping: bool, rounds: int) -> dict
     return summary(interleave(contenders, rounds=rounds))
 
 
+def policy_rows(shape: tuple[int, ...], dtype: torch.dtype, rounds: int) -> list[dict[str, object]]:
+    ps = parameters([shape] * 1000, dtype)
+    for p in ps:
+        torch.nn.init.normal_(p)
+    policies = {name: getattr(bridle.policies, name)() for name in ("ByMedian", "ByOvershoot", "ByElementSpike")}
+    for policy in policies.values():
+        for _ in range(15):  # longer than any of them warms up
+            bridle.clip_(ps, policy)
+    half = sum(p.numel() for p in ps)
+    source, target = torch.ones(half), torch.zeros(half)
+    contenders = {name: lambda policy=policy: bridle.clip_(ps, policy) for name, policy in policies.items()}
+    contenders["copy"] = lambda: target.copy_(source)  # reads and writes four bytes of an element
+    times = interleave(contenders, rounds=rounds, inner=3, clock=time.process_time)
+    size = torch.finfo(dtype).bits // 8
+    moved = {"ByOvershoot": 2 * size + 8, "ByElementSpike": size + 8}  # gradient, parameter, what is remembered twice
+    found = []
+    for name, bytes_each in moved.items():
+        least = [m + c * bytes_each / 8 for m, c in zip(times["ByMedian"], times["copy"], strict=True)]
+        found.append(
+            {
+                "policy": name,
+                "tensors": f"1000 x {shape}",
+                "dtype": str(dtype).removeprefix("torch."),
+                "milliseconds": {k: round(1e3 * sorted(times[k])[rounds // 2], 3) for k in (name, "ByMedian", "copy")},
+                "time_over_ByMedian": ratio(times[name], times["ByMedian"]),
+                "floor_over_ByMedian": ratio(least, times["ByMedian"]),
+            }
+        )
+    return found
+
+
+def measure_policies(rounds: int) -> None:
+    torch.set_num_threads(1)
+    rows = []
+    for shape in ((64,), (32, 32)):
+        for dtype in (torch.float32, torch.bfloat16):
+            for row in policy_rows(shape, dtype, rounds):
+                rows.append(row)
+                print(row, flush=True)
+    save("clip-policies", POLICIES, rows)
+
+
 def summary(times: dict[str, list[float]]) -> dict[str, object]:
     best = min(("torch", "torch foreach=False"), key=lambda name: sorted(times[name])[len(times[name]) // 2])
     found: dict[str, object] = {
@@ -130,9 +182,13 @@ def summary(times: dict[str, list[float]]) -> dict[str, object]:
 def main() -> None:
     ask = argparse.ArgumentParser(description=METHOD, formatter_class=argparse.RawDescriptionHelpFormatter)
     ask.add_argument("--quick", action="store_true")
+    ask.add_argument("--policies", action="store_true")
     ask.add_argument("--model", choices=MODELS)
     options = ask.parse_args()
     rounds = 7 if options.quick else 15
+    if options.policies:
+        measure_policies(60)
+        return
     rows: list[dict[str, object]] = []
     for name, shapes in MODELS.items():
         if options.model not in (None, name):

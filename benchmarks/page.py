@@ -51,6 +51,7 @@ bridle's message also compares the calls of the ranks:
 TITLES = {
     "autograd": "backward and grad against torch",
     "clip": "Clipping against torch",
+    "clip-policies": "Policies that remember every element",
     "fold": "Clipping folded into the optimizer's step",
     "persample-depths": "Per-sample clipping by depth",
     "persample-memory": "Per-sample clipping, peak memory",

@@ -6,12 +6,19 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
+from ._torch.modes import fakes_values
+
 _is_cpu = attrgetter("is_cpu")
 
 
 def readable_now(tensors: Sequence[Tensor]) -> bool:
     """Return whether values can be read without waiting for a device or breaking a compiled graph."""
-    return not torch.compiler.is_compiling() and all(map(_is_cpu, tensors))
+    return not torch.compiler.is_compiling() and all(map(_is_cpu, tensors)) and not fakes_values(tensors)
+
+
+def has_no_values(tensor: Tensor) -> bool:
+    """Return whether a tensor has a shape only: it is on the meta device, or fake."""
+    return not torch.compiler.is_compiling() and (tensor.is_meta or fakes_values([tensor]))
 
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:

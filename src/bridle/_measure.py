@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 
 from . import _devices, _kernels
 from ._devices import accumulation_dtype
@@ -77,6 +78,7 @@ def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
     backend = _kernels.native(grads, foreach)
     if backend is not None and (each := backend.norms(grads, p)) is not None:
         return each
+    _refuse_some_meta(grads)
     taken, rest = _kernels.partition(grads, foreach)
     with torch.no_grad():
         if not taken:
@@ -85,6 +87,16 @@ def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
         home = grads[0].device
         back = torch.tensor(taken + rest).argsort().to(home)
         return torch.cat([part.to(home) for part in parts])[back]
+
+
+def _refuse_some_meta(grads: Sequence[Tensor]) -> None:
+    """Refuse gradients of which only some have values: their norm is neither known nor unknown."""
+    without = [g.is_meta for g in grads]
+    if any(without) and not all(without):
+        raise UnsupportedGradientError(
+            f"{sum(without)} of {len(grads)} gradients are on the meta device, which has shapes and no values, and "
+            f"number {without.index(True)} is the first of them; the others have values. Clip them in separate calls."
+        )
 
 
 def _norms_by_torch(grads: list[Tensor], p: float, foreach: bool | None) -> Tensor:
@@ -118,9 +130,10 @@ def _values(g: Tensor, p: float) -> Tensor:
 
 def check_kind(g: Tensor) -> None:
     """Refuse what is not a gradient that can be measured and written."""
-    if not g.is_nested and g.dtype in _TYPES:
+    is_masked = isinstance(g, MaskedTensor)
+    if not g.is_nested and not is_masked and g.dtype in _TYPES:
         return
-    kind = "nested" if g.is_nested else str(g.dtype).removeprefix("torch.")
+    kind = "nested" if g.is_nested else "masked" if is_masked else str(g.dtype).removeprefix("torch.")
     raise UnsupportedGradientError(
         f"a gradient of shape {'?' if g.is_nested else tuple(g.shape)} is {kind}; gradients are of type float16, "
         "bfloat16, float32, float64, complex64 or complex128, strided or sparse. Convert it first."
@@ -159,7 +172,7 @@ def magnitudes(t: Tensor) -> Tensor:
 
 def total(each: Tensor, p: float) -> Tensor:
     """Return the p-norm of p-norms: of a vector, a 0-dim tensor; of a matrix, by column."""
-    if not len(each):
+    if len(each) < 2:  # the norm of nothing, or the only one
         return each.sum(0)
     by = safe_divisor(each.amax(0))
     norm: Tensor = torch.linalg.vector_norm(each / by, p, dim=0)

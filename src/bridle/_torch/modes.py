@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, overrides
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.jit import _builtins
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
@@ -93,6 +94,13 @@ def values_are_real(tensors: Sequence[Any]) -> bool:
         return False
     legacy = torch._C._functorch.is_legacy_batchedtensor
     return not any(isinstance(tensor, Tensor) and (tensor.is_meta or legacy(tensor)) for tensor in tensors)
+
+
+def fakes_values(tensors: Sequence[Tensor]) -> bool:
+    """Return whether these are fake tensors, or any result would be: torch refuses to mix them with others."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return True
+    return bool(tensors) and isinstance(tensors[0], FakeTensor)
 
 
 def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:

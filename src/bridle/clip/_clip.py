@@ -9,9 +9,16 @@ import torch
 from torch import Tensor
 
 from .. import _measure
+from .._devices import has_no_values
 from .._validate import read_threshold
 from ..distributed import PlacementSpec
-from ..errors import ArgumentError, ArgumentTypeError, BridleError, NonFiniteGradientError
+from ..errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BridleError,
+    NonFiniteGradientError,
+    UnsupportedGradientError,
+)
 from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
 from ..policies.named import Rules, kept_for
@@ -198,6 +205,11 @@ def _find_nonfinite(
         return False, []
     waits = not all(part.readable_now() for _, part in active)
     bad = _any_nonfinite(active)
+    if mode == "raise" and not dry_run and has_no_values(bad):
+        raise UnsupportedGradientError(
+            "the gradients are on the meta device or fake: they have shapes and no values, so that none can be "
+            'found to be finite. Pass nonfinite="propagate", which does not look.'
+        )
     if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
     counts = [(part, part.count_nonfinite()) for _, part in active]

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Size, Tensor
 
+from .. import _kernels
 from .._torch.dtensor import local_tensor, spec_of, spread
 from ..errors import ArgumentError
 from .base import GradientView
@@ -18,7 +19,7 @@ from .state import check_complete
 
 Keys: TypeAlias = tuple[str, ...]
 _Kind: TypeAlias = tuple[Size, torch.dtype, torch.device]
-_Kinds: TypeAlias = tuple[list[_Kind], list[torch.layout], list[torch.layout]]
+_Kinds: TypeAlias = tuple[bytes, bytes] | tuple[list[_Kind], list[torch.layout], list[torch.layout]]
 
 _KIND = attrgetter("shape", "dtype", "device")  # of a thousand tensors three times faster than a loop
 _LAYOUT = attrgetter("layout")
@@ -49,6 +50,10 @@ class Chunk:
             return list(tensors)
         return [tensors[i] for i in self.where]
 
+    def columns(self, values: Tensor) -> Tensor:
+        """Return those of the columns, one for each tensor of the call, that are in it."""
+        return values if len(self.where) == values.shape[1] else values.index_select(1, self.rows)
+
     def spread(self, values: Tensor, device: torch.device) -> Tensor:
         """Return the value of each tensor of the call once for every element; of a single tensor, the value."""
         own = values[self.rows.to(values.device)].to(device)
@@ -61,14 +66,12 @@ class ElementMemory:
     def __init__(self) -> None:
         self._shapes: dict[str, Size] = {}
         self._flat: dict[Keys, Tensor] = {}
-        self._planned_for: tuple[list[str], _Kinds] = [], ([], [], [])
+        self._planned_for: tuple[list[str], _Kinds] | None = None
         self._plan: list[Chunk] = []
         self._specs: dict[str, Any] = {}  # how a DTensor is sharded
         self._planned: weakref.ref[GradientView] | None = None
 
-    def plan(
-        self, grads: GradientView, tensors: Sequence[Tensor], refuse: Callable[[GradientView], None]
-    ) -> list[Chunk]:
+    def plan(self, grads: GradientView, tensors: list[Tensor], refuse: Callable[[GradientView], None]) -> list[Chunk]:
         """Return which tensors to handle as one: small ones of a kind with a strided gradient; others alone.
 
         Where some lie on several ranks each is handled alone, in order.
@@ -88,7 +91,7 @@ class ElementMemory:
         if self._planned_for != (keys, kinds):
             refuse(grads)
             self._check_shapes(keys, tensors)
-            together = [[i] for i in range(len(keys))] if spans else _together(*kinds[:2])
+            together = [[i] for i in range(len(keys))] if spans else _together(tensors, grads.values)
             self._plan = [_chunk(where, keys, tensors) for where in together]
             self._specs = dict(zip(keys, map(spec_of, grads.parameters), strict=True)) if spans else {}
             self._planned_for = keys, kinds
@@ -112,6 +115,10 @@ class ElementMemory:
                     f"the parameter {key!r} has shape {tuple(t.shape)} and had {tuple(before)} before: one policy was "
                     "used for two models, or loaded from another one. Build a policy for each."
                 )
+
+    def known(self, keys: Keys) -> Tensor | None:
+        """Return what is remembered for these keys together; None where something has to be put together first."""
+        return self._flat.get(keys)
 
     def read(self, keys: Keys, tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:
         """Return what is remembered for these tensors, with the device and dtype of `fresh`, which new keys start from.
@@ -178,7 +185,7 @@ class ElementMemory:
                 self._shapes[key] = own.shape
                 own = torch.view_as_real(own) if own.is_complex() else own
             self._flat[(key,)] = own.reshape(-1).clone()
-        self._planned_for, self._planned = ([], ([], [], [])), None
+        self._planned_for = self._planned = None
 
 
 def _check_saved(saved: Any) -> None:
@@ -215,25 +222,30 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     return join(list(tensors)).reshape(-1)
 
 
-def _kinds(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> _Kinds:
+def _kinds(tensors: list[Tensor], grads: list[Tensor]) -> _Kinds:
     """Return all that a plan depends on: of each tensor its kind, of each gradient its layout, and odd layouts.
 
-    torch keeps a strided gradient for strided parameters only, so the layouts of the tensors themselves are read only
-    where a gradient is not strided.
+    A backend tells sooner, where all are strided. torch keeps a strided gradient for strided parameters only, so the
+    layouts of the tensors themselves are read only where a gradient is not strided.
     """
+    backend = _kernels.native(tensors, None)
+    if backend is not None and (kinds := backend.kinds(tensors)) is not None:
+        of_grads = kinds if grads is tensors else backend.kinds(grads)
+        if of_grads is not None:
+            return kinds, of_grads
     layouts = [*map(_LAYOUT, grads)]
     is_plain = layouts.count(torch.strided) == len(layouts)
     return [*map(_KIND, tensors)], layouts, [] if is_plain else [*map(_LAYOUT, tensors)]
 
 
-def _together(kinds: Sequence[_Kind], layouts: Sequence[torch.layout]) -> list[list[int]]:
-    """Return the indices of each chunk, by kinds and layouts of gradients.
+def _together(tensors: Sequence[Tensor], grads: Sequence[Tensor]) -> list[list[int]]:
+    """Return the indices of each chunk, by the kinds of tensors and the layouts of gradients.
 
     Its tensors differ in their first dimension only, so that `cat` takes them.
     """
     found: list[list[int]] = []
     last: dict[tuple[Any, ...], tuple[list[int], int]] = {}  # with how many more elements it takes
-    for i, ((shape, dtype, device), layout) in enumerate(zip(kinds, layouts, strict=True)):
+    for i, ((shape, dtype, device), layout) in enumerate(zip(map(_KIND, tensors), map(_LAYOUT, grads), strict=True)):
         size = shape.numel()
         if layout is not torch.strided or size >= _SMALL:
             found.append([i])

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import _devices
+from .. import _devices, _kernels
 from .._measure import magnitudes
 from .._validate import count, decay_below_one, floor_and_ceiling, number
 from ..errors import ArgumentError, UnsupportedGradientError
@@ -14,6 +14,27 @@ from .base import Clamp, GradientView
 from .built_once import BuiltOnce
 from .element_memory import Chunk, ElementMemory, flatten
 from .state import StateRows
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What holds for the elements of each gradient in one step: a vector of each.
+
+    Attributes:
+        times: How many times its history an element may be.
+        of_old: How much the history counts.
+        of_new: How much this step counts.
+        good: Whether to limit the gradient and learn from it.
+    """
+
+    times: Tensor
+    of_old: Tensor
+    of_new: Tensor
+    good: Tensor
+
+    def settings(self, chunk: Chunk) -> Tensor:
+        """Return what holds for the gradients of a chunk as rows, for a kernel."""
+        return chunk.columns(torch.stack([self.times, self.of_old, self.of_new, self.good.to(self.times)]))
 
 
 @dataclass(eq=False)
@@ -86,10 +107,11 @@ class ByElementSpike(BuiltOnce):
             # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
             rate = math.log(self.decay) if self.decay else -math.inf
             new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
-            bad = good.logical_not()
+            of_old, of_new = (1 - new).clamp(min=0).sqrt(), new.sqrt()
+            step = _Step(times, of_old, of_new, good)
             plan = self._plan(grads)
             firsts = [values[chunk.where[0]] for chunk in plan]  # of a chunk all are on one device
-            known_good = _devices.readable_now(firsts) and not bool(bad.any())
+            known_good = _devices.readable_now(firsts) and bool(good.all())
             limits: list[Tensor | None] = [None] * len(keys)
             spans = grads.spans_ranks()
             weights = grads.weights() if spans else []
@@ -97,30 +119,45 @@ class ByElementSpike(BuiltOnce):
                 own = chunk.of(values)
                 if spans and own[0].shape != weights[chunk.where[0]].shape:
                     continue  # this rank lacks a gradient that others have
-                found = self._limit(chunk, own, times, new, None if known_good else bad)
-                for i, limit in zip(chunk.where, found, strict=False):
+                found = self._limit_natively(chunk, own, step)
+                if found is None:
+                    found = self._limit(chunk, own, step, known_good)
+                for i, limit in found.items():
                     limits[i] = limit
             self._seen.write(keys, {"seen": seen + good})
             return Clamp(limits)
 
-    def _limit(self, chunk: Chunk, grads: list[Tensor], times: Tensor, new: Tensor, bad: Tensor | None) -> list[Tensor]:
-        """Return the limits of some gradients; nothing where none is exceeded. Learn from those that are not bad."""
+    def _limit_natively(self, chunk: Chunk, grads: list[Tensor], step: _Step) -> dict[int, Tensor] | None:
+        """Return the limits of the gradients that exceed theirs, and learn; None where no kernel takes them."""
+        backend = _kernels.native(grads, None)
+        rms = self._rms.known(chunk.keys) if backend is not None else None
+        if backend is None or rms is None or step.good.device != rms.device:
+            return None
+        found = backend.limit_spikes_(grads, rms, step.settings(chunk), self.floor, self.ceiling)
+        if found is None or not found[1]:
+            return None if found is None else {}
+        pieces = found[0].split_with_sizes(chunk.sizes.tolist())
+        return {chunk.where[i]: pieces[i].view(grads[i].shape) for i in found[1]}
+
+    def _limit(self, chunk: Chunk, grads: list[Tensor], step: _Step, known_good: bool) -> dict[int, Tensor]:
+        """Return limits by index; nothing where none is known to be exceeded. Learn from gradients that are good."""
         size = _sizes(grads)
         rms = self._rms.read(chunk.keys, grads, torch.zeros_like(size))
-        times = chunk.spread(times.to(size.dtype), size.device)
+        times, of_old, of_new = (
+            chunk.spread(each.to(size.dtype), size.device) for each in (step.times, step.of_old, step.of_new)
+        )
         limit = torch.where(rms > 0, (times * rms).clamp_(self.floor, self.ceiling), self.ceiling)
         clipped = torch.minimum(size, limit)
-        of_old, of_new = ((1 - new).clamp(min=0).sqrt(), new.sqrt())
-        of_old, of_new = (chunk.spread(part.to(size.dtype), size.device) for part in (of_old, of_new))
-        after = torch.hypot(of_old * rms, of_new * clipped)
+        after = _hypot(of_old * rms, of_new * clipped)
         after.clamp_(max=torch.finfo(after.dtype).max)
-        if bad is not None:
-            bad = chunk.spread(bad, size.device)
-            limit, after = torch.where(bad, math.inf, limit), torch.where(bad, rms, after)
+        if not known_good:
+            good = chunk.spread(step.good, size.device)
+            limit, after = torch.where(good, limit, math.inf), torch.where(good, after, rms)
         self._rms.write(chunk.keys, after)
-        if bad is None and torch.equal(clipped, size):
-            return []
-        return [t.view(g.shape) for t, g in zip(limit.split_with_sizes(chunk.sizes.tolist()), grads, strict=True)]
+        if known_good and torch.equal(clipped, size):
+            return {}
+        pieces = limit.split_with_sizes(chunk.sizes.tolist())
+        return {i: t.view(g.shape) for i, t, g in zip(chunk.where, pieces, grads, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Load it with `torch.load(..., weights_only=True)`."""
@@ -143,6 +180,13 @@ class ByElementSpike(BuiltOnce):
         loaded.load_state_dict(rms)
         self._seen.load_state_dict(seen)
         self._rms = loaded
+
+
+def _hypot(a: Tensor, b: Tensor) -> Tensor:
+    """Return the root of a² + b², of float32 on the CPU in float64: where the kernel is not used, to the same bit."""
+    if a.dtype != torch.float32 or a.device.type != "cpu":
+        return torch.hypot(a, b)
+    return (a.double().square() + b.double().square()).sqrt().float()
 
 
 def _refuse_sparse(grads: GradientView) -> None:

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -7,21 +7,81 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .. import _measure
+from .. import _kernels, _measure
 from .._validate import count, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
 from .adaptive import Bounds
 from .base import GradientView, Scale, clip_factor
 from .built_once import BuiltOnce
-from .element_memory import Chunk, ElementMemory, Keys, flatten
+from .element_memory import Chunk, ElementMemory, flatten
 from .state import StateRows, accept_finite
 from .window import empty, push, quantile_and_largest
 
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
 _LEAST = 0.1  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
+_ROUNDING = 2.0**-20  # of the way: if leaving out decay leaves no more than this, it is rounding errors
 _PULL = 0.005  # late in a run noise alone makes the cosine positive: the limit must not follow it for ever
 # How many steps the average of the parameters is over: first ones have to tell soon, later ones what they add up to.
 _FIRST, _GROWTH, _LONGEST = 5.0, 0.25, 60.0
+
+
+class _Way:
+    """How far parameters are from their average: in torch operations, for any tensors."""
+
+    def __init__(self, place: Tensor, way: Tensor, grads: list[Tensor] | None) -> None:
+        self._place, self._way, self._grads = place, way, grads
+
+    def inward(self) -> Tensor:
+        """Return how far it leads away from zero, times the distance of the place, and that distance squared."""
+        return torch.stack([torch.dot(self._way, self._place), torch.dot(self._place, self._place)])
+
+    def leave_out(self, shrunk: Tensor) -> Tensor:
+        """Leave out this part of the place, which leads straight to zero. Return the length before and after."""
+        before = _measure.norms([self._way], 2.0)
+        self._way.addcmul_(self._place, shrunk.to(self._place))
+        return torch.cat([before, _measure.norms([self._way], 2.0)])
+
+    def dot(self, length: Tensor) -> Tensor:
+        """Return its product with the gradients over a length."""
+        if self._grads is None:
+            return length.new_zeros(())
+        # Divided before they are multiplied, so that no product overflows.
+        return _dot(self._way.div_(length.to(self._way.device)), self._grads)
+
+
+class _MeasuredWay:
+    """The same from sums that a kernel found: products of the way, the place and the gradients."""
+
+    def __init__(self, sums: Sequence[float]) -> None:
+        self.sums = sums
+        self._ww, self._wp, self._pp, self._wg, self._pg = sums
+        self._shrunk = 0.0
+
+    def cosine(self, norm: float) -> float:
+        """Return the cosine with gradients of this norm, where no others are to be compared."""
+        self._shrunk = max(-self._wp / self._pp, 0.0) if self._pp > 0 else 0.0
+        whole, length = self._lengths()
+        if not (length > _ROUNDING * whole and 0 < norm < math.inf):
+            return 0.0
+        found = (self._wg + self._shrunk * self._pg) / length / norm
+        return found if math.isfinite(found) else 0.0
+
+    def _lengths(self) -> tuple[float, float]:
+        after = self._ww + self._shrunk * (2 * self._wp + self._shrunk * self._pp)
+        return math.sqrt(self._ww), math.sqrt(max(after, 0.0))
+
+    def inward(self) -> Tensor:
+        """Return how far it leads away from zero, times the distance of the place, and that distance squared."""
+        return torch.tensor([self._wp, self._pp], dtype=torch.float64)
+
+    def leave_out(self, shrunk: Tensor) -> Tensor:
+        """Leave out this part of the place, which leads straight to zero. Return the length before and after."""
+        self._shrunk = shrunk.item()
+        return torch.tensor(self._lengths(), dtype=torch.float64)
+
+    def dot(self, length: Tensor) -> Tensor:
+        """Return its product with the gradients over a length."""
+        return (self._wg + self._shrunk * self._pg) / length
 
 
 @dataclass(eq=False)
@@ -121,44 +181,34 @@ class ByOvershoot(BuiltOnce):
 
         The average takes a share of where they are if the gradients are good.
         """
-        weights, spans, plan = _held(grads), grads.spans_ranks(), self._plan(grads)
-        ways, places = [], []
-        for chunk in plan:
-            place, way = self._way(chunk.keys, chunk.of(weights), good, share)
-            places.append(place)
-            ways.append(way)
-        self._leave_out_decay(grads, ways, places, norm)
-        length = _measure.total(grads.over_ranks(_measure.norms(ways, self.p), self.p), self.p)
-        terms = []
-        for chunk, way in zip(plan, ways, strict=True):
-            # Divided before they are multiplied, so that no product overflows.
-            way.div_(length.to(way.device))
-            own = chunk.of(grads.values)
-            lacks = spans and own[0].shape != weights[chunk.where[0]].shape  # a gradient that others have
-            terms.append(norm.new_zeros(()) if lacks else _dot(way, own).to(norm))
-        cosine = grads.over_ranks(torch.stack(terms)).sum() / norm
-        return torch.where(torch.isfinite(cosine), cosine, 0.0)  # not moved yet, or nothing to compare
+        weights, share = _held(grads), torch.where(good, share, 0.0).reshape(())
+        ways = [self._way(chunk, chunk.of(weights), chunk.of(grads.values), share) for chunk in self._plan(grads)]
+        measured = [way.sums for way in ways if isinstance(way, _MeasuredWay)]
+        if measured and len(measured) == len(ways) and not grads.spans_ranks():
+            return norm.new_tensor([_MeasuredWay([*map(sum, zip(*measured, strict=True))]).cosine(norm.item())])
+        each = torch.stack([way.inward().to(norm) for way in ways], 1)
+        along, square = grads.over_ranks(each).sum(1)
+        shrunk = _or_zero(-along / square).clamp_(min=0)
+        lengths = torch.stack([way.leave_out(shrunk).to(norm) for way in ways], 1)
+        whole, length = _measure.total(grads.over_ranks(lengths, self.p).T, self.p)
+        terms = torch.stack([way.dot(length).to(norm) for way in ways])
+        cosine = grads.over_ranks(terms).sum() / norm
+        return _or_zero(cosine * (length > _ROUNDING * whole))  # not finite: not moved yet, or nothing to compare
 
-    def _leave_out_decay(self, grads: GradientView, ways: list[Tensor], places: list[Tensor], norm: Tensor) -> None:
-        """Take out of the ways what leads straight to zero: weight decay goes there, which no limit holds back."""
-        each = [
-            torch.stack([torch.dot(way, place), torch.dot(place, place)])
-            for way, place in zip(ways, places, strict=True)
-        ]
-        along, square = grads.over_ranks(torch.stack([pair.to(norm) for pair in each], 1)).sum(1)
-        shrunk = -along / square
-        shrunk = torch.where(torch.isfinite(shrunk), shrunk, 0.0).clamp(min=0)
-        for way, place in zip(ways, places, strict=True):
-            way.addcmul_(place, shrunk.to(place))
-
-    def _way(self, keys: Keys, parameters: list[Tensor], good: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where parameters are, end to end, and how far that is from their average; let it follow them."""
-        now = _wide(_flat(parameters))
-        average = self._average.read(keys, parameters, now)
-        way = now - average
-        share = torch.where(good, share, 0.0).to(now).reshape(())
-        average.lerp_(now, share)
-        return now, way
+    def _way(self, chunk: Chunk, parameters: list[Tensor], grads: list[Tensor], share: Tensor) -> _Way | _MeasuredWay:
+        """Return how far some parameters are from their average; let it follow them."""
+        backend = _kernels.native(parameters, None)
+        average = self._average.known(chunk.keys) if backend is not None else None
+        if backend is not None and average is not None and share.device == average.device:
+            found = backend.follow_(parameters, grads, average, share.item())
+            if found is not None:
+                return _MeasuredWay(found)
+        place = _wide(_flat(parameters))
+        average = self._average.read(chunk.keys, parameters, place)
+        way = place - average
+        average.add_(way * share.to(way))  # not lerp_, which rounds now once and now twice
+        # Of a sharded gradient that only others have there is nothing here.
+        return _Way(place, way, grads if grads[0].shape == parameters[0].shape else None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Load it with `torch.load(..., weights_only=True)`."""
@@ -189,6 +239,11 @@ def _refuse_layouts(grads: GradientView) -> None:
                 f"ByOvershoot compares a gradient with the movement of its parameter, and {key!r} is {p.layout} with a "
                 f"gradient that is {g.layout}. Give that parameter another policy by a name pattern."
             )
+
+
+def _or_zero(t: Tensor) -> Tensor:
+    """Return finite values, and zero for others."""
+    return torch.nan_to_num(t, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:

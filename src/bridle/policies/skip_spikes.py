@@ -21,7 +21,8 @@ class SkipSpikes(BuiltOnce):
     """Skip a step whose norm or loss is an outlier; apply `policy` to the others.
 
     A spike is a value with `(value - median) / (1.4826 MAD) > z` over the last values, where MAD is the median distance
-    from the median; unlike mean and standard deviation, it hardly depends on the spikes themselves. Call `see(loss)`
+    from the median; unlike mean and standard deviation, it hardly depends on the spikes themselves. `1.4826 MAD` counts
+    as at least 1% of the median, so that a small rise is no spike where values hardly differ. Call `see(loss)`
     before the step to check the loss as well; a loss that is not finite is a spike. After `at_most` spikes in a row,
     steps are allowed until one is normal, because the level has changed. OLMo 2 (arXiv 2501.00656) skips spikes by
     mean and standard deviation.

@@ -19,7 +19,7 @@ from . import _apply
 from ._describe import describe_policy
 from ._failures import tell_others
 from ._fold import check_fold, fold
-from ._gradients import Gradients, measure_together, refusals_told
+from ._gradients import Gradients, count_alike, measure_together, refusals_told
 from ._locks import one_at_a_time
 from ._notify import notify_clip_policy
 from ._parameters import Target, named
@@ -200,7 +200,9 @@ def _find_nonfinite(
     bad = _any_nonfinite(active)
     if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
-    counts = [(part, part.count_nonfinite()) for _, part in active]
+    parts = [part for _, part in active]
+    counted = count_alike(parts) if mode == "zero" and not dry_run else [part.count_nonfinite() for part in parts]
+    counts = list(zip(parts, counted, strict=True))
     if dry_run:
         return (bad if waits else True), counts
     if mode == "raise":

@@ -91,7 +91,7 @@ def clip_(
         tell_others(error, lambda call: Gradients.of(names, parameters, placement, call))
         raise
     with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):
-        call = lambda: f"clip_({describe_policy(rules)}, {nonfinite=}, {dry_run=})"  # noqa: E731
+        call = lambda: f"clip_({describe_policy(rules, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
         grads = Gradients.of(names, parameters, placement, call)
         try:
             parts = assign(rules, grads)

@@ -1,11 +1,13 @@
 """Argument checks: refuse what has no meaning before a gradient is touched."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import _devices
+from ._torch.dtensor import is_dtensor, local_tensor
 from .errors import ArgumentError, ArgumentTypeError
 
 
@@ -57,7 +59,7 @@ def one_number(value: object, expected: str) -> Tensor:
     if not isinstance(value, Tensor):
         return torch.tensor(real(value, expected), dtype=torch.float64)
     _refuse_no_number(value, expected)
-    return value.detach().reshape(())
+    return local_tensor(value.detach()).reshape(())
 
 
 def decay_below_one(value: float, name: str) -> float:
@@ -84,7 +86,8 @@ def count(value: int, name: str, least: int = 1) -> int:
 
 def total_norm(value: float | Tensor) -> float | Tensor:
     """Return a known norm: any number, or a tensor of one, which is not read."""
-    return value if isinstance(value, Tensor) else _float(value, "`total_norm` is a number")
+    expected = "`total_norm` is a number"
+    return one_number(value, expected) if isinstance(value, Tensor) else _float(value, expected)
 
 
 def norm_order(norm_type: float | str) -> float:
@@ -95,11 +98,16 @@ def norm_order(norm_type: float | str) -> float:
     return p
 
 
-def _refuse_no_number(value: Tensor, expected: str) -> None:
+def _refuse_no_number(value: Any, expected: str) -> None:
     if value.numel() != 1:
         raise ArgumentError(f"{expected}; found a tensor of shape {tuple(value.shape)}.")
     if value.is_complex():
         raise ArgumentTypeError(f"{expected}; found a complex tensor.")
+    if is_dtensor(value) and not all(kind.is_replicate() for kind in value.placements):
+        raise ArgumentError(
+            f"{expected}, the same on every rank; found a DTensor with placements {value.placements}, of which each "
+            "rank holds a part. Pass its `full_tensor()`."
+        )
 
 
 def _float(value: object, expected: str) -> float:

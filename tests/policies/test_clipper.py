@@ -209,6 +209,23 @@ def test_dry_run_reports_only():
     torch.testing.assert_close(p.detach(), -gradient(6.0))
 
 
+def test_a_second_clipper_for_the_same_parameters_is_refused():
+    model = model_of()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    first = bridle.Clipper(optimizer, {"2.*": bridle.by_norm(0.5), "*": None})
+    for policy in (bridle.by_norm(1.0), {"*.weight": bridle.by_norm(1.0), "*": None}):
+        with pytest.raises(ArgumentError, match=r"already has a clipper, Clipper\(SGD, .* `remove\(\)` on it first"):
+            bridle.Clipper(optimizer, policy)
+    bridle.Clipper(optimizer, bridle.by_norm(1.0), dry_run=True).remove()
+    bridle.Clipper(optimizer, {"0.*": bridle.by_norm(1.0), "*": None}).remove()
+    bridle.Clipper(torch.optim.SGD(model.parameters(), lr=0.1), bridle.by_norm(1.0))
+    assert len(copy.deepcopy(optimizer)._bridle_clippers) == 1
+    first.remove()
+    with bridle.Clipper(optimizer, bridle.by_norm(1.0)):
+        pass
+    bridle.Clipper(optimizer, bridle.by_norm(1.0))
+
+
 def test_patterns_take_names_from_the_model():
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -244,6 +261,7 @@ def test_checkpoint():
             optimizer.step()
         trained.append([p.detach() for p in model.parameters()])
     torch.testing.assert_close(trained[0], trained[1], rtol=0, atol=0)
+    clipper.remove()
     with pytest.raises(ArgumentError, match=r"the patterns \['\*', '0\.\*'\], this clipper has .* \['\*'\]"):
         bridle.Clipper(optimizer, bridle.policies.ByZScore()).load_state_dict(clipper.state_dict())
 

@@ -88,6 +88,7 @@ def test_a_clipper_by_name():
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     clipper = bridle.Clipper(optimizer, "auto")
     assert isinstance(clipper.policy, ByOvershoot)
+    clipper.remove()
     assert isinstance(bridle.Clipper(optimizer, {"*": "median"}, model=net).policy["*"], ByMedian)
     assert "*" in clipper.state_dict()
 

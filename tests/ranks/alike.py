@@ -20,7 +20,28 @@ def turned(parameters, odd):
     return dict(reversed(parameters.items())) if odd else parameters
 
 
+def learned(policy, size):
+    """A policy that has loaded the state of one that has seen a norm."""
+    seen = type(policy)()
+    bridle.clip_(placements.grads(("w", [size])), seen)
+    policy.load_state_dict(seen.state_dict())
+    return policy
+
+
+def told(policy, loss):
+    policy.see(loss)
+    return policy
+
+
 CALLS = {
+    "loaded state": lambda ps, odd: bridle.clip_(ps, learned(bridle.policies.ByMedian(), 2.0 if odd else 1.0)),
+    "loaded on one rank": lambda ps, odd: bridle.clip_(
+        ps, learned(bridle.policies.ByMedian(), 1.0) if odd else bridle.policies.ByMedian()
+    ),
+    "loaded into an inner policy": lambda ps, odd: bridle.clip_(
+        ps, bridle.policies.SkipSpikes(learned(bridle.policies.ByMedian(), 2.0 if odd else 1.0))
+    ),
+    "loss": lambda ps, odd: bridle.clip_(ps, told(bridle.policies.SkipSpikes(), 2.0 if odd else 1.0)),
     "order": lambda ps, odd: bridle.clip_grad_norm_(list(turned(ps, odd).values()), 0.1),
     "order of names": lambda ps, odd: bridle.clip_(turned(ps, odd), bridle.by_norm(0.1, per_parameter=True)),
     "order under torch's name": lambda ps, odd: bridle.clip_grad_norm_(turned(ps, odd), 0.1, placement={"*": None}),

@@ -79,6 +79,68 @@ def nan_in_another_stage(mode):
         assert not mine[f"layer{rank}"].grad.nan_to_num(5.0).any()
 
 
+def zeroed_in_one_copy(value):
+    """A plain gradient is not finite on one rank: to zero its value there would leave copies that differ."""
+    parameters, _ = layouts.build(SPREAD)
+    if dist.get_rank() == 1:
+        parameters["p2"].grad[0] = value
+    before = pieces(parameters)
+    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero"))
+    assert kind == "RankError"
+    assert "not finite in plain gradients: {'p2': 1} on rank 1" in text, text
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
+    )
+    bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero", dry_run=True)
+    parameters["p2"].grad[0] = value
+    bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero")
+    layouts.assert_same_everywhere(parameters["p2"].grad.sum().item())
+
+
+def unit_without_a_gradient():
+    """The last rank holds no row and has no gradient, and still takes part."""
+    rows = dist.get_world_size() - 1
+    parameters, wholes = layouts.build({"seed": 3, "tensors": [((rows, 3), "line", "0", ())]})
+    if dist.get_rank() == rows:
+        parameters["p0"].grad = None
+    whole = torch.nn.Parameter(torch.zeros(rows, 3))
+    whole.grad = wholes[0].clone()
+    expected = bridle.clip_({"p0": whole}, bridle.by_unit())
+    layouts.close(bridle.clip_(parameters, bridle.by_unit()).norm_after, expected.norm_after, 6)
+
+
+def a_limit_in_parts():
+    """A number of which each rank holds a part is refused, one that each holds is taken."""
+    limit = layouts.DTensor.from_local(torch.tensor(0.25), layouts.mesh("line"), [layouts.Partial()], run_check=False)
+    calls = [
+        lambda ps: bridle.clip_grad_norm_(ps, limit),
+        lambda ps: bridle.clip_grad_value_(ps, limit),
+        lambda ps: bridle.clip_(ps, bridle.by_unit(limit)),
+    ]
+    for call in calls:
+        parameters, _ = layouts.build(SPREAD)
+        before = pieces(parameters)
+        kind, text = placements.error(lambda call=call, parameters=parameters: call(parameters))
+        assert kind == "ArgumentError"
+        assert "Pass its `full_tensor()`" in text
+        assert all(torch.equal(a, b) for a, b in zip(pieces(parameters), before, strict=True))
+    whole = layouts.DTensor.from_local(torch.tensor(0.25), layouts.mesh("line"), [layouts.Replicate()], run_check=False)
+    for policy in (bridle.by_norm, bridle.by_value, bridle.by_rms, bridle.by_unit):
+        found = [layouts.build(SPREAD)[0] for _ in range(2)]
+        for parameters, number in zip(found, (whole, 0.25), strict=True):
+            bridle.clip_(parameters, policy(number))
+        assert all(torch.equal(a, b) for a, b in zip(*map(pieces, found), strict=True))
+
+
+def a_norm_in_parts():
+    """torch's own function may leave the infinity norm as a DTensor that is still to be reduced."""
+    case = {"seed": 3, "tensors": [((8, 3), "line", "0", ())]}
+    parameters, wholes = layouts.build(case)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters.values()], math.inf)
+    bridle.clip_grads_with_norm_(parameters, 0.1, norm)
+    layouts.assert_clipped(parameters, wholes, 0.1 / (wholes[0].abs().max().item() + 1e-6), case)
+
+
 def partial_of_a_nan(mode):
     """A NaN in one rank's summand is a NaN of the gradient; zeroing it zeroes the value, not one summand."""
     case = {"seed": 3, "tensors": [((4, 3), "line", "p", ())]}

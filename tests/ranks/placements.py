@@ -117,6 +117,33 @@ def copies_that_differ():
     return found
 
 
+def copies_of_other_shapes():
+    mine = grads(("w", [1.0] * (2 + dist.get_rank())))
+    found = error(lambda: bridle.clip_grad_norm_(mine, 0.1, placement=bridle.distributed.Replicated(line())))
+    assert bool((mine["w"].grad == 1).all())
+    return found
+
+
+def dtensor_counted_twice(kind, letter):
+    """Parameters that lie on the ranks of the group itself, beside one that a rank holds alone."""
+    parameters, _ = layouts.build({"seed": 3, "tensors": [((8, 3), "line", letter, ())]})
+    before = layouts.piece(parameters["p0"].grad).clone()
+    mine = parameters | grads((f"expert{dist.get_rank()}", [3.0, 4.0]))
+    over = getattr(bridle.distributed, kind)(line())
+    found = error(lambda: bridle.clip_(mine, bridle.by_norm(0.1), placement=over))
+    assert torch.equal(layouts.piece(parameters["p0"].grad), before)
+    return found
+
+
+def dtensor_beside_experts():
+    parameters, wholes = layouts.build({"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((5,), "line", "r", ())]})
+    mine = parameters | grads((f"expert{dist.get_rank()}", [3.0, 4.0]))
+    placement = {"expert*": bridle.distributed.Disjoint(line()), "*": None}
+    norm = bridle.clip_(mine, bridle.by_norm(0.1), placement=placement).norm
+    every = [*wholes, *[torch.tensor([3.0, 4.0])] * dist.get_world_size()]
+    layouts.close(norm, layouts.norm_of(every, 2.0), 6)
+
+
 def rms_of_plain_pieces():
     return error(
         lambda: bridle.clip_(grads(("w", [1.0])), bridle.by_rms(1.0), placement=bridle.distributed.Sharded(line()))

@@ -25,6 +25,8 @@ def test_another_call_is_refused_on_every_rank(request, size, case, call):
                 assert "do not agree on the parameters, or on their order" in text
             elif size == 2 and call in ("max_norm", "max_norm in a tensor"):
                 assert "do not agree on the call: clip_grad_norm_(max_norm=0." in text
+            elif size == 2 and call in ("loaded state", "loss"):
+                assert {"loaded state": "p=2.0, k=2.0, window=128, loaded=", "loss": "see=2"}[call] in text
 
 
 def test_stages_with_another_limit(ranks):

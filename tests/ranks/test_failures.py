@@ -29,6 +29,20 @@ def test_a_nan_in_a_summand(ranks, mode):
     ranks.run(failures.partial_of_a_nan, mode)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_value_is_not_zeroed_in_one_copy_only(ranks, value):
+    ranks.run(failures.zeroed_in_one_copy, value)
+
+
+def test_numbers_in_dtensors(two):
+    two.run(failures.a_limit_in_parts)
+    two.run(failures.a_norm_in_parts)
+
+
+def test_units_where_a_rank_holds_nothing(four):
+    four.run(failures.unit_without_a_gradient)
+
+
 @pytest.mark.parametrize("case", [failures.values, failures.extremes, failures.many], ids=lambda case: case.__name__)
 def test_the_same_as_one_process(ranks, case):
     ranks.run(case)

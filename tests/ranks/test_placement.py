@@ -19,14 +19,27 @@ def test_pieces_and_stages_at_once(four):
     four.run(placements.dtensors_in_stages)
 
 
+@pytest.mark.parametrize("letter", ["0", "r"])
+@pytest.mark.parametrize("kind", ["Disjoint", "Sharded"])
+def test_a_dtensor_that_would_count_once_for_each_rank_is_refused(two, kind, letter):
+    for found, text in two.run(placements.dtensor_counted_twice, kind, letter):
+        assert found == "ArgumentError"
+        assert f"`placement` is {kind} over ranks [0, 1] for a DTensor on ranks [0, 1]" in text
+
+
+def test_dtensors_beside_experts_count_once(ranks):
+    ranks.run(placements.dtensor_beside_experts)
+
+
 @pytest.mark.parametrize(
     ("case", "kind", "says"),
     [
         (
             placements.copies_that_differ,
             "RankError",
-            r"ranks [0, 1] hold different numbers of parameters under one Replicated",
+            r"ranks [0, 1] hold different parameters under one Replicated",
         ),
+        (placements.copies_of_other_shapes, "RankError", "their number, shapes or dtypes differ"),
         (placements.rms_of_plain_pieces, "UnsupportedGradientError", "w is Sharded by `placement`"),
         (placements.units_of_pieces, "UnsupportedGradientError", "that of w is Sharded by `placement`"),
         (

@@ -2,12 +2,14 @@
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from .._torch.dtensor import specs_of
+from .._torch.dtensor import is_dtensor, specs_of
+from .checksums import checksum
 from .recent import Recent
 
 _KEPT = 2**64 - 1
@@ -23,6 +25,22 @@ class _PlainMeta(NamedTuple):
 def fingerprint(value: object) -> int:
     """Return a number for a value by its repr. The hash of a string is not the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
+
+
+def state_fingerprint(state: Any) -> int:
+    """Return a number for a saved state: mappings of numbers, words and tensors.
+
+    Tensors are rounded to float32, since sums may differ between ranks in the last bit of float64. Of a DTensor each
+    rank holds its own part, so it is left out.
+    """
+    if isinstance(state, Mapping):
+        return fingerprint([(key, state_fingerprint(value)) for key, value in state.items()])
+    if not isinstance(state, Tensor):
+        return fingerprint(state)
+    if is_dtensor(state):
+        return 0
+    rounded = state.float() if state.is_floating_point() else state
+    return fingerprint((tuple(state.shape), int(checksum(rounded))))
 
 
 def parameter_fingerprints(

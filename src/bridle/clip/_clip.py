@@ -26,7 +26,7 @@ from . import _apply
 from ._describe import describe_policy
 from ._failures import tell_others
 from ._fold import check_fold, fold
-from ._gradients import Gradients, measure_together, refusals_told
+from ._gradients import Gradients, count_alike, measure_together, refusals_told
 from ._locks import one_at_a_time
 from ._notify import notify_clip_policy
 from ._parameters import Target, named
@@ -98,7 +98,7 @@ def clip_(
         tell_others(error, lambda call: Gradients.of(names, parameters, placement, call))
         raise
     with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):
-        call = lambda: f"clip_({describe_policy(rules)}, {nonfinite=}, {dry_run=})"  # noqa: E731
+        call = lambda: f"clip_({describe_policy(rules, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
         grads = Gradients.of(names, parameters, placement, call)
         try:
             parts = assign(rules, grads)
@@ -212,7 +212,9 @@ def _find_nonfinite(
         )
     if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
-    counts = [(part, part.count_nonfinite()) for _, part in active]
+    parts = [part for _, part in active]
+    counted = count_alike(parts) if mode == "zero" and not dry_run else [part.count_nonfinite() for part in parts]
+    counts = list(zip(parts, counted, strict=True))
     if dry_run:
         return (bad if waits else True), counts
     if mode == "raise":

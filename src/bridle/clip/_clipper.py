@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from ..policies import Stateful
 from ..policies.built_once import check_is_state
 from ..policies.named import Rules, build_all
 from ._clip import NonFinite, clip_
-from ._copy import carry, drop, refuse_shallow
+from ._copy import attached, carry, drop, refuse_shallow
 from ._parameters import Target, named
-from ._patterns import check_names, check_policies
+from ._patterns import check_names, check_policies, is_clipped
 from ._placement import placements_of
 from ._report import ClipReport
 from ._step import StepClipper
@@ -31,7 +31,8 @@ class Clipper:
     With gradient accumulation, the accumulated gradient is clipped once per step. With `torch.amp.GradScaler` no call
     to `unscale_` is needed: gradients are clipped after unscaling, and a step that the scaler skips is neither clipped
     nor used to adapt. With a closure, gradients are clipped each time it has run. A deep copy or pickle of the
-    optimizer, or of the clipper, has its own clipper; a shallow copy is refused.
+    optimizer, or of the clipper, has its own clipper; a shallow copy is refused. So is a second clipper for the same
+    parameters while the first is attached, unless one of them is a dry run.
 
     A step that is skipped, by `nonfinite="skip"` or by a policy such as `SkipSpikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
@@ -48,7 +49,7 @@ class Clipper:
 
     Raises:
         ArgumentError: (a ValueError) Not an optimizer or a policy, an unknown mode, name patterns that do not match,
-            or a parameter of the optimizer that `model` does not have.
+            a parameter of the optimizer that `model` does not have, or one that another clipper clips already.
 
     Examples:
         >>> model = torch.nn.Linear(2, 1)
@@ -63,6 +64,8 @@ class Clipper:
     See Also:
         [`bridle.clip_`][], [`bridle.policies.ByOvershoot`][], [`bridle.Monitor`][]
     """
+
+    _beside_others: ClassVar[bool] = False  # that of a Monitor limits what those of a script have clipped
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class Clipper:
         self._names = None if model is None else {id(p): name for name, p in model.named_parameters()}
         self._step: StepClipper | None = None
         self._check_target()
+        self._refuse_second()
         self._attach(optimizer)
 
     def _attach(self, optimizer: torch.optim.Optimizer) -> None:
@@ -182,6 +186,24 @@ class Clipper:
             placements_of(self.placement, names, len(parameters))
         trainable = [p.requires_grad for p in parameters]
         check_names(self.policy, names, trainable, all_here=self.placement is None)
+
+    def _refuse_second(self) -> None:
+        """Refuse to clip what another clipper of this optimizer changes in the same step."""
+        for other in attached(self.optimizer, Clipper):
+            both = self._clipped() & other._clipped()
+            if both and not any(each.dry_run or each._beside_others for each in (self, other)):
+                raise ArgumentError(
+                    f"this {type(self.optimizer).__name__} already has a clipper, {other!r:.200}, for {len(both)} of "
+                    "the same parameters, which would be clipped twice in each step. Call `remove()` on it first, or "
+                    "build one Clipper with a mapping from name patterns to policies."
+                )
+
+    def _clipped(self) -> set[int]:
+        """Return the parameters that it has a policy for."""
+        names, parameters = named(self._target())
+        if names is None or not isinstance(self.policy, Mapping):
+            return set(map(id, parameters))
+        return {id(p) for name, p in zip(names, parameters, strict=True) if is_clipped(self.policy, name)}
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -6,11 +6,13 @@ and `pickle` look for before they ask its class.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from ..errors import ArgumentError
+
+_T = TypeVar("_T")
 
 
 class Attachable(Protocol):
@@ -31,6 +33,11 @@ def carry(optimizer: Any, clipper: Attachable) -> None:
     """Make copies of the optimizer have a copy of the clipper."""
     vars(optimizer).setdefault("_bridle_clippers", []).append(clipper)
     optimizer.__reduce_ex__ = lambda protocol: _reduce(optimizer, protocol)
+
+
+def attached(optimizer: Any, kind: type[_T]) -> list[_T]:
+    """Return the clippers of a class that copies of the optimizer would have, too."""
+    return [clipper for clipper in vars(optimizer).get("_bridle_clippers", []) if isinstance(clipper, kind)]
 
 
 def drop(optimizer: Any, clipper: Attachable) -> None:

@@ -218,10 +218,17 @@ class Gradients:
 
     def count_nonfinite(self) -> Tensor:
         """Return how many values of each are NaN or infinite, over all ranks: a vector on the device of the first."""
-        here = _measure.count_nonfinite(self.values)
-        if self.sharded is None:
-            return here
-        return self.sharded.combine(here, self._where, 1.0).round()
+        return self._counted(_measure.count_nonfinite(self.values))
+
+    def _counted(self, here: Tensor, beside: str = "") -> Tensor:
+        return here if self.sharded is None else self.sharded.combine(here, self._where, 1.0, beside).round()
+
+    def _in_copies(self, here: Tensor) -> dict[str, int]:
+        """Return the counts of plain gradients, which should be the same on every rank, where there are any."""
+        if self.sharded is None or self.sharded.has_placement or not self.readable_now():
+            return {}
+        found = zip(self._where, self.names(), here.tolist(), strict=True)
+        return {name: int(n) for i, name, n in found if n and self.sharded.is_whole(i)}
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
@@ -256,6 +263,17 @@ def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
     found = sharded.measure([(grads._where, p) for grads, p in parts])
     for (grads, p), (norms, terms) in zip(parts, found, strict=True):
         grads._norms[p], grads._norm_terms[p] = norms, terms
+
+
+def count_alike(parts: Sequence[Gradients]) -> list[Tensor]:
+    """Count as `count_nonfinite`, and raise on all ranks where copies in plain tensors hold different numbers.
+
+    To zero such values would leave copies that differ, under different norms.
+    """
+    here = [_measure.count_nonfinite(part.values) for part in parts]
+    copies = {name: n for part, each in zip(parts, here, strict=True) for name, n in part._in_copies(each).items()}
+    beside = f" with values that are not finite in plain gradients: {copies}"
+    return [part._counted(each, beside) for part, each in zip(parts, here, strict=True)]
 
 
 @contextmanager

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import _devices, _measure, _validate
 from .._devices import accumulation_dtype
+from .._torch.dtensor import is_dtensor
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError, NonFiniteGradientError
 from . import _all_sharded, _apply
@@ -24,7 +25,7 @@ from ._gradients import Gradients
 from ._locks import one_at_a_time
 from ._notify import notify_clip_norm, notify_clip_value
 from ._parameters import Target, gradients, live_names, named, present_once, unique, with_gradients
-from ._shard_layouts import on_several_ranks
+from ._shard_layouts import on_several_ranks, reduced
 
 _EPS = 1e-6  # torch's: part of the contract of its names
 
@@ -260,7 +261,7 @@ def clip_grads_with_norm_(
     See Also:
         [`bridle.get_total_norm`][], [`bridle.clip_grad_norm_`][]
     """
-    limit, known = _validate.threshold(max_norm, "max_norm"), _validate.total_norm(total_norm)
+    limit, known = _validate.threshold(max_norm, "max_norm"), _validate.total_norm(_reduced(total_norm))
     listed, grads = gradients(parameters)
     several_ranks = on_several_ranks(grads)
     with one_at_a_time(listed if several_ranks else None):
@@ -269,6 +270,12 @@ def clip_grads_with_norm_(
         if isinstance(known, Tensor) and _devices.readable_now([*grads, known]):
             known = float(known)
         _scale_down(grads, limit, known, foreach)
+
+
+def _reduced(norm: Any) -> Any:
+    """Return a norm that torch's own `get_total_norm` may leave as a partial DTensor, after reducing it."""
+    partial = is_dtensor(norm) and any(kind.is_partial() for kind in norm.placements)
+    return reduced(norm) if partial else norm
 
 
 def _total_norm(

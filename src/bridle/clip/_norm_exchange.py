@@ -106,7 +106,7 @@ class NormExchange(Agreement):
             entries: Which of them lie on the group, and how.
             kinds: How each value is to be reduced; `wide` is about this rank.
             group: The process group.
-            held: For each entry of copies, how many parameters this rank holds of it.
+            held: For each entry of copies, a number for the parameters this rank holds of it, 0 for none.
         """
         if not entries or group.group.size() == 1:
             return
@@ -152,8 +152,8 @@ class NormExchange(Agreement):
             return
         sent = own[where]
         least = [-float(n) if n else -math.inf for n in held]
-        counts = torch.tensor([*held, *least], dtype=own.dtype, device=own.device)
-        found = reduce(torch.cat([sent.nan_to_num(0.0, math.inf), sent.isnan().to(own.dtype), counts]), largest=True)
+        copies = torch.tensor([*held, *least], dtype=own.dtype, device=own.device)
+        found = reduce(torch.cat([sent.nan_to_num(0.0, math.inf), sent.isnan().to(own.dtype), copies]), largest=True)
         top, is_nan, most, fewest = torch.split(found, [len(where)] * 2 + [len(held)] * 2)
         values[where] = torch.where(is_nan > 0, math.nan, top)
         if held:
@@ -180,8 +180,9 @@ def _shards(entries: Entries, kinds: Sequence[Kind]) -> tuple[list[int], list[in
 
 def _different_copies(group: Group) -> str:
     return (
-        f"ranks {dist.get_process_group_ranks(group.group)} hold different numbers of parameters under one Replicated "
-        "pattern. Those that hold any have to hold the same ones: use one pattern for each set of copies."
+        f"ranks {dist.get_process_group_ranks(group.group)} hold different parameters under one Replicated pattern: "
+        "their number, shapes or dtypes differ. Those that hold any have to hold the same ones: use one pattern for "
+        "each set of copies."
     )
 
 

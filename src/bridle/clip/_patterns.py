@@ -62,6 +62,12 @@ def check_names(policy: Any, names: list[str] | None, trainable: list[bool], *, 
         _refuse_unused_patterns(policy, names)
 
 
+def is_clipped(policy: Mapping[str, Any], name: str) -> bool:
+    """Return whether a mapping has a policy for the parameter of this name."""
+    pattern = _first_match(policy, name)
+    return pattern is not None and policy[pattern] is not None
+
+
 def _no_names() -> ArgumentError:
     return ArgumentError(
         "name patterns need names, and what was passed has none. Pass the module, `model.named_parameters()`, "

@@ -13,8 +13,8 @@ from torch import Tensor
 from .._distributed.collectives import collective
 from .._distributed.meshes import Group, MeshGroups, groups_of, read_mesh
 from .._torch.dtensor import dtensor_class, is_dtensor, wait_tensor
-from ..distributed import Placement, Sharded
-from ..errors import RankError, UnsupportedGradientError
+from ..distributed import Disjoint, Placement, Sharded
+from ..errors import ArgumentError, RankError, UnsupportedGradientError
 from ._norm_exchange import WHAT
 
 
@@ -115,6 +115,24 @@ def groups_of_patterns(patterns: Iterable[tuple[Placement, ...]], kinds: tuple[t
     for placement in (each for placements in patterns for each in placements if isinstance(each, kinds)):
         found.update(dict.fromkeys(groups_of(placement.group)))
     return list(found)
+
+
+def refuse_counted_twice(
+    places: Iterable[tuple[ShardLayout | None, int]], patterns: Sequence[tuple[Placement, ...]]
+) -> None:
+    """Raise where `placement` adds up over ranks that a DTensor lies on: it would count once for each of them."""
+    lies = [(layout.mesh.ranks, patterns[number]) for layout, number in places if layout is not None]
+    for mesh, placement in ((mesh, each) for mesh, several in lies for each in several):
+        for group in groups_of(placement.group) if isinstance(placement, Disjoint | Sharded) else ():
+            ranks = dist.get_process_group_ranks(group.group)
+            twice = sorted(set(ranks).intersection(mesh))
+            if len(twice) > 1:
+                raise ArgumentError(
+                    f"`placement` is {type(placement).__name__} over ranks {ranks} for a DTensor on ranks {mesh}: it "
+                    f"would count on each of {twice}. A DTensor says itself how it lies on its mesh: give it None by a "
+                    'name pattern, as in {"experts.*": Disjoint(group), "*": None}, or pass a group with one rank of '
+                    "its mesh, such as that of the pipeline."
+                )
 
 
 def reduced(grad: Any) -> Tensor:

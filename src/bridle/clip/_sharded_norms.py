@@ -28,6 +28,7 @@ from ._shard_layouts import (
     other_mesh,
     read_layout,
     reduced,
+    refuse_counted_twice,
     sharded_patterns,
     wide_ones,
     writes_partial,
@@ -35,6 +36,7 @@ from ._shard_layouts import (
 
 Place: TypeAlias = tuple[ShardLayout | None, int]
 """How a gradient lies on a mesh, None for a plain tensor, and the index of its pattern of `placement`."""
+_EXACT = 2**52  # float64 holds integers of this size
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
 
@@ -62,13 +64,15 @@ class ShardedNorms:
         self._sharded_patterns = sharded_patterns(patterns)
         sharded = [self._sharded_patterns[n] for n in self._pattern_of] if any(self._sharded_patterns) else ()
         self._fingerprints = parameter_fingerprints(names, parameters, sharded)
+        copied = any(isinstance(each, Replicated) for placements in patterns for each in placements)
+        self._unnamed = parameter_fingerprints(None, parameters, sharded) if copied else ()
         self._writes_partial: dict[int, bool] = {}
         self._layouts: dict[tuple[int, Any], ShardLayout] = {}
         with torch.no_grad():
             self._read(parameters, grads)
             layouts = [(number, layout) for number, (layout, _) in enumerate(self._places) if layout is not None]
-            copied = {number for number, layout in layouts if not all(layout.sharded)}
-            self._missing_copies = {i for i in self._at(copied) if grads[i] is None}
+            replicas = {number for number, layout in layouts if not all(layout.sharded)}
+            self._missing_copies = {i for i in self._at(replicas) if grads[i] is None}
             self.values = [*self.local]
             partial = {number for number, layout in layouts if layout.partial}
             reducible = [i for i in self._at(partial) if grads[i] is not None]
@@ -163,6 +167,7 @@ class ShardedNorms:
         sets = [self._merged(where) if merged else [[i] for i in where] for where, _ in parts]
         exchange, error = NormExchange(self._call), None
         try:
+            refuse_counted_twice(self._places, self._patterns)
             found = [self._own_norms(each, p) for each, (_, p) in zip(sets, parts, strict=True)]
         except BridleError as raised:  # the others wait for this rank
             error, found = raised, [torch.zeros(len(each), dtype=torch.float64) for each in sets]
@@ -190,15 +195,16 @@ class ShardedNorms:
         self._combine(exchange, torch.cat(norms), every, [Kind(2.0, False)] * len(every))
         self._norm_terms(exchange, norms, sets, [p for _, p in parts])
 
-    def combine(self, each: Tensor, where: Sequence[int], p: float) -> Tensor:
+    def combine(self, each: Tensor, where: Sequence[int], p: float, beside: str = "") -> Tensor:
         """Return what values of some gradients come to over all ranks that hold shards or copies of them.
 
         Args:
             each: A value for each gradient, or several: a row for each kind of value.
             where: The gradients.
             p: The order of the norm they are terms of; of order 1 they are added up, and may be negative.
+            beside: What else must be the same on every rank, in words.
         """
-        exchange, found = NormExchange(self._call), each.flatten().to(torch.float64)
+        exchange, found = NormExchange(self._call + beside), each.flatten().to(torch.float64)
         sets = [[i] for i in where] * (len(found) // max(1, len(where)))
         self._combine(exchange, found, sets, [self._kind(members, p) for members in sets])
         exchange.finish()
@@ -345,8 +351,12 @@ class ShardedNorms:
             disjoint = {n for n in numbers if group in groups_of_patterns([self._patterns[n]], (Disjoint,))}
             copied = {n for n in numbers if group in groups_of_patterns([self._patterns[n]], (Replicated,))}
             entries = {s: n in disjoint for s, (_, n) in enumerate(slots) if n in disjoint | copied}
-            counts = [0 if apart else len(held[s]) for s, apart in entries.items()]
-            exchange.add_stages(totals, entries, kinds, group, counts)
+            copies = [0 if apart else self._copies_held(held[s]) for s, apart in entries.items()]
+            exchange.add_stages(totals, entries, kinds, group, copies)
         rest = [[j for j, each in enumerate(part) if self._pattern_of[each[0]] not in numbers] for part in sets]
         split = torch.split(totals, len(numbers))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
+
+    def _copies_held(self, members: Sequence[int]) -> int:
+        """Return a number for copies that this rank holds, whatever their names and order: 0 for none."""
+        return combine_fingerprints(sorted(self._unnamed[i] for i in members)) % _EXACT + 1 if members else 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._distributed.fingerprints import state_fingerprint
 from .._warn import warn
 from ..errors import ArgumentError, ArgumentTypeError
 from .base import GradientView
@@ -42,9 +43,19 @@ _last: dict[_Key, _Last] = {}
 class BuiltOnce:
     """Name the saved state after the class, and warn where the policy is built anew for each call."""
 
+    _loaded: int | None = None  # a number for the state that was loaded
+
     @cached_property
     def _uses(self) -> _Uses:
         return _Uses()
+
+    def _told(self, same_parameters: bool) -> dict[str, Any]:
+        """Return what it was told since it was built, for ranks to compare: with the norms, this makes its state.
+
+        Args:
+            same_parameters: Whether all ranks hold the same parameters; a state for each differs otherwise.
+        """
+        return {} if self._loaded is None or not same_parameters else {"loaded": f"{self._loaded:016x}"}
 
     def check(self, grads: GradientView) -> None:
         """Warn if this policy is the third in a row that gets one call on the same parameters and is then discarded.
@@ -91,6 +102,7 @@ class BuiltOnce:
                 f"{_difference(now, was)}. Build the policy as it was when it was saved."
             )
         self._uses.saved = True
+        self._loaded = state_fingerprint(saved)
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments it was built with: numbers and words. Of a policy among them, the class."""

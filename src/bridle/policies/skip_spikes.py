@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import _devices
 from .._validate import count, number, one_number
 from ..errors import ArgumentError
 from .base import GradientView, Policy, Scale, Skip, Stateful, check, refuse_no_policy
@@ -89,6 +90,12 @@ class SkipSpikes(BuiltOnce):
         """
         found = one_number(loss, "see: the loss is one number, such as loss.detach()")
         self._loss, self._loss_used_by = found.reshape(1), set()
+
+    def _told(self, same_parameters: bool) -> dict[str, Any]:
+        """Return the state that was loaded and the last loss, where it can be read without waiting for a device."""
+        known = self._loss is not None and _devices.readable_now([self._loss])
+        loss = {"see": f"{float(self._loss):.6g}"} if known and self._loss is not None else {}
+        return super()._told(same_parameters) | loss
 
     def check(self, grads: GradientView) -> None:
         """Raise for what the policy for normal steps refuses."""

@@ -42,7 +42,7 @@ class _ByUnit:
             sizes = [torch.stack([norm_along(w, along), norm_along(g.detach(), along)]) for w, g, along in parts]
             sizes = grads.slices_over_ranks(sizes, [set(along) for along in axes])
             by = [clip_factor(self._limit(weight), grad) for weight, grad in sizes]
-            return Scale([torch.ones_like(f).amax() if no else f for f, no in zip(by, lacks, strict=True)])
+            return Scale([f.new_ones(()) if no else f for f, no in zip(by, lacks, strict=True)])
 
     def _limit(self, weight: Tensor) -> Tensor:
         size = weight.clamp(min=self.eps)

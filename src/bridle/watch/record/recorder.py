@@ -30,6 +30,12 @@ from .step_timer import StepTimer
 from .writer import Writer, reason, rounded
 
 
+class _MonitorClipper(Clipper):
+    """Clips after the clippers of the script, whatever they are for."""
+
+    _beside_others = True
+
+
 @dataclass
 class _Watched:
     """One optimizer, and the step it is in."""
@@ -195,7 +201,7 @@ class Recorder:
             refuse_flattened(optimizer)
             if isinstance(optimizer, torch.optim.LBFGS):
                 say(f"bridle: {LBFGS_CAUTION}")
-            watched.clipper = Clipper(optimizer, policy, nonfinite="skip")
+            watched.clipper = _MonitorClipper(optimizer, policy, nonfinite="skip")
         watched.hook = StepHook(
             optimizer, lambda again: self._on_gradients(watched, again), lambda: self._on_end(watched)
         )

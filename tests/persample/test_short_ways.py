@@ -10,10 +10,12 @@ from torch import nn
 
 import bridle
 from bridle.persample import _reduce
+from bridle.persample.ownership.layout import SampleLayout
 from bridle.persample.representations import numerics
 from bridle.persample.representations.base import Dense
 from bridle.persample.representations.norms import Norms
 from bridle.persample.representations.outer import Outer
+from bridle.persample.representations.rows import first_places
 
 SIZES = st.sampled_from([0.0, 1e-45, 1e-30, 1e-12, 1.0, 1e12, 1e30, math.inf, math.nan])
 
@@ -146,3 +148,33 @@ def test_gradients_that_are_there_are_added_to():
         (expected,) = torch.autograd.grad(model(x).square().sum(), model.weight)
         same(model.weight.grad, times * expected)
         assert not model.weight.grad.requires_grad
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    shape=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    samples=st.integers(1, 4),
+    kept=st.integers(0, 4),
+    data=st.data(),
+)
+def test_sums_of_blocks_are_those_of_single_elements(shape, samples, kept, data):
+    x = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
+    fitting = [block for block in range(1, x.numel() + 1) if x.numel() % (block * samples) == 0]
+    if not fitting:
+        return
+    block = data.draw(st.sampled_from(fitting))
+    under = [data.draw(st.sampled_from([1, size])) for size in shape[len(shape) - min(kept, len(shape)) :]]
+    owners = torch.arange(x.numel()) // block % samples
+    expected = SampleLayout(samples, None, owners).sums(x, under)
+    same(SampleLayout(samples, block, None).sums(x, under), expected)
+    same(SampleLayout(samples, block, None).sums(x.mT.contiguous().mT if x.dim() > 1 else x, under), expected)
+
+
+@given(samples=st.integers(0, 3), count=st.integers(0, 6), high=st.integers(1, 7))
+def test_equal_ids_of_a_sample_share_a_place_and_no_others_do(samples, count, high):
+    ids = torch.randint(high, (samples, count))
+    sample_of = torch.arange(samples)[:, None].expand(samples, count)
+    known = torch.stack([sample_of, ids, first_places(ids)], -1).flatten(0, 1).tolist()
+    known = [tuple(one) for one in known]
+    assert len({(sample, one) for sample, one, _ in known}) == len({place for *_, place in known}) == len(set(known))
+    assert all(0 <= place < ids.numel() for *_, place in known)

@@ -54,8 +54,9 @@ def local_sums(
             each = torch.view_as_real(noise) if noise.is_complex() else noise  # as much for each real number
             each.normal_(0, deviation, generator=generator)
             total = among.shard_of_first(noise, leaves[name]) + total
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        yield name, total if total.dtype == dtype else total.to(dtype)
+        if total.dtype != parameter.dtype or total.dtype != torch.float32:
+            total = total.to(torch.promote_types(parameter.dtype, torch.float32))
+        yield name, total
 
 
 def add_up(

@@ -15,7 +15,8 @@ def accumulate(parameter: Tensor, gradient: Tensor) -> None:
         tracing.local.tracer.add_to_grad(parameter, gradient)
     elif before is None:
         # A parameter may be told to have gradients of another type (torch 2.10).
-        gradient = gradient.to(getattr(parameter, "grad_dtype", None) or gradient.dtype)
+        wanted = getattr(parameter, "grad_dtype", None) or gradient.dtype
+        gradient = gradient if gradient.dtype == wanted else gradient.to(wanted)
         parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
     else:
         with torch.no_grad():

@@ -70,8 +70,9 @@ class SampleLayout:
 
         `x` has as many elements as the tensor this layout describes, and `shape` broadcasts to its shape.
         """
-        if self._has_one_row_each(x, shape):
-            return x.reshape(self.samples, *shape)
+        rows = self._rows_each(x, shape)
+        if rows:
+            return x.reshape(self.samples, *shape) if rows == 1 else x.reshape(self.samples, rows, *shape).sum(1)
         apart = self._batch_first(x)
         if apart is not None:
             dim, moved = apart
@@ -88,10 +89,12 @@ class SampleLayout:
         out.index_add_(0, places, x.reshape(-1)[kept])
         return out.view(self.samples, *shape)
 
-    def _has_one_row_each(self, x: Tensor, shape: Sequence[int]) -> bool:
-        """Return whether each sample owns one row of `x` of this very shape, as under a bias: nothing is summed."""
-        row = x.shape[x.dim() - len(shape) :]
-        return self.block == _count(shape) == x.numel() // self.samples and row == tuple(shape)
+    def _rows_each(self, x: Tensor, shape: Sequence[int]) -> int:
+        """Return how many rows of `x` of this very shape each sample owns, one after another; 0 where it is not so."""
+        size = _count(shape)
+        if self.block is None or self.block * self.samples != x.numel() or not size or self.block % size:
+            return 0
+        return self.block // size if x.shape[x.dim() - len(shape) :] == tuple(shape) else 0
 
     def owner_of_each(self, count: int, device: torch.device) -> Tensor:
         """Return the owner of each of the `count` elements."""

@@ -179,6 +179,8 @@ def _lie_within(sizes: Tensor, smallest: float, largest: float, *, or_zero: bool
 def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:
     """Return the sum over samples of weight times what belongs to the sample."""
     block, weights = _fitted(block, weights)
+    if block.dim() == 2:
+        return weights @ block
     rows = block.reshape(block.shape[0], prod(block.shape[1:]))
     return (weights @ rows).view(block.shape[1:])
 

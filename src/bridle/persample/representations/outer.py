@@ -48,7 +48,8 @@ class Outer(SampleGrads):
         return self.left, self.right
 
     def dense(self, part: slice = ALL) -> Tensor:
-        return upcast_half(self.left[part]).transpose(1, 2) @ upcast_half(self.right[part])
+        left, right = (self.left, self.right) if part is ALL else (self.left[part], self.right[part])
+        return torch.bmm(upcast_half(left).transpose(1, 2), upcast_half(right))
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:
         if self.rows == 1:
@@ -73,7 +74,7 @@ class Outer(SampleGrads):
             left, right = left.to(dtype), right.to(dtype)
         if self.left.stride(0) < self.left.stride(1):  # rows lie by time, then by sample: copied otherwise
             left, right = left.transpose(0, 1), right.transpose(0, 1)
-        return left.flatten(0, 1).T @ right.flatten(0, 1)
+        return torch.mm(left.flatten(0, 1).T, right.flatten(0, 1))
 
     def dot(self, direction: Tensor) -> Tensor:
         if self.left.is_complex():

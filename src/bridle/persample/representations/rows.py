@@ -21,8 +21,8 @@ class Rows(SampleGrads):
     strategy = "rows"
 
     def __init__(self, ids: Tensor, values: Tensor, table: Sequence[int], *, sparse: bool = False) -> None:
-        self.ids, self.values, self.is_sparse = ids, upcast_half(values), sparse
-        self.samples, self.shape, self.held_tensors = ids.shape[0], tuple(table), (ids, self.values)
+        self.ids, self.values, self.is_sparse = ids.long(), upcast_half(values), sparse
+        self.samples, self.shape, self.held_tensors = ids.shape[0], tuple(table), (self.ids, self.values)
 
     def joined(self, others: Sequence["Self"]) -> "Rows":
         """Concatenate several look-ups in one table."""
@@ -76,12 +76,9 @@ class Rows(SampleGrads):
 
 def first_places(ids: Tensor) -> Tensor:
     """Return for each id of each sample the number of a place that it shares with its equals in that sample alone."""
-    samples, count = ids.shape
-    ranked, order = ids.sort(1)
-    start = torch.zeros_like(ids[:, :1])
-    rank = torch.cat([start, (ranked.diff(dim=1) != 0).cumsum(1)], 1)[:, :count]
-    first = torch.arange(samples, device=ids.device)[:, None] * count
-    return torch.empty_like(ids).scatter_(1, order, rank) + first
+    (samples, count), ids = ids.shape, ids.contiguous()
+    place = torch.searchsorted(ids.sort(1).values, ids)  # the first of its equals, once they are sorted
+    return place + torch.arange(samples, device=ids.device)[:, None] * count
 
 
 class Cells(SampleGrads):

@@ -242,3 +242,14 @@ def test_a_value_that_is_nearly_zero_beside_large_ones(tmp_path):
     report = read_report(path)
     assert report.warnings == []
     assert to_html([report])
+
+
+@pytest.mark.parametrize("end", ["", "\\", '"', '\\"'])
+def test_brackets_beside_each_other_or_in_strings_are_not_nested(tmp_path, end):
+    path = tmp_path / "run.jsonl"
+    header = {"bridle": 2, "a": [[]] * 1000, "b": "[" * 1000 + end, "c": end + "{" * 1000}
+    path.write_text(json.dumps(header) + "\n")
+    assert read_run(path).header["c"] == header["c"]
+    path.write_text(json.dumps(header).replace("[]", "[" * 300 + "]" * 300) + "\n")
+    with pytest.raises(RecordError, match="line 1 .* nested too deeply"):
+        read_run(path)

@@ -3,6 +3,7 @@
 import json
 import stat
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from ...errors import RecordError
@@ -11,6 +12,8 @@ from .schema import VERSION, Line
 _MOST_BYTES = 1 << 29
 _MOST_LINES = 2_000_000
 _MOST_LINE_BYTES = 1 << 24
+_MOST_DEPTH = 200  # many times that of a record
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
@@ -52,15 +55,25 @@ def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
 def _parse(path: Path, number: int, data: bytes) -> Line:
     if number > _MOST_LINES:
         raise RecordError(f"{path} has more than {_MOST_LINES} lines, which no record has.")
+    if _is_deep(data):
+        raise RecordError(f"line {number} of {path} is not a line of a record: it is nested too deeply.")
     try:
         line = json.loads(data)
-    except RecursionError:
-        raise RecordError(f"line {number} of {path} is not a line of a record: it is nested too deeply.") from None
     except ValueError as error:
         raise RecordError(f"line {number} of {path} is not JSON; only the last may be incomplete.") from error
     if not isinstance(line, dict):
         raise RecordError(f"line {number} of {path} is not a line of a record.")
     return line
+
+
+def _is_deep(data: bytes) -> bool:
+    """Return whether a line nests deeper than any of ours; how deep Python itself goes depends on its version."""
+    if data.count(b"[") + data.count(b"{") <= _MOST_DEPTH:
+        return False
+    outside_strings = data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+    brackets = b"".join(outside_strings).translate(None, _NO_BRACKETS)
+    depths = accumulate(1 if bracket in b"[{" else -1 for bracket in brackets)
+    return any(depth > _MOST_DEPTH for depth in depths)
 
 
 def _require_header(path: Path, line: Line) -> None:

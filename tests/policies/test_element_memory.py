@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bridle
+from bridle import _kernels
 from bridle.clip._gradients import unnamed
 from bridle.policies import ByElementSpike, ByOvershoot, element_memory
 from bridle.policies.window import quantile, quantile_and_largest
@@ -207,3 +208,79 @@ def test_a_gradient_that_becomes_sparse_is_planned_anew():
 def test_names_of_unnamed_parameters_do_not_depend_on_earlier_calls():
     for indices in ([2, 0], [], [7], [0, 1, 2], [7]):
         assert unnamed(indices) == [f"parameter {i}" for i in indices]
+
+
+@pytest.fixture(params=[True, False], ids=["kernel", "torch"])
+def kernel(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setitem(_kernels.BACKENDS, "cpu", None)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "settings", [{"ceiling": 1e39}, {"ceiling": 1e300}, {"floor": 1e39}, {"theta": 1e80}, {"theta": 1e308}], ids=str
+)
+def test_settings_beyond_the_dtype_limit_nothing(settings, dtype):
+    policy = ByElementSpike(**{"theta": 4.0, "warmup": 1, **settings})
+    p = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
+    for size in (1.0, 1.0, 1e30 if "theta" in settings or "floor" in settings else 1.5, 1.0):
+        p.grad = torch.full((2,), size, dtype=dtype)
+        expected = p.grad.clone()
+        bridle.clip_([p], policy)
+        assert torch.equal(p.grad, expected)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_theta_does_not_depend_on_the_default_dtype(default):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        for dtype in (torch.float64, torch.float32):
+            policy, p = ByElementSpike(theta=3e9, warmup=1), torch.nn.Parameter(torch.zeros(1, dtype=dtype))
+            for size in (1.0, 1e8):
+                p.grad = torch.full((1,), size, dtype=dtype)
+                bridle.clip_([p], policy)
+            assert p.grad.item() == pytest.approx(math.sqrt(3e9), rel=2 * torch.finfo(dtype).eps)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_memory_from_inference_mode(make, dtype):
+    def begun(ps):
+        for p in ps.values():
+            p.grad = torch.ones_like(p)
+        policy, loaded = make(), make()
+        bridle.clip_(ps, policy)
+        loaded.load_state_dict(policy.state_dict())
+        return loaded
+
+    ps = parameters([dtype])
+    expected = follow(begun(ps), ps, steps=4)
+    ps = parameters([dtype])
+    with torch.inference_mode():
+        policy = begun(ps)
+    assert_same(follow(policy, ps, steps=4), expected)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parameters_of_a_bad_step_are_not_averaged(dtype):
+    """A run is restored after its parameters became infinite: the average is still of where they were."""
+    policy, p = ByOvershoot(), torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    for step in range(3):
+        p.data.add_(0.1)
+        p.grad = torch.full((3,), 1.0 + step, dtype=dtype)
+        bridle.clip_([p], policy)
+    before, kept = policy.state_dict()["average"]["flat"]["parameter 0"], p.data.clone()
+    p.data.fill_(math.inf)
+    p.grad = torch.full((3,), math.nan, dtype=dtype)
+    bridle.clip_([p], policy, nonfinite="skip")
+    p.grad = torch.full((3,), math.nan, dtype=dtype)
+    bridle.clip_([p], policy, nonfinite="propagate")
+    p.data.copy_(kept)
+    assert torch.equal(policy.state_dict()["average"]["flat"]["parameter 0"], before)

@@ -103,7 +103,8 @@ class ByElementSpike(BuiltOnce):
         with torch.no_grad():
             keys, values, norms = grads.keys(), grads.values, grads.norms(self.p)
             seen, good = self._seen.read(keys, norms)["seen"], (norms > 0) & torch.isfinite(norms)
-            times = torch.where(seen < self.warmup, math.inf, math.sqrt(self.theta))  # no limit without a history
+            known = seen >= self.warmup  # no limit without a history
+            times = torch.full_like(seen, math.sqrt(self.theta)).masked_fill_(known.logical_not(), math.inf)
             # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
             rate = math.log(self.decay) if self.decay else -math.inf
             new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
@@ -146,7 +147,9 @@ class ByElementSpike(BuiltOnce):
         times, of_old, of_new = (
             chunk.spread(each.to(size.dtype), size.device) for each in (step.times, step.of_old, step.of_new)
         )
-        limit = torch.where(rms > 0, (times * rms).clamp_(self.floor, self.ceiling), self.ceiling)
+        largest = torch.finfo(size.dtype).max  # torch takes no number that the dtype does not hold
+        floor, ceiling = min(self.floor, largest), min(self.ceiling, largest)
+        limit = torch.where(rms > 0, (times * rms).clamp_(floor, ceiling), ceiling)
         clipped = torch.minimum(size, limit)
         after = _hypot(of_old * rms, of_new * clipped)
         after.clamp_(max=torch.finfo(after.dtype).max)

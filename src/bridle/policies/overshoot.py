@@ -200,13 +200,18 @@ class ByOvershoot(BuiltOnce):
         backend = _kernels.native(parameters, None)
         average = self._average.known(chunk.keys) if backend is not None else None
         if backend is not None and average is not None and share.device == average.device:
-            found = backend.follow_(parameters, grads, average, share.item())
+            step = share.item()
+            # Of a bad step nothing is compared, and its parameters may be infinite, which zero times is no zero.
+            found = backend.follow_(parameters, grads, average, step) if step else (0.0,) * 5
             if found is not None:
                 return _MeasuredWay(found)
         place = _wide(_flat(parameters))
         average = self._average.read(chunk.keys, parameters, place)
         way = place - average
-        average.add_(way * share.to(way))  # not lerp_, which rounds now once and now twice
+        share = share.to(way)
+        moved = average + way * share  # not lerp, which rounds now once and now twice
+        # Not in place: a tensor from inference mode cannot be changed outside of it.
+        self._average.write(chunk.keys, torch.where(share > 0, moved, average))
         # Of a sharded gradient that only others have there is nothing here.
         return _Way(place, way, grads if grads[0].shape == parameters[0].shape else None)
 

@@ -138,8 +138,39 @@ def by_a_module():
     return layer(torch.ones(1, 2, requires_grad=True))
 
 
+def on_a_tensor_whose_hooks_a_module_knows():
+    kept, owner = on_a_tensor(), nn.Module()
+    owner.my_hooks = owner._own_hooks = kept._backward_hooks
+    return kept, owner
+
+
+class Ordered(OrderedDict):
+    """A dict of another kind, whose own methods are not to be called."""
+
+    def items(self):
+        raise AssertionError
+
+
+def on_a_leaf_with_another_dict():
+    kept = torch.ones(2, requires_grad=True)
+    kept._backward_hooks = Ordered()
+    kept.register_hook(lambda g: g)
+    return kept
+
+
 @pytest.mark.parametrize(
-    "make", [on_a_tensor, on_a_node, before_a_node, on_a_leaf, on_a_freed_tensor, on_several, by_a_module]
+    "make",
+    [
+        on_a_tensor,
+        on_a_node,
+        before_a_node,
+        on_a_leaf,
+        on_a_freed_tensor,
+        on_several,
+        by_a_module,
+        on_a_tensor_whose_hooks_a_module_knows,
+        on_a_leaf_with_another_dict,
+    ],
 )
 def test_hooks_that_are_alive(make):
     assert not may_be_hooks()
@@ -176,3 +207,21 @@ def test_frozen_objects_are_not_told(monkeypatch):
     assert not may_be_hooks()
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 1)
     assert may_be_hooks()
+
+
+def test_what_is_kept_in_other_dicts_is_not_called():
+    class Key:
+        number = 1
+
+        def __hash__(self):
+            return self.number
+
+        @property
+        def __class__(self):
+            raise AssertionError
+
+    key = Key()
+    kept = OrderedDict({key: len})
+    key.number = 2  # so that the dict does not find it
+    assert not may_be_hooks()
+    del kept

@@ -16,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 _OWNERS = (nn.Module, Optimizer)
 _GLOBAL = (nn.modules.module, optimizer)
+# An attribute of another name is the user's, and may be the very dict of a tensor.
+_NAMES = {name for name in vars(nn.Module()) if name.endswith("_hooks")}
 
 
 def may_be_hooks() -> bool:
@@ -33,12 +35,16 @@ def may_be_hooks() -> bool:
     # In this order: a hook that is being registered by another thread is in its dict now, or its handle tells.
     if any(_is_unfinished(one, owned) for one in found if isinstance(one, RemovableHandle)):
         return True
-    return any(_holds_hooks(one) for one in found if type(one) is OrderedDict and id(one) not in owned)
+    return any(_holds_hooks(one) for one in found if isinstance(one, OrderedDict) and id(one) not in owned)
 
 
 def _owned(owners: Iterable[Any]) -> set[int]:
     """Return the ids of the dicts that hold hooks of modules and optimizers, and those of all of them."""
-    return {id(value) for owner in owners for name, value in list(vars(owner).items()) if name.endswith("_hooks")}
+    return {id(value) for owner in owners for name, value in list(vars(owner).items()) if _is_of_torch(name)}
+
+
+def _is_of_torch(name: str) -> bool:
+    return name in _NAMES or (name.startswith(("_optimizer_", "_global_")) and name.endswith("_hooks"))
 
 
 def _is_unfinished(handle: RemovableHandle, owned: set[int]) -> bool:
@@ -48,4 +54,5 @@ def _is_unfinished(handle: RemovableHandle, owned: set[int]) -> bool:
 
 
 def _holds_hooks(found: "OrderedDict[Any, Any]") -> bool:
-    return any(isinstance(key, int) and callable(value) for key, value in list(found.items()))
+    # Without a call of what the user wrote: no hash of a key, no method of a subclass, no `__class__` of a proxy.
+    return any(issubclass(type(key), int) and callable(value) for key, value in list(dict.items(found)))

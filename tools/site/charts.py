@@ -8,7 +8,7 @@ from pathlib import Path
 
 import matplotlib
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # last: its names are those of others, too
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 

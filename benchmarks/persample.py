@@ -1,7 +1,8 @@
-"""Per-sample clipping against a plain step and against other libraries, interleaved in one process.
+"""Per-sample clipping against a plain step and against other libraries, each in its own process, in turns.
 
 A step is forward, backward and a clipped gradient in ``.grad``. All methods take turns, so that a busy
-machine disturbs them alike; reported is the median over rounds of the ratio to the plain step of the same
+machine disturbs them alike. In its turn a method of short steps runs one untimed, which fills the caches, and one that
+is timed; reported is the median over rounds of the ratio to the plain step of the same
 round, with its quartiles: by the clock, and by the processor time that was spent. A method that takes more than ten
 plain steps takes part in the first rounds only. One that is not ready within `--limit` seconds, compiling included, or
 that would write down more gradients than memory holds, is reported as such.
@@ -22,13 +23,10 @@ a fifth to a half that depends on little more than the order of sizes.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import copy
 import gc
 import os
 import pathlib
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -37,77 +35,40 @@ import warnings
 
 import torch
 
-from persample_methods import METHODS, NOT_CLIPPED, WRITE_ALL
+from contenders import Contender
+from persample_methods import METHODS
 from persample_models import MODELS, deep
 from side_by_side import ratio, save, show
 
-# What written-down gradients may take, with the copies that clipping them makes.
-WRITTEN_AT_MOST = 8 << 30
 # A method that takes so many plain steps takes part in the first rounds only.
 SLOW, ROUNDS_OF_SLOW = 10, 3
 
 
-class OverLimitError(BaseException):
-    """The time limit is over. No library that is measured catches this."""
-
-
-@contextlib.contextmanager
-def limited(seconds):
-    """Raise `OverLimitError` once so many seconds have passed; never for 0."""
-
-    def stop(*_):
-        raise OverLimitError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def ready(problem, method, limit):
-    """Return a warmed-up step and the clipped gradient it ends with; or why it cannot be."""
-    written = 2 * len(problem.x) * sum(q.nbytes for q in problem.model.parameters())
-    if method in WRITE_ALL and written > WRITTEN_AT_MOST:
-        return None, f"not run: would write down {written / 2**30:.0f} GiB of gradients"
-    mine = copy.deepcopy(problem)
-    try:
-        with limited(limit):
-            step = METHODS[method](mine)
-            step()
-            step()
-        grads = None if method in NOT_CLIPPED else [q.grad.detach().clone() for q in mine.model.parameters()]
-    except OverLimitError:
-        return None, f"not ready after {limit:.0f} s"
-    except ImportError as error:
-        return None, f"not installed: {error.name}"
-    except Exception as error:
-        return None, f"cannot: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
-    return step, grads
-
-
 def gap(a, b):
     """Return how far one gradient is from another, relative to the latter."""
-    far = sum(float((x - y).double().square().sum()) for x, y in zip(a, b, strict=True))
-    return (far / sum(float(y.double().square().sum()) for y in b)) ** 0.5
+    pairs = [(torch.as_tensor(x).double(), torch.as_tensor(y).double()) for x, y in zip(a, b, strict=True)]
+    return float((sum((x - y).square().sum() for x, y in pairs) / sum(y.square().sum() for _, y in pairs)).sqrt())
 
 
-def measured(problem, methods, seconds, rounds, limit):
-    """Return one row per method, from at least so many rounds and seconds."""
-    tried, took = {}, {}
-    for method in methods:
-        start = time.perf_counter()
-        tried[method] = ready(problem, method, 0 if method == "plain" else limit)  # all are compared with it
-        took[method] = time.perf_counter() - start
-    steps = {method: step for method, (step, _) in tried.items() if step is not None}
-    truth = next((tried[m][1] for m in ("torch.func", "bridle") if m in steps), None)
-    clock, spent = take_turns(steps, seconds, rounds)
+def measured(make, size, methods, options, seconds):
+    """Return one row per method on the problem that `make` makes of a size, from rounds of so many seconds at least."""
+    contenders = {}
+    try:
+        for method in methods:
+            limit = 0 if method == "plain" else options.limit  # all are compared with it
+            contenders[method] = Contender(make, size, method, limit, torch.get_num_threads())
+        return rows_of(contenders, *take_turns(contenders, seconds, options.rounds))
+    finally:
+        for contender in contenders.values():
+            contender.close()
+
+
+def rows_of(contenders, clock, spent):
+    truth = next((contenders[m].gradient for m in ("torch.func", "bridle") if m in clock), None)
     rows = []
-    for method, (step, found) in tried.items():
-        if step is None:
-            rows.append({"method": method, "refused": found})
+    for method, contender in contenders.items():
+        if contender.refused:
+            rows.append({"method": method, "refused": contender.refused})
             continue
         turns = len(clock[method])
         row = {
@@ -117,32 +78,32 @@ def measured(problem, methods, seconds, rounds, limit):
             "milliseconds": round(1e3 * sorted(clock[method])[turns // 2], 2),
             "rounds": turns,
         }
-        if found is not None and truth is not None:
-            row["gradient_error"] = float(f"{gap(found, truth):.1e}")
-        row["seconds_until_ready"] = round(took[method], 1)
+        if contender.gradient is not None and truth is not None:
+            row["gradient_error"] = float(f"{gap(contender.gradient, truth):.1e}")
+        row["seconds_until_ready"] = round(contender.took, 1)
         eager = EAGER_OF.get(method)
-        if eager in steps:
+        if eager in clock:
             saved = statistics.median(clock[eager]) - statistics.median(clock[method])
-            row["steps_until_paid_back"] = round(took[method] / saved) if saved > 0 else None
-        if hasattr(step, "info"):
-            row["runs"] = " ".join(step.info.split("\n  ")[1:])
+            row["steps_until_paid_back"] = round(contender.took / saved) if saved > 0 else None
+        if contender.info:
+            row["runs"] = " ".join(contender.info.split("\n  ")[1:])
         rows.append(row)
     return rows
 
 
-def take_turns(steps, seconds, rounds):
+def take_turns(contenders, seconds, rounds):
     """Return the seconds of each method in each round, by the clock and of the processor; slow ones end early."""
-    clock = {method: [] for method in steps}
-    spent = {method: [] for method in steps}
-    steps, end = dict(steps), time.perf_counter() + seconds
+    running = {method: contender for method, contender in contenders.items() if not contender.refused}
+    clock = {method: [] for method in running}
+    spent = {method: [] for method in running}
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(clock["plain"]) < rounds:
-        for method, step in steps.items():
-            start, start_spent = time.perf_counter(), time.process_time()
-            step()
-            clock[method].append(time.perf_counter() - start)
-            spent[method].append(time.process_time() - start_spent)
+        for method, contender in running.items():
+            by_clock, by_processor = contender.step()
+            clock[method].append(by_clock)
+            spent[method].append(by_processor)
         if len(clock["plain"]) == ROUNDS_OF_SLOW:
-            steps = {m: step for m, step in steps.items() if min(clock[m]) <= SLOW * min(clock["plain"])}
+            running = {m: c for m, c in running.items() if min(clock[m]) <= SLOW * min(clock["plain"])}
     return clock, spent
 
 
@@ -164,8 +125,7 @@ def growth(of, what, sizes, make, methods, options, name):
     """Measure several sizes, and save the rows under a name after each of them."""
     rows = []
     for size in sizes:
-        torch.manual_seed(0)
-        found = measured(make(size), methods, options.seconds / len(sizes), options.rounds, options.limit)
+        found = measured(make, (size,), methods, options, options.seconds / len(sizes))
         report(f"{of}, {what} {size}", found)
         rows += [{what: size, **row} for row in found]
         save(name, __doc__, rows)
@@ -269,9 +229,8 @@ def main():
             methods = options.methods or GROWTH
             growth(name, "batch", BATCHES, MODELS[name], methods, options, f"persample-batches-{name}")
             continue
-        torch.manual_seed(0)
-        problem = MODELS[name](options.batch) if options.batch else MODELS[name]()
-        rows = measured(problem, options.methods or list(METHODS), options.seconds, options.rounds, options.limit)
+        batch = (options.batch,) if options.batch else ()
+        rows = measured(MODELS[name], batch, options.methods or list(METHODS), options, options.seconds)
         size = f"-{options.batch}" if options.batch else ""
         report(name + size, rows)
         save(f"persample-{name}{size}", __doc__, rows)

@@ -26,6 +26,7 @@ from .ownership.hooks import is_hooked
 from .ownership.known import Known
 from .ownership.proofs import coarsest_eps
 from .representations.base import Dense, SampleGrads
+from .representations.buffers import Buffers
 from .representations.sum import merged
 from .rules.context import RuleContext
 from .tracing import structure
@@ -69,7 +70,9 @@ class Captured:
     budget_left: int
 
 
-def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
+def capture(
+    losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options, buffers: Buffers
+) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
     losses = _checkpoints.inline_checkpoints(losses)
     names = {id(tensor): name for name, tensor in parameters.items()}
@@ -88,7 +91,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     if found is not None and losses.scan.custom and not options.opaque:
         _refuse_opaque(found.cuts, leaves)
     if found is not None and all(map(_is_linear, losses.scan.custom)):
-        run = _Run(found, leaves, losses, options, hooked)
+        run = _Run(found, leaves, losses, options, hooked, buffers)
         if not run.needs_engine:
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
             whole |= through_hooks({name: leaf for name, leaf in hooked.items() if name in whole}, whole)
@@ -116,10 +119,16 @@ class _Run:
     """
 
     def __init__(
-        self, found: Found, leaves: dict[Node, str], losses: Losses, options: Options, hooked: Collection[str]
+        self,
+        found: Found,
+        leaves: dict[Node, str],
+        losses: Losses,
+        options: Options,
+        hooked: Collection[str],
+        buffers: Buffers,
     ) -> None:
         self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
-        self._hooked, self.needs_engine = hooked, False
+        self._hooked, self._buffers, self.needs_engine = hooked, buffers, False
         bypassed = engine.bypassed(losses.root)
         if bypassed:
             _checkpoints.refuse_hidden_weights(found.cuts)
@@ -198,7 +207,7 @@ class _Run:
         """Write down what saves time, while what it is made of can be let go of at once."""
         if self._free and self._uses[name] == 1 and form.flops_saved > 0 and form.nbytes() <= self.budget_left:
             self.budget_left -= form.nbytes()
-            form = Dense(form.dense())
+            form = form.write_down(self._buffers)
         self.forms[name].append(form)
 
 

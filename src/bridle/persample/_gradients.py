@@ -17,6 +17,7 @@ from ._scatter import Layout
 from ._tensor_ranks import TensorRanks
 from .ownership.find import Source
 from .representations.base import SampleGrads
+from .representations.buffers import Buffers
 from .representations.held_versions import HeldVersions
 from .representations.norms import Norms
 from .representations.numerics import real_dtype
@@ -52,12 +53,13 @@ class BatchGradients:
         scale: float,
         source: Source | None,
         eps: float,
+        buffers: Buffers,
         engine: Callable[[Tensor], dict[str, Tensor]],
     ) -> None:
         self._samples, self._parameters, self._forms = samples, parameter_forms.held, forms
         self._leaves, self._gathered, self._ranks = parameter_forms.leaves, parameter_forms.gathered, ranks
         self._budget, self._scale, self._source, self._engine = memory_budget, scale, source, engine
-        self._eps, self._tensor = eps, tensor
+        self._eps, self._tensor, self._buffers = eps, tensor, buffers
         self._watch = HeldVersions(forms)
         self._known: Norms | None = None
         self._owed: Owed | None = None

@@ -23,6 +23,7 @@ from ._tensor_failures import Others, stop_together
 from ._tensor_ranks import tensor_ranks
 from ._tensor_uses import shard_gradient
 from .engine import Losses
+from .representations.buffers import buffers_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -122,6 +123,8 @@ def _per_sample(
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     allowed = options if where.mesh is None else replace(options, sharded=True)
     model = parameters if isinstance(parameters, nn.Module) else None
+    buffers = buffers_of(where.held.values())
+    buffers.start()
     try:
         tensor = others.tensor = tensor_ranks(where.leaves, split, device)
         ranks = others.samples = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
@@ -130,7 +133,7 @@ def _per_sample(
             others.are_told = True
             agree(tensor, where.leaves, split, same)
             with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):
-                captured = capture(split, where.leaves, model, allowed)
+                captured = capture(split, where.leaves, model, allowed, buffers)
     except Exception:
         engine.refuse_nested(split.root)
         raise
@@ -149,6 +152,7 @@ def _per_sample(
         scale=scale,
         source=captured.source,
         eps=captured.eps,
+        buffers=buffers,
         engine=_weighted_gradients(captured.losses, where.leaves) if options.retain_graph else _no_engine,
     )
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..tracing import as_one_op
-from .base import ALL, SampleGrads, in_chunks, redo_where_lost
+from .base import ALL, Dense, SampleGrads, in_chunks, redo_where_lost
+from .buffers import Buffers
 from .gram_cache import GramCache
 from .numerics import scale_rows, upcast_half
 from .outer import TRAFFIC, gram_doubt, gram_sums
@@ -44,6 +45,12 @@ class Convolved(SampleGrads):
     def dense(self, part: slice = ALL) -> Tensor:
         made = as_one_op(weight_gradients, _form_of_gradients, _ARGUMENTS)
         return made(self.g[part], self.x[part], *self._settings)
+
+    def write_down(self, buffers: Buffers) -> Dense:
+        out = buffers.take((self.samples, *self.shape), self.g.dtype, self.g.device)
+        if out is None:
+            return super().write_down(buffers)
+        return Dense(_write_gradients(self.g, self.x, out, self._settings[1:]))
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
         if self.strategy != "gram":
@@ -84,11 +91,15 @@ def weight_gradients(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) 
         shape: that of the weight.
         options: those of the convolution.
     """
+    return _write_gradients(g, x, g.new_empty(len(g), *shape), options)
+
+
+def _write_gradients(g: Tensor, x: Tensor, out: Tensor, options: Sequence[Any]) -> Tensor:
+    shape = out.shape[1:]
     if not len(g):
-        return g.new_empty(0, *shape)
+        return out
     if _has_columns(g, options) and _columns_are_faster(shape):
-        return _from_columns(g[:, 0], x[:, 0], shape, options)
-    out = g.new_empty(len(g), *shape)
+        return _write_from_columns(g[:, 0], x[:, 0], out, options)
     if options[-1] == 1 and prod(shape[:2]) >= _WIDE:
         for one, one_g, one_x in zip(out, g, x, strict=True):
             one.copy_(_weight_gradient(one_g, one_x, shape, *options))
@@ -136,17 +147,17 @@ def _columns_are_faster(shape: Sequence[int]) -> bool:
     return shape[1] < _NARROW or prod(shape[2:]) == 1 or prod(shape[:2]) >= _WIDE // 2
 
 
-def _from_columns(g: Tensor, x: Tensor, shape: Sequence[int], options: Sequence[Any]) -> Tensor:
-    o, side = shape[0], prod(shape[1:])
-    swapped = side <= o  # the short side first is faster
-    out = g.new_empty(len(g), *((side, o) if swapped else (o, side)))
+def _write_from_columns(g: Tensor, x: Tensor, out: Tensor, options: Sequence[Any]) -> Tensor:
+    shape = out.shape[1:]
+    side = prod(shape[1:])
+    matrices = out.view(len(g), shape[0], side)
     for few in in_chunks(len(g), prod(g.shape[2:]) * side):
         left, right = _unfolded(g[few], x[few], shape, options)
-        if swapped:
-            torch.bmm(right, left.transpose(1, 2), out=out[few])
+        if side <= shape[0]:  # the short side first is faster
+            matrices[few] = torch.bmm(right, left.transpose(1, 2)).transpose(1, 2)
         else:
-            torch.bmm(left, right.transpose(1, 2), out=out[few])
-    return (out.transpose(1, 2) if swapped else out).reshape(-1, *shape)
+            torch.bmm(left, right.transpose(1, 2), out=matrices[few])
+    return out
 
 
 def _unfolded(g: Tensor, x: Tensor, shape: Sequence[int], options: Sequence[Any]) -> tuple[Tensor, Tensor]:

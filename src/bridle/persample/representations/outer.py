@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ..tracing import is_traced
-from .base import ALL, SampleGrads, redo_where_lost
+from .base import ALL, Dense, SampleGrads, redo_where_lost
+from .buffers import Buffers
 from .gram_cache import GramCache, strip_of
 from .numerics import double, is_moderate, row_max, row_norms, scale_rows, square, upcast_half
 
@@ -50,6 +51,11 @@ class Outer(SampleGrads):
     def dense(self, part: slice = ALL) -> Tensor:
         left, right = (self.left, self.right) if part is ALL else (self.left[part], self.right[part])
         return torch.bmm(upcast_half(left).transpose(1, 2), upcast_half(right))
+
+    def write_down(self, buffers: Buffers) -> Dense:
+        left, right = upcast_half(self.left).transpose(1, 2), upcast_half(self.right)
+        out = buffers.take((self.samples, *self.shape), left.dtype, left.device)
+        return Dense(torch.bmm(left, right, out=out))
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:
         if self.rows == 1:

@@ -14,6 +14,7 @@ from .._distributed.fingerprints import combine_fingerprints, parameter_fingerpr
 from .._distributed.meshes import groups_of_mesh
 from .._distributed.recent import Recent
 from .._torch.dtensor import specs_of, stored_shards
+from .._torch.storage import repeats
 from ..errors import BridleError
 from ._norm_exchange import Kind, NormExchange
 from ._shard_layouts import one_mesh
@@ -22,22 +23,21 @@ _cut = Recent[bool]()
 
 
 def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
-    """Return this rank's shard of each gradient, and the mesh; None where they are laid out in any other way.
+    """Return this rank's shards of the gradients, and the mesh; None where they are laid out in any other way.
 
-    A parameter without a gradient on this rank stands for it with its own layout.
+    A parameter without a gradient on this rank stands for it with its own layout. Shards in the same memory are one.
     """
     if torch.compiler.is_compiling():
         return None
     own, specs = specs_of(parameters), specs_of(grads)
     if type(None) in set(map(type, specs)):
-        if len(set(map(id, parameters))) != len(parameters):
-            return None
         specs = [mine if g is None else spec for mine, g, spec in zip(own, grads, specs, strict=True)]
     mesh = one_mesh(own, specs)
     if mesh is None or mesh.device_type != "cpu" or not _are_cut(specs):  # else a number would have to be waited for
         return None
     shards = stored_shards(g for g in grads if g is not None)
-    return (shards, mesh) if len(set(map(id, shards))) == len(shards) else None  # else some are one
+    repeated = repeats(shards)
+    return [t for i, t in enumerate(shards) if i not in repeated] if repeated else shards, mesh
 
 
 def _are_cut(specs: Sequence[Any]) -> bool:

@@ -110,7 +110,7 @@ class Gradients:
             known = None if names is None else _pick(names, kept)
             own, present, numbers = _pick(parameters, kept), _pick(found, kept), _pick(pattern_of, kept)
             sharded = ShardedNorms(own, present, patterns, numbers, known, call())
-            grads = [shard if g is None else g for g, shard in zip(present, sharded.local, strict=True)]
+            grads = [shard if g is None else g for g, shard in zip(sharded.grads, sharded.local, strict=True)]
         else:
             grads = [g for g in [found[i] for i in kept] if g is not None]
         names_are_unique = names is not None and len(set(names)) == len(names)

@@ -11,7 +11,7 @@ from . import _devices, _kernels
 from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
 from ._torch.foreach import has_foreach
-from ._torch.storage import undo_negation
+from ._torch.storage import plain, undo_negation
 from .errors import UnsupportedDeviceError, UnsupportedGradientError
 
 _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
@@ -101,13 +101,13 @@ def _refuse_some_meta(grads: Sequence[Tensor]) -> None:
 
 def _norms_by_torch(grads: list[Tensor], p: float, foreach: bool | None) -> Tensor:
     home = grads[0].device
-    plain = [_values(g, p) for g in grads]
+    values = [_values(g, p) for g in grads]
     found = {
-        i: torch.zeros((), dtype=accumulation_dtype(home), device=home) for i, t in enumerate(plain) if not t.numel()
+        i: torch.zeros((), dtype=accumulation_dtype(home), device=home) for i, t in enumerate(values) if not t.numel()
     }
-    for together, where in _by_foreach(plain, [i for i in range(len(plain)) if i not in found], foreach):
-        found.update(zip(where, _foreach.norms([plain[i] for i in where], p, foreach=together).to(home), strict=True))
-    return torch.stack([found[i] for i in range(len(plain))])
+    for together, where in _by_foreach(values, [i for i in range(len(values)) if i not in found], foreach):
+        found.update(zip(where, _foreach.norms([values[i] for i in where], p, foreach=together).to(home), strict=True))
+    return plain(torch.stack([found[i] for i in range(len(values))]))
 
 
 def _by_foreach(tensors: list[Tensor], where: list[int], foreach: bool | None) -> list[tuple[bool, list[int]]]:
@@ -198,8 +198,13 @@ def count_nonfinite(grads: Sequence[Tensor]) -> Tensor:
     if not grads:
         return torch.zeros(0)
     with torch.no_grad():
-        counts = [torch.isfinite(_dense(g)).logical_not().sum() for g in grads]
+        counts = [nonfinite(g).sum() for g in grads]
         return torch.stack([n.to(grads[0].device) for n in counts])
+
+
+def nonfinite(grad: Tensor) -> Tensor:
+    """Return which of the values that a gradient stores are NaN or infinite."""
+    return torch.isfinite(_dense(grad)).logical_not()
 
 
 def any_above(grads: Iterable[Tensor], limit: float | Tensor) -> Tensor:

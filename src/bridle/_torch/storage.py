@@ -54,6 +54,15 @@ def _runs(tensor: Tensor) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor as no subclass; one whose class handles every operation, such as a fake one, as it is."""
+    kind = type(tensor)
+    if kind is Tensor or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
+
+
 def undo_negation(tensor: Tensor) -> Tensor:
     """Return a view of the memory of a tensor, without a pending negation."""
     return torch._neg_view(tensor) if tensor.is_neg() else tensor

@@ -221,7 +221,10 @@ class Gradients:
         return self._counted(_measure.count_nonfinite(self.values))
 
     def _counted(self, here: Tensor, beside: str = "") -> Tensor:
-        return here if self.sharded is None else self.sharded.combine(here, self._where, 1.0, beside).round()
+        if self.sharded is None:
+            return here
+        found = self.sharded.combine(here, self._where, 1.0, beside)
+        return (found - 1e-6).ceil()  # of copies it is the mean: one that is not finite on some ranks only counts too
 
     def _in_copies(self, here: Tensor) -> dict[str, int]:
         """Return the counts of plain gradients, which should be the same on every rank, where there are any."""
@@ -266,14 +269,19 @@ def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
 
 
 def count_alike(parts: Sequence[Gradients]) -> list[Tensor]:
-    """Count as `count_nonfinite`, and raise on all ranks where copies in plain tensors hold different numbers.
+    """Count as `count_nonfinite`, and raise on all ranks where copies hold such values in different places.
 
+    Of copies in plain tensors the numbers of such values are compared.
     To zero such values would leave copies that differ, under different norms.
     """
     here = [_measure.count_nonfinite(part.values) for part in parts]
     copies = {name: n for part, each in zip(parts, here, strict=True) for name, n in part._in_copies(each).items()}
     beside = f" with values that are not finite in plain gradients: {copies}"
-    return [part._counted(each, beside) for part, each in zip(parts, here, strict=True)]
+    found = [part._counted(each, beside) for part, each in zip(parts, here, strict=True)]
+    sharded = parts[0].sharded if parts else None
+    if sharded is not None and all(part.readable_now() for part in parts):
+        sharded.require_same_places([i for part in parts for i in part._where])
+    return found
 
 
 @contextmanager

@@ -10,10 +10,12 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .. import _measure
 from .._distributed.agreement import Agreement
+from .._distributed.checksums import checksum
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, order_meshes
 from .._torch.dtensor import specs_of, stored_parts, stored_shards
@@ -37,6 +39,10 @@ from ._shard_layouts import (
 from ._shared_memory import refuse_other_layout, repeated_dtensors
 
 _EXACT = 2**52  # float64 holds integers of this size
+_DIFFERENT_PLACES = (
+    "ranks {} hold copies of one gradient that are not finite in different places, such as on some of them only: to "
+    'zero these values would leave copies that differ. Pass nonfinite="raise", which names them, or "skip".'
+)
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
 
@@ -225,6 +231,20 @@ class ShardedNorms:
         self._combine(exchange, found, sets, [self._kind(members, p) for members in sets])
         exchange.finish()
         return found.view(each.shape)
+
+    def require_same_places(self, where: Sequence[int]) -> None:
+        """Raise on all ranks where copies of a gradient are not finite in different places."""
+        exchange = NormExchange(self._call)
+        for group, sharded in self._groups(exchange):
+            marks = [self._mark(i) for i in where if sharded.get(self._place_of[i]) is False]
+            exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
+        exchange.finish()
+
+    def _mark(self, i: int) -> int:
+        """Return a number for the places where a copy is not finite; 0 where this rank has none."""
+        if i in self._missing_copies:
+            return 0
+        return int(checksum(_measure.nonfinite(self.values[i]).to(torch.uint8))) % _EXACT + 1
 
     def combine_slices(self, slices: Sequence[Tensor], where: Sequence[int], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices of which this rank knows the norm of its own part.

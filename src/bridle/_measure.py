@@ -37,7 +37,7 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
     backend = _kernels.native(grads, foreach)
     found = backend.total_norm(grads, p) if backend is not None else None
     if found is not None:
-        value, double = found
+        value, double, _ = found
         return torch.tensor(value, dtype=dtype_of_norm(double, value)), value
     with torch.no_grad():
         norm = total(norms(grads, p, foreach), p)
@@ -45,14 +45,17 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
         return norm.to(result_dtype(grads, number)), number
 
 
-def total_on_cpu(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, bool]:
-    """Return the norm of all gradients, which are on the CPU, as a number, and whether any is of double precision."""
+def total_on_cpu(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, bool, bool]:
+    """Return the norm of all gradients, which are on the CPU, as a number.
+
+    Also return whether any is of double precision, and whether two may be in the same memory.
+    """
     backend = _kernels.native(grads, foreach)
     found = backend.total_norm(grads, p) if backend is not None else None
     if found is not None:
         return found
     with torch.no_grad():
-        return (total(norms(grads, p, foreach), p).item() if grads else 0.0), any_double(grads)
+        return (total(norms(grads, p, foreach), p).item() if grads else 0.0), any_double(grads), True
 
 
 def any_double(tensors: Iterable[Tensor]) -> bool:

@@ -25,19 +25,19 @@ _cut = Recent[bool]()
 def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
     """Return this rank's shards of the gradients, and the mesh; None where they are laid out in any other way.
 
-    A parameter without a gradient on this rank stands for it with its own layout. Shards in the same memory are one.
+    A parameter without a gradient on this rank stands for it with its own layout.
     """
     if torch.compiler.is_compiling():
         return None
     own, specs = specs_of(parameters), specs_of(grads)
+    present = grads
     if type(None) in set(map(type, specs)):
+        present = [g for g in grads if g is not None]
         specs = [mine if g is None else spec for mine, g, spec in zip(own, grads, specs, strict=True)]
     mesh = one_mesh(own, specs)
     if mesh is None or mesh.device_type != "cpu" or not _are_cut(specs):  # else a number would have to be waited for
         return None
-    shards = stored_shards(g for g in grads if g is not None)
-    repeated = repeats(shards)
-    return [t for i, t in enumerate(shards) if i not in repeated] if repeated else shards, mesh
+    return stored_shards(present), mesh
 
 
 def _are_cut(specs: Sequence[Any]) -> bool:
@@ -48,12 +48,18 @@ def _are_cut(specs: Sequence[Any]) -> bool:
 
 def total_norm(
     parameters: Sequence[Tensor], shards: list[Tensor], mesh: Any, p: float, foreach: bool | None, call: str
-) -> tuple[Tensor, float]:
-    """Return the norm over all ranks, as a tensor and as a number, given this rank's shards of the gradients."""
+) -> tuple[Tensor, float, list[Tensor]]:
+    """Return the norm over all ranks, as a tensor and as a number, given this rank's shards of the gradients.
+
+    Also return the shards without those in the memory of another, which count once.
+    """
     exchange, error, found = NormExchange(call), None, 0.0
     try:
         _measure.check_foreach(shards, foreach)
-        found, double = _measure.total_on_cpu(shards, p, foreach)
+        found, double, may_share = _measure.total_on_cpu(shards, p, foreach)
+        if may_share and (repeated := repeats(shards)):
+            shards = [t for i, t in enumerate(shards) if i not in repeated]
+            found, double, _ = _measure.total_on_cpu(shards, p, foreach)
     except BridleError as raised:  # the others wait for this rank
         error, double = raised, _measure.any_double(shards)
         exchange.fail(f"{type(raised).__name__}: {raised}")
@@ -68,4 +74,4 @@ def total_norm(
         raise error
     exchange.finish()
     value = norm.item()
-    return torch.tensor(value, dtype=_measure.dtype_of_norm(like, value)), value
+    return torch.tensor(value, dtype=_measure.dtype_of_norm(like, value)), value, shards

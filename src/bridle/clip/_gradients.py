@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _devices, _measure
+from .._torch.dtensor import grads_of
 from ..distributed import PlacementSpec
 from ..errors import UnsupportedGradientError
 from ._parameters import live_names, warn_raw_gradients
@@ -85,7 +86,7 @@ class Gradients:
         call: Callable[[], str] = str,
     ) -> Gradients:
         """Return the gradients that parameters have."""
-        found = [p.grad for p in parameters]
+        found = grads_of(parameters)
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)
         return cls.from_pairs(names, parameters, found, placement, call)

@@ -113,7 +113,9 @@ def _clip_dtensors(listed: list[Tensor], grads: list[Tensor | None], options: _O
     cut = _all_sharded.shards_on_one_mesh(listed, grads)
     if cut is not None:
         shards, mesh = cut
-        norm, value = _all_sharded.total_norm(listed, shards, mesh, options.p, options.foreach, options.describe())
+        norm, value, shards = _all_sharded.total_norm(
+            listed, shards, mesh, options.p, options.foreach, options.describe()
+        )
         if math.isfinite(value) or not options.error_if_nonfinite:  # naming the offenders takes more than a number
             _scale_down(shards, options.max_norm, value, options.foreach)
             return norm

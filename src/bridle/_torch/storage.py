@@ -25,7 +25,8 @@ def repeats(tensors: Sequence[Tensor]) -> dict[int, int]:
     if len(set(starts)) == len(starts):
         return {}
     first: dict[object, int] = {}
-    keys = [(start, t.dtype, _runs(t)) if start > 0 else start for start, t in zip(starts, tensors, strict=True)]
+    pairs = zip(starts, tensors, strict=True)
+    keys = [(start, t.device, t.dtype, _runs(t)) if start > 0 else start for start, t in pairs]
     found = {i: first.setdefault(key, i) for i, key in enumerate(keys)}
     return {i: other for i, other in found.items() if i != other}
 

@@ -11,7 +11,7 @@ from . import _devices, _kernels
 from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
 from ._torch.foreach import has_foreach
-from ._torch.storage import undo_negation
+from ._torch.storage import plain, undo_negation
 from .errors import UnsupportedDeviceError, UnsupportedGradientError
 
 _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
@@ -37,7 +37,7 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
     backend = _kernels.native(grads, foreach)
     found = backend.total_norm(grads, p) if backend is not None else None
     if found is not None:
-        value, double = found
+        value, double, _ = found
         return torch.tensor(value, dtype=dtype_of_norm(double, value)), value
     with torch.no_grad():
         norm = total(norms(grads, p, foreach), p)
@@ -45,14 +45,17 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
         return norm.to(result_dtype(grads, number)), number
 
 
-def total_on_cpu(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, bool]:
-    """Return the norm of all gradients, which are on the CPU, as a number, and whether any is of double precision."""
+def total_on_cpu(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, bool, bool]:
+    """Return the norm of all gradients, which are on the CPU, as a number.
+
+    Also return whether any is of double precision, and whether two may be in the same memory.
+    """
     backend = _kernels.native(grads, foreach)
     found = backend.total_norm(grads, p) if backend is not None else None
     if found is not None:
         return found
     with torch.no_grad():
-        return (total(norms(grads, p, foreach), p).item() if grads else 0.0), any_double(grads)
+        return (total(norms(grads, p, foreach), p).item() if grads else 0.0), any_double(grads), True
 
 
 def any_double(tensors: Iterable[Tensor]) -> bool:
@@ -101,13 +104,13 @@ def _refuse_some_meta(grads: Sequence[Tensor]) -> None:
 
 def _norms_by_torch(grads: list[Tensor], p: float, foreach: bool | None) -> Tensor:
     home = grads[0].device
-    plain = [_values(g, p) for g in grads]
+    values = [_values(g, p) for g in grads]
     found = {
-        i: torch.zeros((), dtype=accumulation_dtype(home), device=home) for i, t in enumerate(plain) if not t.numel()
+        i: torch.zeros((), dtype=accumulation_dtype(home), device=home) for i, t in enumerate(values) if not t.numel()
     }
-    for together, where in _by_foreach(plain, [i for i in range(len(plain)) if i not in found], foreach):
-        found.update(zip(where, _foreach.norms([plain[i] for i in where], p, foreach=together).to(home), strict=True))
-    return torch.stack([found[i] for i in range(len(plain))])
+    for together, where in _by_foreach(values, [i for i in range(len(values)) if i not in found], foreach):
+        found.update(zip(where, _foreach.norms([values[i] for i in where], p, foreach=together).to(home), strict=True))
+    return plain(torch.stack([found[i] for i in range(len(values))]))
 
 
 def _by_foreach(tensors: list[Tensor], where: list[int], foreach: bool | None) -> list[tuple[bool, list[int]]]:
@@ -198,8 +201,13 @@ def count_nonfinite(grads: Sequence[Tensor]) -> Tensor:
     if not grads:
         return torch.zeros(0)
     with torch.no_grad():
-        counts = [torch.isfinite(_dense(g)).logical_not().sum() for g in grads]
+        counts = [nonfinite(g).sum() for g in grads]
         return torch.stack([n.to(grads[0].device) for n in counts])
+
+
+def nonfinite(grad: Tensor) -> Tensor:
+    """Return which of the values that a gradient stores are NaN or infinite."""
+    return torch.isfinite(_dense(grad)).logical_not()
 
 
 def any_above(grads: Iterable[Tensor], limit: float | Tensor) -> Tensor:

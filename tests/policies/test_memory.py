@@ -65,6 +65,22 @@ def test_works_where_there_is_nothing_to_read(make):
 
 
 @every_policy
+def test_what_is_saved_are_plain_tensors(make):
+    """Whatever class the gradients and parameters are of, a checkpoint loads without it."""
+
+    class Labelled(torch.Tensor):
+        pass
+
+    policy, weight = make(), torch.nn.Parameter(parameter().detach().as_subclass(Labelled))
+    for norm in (1.0, 2.0):
+        p = parameter()
+        weight.grad, p.grad = gradient(norm).as_subclass(Labelled), gradient(norm).as_subclass(Labelled)
+        bridle.clip_({"w": weight, "p": p}, policy)
+    assert {type(t) for t in tensors_of(policy.state_dict())} == {torch.Tensor}
+    assert list(tensors_of(reloaded(policy)))
+
+
+@every_policy
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e308])
 def test_a_bad_step_never_spoils_the_state(make, bad):
     """After a bad step everything goes on; for NaN and infinity as if it had never been."""

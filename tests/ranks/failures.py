@@ -97,6 +97,31 @@ def zeroed_in_one_copy(value):
     layouts.assert_same_everywhere(parameters["p2"].grad.sum().item())
 
 
+def zeroed_in_some_copies(sick_ranks, places):
+    """A replicated gradient is not finite on some ranks, or in different places."""
+    parameters, _ = layouts.build(SPREAD)
+    rank = dist.get_rank()
+    copy = parameters["p1"].grad.to_local()
+    if rank in sick_ranks:
+        copy[places[rank]] = math.nan
+    before = pieces(parameters)
+    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero"))
+    assert kind == "RankError"
+    assert "not finite in different places" in text
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
+    )
+    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1)))
+    assert kind == "NonFiniteGradientError"
+    assert "p1 (1 value)" in text, text
+    copy[:] = torch.ones(5)
+    copy[2] = math.nan  # the same on all ranks
+    if rank == 1:
+        parameters["p1"].grad = None  # which one rank lacks
+    bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero")
+    assert rank == 1 or (copy.isfinite().all() and copy[2] == 0 and copy[0] > 0)
+
+
 def unit_without_a_gradient():
     """The last rank holds no row and has no gradient, and still takes part."""
     rows = dist.get_world_size() - 1

@@ -34,6 +34,12 @@ def test_a_value_is_not_zeroed_in_one_copy_only(ranks, value):
     ranks.run(failures.zeroed_in_one_copy, value)
 
 
+def test_values_are_not_zeroed_in_some_copies_only(four):
+    for sick in ([0, 1, 2], [3]):  # most of them, and one
+        four.run(failures.zeroed_in_some_copies, sick, [1, 1, 1, 1])
+    four.run(failures.zeroed_in_some_copies, [0, 1, 2, 3], [1, 1, 1, 4])
+
+
 def test_numbers_in_dtensors(two):
     two.run(failures.a_limit_in_parts)
     two.run(failures.a_norm_in_parts)

@@ -4,6 +4,7 @@ import math
 
 import layouts
 import pytest
+import shared_memory
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -64,6 +65,48 @@ def test_policies_as_in_one_process(request, size, case):
     rank_processes = request.getfixturevalue("two" if size == 2 else "four")
     for p in (2.0, math.inf):
         rank_processes.run(layouts.check_policies, case, p)
+
+
+# Rows as above, which of them the last shares its memory with, and whether it is a plain tensor.
+SHARED = {
+    "fsdp": (tensors(((4, 3), "line", "0", ()), ((2,), "line", "0", ()), ((4, 3), "line", "0", ())), "p0", False),
+    "an empty shard": (
+        tensors(((1, 3), "line", "0", ()), ((2,), "line", "0", ()), ((1, 3), "line", "0", ())),
+        "p0",
+        False,
+    ),
+    "shards beside a plain tensor": (
+        tensors(((5, 3), "line", "0", ()), ((2,), "plain", "", ()), ((5, 3), "line", "0", ())),
+        "p0",
+        False,
+    ),
+    "copies": (tensors(((4, 3), "line", "r", ()), ((4,), "line", "0", ()), ((4, 3), "line", "r", ())), "p0", False),
+    "a copy and a plain tensor": (
+        tensors(((4, 3), "line", "r", ()), ((4,), "line", "0", ()), ((4, 3), "plain", "", ())),
+        "p0",
+        True,
+    ),
+    "partial": (tensors(((4, 3), "line", "p", ()), ((4,), "line", "0", ()), ((4, 3), "line", "p", ())), "p0", False),
+    "copies of shards": (
+        tensors(((4, 3), "1x2", "r1", ()), ((4,), "line", "0", ()), ((4, 3), "1x2", "r1", ())),
+        "p0",
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("case", "shared", "as_plain"), SHARED.values(), ids=SHARED)
+def test_memory_that_gradients_share_counts_once(two, case, shared, as_plain):
+    two.run(shared_memory.counts_once, case, shared, as_plain)
+
+
+def test_memory_shared_on_one_rank(two):
+    two.run(shared_memory.copies_shared_on_one_rank, *SHARED["copies"][:2])
+
+
+def test_memory_that_is_shard_and_copy_is_refused(two):
+    for rows in (2, 1):
+        two.run(shared_memory.refused, rows)
 
 
 @st.composite

@@ -44,7 +44,10 @@ def state_fingerprint(state: Any) -> int:
 
 
 def parameter_fingerprints(
-    names: Sequence[str] | None, parameters: Sequence[Any], sharded: Sequence[bool] = ()
+    names: Sequence[str] | None,
+    parameters: Sequence[Any],
+    sharded: Sequence[bool] = (),
+    specs: Sequence[Any] | None = None,
 ) -> Sequence[int]:
     """Return a number for each parameter, from its name (where names are known), shape, dtype and placements.
 
@@ -52,8 +55,9 @@ def parameter_fingerprints(
         names: The names, or None.
         parameters: The parameters.
         sharded: Which of them are shards in plain tensors.
+        specs: Their `specs_of`, where these are known.
     """
-    specs = specs_of(parameters)
+    specs = specs_of(parameters) if specs is None else specs
     if any(sharded) or type(None) in set(map(type, specs)):
         cut = sharded or [False] * len(specs)
         metas = [_meta(p, spec, shard) for p, spec, shard in zip(parameters, specs, cut, strict=True)]

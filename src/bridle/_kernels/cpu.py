@@ -12,8 +12,11 @@ class Extension(Protocol):
 
     def norm(
         self, tensors: list[Tensor], p: float, threads: int, each: Tensor | None = None
-    ) -> tuple[float, bool] | None:
-        """Return the norm of all, and whether any is float64; that of each goes into `each`, a float64 vector."""
+    ) -> tuple[float, bool, bool] | None:
+        """Return the norm of all, whether any is float64, and whether two begin in one place.
+
+        That of each goes into `each`, a float64 vector.
+        """
 
     def scale(self, tensors: list[Tensor], by: float | Tensor, threads: int) -> bool:
         """Multiply in place by one number, or each tensor by its entry of a float64 vector."""
@@ -70,8 +73,8 @@ class CpuBackend:
         each = torch.empty(len(tensors), dtype=torch.float64)
         return each if self.extension.norm(tensors, p, torch.get_num_threads(), each) is not None else None
 
-    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool] | None:
-        """Return the p-norm of all, and whether any is float64."""
+    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool, bool] | None:
+        """Return the p-norm of all, whether any is float64, and whether two may be in the same memory."""
         return self.extension.norm(tensors, p, torch.get_num_threads())
 
     def scale_(self, tensors: list[Tensor], by: float | Tensor) -> bool:

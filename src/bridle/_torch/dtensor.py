@@ -8,7 +8,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from .modes import overrides_functions
 
 
 def is_dtensor(value: Any) -> bool:
@@ -124,6 +127,20 @@ def dtensor_class() -> type[Any] | None:
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
 
 
+def grads_of(parameters: Sequence[Any]) -> list[Tensor | None]:
+    """Return the gradient of each parameter. With DTensors among them torch looks for overrides at each read: not here.
+
+    Raises:
+        AttributeError: One of them is not a tensor.
+    """
+    if dtensor_class() is None or torch.compiler.is_compiling():
+        return [p.grad for p in parameters]
+    if any(map(overrides_functions, set(map(type, parameters)))):
+        return [p.grad for p in parameters]
+    with torch._C.DisableTorchFunctionSubclass():  # nothing that it could disable, but the search: half of the cost
+        return [p.grad for p in parameters]
+
+
 def specs_of(tensors: Sequence[Any]) -> list[Any]:
     """Return mesh, placements and tensor metadata of each DTensor, None for another tensor.
 
@@ -138,7 +155,7 @@ def specs_of(tensors: Sequence[Any]) -> list[Any]:
 def stored_shards(dtensors: Iterable[Any]) -> list[Tensor]:
     """Return this rank's shard of each DTensor, at a tenth of the cost of `to_local`, which autograd records."""
     shards = [t._local_tensor for t in dtensors]
-    return [t if type(t) is Tensor else wait_tensor(t) for t in shards]
+    return shards if set(map(type, shards)) <= {Tensor} else [wait_tensor(t) for t in shards]
 
 
 def stored_parts(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Tensor]:

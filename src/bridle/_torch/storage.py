@@ -1,6 +1,7 @@
 """The memory of a tensor as it is stored."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +26,51 @@ def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has no values, only a shape, a dtype and a device, as while a compiler traces."""
     module = sys.modules.get("torch._subclasses.fake_tensor")
     return module is not None and isinstance(tensor, module.FakeTensor)
+
+
+def repeats(tensors: Sequence[Tensor]) -> dict[int, int]:
+    """Return the tensors that are in the whole memory of an earlier one, each with the first of them, by index."""
+    starts = _starts(tensors)
+    if len(set(starts)) == len(starts):
+        return {}
+    first: dict[object, int] = {}
+    pairs = zip(starts, tensors, strict=True)
+    keys = [(start, t.device, t.dtype, _runs(t)) if start > 0 else start for start, t in pairs]
+    found = {i: first.setdefault(key, i) for i, key in enumerate(keys)}
+    return {i: other for i, other in found.items() if i != other}
+
+
+def _starts(tensors: Sequence[Tensor]) -> list[int]:
+    """Return where the memory of each tensor begins; below zero for one that has no block, such as an empty one."""
+    if torch.compiler.is_compiling() or any(map(is_fake, tensors[:1])):
+        return [-id(t) for t in tensors]
+    try:
+        found = list(map(Tensor.data_ptr, tensors))
+    except RuntimeError:  # of a tensor without a storage, such as a sparse one
+        found = [t.data_ptr() if t.layout is torch.strided and not is_fake(t) else 0 for t in tensors]
+    return [start or -id(t) for start, t in zip(found, tensors, strict=True)] if 0 in found else found
+
+
+def _runs(tensor: Tensor) -> tuple[tuple[int, int], ...]:
+    """Return step and number of the elements of a strided tensor, the same for all orders and shapes of its memory."""
+    found: list[tuple[int, int]] = []
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    for step, size in sorted((step, size) for step, size in pairs if size > 1):
+        inner, count = found[-1] if found else (0, 0)
+        if found and inner * count == step:
+            found[-1] = (inner, count * size)
+        else:
+            found.append((step, size))
+    return tuple(found)
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """Return a tensor as no subclass; one whose class handles every operation, such as a fake one, as it is."""
+    kind = type(tensor)
+    if kind is Tensor or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        return tensor
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(Tensor)
 
 
 def undo_negation(tensor: Tensor) -> Tensor:

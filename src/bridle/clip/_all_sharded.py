@@ -4,7 +4,7 @@ Whether a call takes this path depends on the layout of its parameters only, so 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from .._distributed.fingerprints import combine_fingerprints, parameter_fingerpr
 from .._distributed.meshes import groups_of_mesh
 from .._distributed.recent import Recent
 from .._torch.dtensor import specs_of, stored_shards
+from .._torch.storage import repeats
 from ..errors import BridleError
 from ._norm_exchange import Kind, NormExchange
 from ._shard_layouts import one_mesh
@@ -21,23 +22,31 @@ from ._shard_layouts import one_mesh
 _cut = Recent[bool]()
 
 
-def shards_on_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> tuple[list[Tensor], Any] | None:
-    """Return this rank's shard of each gradient, and the mesh; None where they are laid out in any other way.
+class OnOneMesh(NamedTuple):
+    """Parameters with their specs, this rank's shards of those gradients that it has, and the mesh of all."""
+
+    parameters: Sequence[Tensor]
+    specs: Sequence[Any]
+    shards: list[Tensor]
+    mesh: Any
+
+
+def read_one_mesh(parameters: Sequence[Any], grads: Sequence[Any]) -> OnOneMesh | None:
+    """Return where gradients are that are all sharded on one mesh; None where they are laid out in any other way.
 
     A parameter without a gradient on this rank stands for it with its own layout.
     """
     if torch.compiler.is_compiling():
         return None
     own, specs = specs_of(parameters), specs_of(grads)
+    present = grads
     if type(None) in set(map(type, specs)):
-        if len(set(map(id, parameters))) != len(parameters):
-            return None
+        present = [g for g in grads if g is not None]
         specs = [mine if g is None else spec for mine, g, spec in zip(own, grads, specs, strict=True)]
     mesh = one_mesh(own, specs)
     if mesh is None or mesh.device_type != "cpu" or not _are_cut(specs):  # else a number would have to be waited for
         return None
-    shards = stored_shards(g for g in grads if g is not None)
-    return (shards, mesh) if len(set(map(id, shards))) == len(shards) else None  # else some are one
+    return OnOneMesh(parameters, own, stored_shards(present), mesh)
 
 
 def _are_cut(specs: Sequence[Any]) -> bool:
@@ -46,26 +55,28 @@ def _are_cut(specs: Sequence[Any]) -> bool:
     return _cut.of(placements, lambda: all(place.is_shard() for places in placements for place in places))
 
 
-def total_norm(
-    parameters: Sequence[Tensor], shards: list[Tensor], mesh: Any, p: float, foreach: bool | None, call: str
-) -> tuple[Tensor, float]:
-    """Return the norm over all ranks, as a tensor and as a number, given this rank's shards of the gradients."""
+def total_norm(where: OnOneMesh, p: float, foreach: bool | None, call: str) -> tuple[Tensor, float, list[Tensor]]:
+    """Return the norm over all ranks, as a tensor and as a number, and the shards to scale: each memory once."""
     exchange, error, found = NormExchange(call), None, 0.0
+    parameters, specs, shards, mesh = where
     try:
         _measure.check_foreach(shards, foreach)
-        found, double = _measure.total_on_cpu(shards, p, foreach)
+        found, double, may_share = _measure.total_on_cpu(shards, p, foreach)
+        if may_share and (repeated := repeats(shards)):
+            shards = [t for i, t in enumerate(shards) if i not in repeated]
+            found, double, _ = _measure.total_on_cpu(shards, p, foreach)
     except BridleError as raised:  # the others wait for this rank
         error, double = raised, _measure.any_double(shards)
         exchange.fail(f"{type(raised).__name__}: {raised}")
     # Where this rank lacks a gradient, the parameter stands for its dtype, so that all ranks return the same.
-    like = double if len(shards) == len(parameters) else _measure.any_double(parameters)
+    like = double or (len(shards) < len(parameters) and _measure.any_double(parameters))
     norm = torch.tensor([found], dtype=torch.float64)
-    what = combine_fingerprints(parameter_fingerprints(None, parameters))
-    kinds = [Kind(p, double or like)]
+    what = combine_fingerprints(parameter_fingerprints(None, parameters, specs=specs))
+    kinds = [Kind(p, like)]
     for group in groups_of_mesh(mesh):
         exchange.reduce_norms(norm, {0: True}, kinds, group, parameters=what, count=len(parameters))
     if error is not None:
         raise error
     exchange.finish()
     value = norm.item()
-    return torch.tensor(value, dtype=_measure.dtype_of_norm(like, value)), value
+    return torch.tensor(value, dtype=_measure.dtype_of_norm(like, value)), value, shards

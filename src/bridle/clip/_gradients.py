@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .. import _devices, _measure
+from .._torch.dtensor import grads_of
 from ..distributed import PlacementSpec
 from ..errors import UnsupportedGradientError
 from ._parameters import live_names, warn_raw_gradients
@@ -85,7 +86,7 @@ class Gradients:
         call: Callable[[], str] = str,
     ) -> Gradients:
         """Return the gradients that parameters have."""
-        found = [p.grad for p in parameters]
+        found = grads_of(parameters)
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)
         return cls.from_pairs(names, parameters, found, placement, call)
@@ -110,7 +111,7 @@ class Gradients:
             known = None if names is None else _pick(names, kept)
             own, present, numbers = _pick(parameters, kept), _pick(found, kept), _pick(pattern_of, kept)
             sharded = ShardedNorms(own, present, patterns, numbers, known, call())
-            grads = [shard if g is None else g for g, shard in zip(present, sharded.local, strict=True)]
+            grads = [shard if g is None else g for g, shard in zip(sharded.grads, sharded.local, strict=True)]
         else:
             grads = [g for g in [found[i] for i in kept] if g is not None]
         names_are_unique = names is not None and len(set(names)) == len(names)
@@ -221,7 +222,10 @@ class Gradients:
         return self._counted(_measure.count_nonfinite(self.values))
 
     def _counted(self, here: Tensor, beside: str = "") -> Tensor:
-        return here if self.sharded is None else self.sharded.combine(here, self._where, 1.0, beside).round()
+        if self.sharded is None:
+            return here
+        found = self.sharded.combine(here, self._where, 1.0, beside)
+        return (found - 1e-6).ceil()  # of copies it is the mean: one that is not finite on some ranks only counts too
 
     def _in_copies(self, here: Tensor) -> dict[str, int]:
         """Return the counts of plain gradients, which should be the same on every rank, where there are any."""
@@ -266,14 +270,19 @@ def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
 
 
 def count_alike(parts: Sequence[Gradients]) -> list[Tensor]:
-    """Count as `count_nonfinite`, and raise on all ranks where copies in plain tensors hold different numbers.
+    """Count as `count_nonfinite`, and raise on all ranks where copies hold such values in different places.
 
+    Of copies in plain tensors the numbers of such values are compared.
     To zero such values would leave copies that differ, under different norms.
     """
     here = [_measure.count_nonfinite(part.values) for part in parts]
     copies = {name: n for part, each in zip(parts, here, strict=True) for name, n in part._in_copies(each).items()}
     beside = f" with values that are not finite in plain gradients: {copies}"
-    return [part._counted(each, beside) for part, each in zip(parts, here, strict=True)]
+    found = [part._counted(each, beside) for part, each in zip(parts, here, strict=True)]
+    sharded = parts[0].sharded if parts else None
+    if sharded is not None and all(part.readable_now() for part in parts):
+        sharded.require_same_places([i for part in parts for i in part._where])
+    return found
 
 
 @contextmanager

@@ -16,7 +16,7 @@ class _Threads:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.free = threading.Condition()
-        self.busy: list[set[int]] = []  # the parameters of each call that is under way
+        self.busy: list[tuple[Tensor, ...]] = []  # the parameters of each call that is under way
 
 
 _threads = _Threads()
@@ -35,17 +35,22 @@ def one_at_a_time(across_ranks: Sequence[Tensor] | None) -> AbstractContextManag
     """
     if torch.compiler.is_compiling():
         return nullcontext()
-    return _threads.lock if across_ranks is None else _claim(set(map(id, across_ranks)))
+    return _threads.lock if across_ranks is None else _claim(tuple(across_ranks))
 
 
 @contextmanager
-def _claim(mine: set[int]) -> Iterator[None]:
+def _claim(mine: tuple[Tensor, ...]) -> Iterator[None]:
     with _threads.free:
-        _threads.free.wait_for(lambda: all(map(mine.isdisjoint, _threads.busy)))
+        _threads.free.wait_for(lambda: not _threads.busy or _is_free(mine))
         _threads.busy.append(mine)
     try:
         yield
     finally:
         with _threads.free:
-            _threads.busy.remove(mine)
+            _threads.busy = [each for each in _threads.busy if each is not mine]
             _threads.free.notify_all()
+
+
+def _is_free(parameters: Sequence[Tensor]) -> bool:
+    wanted = set(map(id, parameters))
+    return all(wanted.isdisjoint(map(id, each)) for each in _threads.busy)

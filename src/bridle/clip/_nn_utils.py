@@ -110,10 +110,9 @@ def _clip_plain(listed: list[Tensor], grads: list[Tensor], options: _Options) ->
 
 def _clip_dtensors(listed: list[Tensor], grads: list[Tensor | None], options: _Options) -> Tensor:
     """Clip DTensors, by one number per rank where all of them are sharded on one mesh."""
-    cut = _all_sharded.shards_on_one_mesh(listed, grads)
-    if cut is not None:
-        shards, mesh = cut
-        norm, value = _all_sharded.total_norm(listed, shards, mesh, options.p, options.foreach, options.describe())
+    where = _all_sharded.read_one_mesh(listed, grads)
+    if where is not None:
+        norm, value, shards = _all_sharded.total_norm(where, options.p, options.foreach, options.describe())
         if math.isfinite(value) or not options.error_if_nonfinite:  # naming the offenders takes more than a number
             _scale_down(shards, options.max_norm, value, options.foreach)
             return norm

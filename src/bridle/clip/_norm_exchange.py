@@ -124,6 +124,13 @@ class NormExchange(Agreement):
         self._take_largest(values, own, scaled + copied, reduce, held if copied else (), _different_copies(group))
         self._add_powers(values, own, scaled, kinds, group)
 
+    def require_same(self, marks: Sequence[int], group: Group, fault: str) -> None:
+        """Note a fault where copies that the ranks of a group hold have different marks; 0 for none on this rank."""
+        if marks and group.group.size() > 1:
+            nothing = torch.zeros(0, dtype=torch.float64)
+            reduce = partial(self.all_reduce, group=group, asked={"the number of copies": len(marks)}, compared={})
+            self._take_largest(nothing, nothing, [], reduce, marks, fault)
+
     def _first_message(
         self,
         entries: Entries,

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .._torch.dtensor import grads_of
 from .._warn import warn
 from ..errors import GradientTypeError, NotAParameterError
 from ..graph import find_names
@@ -68,10 +69,10 @@ def with_gradients(target: Target) -> tuple[list[Tensor], list[Tensor | None]]:
     # The usual case, and the one that has to be fast, is a list of parameters.
     parameters = target if type(target) is list else named(target)[1]
     try:
-        found = [p.grad for p in parameters]
+        found = grads_of(parameters)
     except AttributeError:  # a list of pairs, of param groups, or of something else
         parameters = named(target)[1]
-        found = [p.grad for p in parameters]
+        found = grads_of(parameters)
     if not any(g is not None for g in found):
         warn_raw_gradients(parameters)
     return parameters, found

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import is_
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -63,6 +63,10 @@ class ShardLayout:
         return {dim for each, dim in found if each == group and dim >= 0}
 
 
+Place: TypeAlias = tuple[ShardLayout | None, int]
+"""How a gradient lies on a mesh, None for a plain tensor, and the index of its pattern of `placement`."""
+
+
 def one_mesh(own: Sequence[Any], specs: Sequence[Any]) -> Any:
     """Return the mesh that all parameters lie on; None where there are several, or other tensors than DTensors.
 
@@ -117,9 +121,7 @@ def groups_of_patterns(patterns: Iterable[tuple[Placement, ...]], kinds: tuple[t
     return list(found)
 
 
-def refuse_counted_twice(
-    places: Iterable[tuple[ShardLayout | None, int]], patterns: Sequence[tuple[Placement, ...]]
-) -> None:
+def refuse_counted_twice(places: Iterable[Place], patterns: Sequence[tuple[Placement, ...]]) -> None:
     """Raise where `placement` adds up over ranks that a DTensor lies on: it would count once for each of them."""
     lies = [(layout.mesh.ranks, patterns[number]) for layout, number in places if layout is not None]
     for mesh, placement in ((mesh, each) for mesh, several in lies for each in several):

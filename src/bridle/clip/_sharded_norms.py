@@ -10,10 +10,12 @@ from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .. import _measure
 from .._distributed.agreement import Agreement
+from .._distributed.checksums import checksum
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, order_meshes
 from .._torch.dtensor import specs_of, stored_parts, stored_shards
@@ -21,6 +23,7 @@ from ..distributed import Disjoint, Placement, Replicated, Sharded
 from ..errors import BridleError, UnsupportedGradientError
 from ._norm_exchange import WHAT, Kind, NormExchange
 from ._shard_layouts import (
+    Place,
     ShardLayout,
     cut_dims,
     groups_of_patterns,
@@ -33,10 +36,13 @@ from ._shard_layouts import (
     wide_ones,
     writes_partial,
 )
+from ._shared_memory import refuse_other_layout, repeated_dtensors
 
-Place: TypeAlias = tuple[ShardLayout | None, int]
-"""How a gradient lies on a mesh, None for a plain tensor, and the index of its pattern of `placement`."""
 _EXACT = 2**52  # float64 holds integers of this size
+_DIFFERENT_PLACES = (
+    "ranks {} hold copies of one gradient that are not finite in different places, such as on some of them only: to "
+    'zero these values would leave copies that differ. Pass nonfinite="raise", which names them, or "skip".'
+)
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
 
@@ -45,6 +51,7 @@ class ShardedNorms:
     """Where the shards of the gradients of one call are.
 
     Attributes:
+        grads: The gradients; None where this rank has none, or only one in the memory of another.
         local: This rank's shard of each gradient, to be written to; empty where this rank has none.
         values: The same, to be measured: partial gradients are reduced.
     """
@@ -70,6 +77,7 @@ class ShardedNorms:
         self._layouts: dict[tuple[int, Any], ShardLayout] = {}
         with torch.no_grad():
             self._read(parameters, grads)
+            grads = self.grads = self._each_memory_once(grads)
             layouts = [(number, layout) for number, (layout, _) in enumerate(self._places) if layout is not None]
             replicas = {number for number, layout in layouts if not all(layout.sharded)}
             self._missing_copies = {i for i in self._at(replicas) if grads[i] is None}
@@ -110,6 +118,14 @@ class ShardedNorms:
             self._places, self._place_of = places, [0] * n
         else:
             self._places, self._place_of = self._read_places(own, specs)
+
+    def _each_memory_once(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Return the gradients without DTensors in the memory of another."""
+        repeated = repeated_dtensors(self.local, self._layout_at)
+        self._in_one_memory = [(i, grads[i], kept, grads[kept]) for i, kept in repeated.items()]
+        for i in repeated:
+            self.local[i] = self.local[i].new_empty(0)
+        return [None if i in repeated else g for i, g in enumerate(grads)] if repeated else [*grads]
 
     def _read_places(self, own: Sequence[Any], specs: Sequence[Any]) -> tuple[list[Place], list[int]]:
         """Return the places there are, and for each gradient which of them is its."""
@@ -168,6 +184,7 @@ class ShardedNorms:
         exchange, error = NormExchange(self._call), None
         try:
             refuse_counted_twice(self._places, self._patterns)
+            self._refuse_unclear_memory()
             found = [self._own_norms(each, p) for each, (_, p) in zip(sets, parts, strict=True)]
         except BridleError as raised:  # the others wait for this rank
             error, found = raised, [torch.zeros(len(each), dtype=torch.float64) for each in sets]
@@ -184,6 +201,11 @@ class ShardedNorms:
             raise error
         exchange.finish()
         return list(zip(norms, terms, strict=True))
+
+    def _refuse_unclear_memory(self) -> None:
+        """Raise where it is not clear how memory that several gradients share counts."""
+        for i, grad, kept, other in self._in_one_memory:
+            refuse_other_layout(grad, self._places[self._place_of[i]], other, self._places[self._place_of[kept]])
 
     def tell(self, parts: Sequence[Part], error: Exception) -> None:
         """Tell the other ranks, which are about to measure these parts, that this one has raised an error."""
@@ -209,6 +231,20 @@ class ShardedNorms:
         self._combine(exchange, found, sets, [self._kind(members, p) for members in sets])
         exchange.finish()
         return found.view(each.shape)
+
+    def require_same_places(self, where: Sequence[int]) -> None:
+        """Raise on all ranks where copies of a gradient are not finite in different places."""
+        exchange = NormExchange(self._call)
+        for group, sharded in self._groups(exchange):
+            marks = [self._mark(i) for i in where if sharded.get(self._place_of[i]) is False]
+            exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
+        exchange.finish()
+
+    def _mark(self, i: int) -> int:
+        """Return a number for the places where a copy is not finite; 0 where this rank has none."""
+        if i in self._missing_copies:
+            return 0
+        return int(checksum(_measure.nonfinite(self.values[i]).to(torch.uint8))) % _EXACT + 1
 
     def combine_slices(self, slices: Sequence[Tensor], where: Sequence[int], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices of which this rank knows the norm of its own part.

@@ -13,6 +13,7 @@ from torch import Size, Tensor
 
 from .. import _kernels
 from .._torch.dtensor import local_tensor, spec_of, spread
+from .._torch.storage import plain
 from ..errors import ArgumentError
 from .base import GradientView
 from .state import check_complete
@@ -217,9 +218,9 @@ def _shaped(flat: Tensor, shape: Size) -> Tensor:
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return the elements of the strided tensors of a chunk end to end; of a single tensor a view, where it can be."""
     if len(tensors) == 1:
-        return tensors[0].reshape(-1)
+        return plain(tensors[0].reshape(-1))
     join = torch.cat if tensors[0].dim() else torch.stack
-    return join(list(tensors)).reshape(-1)
+    return plain(join(list(tensors)).reshape(-1))
 
 
 def _kinds(tensors: list[Tensor], grads: list[Tensor]) -> _Kinds:

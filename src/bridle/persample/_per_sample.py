@@ -58,7 +58,8 @@ def per_sample(
             of a `DistributedDataParallel` or `fully_shard` model, and none for anything else. (Ranks of a
             tensor-parallel mesh have the same samples; they are found from the parameters.) `clip_` and `weighted_`
             then give the sum over the samples of all ranks; the other results are about this rank's samples.
-        memory_budget: how many bytes of gradients may be stored to save time.
+        memory_budget: how many bytes of gradients may be stored to save time. On the CPU this memory is kept for the
+            next call, for as long as the parameters live; 0 stores and keeps nothing.
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Results are unscaled; what is
             written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
         retain_graph: keep the recorded graph, for `PerSample.audit` or a backward pass afterwards. False frees

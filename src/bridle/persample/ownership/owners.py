@@ -17,6 +17,7 @@ from .layout import SampleLayout
 
 # In place of an owner: no loss can reach the element; it is not proved that only one can.
 NOBODY, SEVERAL = -1, -2
+_NO_OWNER_YET = torch.iinfo(torch.int32).max
 # A reshape that would take more elements than this proves nothing.
 _AT_MOST = 1 << 25
 
@@ -147,6 +148,22 @@ class Owners:
         ids[(slice(None),) * dim + (where,)] = self.ids
         return Owners.of(ids, shape)
 
+    def picked(self, dim: int, index: Tensor) -> "Owners":
+        """Return the owners of a tensor whose slices along a dimension were added to those of this one at `index`."""
+        ids = self.ids if self.ids.shape[dim] == 1 else self.ids.index_select(dim, index)
+        return Owners.of(ids, (*self.shape[:dim], len(index), *self.shape[dim + 1 :]))
+
+    def collected(self, dim: int, index: Tensor, shape: Sequence[int]) -> "Owners":
+        """Return the owners of a tensor of `shape` whose slices at `index` along a dimension make up this one."""
+        sizes = [len(index) if d == dim else size for d, size in enumerate(self.ids.shape)]
+        ids = self.ids.expand(sizes)
+        where = index.view([-1 if d == dim else 1 for d in range(len(sizes))]).expand(sizes)
+        sizes[dim] = shape[dim]
+        highest = torch.full(sizes, NOBODY, dtype=torch.int32).scatter_reduce(dim, where, ids, "amax")
+        lowest = torch.full(sizes, _NO_OWNER_YET, dtype=torch.int32)
+        lowest = lowest.scatter_reduce(dim, where, torch.where(ids == NOBODY, _NO_OWNER_YET, ids), "amin")
+        return Owners.of(_one_of(highest, lowest), shape)
+
     def layout(self, samples: int) -> SampleLayout:
         """Return the proved owners in the form that rules use."""
         if self.is_empty or not prod(self.shape):
@@ -166,12 +183,13 @@ def _merge(ids: Tensor, dims: Iterable[int]) -> Tensor:
     few = [dim for dim in dims if ids.shape[dim] > 1]
     if not few:
         return ids
-    highest = ids.amax(few, keepdim=True)
-    lowest = torch.where(ids == NOBODY, torch.iinfo(torch.int32).max, ids).amin(few, keepdim=True)
-    one = torch.where(
-        (highest == NOBODY) & (lowest > SEVERAL), NOBODY, torch.where(lowest == highest, highest, SEVERAL)
-    )
-    return one.to(torch.int32)
+    return _one_of(ids.amax(few, keepdim=True), torch.where(ids == NOBODY, _NO_OWNER_YET, ids).amin(few, keepdim=True))
+
+
+def _one_of(highest: Tensor, lowest: Tensor) -> Tensor:
+    """Return the owner where the highest of several and the lowest, of those that are somebody's, are one."""
+    one = torch.where(lowest == highest, highest, SEVERAL)
+    return torch.where((highest == NOBODY) & (lowest > SEVERAL), NOBODY, one).to(torch.int32)
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:

@@ -16,6 +16,7 @@ from ... import engine
 from ..crossings import across
 from ..owners import SEVERAL, Owners
 from .running import by_running
+from .slices import SLICES, by_slices
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +55,7 @@ class Step:
         name = base_name(self.node)
         entry = MOVES.get(name)
         if self.by_indices and name in _BY_INDEX and not engine.is_packed(self.node):
-            entry = by_running
+            entry = by_slices if name in SLICES else by_running
         if entry is None or (name not in _ALL_OUTPUTS and not all(o.is_empty for o in self.outs[1:])):
             return self.mixed()
         found = entry(self)

@@ -1,6 +1,7 @@
 """The samples of bad batches, by the indices of the data loader."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -55,6 +56,10 @@ def test_the_samples_that_make_batches_bad_are_named(tmp_path, seed):
         assert "Look first at samples" in finding.advice
     kept = batches(run)
     assert kept
+    for spikes in (finding for finding in found if finding.name == "spikes"):  # one step is the largest in all of it
+        step = int(re.search(r"surroundings \(step (\d+)\)", spikes.title)[1])
+        label = f"indices of the samples in the batch of the largest (step {step})"
+        assert spikes.evidence[label] == true[step]
     assert all(kept[step] == true[step] for step in kept)
     assert all(BAD & set(rows) for rows in kept.values())
 

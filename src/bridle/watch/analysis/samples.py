@@ -10,6 +10,7 @@ from ..run.run import Run
 _SHOWN = 16
 _CHANCE = 0.01  # that any sample of an even draw is named
 _LARGEST = "indices of the samples in the batch of the largest"
+_LARGEST_KEPT = f"{_LARGEST} whose samples were recorded"
 _OFTEN = "samples in most of those batches, and in how many"
 
 
@@ -27,10 +28,9 @@ def samples_of(run: Run, steps: Mapping[int, float]) -> dict[str, Any]:
     if not known:
         return {}
     worst = max(known, key=lambda line: steps[line["after"]])
-    rows = worst["batch"]
-    found: dict[str, Any] = {
-        f"{_LARGEST} (step {worst['after']})": [*rows[:_SHOWN], *(["..."] if len(rows) > _SHOWN else [])]
-    }
+    rows, at = worst["batch"], worst["after"]
+    which = _LARGEST if steps[at] == max(steps.values()) else _LARGEST_KEPT  # not every batch is in a record
+    found: dict[str, Any] = {f"{which} (step {at})": [*rows[:_SHOWN], *(["..."] if len(rows) > _SHOWN else [])]}
     if often := _often(known):
         found[_OFTEN] = {row: f"{n} of {len(known)}" for row, n in often[:_SHOWN]}
     return found

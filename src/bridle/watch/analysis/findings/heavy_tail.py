@@ -34,7 +34,8 @@ def heavy_tail(run: Run) -> Finding | None:
         weight=min(0.89, 0.5 + share),
         test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
         f"the sum, and Hill's tail index over them is below {_INDEX:g} ({_CALM_SHARE:.0%} and {_CALM_INDEX:g} where no "
-        "loss swings, also without the first steps). The index says how fast large values become rare; of a normal distribution it is 10 and more",
+        "loss swings, also without the first steps). The index says how fast large values become rare; of a normal "
+        "distribution it is 10 and more",
         evidence={
             "share of the sum from the largest 5% of steps": share,
             "tail index": index,

@@ -90,6 +90,8 @@ def _lengths(curve: list[float]) -> dict[str, dict[str, Any]]:
 
 def judge(curve: list[float]) -> dict[str, Any]:
     """Return the final loss (mean of the last three), the lowest, the lowest such mean, and the swing."""
+    assert min(curve) >= 0, "ratios are of losses that are not negative"
+    curve = [max(loss, 1e-300) for loss in curve]  # zero has no ratio to anything
     lowest, above = curve[0], []
     for loss in curve[1:]:
         lowest = min(lowest, loss)

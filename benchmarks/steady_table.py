@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 LENGTHS = ("1x", "4x")
+COUNTS = ("swing", "seen", "watched")
 TRIED = ("none", "advised", "auto", "lr/3")
 NOT_AN_ALARM = {"overfits": {"overfitting"}}  # what a healthy run of that name really shows
 
@@ -101,14 +102,16 @@ def keep(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
             for name, old in rows.items():
                 row = now.setdefault(name, {"ways": {}, **seen([], length)})
                 if old["watched"] > row["watched"]:
-                    row.update({key: old[key] for key in ("swing", "seen", "watched")})
+                    row.update({key: old[key] for key in COUNTS}, earlier_counts=True)
                 if old.get("seeds", 0) > row.get("seeds", 0):
-                    now[name] = {**old, **{key: row[key] for key in ("swing", "seen", "watched")}, "earlier": True}
+                    counts = {key: row[key] for key in COUNTS}
+                    was = row.get("earlier_counts", False)
+                    now[name] = {**old, **counts, "earlier": True, "earlier_counts": was}
     for which in ("healthy", "healthy_unseen"):
         for name, row in earlier.get(which, {}).items():
             now = found.setdefault(which, {})
             if name not in now or row["1x"]["runs"] > now[name]["1x"]["runs"]:
-                now[name] = row
+                now[name] = {**row, "earlier": True}
     return found
 
 
@@ -138,14 +141,16 @@ def _extent(rows: dict[str, dict[str, Any]], swinging: set[str]) -> str:
     seeds = sorted({row.get("seeds", 0) for row in rows.values()})
     of = f"{seeds[0]} to {seeds[-1]} seeds" if len(seeds) > 1 else f"{seeds[0]} seed{'s' if seeds[0] != 1 else ''}"
     thresholds = min((row["thresholds"] for row in rows.values() if "thresholds" in row), default=0)
-    more = " Rows with * were not run again: they are of an earlier state." if any(map(_is_kept, rows.values())) else ""
+    more = " Rows with * were not run again: they are of an earlier state." if any(map(_star, rows.values())) else ""
+    if any(_star(row, "earlier_counts") for row in rows.values()):
+        more += " Counts of swinging runs with * are of an earlier state."
     calm = sorted(f"`{name}`" for name, row in rows.items() if name not in swinging and row["watched"])
     still = f" Tasks that did not swing at either length: {', '.join(calm)}." if calm else ""
     return f"Of each task {of} with {thresholds} fixed thresholds; a cell with fewer says so in brackets.{still}{more}"
 
 
-def _is_kept(row: dict[str, Any]) -> bool:
-    return bool(row.get("earlier"))
+def _star(row: dict[str, Any], what: str = "earlier") -> str:
+    return "*" if row.get(what) else ""
 
 
 def _table(rows: dict[str, dict[str, Any]], swinging: set[str]) -> str:
@@ -154,17 +159,16 @@ def _table(rows: dict[str, dict[str, Any]], swinging: set[str]) -> str:
     lines = [head + " | ".join(ways) + " |", "|---" * (len(ways) + 4) + "|"]
     for name, row in rows.items():
         cells = [_cell(row["ways"].get(way), row.get("seeds", 0)) for way in ways]
-        seen_here = f"{row['swing']}, {row['seen']}, {row['watched']}" if row["watched"] else ""
-        first = f"{name}{'*' if _is_kept(row) else ''} | {row.get('seeds', 0)} | {row.get('best_fixed', '')}"
+        counts = ", ".join(str(row[key]) for key in COUNTS) + _star(row, "earlier_counts")
+        seen_here = counts if row["watched"] else ""
+        first = f"{name}{_star(row)} | {row.get('seeds', 0)} | {row.get('best_fixed', '')}"
         lines.append(f"| {first} | {seen_here} | " + " | ".join(cells) + " |")
-    counted = [sum(row[key] for row in rows.values()) for key in ("swing", "seen", "watched")]
+    counted = [sum(row[key] for row in rows.values()) for key in COUNTS]
     run = {name: row for name, row in rows.items() if row["ways"]}
     picked = [row for name, row in run.items() if name in swinging]
     if picked and len(picked) < len(run):
         lines += _means(picked, ways, f"{len(picked)} that swing", "")
-    lines += _means(
-        [row for row in rows.values() if row["ways"]], ways, f"all {len(rows)}", ", ".join(map(str, counted))
-    )
+    lines += _means([*run.values()], ways, f"all {len(run)}", ", ".join(map(str, counted)))
     return "\n".join(lines) + "\n"
 
 
@@ -173,9 +177,9 @@ def _means(rows: list[dict[str, Any]], ways: list[str], of: str, counted: str) -
     cells = [[row["ways"][way] for row in rows if way in row["ways"]] for way in ways]
     finals = [[cell["final"] for cell in found] for found in cells]
     lines = {
-        "mean of final": [f"{geometric(one):.2f}" for one in finals],
-        "median of final": [f"{statistics.median(one):.2f}" for one in finals],
-        "worst of final": [f"{max(one):.2f}" for one in finals],
+        "mean of final": [f"{geometric(one):.2f}" if one else "" for one in finals],  # a way may have none of these
+        "median of final": [f"{statistics.median(one):.2f}" if one else "" for one in finals],
+        "worst of final": [f"{max(one):.2f}" if one else "" for one in finals],
         "worst single run": [_largest(found, "worst", ".2f") for found in cells],
         "final over lowest, worst run": [_largest(found, "final_over_lowest", ".1f") for found in cells],
     }
@@ -187,8 +191,8 @@ def _means(rows: list[dict[str, Any]], ways: list[str], of: str, counted: str) -
 
 
 def _largest(cells: list[dict[str, float]], key: str, form: str) -> str:
-    """Return the largest of a number; nothing where an earlier summary lacks it."""
-    return format(max(cell[key] for cell in cells), form) if all(key in cell for cell in cells) else ""
+    """Return the largest of a number; nothing where there is none, or an earlier summary lacks it."""
+    return format(max(cell[key] for cell in cells), form) if cells and all(key in cell for cell in cells) else ""
 
 
 def _cell(way: dict[str, float] | None, seeds: int) -> str:
@@ -203,7 +207,10 @@ def _healthy(rows: dict[str, dict[str, Any]]) -> str:
     for name, row in rows.items():
         counts = " | ".join(f"{row[length]['alarms']} of {row[length]['runs']}" for length in LENGTHS)
         names = sorted({n for length in LENGTHS for n in row[length]["findings"]})
-        lines.append(f"| {name} | {counts} | {', '.join(names)} |")
+        lines.append(f"| {name}{_star(row)} | {counts} | {', '.join(names)} |")
     totals = [tuple(sum(row[length][key] for row in rows.values()) for key in ("alarms", "runs")) for length in LENGTHS]
     lines.append("| **all** | " + " | ".join(f"{alarms_} of {runs}" for alarms_, runs in totals) + " | |")
-    return "\n".join(lines) + "\n"
+    kept = (
+        ["", "Rows with * were not run again: they are of an earlier state."] if any(map(_star, rows.values())) else []
+    )
+    return "\n".join(lines + kept) + "\n"

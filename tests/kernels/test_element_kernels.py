@@ -58,6 +58,26 @@ def test_follow(dtype, shapes, scale):
         assert ours == pytest.approx(terms.sum().item(), rel=1e-12, abs=1e-12 * terms.abs().sum().item())
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
+def test_follow_is_the_same_to_the_bit_without_vector_instructions(dtype, shapes, scale):
+    rng = torch.Generator().manual_seed(0)
+    places, grads = ([values(shape, dtype, rng, scale) for shape in shapes] for _ in range(2))
+    grads[0] = grads[0].to(torch.bfloat16)  # of another dtype than its parameter, or of the same
+    start = torch.randn(sum(p.numel() for p in places), generator=rng)
+    found = []
+    for plain in (False, True):
+        average = start.clone()
+        CPU.extension.plain(plain)
+        try:
+            found.append((torch.tensor(CPU.follow_(places, grads, average, 0.05), dtype=torch.float64), average))
+        finally:
+            CPU.extension.plain(False)
+    assert same_bits(found[0][0], found[1][0])
+    assert same_bits(found[0][1], found[1][1])
+
+
 def test_follow_does_not_depend_on_threads():
     rng = torch.Generator().manual_seed(0)
     places, grads = ([torch.randn(n, generator=rng) for n in (2_000_003, 5, 70_000)] for _ in range(2))

@@ -66,7 +66,7 @@ def test_scale_and_clamp(dtype, n):
 @pytest.mark.parametrize("factor", [0.5, 1 / 3, 1e-3, 7.7e-6, 0.0, 1e-42])
 def test_every_half_value_is_converted_right(dtype, plain, factor):
     x = every_half(dtype)
-    CPU.extension.plain_half(plain)
+    CPU.extension.plain(plain)
     try:
         found = x.clone()
         CPU.extension.scale([found], factor, 1)
@@ -85,7 +85,7 @@ def test_every_half_value_is_converted_right(dtype, plain, factor):
         total, *_ = CPU.extension.norm([finite], 1.0, 1)
         assert total == pytest.approx(finite.double().abs().sum().item(), rel=1e-6)
     finally:
-        CPU.extension.plain_half(False)
+        CPU.extension.plain(False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 
 import bridle
 from bridle.watch import read_run
-from bridle.watch.analysis.samples import _tail
+from bridle.watch.analysis.samples import _tail, samples_of
 from bridle.watch.record.batches import BatchTracker
+
+from .runs import healthy
 
 BAD = {7, 91}
 
@@ -201,3 +203,15 @@ def test_the_tail_is_an_upper_bound():
         for n in range(1, 60):
             exact = 1 - sum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(n))
             assert _tail(n, mean) >= exact - 1e-12
+
+
+def test_the_largest_batch_is_the_one_that_stands_out_most():
+    """Not the one with the largest norm: a finding calls the step the largest that is farthest above its surroundings."""
+    run = healthy()
+    run.norm[3] = 1000.0
+    line = {"opt": run.opt, "dataset": 50}
+    run.notes.extend([{**line, "after": 3, "batch": [1, 2]}, {**line, "after": 7, "batch": [3, 4]}])
+    label = "indices of the samples in the batch of the largest"
+    assert samples_of(run, {3: 1.0, 7: 2.0}) == {f"{label} (step 7)": [3, 4]}
+    assert samples_of(run, {3: 1.0, 9: 2.0}) == {f"{label} whose samples were recorded (step 3)": [1, 2]}
+    assert samples_of(run, {9: 2.0}) == {}

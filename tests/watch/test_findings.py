@@ -6,6 +6,7 @@ import random
 import pytest
 
 from bridle.watch.analysis.findings import TABLE, find
+from bridle.watch.report.report import report_on
 from bridle.watch.run.run import NonfiniteStep
 
 from .runs import NAMES, apart, healthy, late, left_out, starved
@@ -210,6 +211,31 @@ def test_batches_that_differ_are_no_swing(n, seed):
     r = random.Random(seed)
     noisy = [(2 * math.exp(-3 * t / n) + 0.2) * math.exp(0.8 * r.gauss(0, 1)) for t in range(n)]
     assert "oscillation" not in {f.name for f in find(healthy(n=n, loss=noisy))}
+
+
+@pytest.mark.parametrize("n", [150, 200, 400, 1000])
+@pytest.mark.parametrize("seed", range(5))
+def test_an_exact_fit_has_no_heavy_tail(n, seed):
+    """Norms fall by seven orders of magnitude and stay there: the first ones are far above the later ones, as is usual."""
+    r = random.Random(seed)
+    norm = [max(7 * 0.9**t, 7e-7) * math.exp(0.5 * r.gauss(0, 1)) for t in range(n)]
+    assert "heavy_tail" not in {f.name for f in find(healthy(n=n, norm=norm, loss=[v * v for v in norm]))}
+
+
+@pytest.mark.parametrize("of", ["Sub", "Rsub", "Add", "Abs"])
+def test_a_squared_difference_is_no_power(of):
+    run = cubed()
+    run.notes[-1]["loss_graph"].update(power=2.0, of=of)
+    assert "loss_power" not in {f.name for f in find(run)}
+    run.notes[-1]["loss_graph"].update(power=2.5)
+    assert "loss_power" in {f.name for f in find(run)}
+
+
+def test_clipping_that_was_idle_points_at_no_advice_that_is_not_there():
+    report = report_on(never_clipped())
+    assert report.advice.threshold is None
+    (idle,) = (f for f in report.findings if f.name == "clip_idle")
+    assert "the advice" not in idle.advice
 
 
 def test_every_finding_has_a_trigger():

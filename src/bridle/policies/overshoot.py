@@ -14,12 +14,13 @@ from .adaptive import Bounds
 from .base import GradientView, Scale, clip_factor
 from .built_once import BuiltOnce
 from .element_memory import Chunk, ElementMemory, flatten
-from .state import StateRows, accept_finite
+from .state import State, StateRows, accept_finite
 from .window import empty, push, quantile_and_largest
 
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
 _LEAST = 0.1  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
 _ROUNDING = 2.0**-20  # of the way: if leaving out decay leaves no more than this, it is rounding errors
+_TINY = torch.finfo(torch.float64).tiny  # below it a factor is subnormal: see `clip_factor`
 _PULL = 0.005  # late in a run noise alone makes the cosine positive: the limit must not follow it for ever
 # How many steps the average of the parameters is over: first ones have to tell soon, later ones what they add up to.
 _FIRST, _GROWTH, _LONGEST = 5.0, 0.25, 60.0
@@ -164,28 +165,60 @@ class ByOvershoot(BuiltOnce):
         with torch.no_grad():
             keys, norm = [grads.pattern], grads.total_norm(self.p).reshape(1)
             state = self._rows.read(keys, norm)
-            window = push(state["window"], state["seen"], norm)
-            calm, largest = quantile_and_largest(window, _CALM)
             good = (norm > 0) & (norm < math.inf)
-            share = 1 / (_FIRST + _GROWTH * state["seen"]).clamp(max=_LONGEST)
-            moved = state["limit"] * torch.exp(-self.rate * self._overshoot(grads, norm, good, share))
-            pulled = moved * (calm / moved) ** _PULL
-            limit = torch.where(state["seen"] == 0, self.start * norm, pulled)
-            limit = torch.minimum(torch.maximum(limit, _LEAST * calm), largest)
-            self._rows.write(keys, accept_finite(state, {"limit": limit, "window": window}, good))
-            bounds = Bounds(torch.zeros_like(good), self.floor, self.ceiling)
-            return Scale(clip_factor(bounds.clamp(limit), norm).reshape(()))
+            share = good / (_FIRST + _GROWTH * state["seen"]).clamp(max=_LONGEST)
+            cosine = self._overshoot(grads, norm, share)
+            if isinstance(cosine, float):
+                after, factor = self._learn_number(state, norm, cosine)
+            else:
+                after, factor = self._learn(state, norm, cosine)
+            self._rows.write(keys, after)
+            return Scale(factor)
 
-    def _overshoot(self, grads: GradientView, norm: Tensor, good: Tensor, share: Tensor) -> Tensor:
+    def _learn(self, state: State, norm: Tensor, cosine: Tensor) -> tuple[State, Tensor]:
+        """Return the next state and the factor of the gradients, without reading a value from a device."""
+        window = push(state["window"], state["seen"], norm)
+        calm, largest = quantile_and_largest(window, _CALM)
+        moved = state["limit"] * torch.exp(-self.rate * cosine)
+        pulled = moved * (calm / moved) ** _PULL
+        limit = torch.where(state["seen"] == 0, self.start * norm, pulled)
+        limit = torch.minimum(torch.maximum(limit, _LEAST * calm), largest)
+        good = (norm > 0) & (norm < math.inf)
+        after = accept_finite(state, {"limit": limit, "window": window}, good)
+        bounds = Bounds(torch.zeros_like(good), self.floor, self.ceiling)
+        return after, clip_factor(bounds.clamp(limit), norm).reshape(())
+
+    def _learn_number(self, state: State, norm: Tensor, cosine: float) -> tuple[State, Tensor]:
+        """Return the same, to the bit, where the cosine is at hand: eighty operations on single values take long."""
+        seen, size, window = state["seen"].item(), norm.item(), state["window"][0].tolist()
+        window[int(seen) % len(window)] = size
+        ordered = sorted(value for value in window if not math.isnan(value))
+        if not (0 < size < math.inf and ordered[0] > 0 and ordered[-1] < math.inf):
+            return self._learn(state, norm, norm.new_tensor([cosine]))
+        at = _CALM * (len(ordered) - 1)
+        below, above = ordered[math.floor(at)], ordered[math.ceil(at)]
+        calm = below if below == above else below + (above - below) * (at - math.floor(at))
+        # exp and the power are torch's, which may round the last bit in another way than Python.
+        moved = state["limit"] * torch.exp(norm.new_tensor([-self.rate * cosine]))
+        limit = self.start * size if seen == 0 else (moved * (norm.new_tensor([calm]) / moved) ** _PULL).item()
+        if math.isnan(limit):
+            return self._learn(state, norm, norm.new_tensor([cosine]))
+        limit = min(max(limit, _LEAST * calm), ordered[-1])
+        after = {"seen": state["seen"] + 1, "limit": norm.new_tensor([limit]), "window": norm.new_tensor([window])}
+        most = min(max(limit, self.floor), self.ceiling)
+        factor = most / size if most < size else 1.0
+        return after, norm.new_tensor(factor if factor >= _TINY else math.nextafter(factor, 0.0))
+
+    def _overshoot(self, grads: GradientView, norm: Tensor, share: Tensor) -> Tensor | float:
         """Return the cosine between this gradient and the way from the average of the parameters to where they are.
 
-        The average takes a share of where they are if the gradients are good.
+        The average takes a share of where they are: none if the gradients are not good.
         """
-        weights, share = _held(grads), torch.where(good, share, 0.0).reshape(())
+        weights = _held(grads)
         ways = [self._way(chunk, chunk.of(weights), chunk.of(grads.values), share) for chunk in self._plan(grads)]
         measured = [way.sums for way in ways if isinstance(way, _MeasuredWay)]
         if measured and len(measured) == len(ways) and not grads.spans_ranks():
-            return norm.new_tensor([_MeasuredWay([*map(sum, zip(*measured, strict=True))]).cosine(norm.item())])
+            return _MeasuredWay([*map(sum, zip(*measured, strict=True))]).cosine(norm.item())
         each = torch.stack([way.inward().to(norm) for way in ways], 1)
         along, square = grads.over_ranks(each).sum(1)
         shrunk = _or_zero(-along / square).clamp_(min=0)

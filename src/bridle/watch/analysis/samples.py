@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from ..run.run import Run
@@ -10,24 +10,27 @@ from ..run.run import Run
 _SHOWN = 16
 _CHANCE = 0.01  # that any sample of an even draw is named
 _LARGEST = "indices of the samples in the batch of the largest"
+_LARGEST_KEPT = f"{_LARGEST} whose samples were recorded"
 _OFTEN = "samples in most of those batches, and in how many"
 
 
-def samples_of(run: Run, steps: Collection[int]) -> dict[str, Any]:
+def samples_of(run: Run, steps: Mapping[int, float]) -> dict[str, Any]:
     """Return as evidence the samples of the batches of these steps; nothing where no data loader was seen.
 
     A sample is named as one that is there often where an even draw of as many would, with a chance of 1%, hold
     any sample that often.
+
+    Args:
+        run: The run.
+        steps: The steps, and how far each stands out: what the finding calls the largest is the largest here too.
     """
     known = [line for line in run.notes if _is_batch(line) and line["opt"] == run.opt and line["after"] in steps]
     if not known:
         return {}
-    norm = dict(zip(run.steps, run.norm, strict=True))
-    worst = max(known, key=lambda line: norm.get(line["after"], 0.0))
-    rows = worst["batch"]
-    found: dict[str, Any] = {
-        f"{_LARGEST} (step {worst['after']})": [*rows[:_SHOWN], *(["..."] if len(rows) > _SHOWN else [])]
-    }
+    worst = max(known, key=lambda line: steps[line["after"]])
+    rows, at = worst["batch"], worst["after"]
+    which = _LARGEST if steps[at] == max(steps.values()) else _LARGEST_KEPT  # not every batch is in a record
+    found: dict[str, Any] = {f"{which} (step {at})": [*rows[:_SHOWN], *(["..."] if len(rows) > _SHOWN else [])]}
     if often := _often(known):
         found[_OFTEN] = {row: f"{n} of {len(known)}" for row, n in often[:_SHOWN]}
     return found

@@ -49,7 +49,8 @@ def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
 
 def _why(happened: list[Finding], causes: list[Finding]) -> str:
     if not causes and [f.name for f in happened[:2]] in (["nonfinite", "rising"], ["nonfinite", "oscillation"]):
-        return f"Before that: {_words(happened[1])}."
+        before = replace(happened[1], optimizer=None) if happened[1].optimizer == happened[0].optimizer else happened[1]
+        return f"Before that: {_words(before)}."
     if not causes:
         return "No single cause stands out in the gradients." if any(f.name != "overfitting" for f in happened) else ""
     if not happened:
@@ -67,10 +68,16 @@ def _calm(run: Run) -> str:
     start = 4 if shown.batches else 0  # of single batches a median says more
     first, last = shown.level(start), shown.level(-1)
     lowest = min(shown.level(i) for i in range(start, len(shown.values)))
+    medians = ["medians over some steps"] if shown.batches else []  # the line below has single ones
     if lowest > _STUCK * first > 0:
-        return f"The {shown.name} hardly falls: it goes from {first:.3g} to {last:.3g}, and does not swing."
-    ends = f" (its lowest is {lowest:.3g})" if last > _ABOVE * lowest > 0 else ""
-    return f"The {shown.name} goes from {first:.3g} to {last:.3g}{ends} and does not swing."
+        said = _in_brackets(medians)
+        return f"The {shown.name} hardly falls: it goes from {first:.3g} to {last:.3g}{said}, and does not swing."
+    ends = [f"its lowest is {lowest:.3g}"] if last > _ABOVE * lowest > 0 else []
+    return f"The {shown.name} goes from {first:.3g} to {last:.3g}{_in_brackets(ends + medians)} and does not swing."
+
+
+def _in_brackets(notes: list[str]) -> str:
+    return f" ({'; '.join(notes)})" if notes else ""
 
 
 def _words(finding: Finding) -> str:

@@ -20,5 +20,5 @@ def clip_idle(run: Run) -> Finding | None:
         test=f"clipping is on and changed none of at least {_LEAST} steps",
         evidence=evidence,
         advice="This is fine as a guard against a rare spike. If clipping was meant to act, the threshold is too "
-        "high: the advice has one that would have acted.",
+        "high: one below the largest norm would have acted.",
     )

@@ -29,10 +29,11 @@ def cluster(run: Run) -> Finding | None:
     if found is None:
         return None
     limit, ratio = found
-    steps = [s for s, r in zip(run.steps, over, strict=False) if r > limit]
+    large = {s: r for s, r in zip(run.steps, over, strict=False) if r > limit}
+    steps = [*large]
     share = len(steps) / len(finite(over))
     period = _period(steps)
-    samples = samples_of(run, set(steps))
+    samples = samples_of(run, large)
     related = loss_correlation(run)
     when = f"every {period} steps" if period else f"steps {', '.join(map(str, steps[:5]))}, ..."
     return Finding(

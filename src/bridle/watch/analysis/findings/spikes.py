@@ -39,7 +39,7 @@ def spikes(run: Run) -> Finding | None:
     causes = {name: sum(1 for i in starts if test(run, i)) for name, test in _SIGNS.items()}
     likely = [f"{name} before {n} of {len(starts)}" for name, n in causes.items() if n * 2 > len(starts)]
     modules = {module: norms[worst] for module, norms in run.norm_by_module().items()}
-    samples = samples_of(run, {run.steps[i] for i in above})
+    samples = samples_of(run, {run.steps[i]: over[i] for i in above})
     return Finding(
         name="spikes",
         clipping_helps=True,

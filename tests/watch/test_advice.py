@@ -88,7 +88,7 @@ def test_lines_to_paste_have_the_names_and_the_place(indent):
     text = str(report_on(with_sites(heavy_tailed(), "opt.step()  # at last", indent)))
     line = " " * indent + "torch.nn.utils.clip_grad_norm_(net.parameters(), "
     assert f"in train.py, before line 44: opt.step()  # at last\n        | {line}" in text
-    assert "clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot())" in text
+    assert 'clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot(), nonfinite="skip")' in text
     assert isinstance(policy_of("auto"), bridle.policies.ByOvershoot)
 
 
@@ -144,7 +144,7 @@ def test_for_adam_a_lower_learning_rate_comes_with_auto():
     assert advice.actions[0].paste.lines == [
         "Adam(..., lr=0.05)",
         "import bridle",
-        "clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot())",
+        'clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot(), nonfinite="skip")',
     ]
     assert advice.actions[1].do == "lower the learning rate to 0.05"
     assert (advice.policy, advice.learning_rate) == ("auto", 0.05)

@@ -79,7 +79,10 @@ def pasted(source: str, paste) -> str:
 def test_every_line_works_where_it_is_said_to_go(tmp_path):
     run = watched(tmp_path, ONE)
     assert paste_auto(run).where.startswith("train.py, after lines 5 to 8: made = torch.optim.SGD(")
-    assert paste_auto(run).lines[-1] == "    clipper = bridle.Clipper(made, bridle.policies.ByOvershoot())"
+    assert (
+        paste_auto(run).lines[-1]
+        == '    clipper = bridle.Clipper(made, bridle.policies.ByOvershoot(), nonfinite="skip")'
+    )
     assert run_python(tmp_path, pasted(ONE, paste_auto(run))) == "0.5\n"
     assert run_python(tmp_path, pasted(ONE, paste_clip(run, 1.5))) == "0.5\n"
     assert "clip_grad_norm_(net.parameters(), 1.5)" in paste_clip(run, 1.5).lines[0]

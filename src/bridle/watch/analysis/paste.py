@@ -9,6 +9,7 @@ from .sites import Site, library_of, names_at, optimizer_names, site_of, sites_o
 
 _IMPORT = "import bridle"
 _AUTO = "bridle.policies.ByOvershoot()"
+_SKIP = 'nonfinite="skip"'  # as `--clip` does: what was tried is what is pasted
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def paste_auto(run: Run) -> Paste:
         return Paste(_TRAINER, _FRAMEWORKS[library].auto)
     if len(names) < 2:
         return _paste_clipper(run, _AUTO)
-    line = f"clippers = [bridle.Clipper(one, {_AUTO}) for one in ({', '.join(names)})]"
+    line = f"clippers = [bridle.Clipper(one, {_AUTO}, {_SKIP}) for one in ({', '.join(names)})]"
     return _after_all(run, [_IMPORT, line])
 
 
@@ -118,7 +119,7 @@ def paste_rate_and_auto(run: Run, rate: float) -> Paste:
 
 def _paste_clipper(run: Run, policy: str) -> Paste:
     """Return lines that are right whatever the loop looks like: closures, scalers, several backward passes."""
-    lines = [_IMPORT, f"clipper = bridle.Clipper({_optimizer(run)}, {policy})"]
+    lines = [_IMPORT, f"clipper = bridle.Clipper({_optimizer(run)}, {policy}, {_SKIP})"]
     made = site_of(run, "made")
     if made is None:
         return Paste(f"{_file(run)}once, after the optimizer is made and before the training loop", lines)

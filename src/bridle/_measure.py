@@ -11,7 +11,7 @@ from . import _devices, _kernels
 from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
 from ._torch.foreach import has_foreach
-from ._torch.storage import plain, undo_negation
+from ._torch.storage import undo_negation
 from .errors import UnsupportedDeviceError, UnsupportedGradientError
 
 _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
@@ -110,7 +110,7 @@ def _norms_by_torch(grads: list[Tensor], p: float, foreach: bool | None) -> Tens
     }
     for together, where in _by_foreach(values, [i for i in range(len(values)) if i not in found], foreach):
         found.update(zip(where, _foreach.norms([values[i] for i in where], p, foreach=together).to(home), strict=True))
-    return plain(torch.stack([found[i] for i in range(len(values))]))
+    return torch.stack([found[i] for i in range(len(values))])
 
 
 def _by_foreach(tensors: list[Tensor], where: list[int], foreach: bool | None) -> list[tuple[bool, list[int]]]:

@@ -222,3 +222,18 @@ def test_what_torch_raises_catches_ours(name):
     assert isinstance(ours, bridle.errors.BridleError)
     assert isinstance(ours, type(theirs)), f"{ours!r}, and torch raises {theirs!r}"
     assert p.grad.tolist() == [3, 4]
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_the_norm_of_gradients_in_a_subclass_is_of_its_class_as_in_torch():
+    norms = []
+    for clip in (torch.nn.utils.clip_grad_norm_, bridle.clip_grad_norm_):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        parameter.grad = torch.ones(3).as_subclass(Subclass)
+        norms.append(clip([parameter], 1.0))
+        assert type(parameter.grad) is Subclass
+    assert [type(norm) for norm in norms] == [Subclass, Subclass]
+    assert torch.equal(*norms)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _devices, _measure
 from .._torch.dtensor import grads_of
+from .._torch.storage import plain
 from ..distributed import PlacementSpec
 from ..errors import UnsupportedGradientError
 from ._parameters import live_names, warn_raw_gradients
@@ -262,7 +263,7 @@ def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
     sharded = parts[0][0].sharded if parts else None
     if sharded is None:
         for grads, p in parts:
-            grads._norms[p] = grads._norm_terms[p] = _measure.norms(grads.tensors, p)
+            grads._norms[p] = grads._norm_terms[p] = plain(_measure.norms(grads.tensors, p))
         return
     found = sharded.measure([(grads._where, p) for grads, p in parts])
     for (grads, p), (norms, terms) in zip(parts, found, strict=True):

@@ -1,20 +1,23 @@
-"""Memory of stored gradients is used again, and never while anything refers to it."""
+"""Memory of stored gradients is used again, and never after anybody else could get hold of it."""
 
 import copy
 import gc
+import pickle
 import threading
 import weakref
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import bridle
-from bridle.persample.representations.buffers import Buffers, buffers_of
+from bridle.persample.representations.buffers import Buffers, Loan, _of_models
 
 from .oracle import loop
 
 B, T, D = 16, 64, 64
+CPU = torch.device("cpu")
 
 
 def linear():
@@ -33,15 +36,21 @@ def losses(model, x):
     return model(x).square().flatten(1).mean(1)
 
 
-def stored(model, x, **options):
-    """Return what was split, with its gradients stored."""
-    ps = bridle.per_sample(losses(model, x), model, retain_graph=False, **options)
-    assert ps._forms["weight"].stored is not None or options
-    return ps
+def split(model, x, **options):
+    return bridle.per_sample(losses(model, x), model, **{"retain_graph": False, **options})
 
 
-def kept(model):
-    return [buffer.memory.data_ptr() for buffer in buffers_of(model.parameters())._kept]
+def where(ps):
+    """Return where the gradients are stored."""
+    return ps._forms["weight"].stored.data_ptr()
+
+
+def free(model):
+    return [block.data_ptr() for blocks in _of_models[model]._free.values() for block in blocks]
+
+
+def expected(model, x):
+    return loop(losses(model, x), dict(model.named_parameters()))["weight"]
 
 
 @pytest.fixture(params=[linear, convolution], ids=["linear", "convolution"])
@@ -49,20 +58,16 @@ def model(request):
     return request.param()
 
 
-def expected(model, x):
-    return loop(losses(model, x), dict(model.named_parameters()))["weight"]
-
-
 def test_a_step_uses_the_memory_of_the_one_before(model):
-    first = stored(model, data(model))
-    where = kept(model)
-    assert where == [first._forms["weight"].dense().data_ptr()]
-    del first
+    ps = split(model, data(model))
+    first = where(ps)
+    del ps
     for _ in range(3):
+        assert free(model) == [first]
         x = data(model)
-        ps = stored(model, x)
-        assert kept(model) == where
-        torch.testing.assert_close(ps.grads()["weight"], expected(model, x))
+        ps = split(model, x)
+        assert where(ps) == first
+        torch.testing.assert_close(ps.norms(), expected(model, x).flatten(1).norm(dim=1))
         del ps
 
 
@@ -76,78 +81,116 @@ def test_clipped_sums_are_those_of_a_model_without_buffers(model, retain_graph):
         assert torch.equal(model.weight.grad, fresh.weight.grad)
 
 
+def test_results_that_live_together_have_their_own_memory(model):
+    data_of, results = [data(model) for _ in range(3)], []
+    for x in data_of:
+        results.append(split(model, x))
+    assert len({where(ps) for ps in results}) == 3
+    for x, ps in zip(data_of, results, strict=True):
+        torch.testing.assert_close(ps.grads()["weight"], expected(model, x))
+
+
 HOLD = {
-    "the result": lambda ps: ps,
     "gradients": lambda ps: ps.grads()["weight"],
     "a block": lambda ps: next(iter(ps.stream(samples=2)))[2],
     "a view": lambda ps: ps.grads()["weight"][3, :1],
     "an array": lambda ps: ps.grads()["weight"].numpy(),
     "a storage": lambda ps: ps.grads()["weight"].untyped_storage(),
-    "a capsule": lambda ps: torch.utils.dlpack.to_dlpack(ps.grads()["weight"]),
+    "shared memory": lambda ps: ps.grads()["weight"].share_memory_(),
+    "nothing": lambda ps: ps.grads() and None,
 }
 
 
-def read(held):
-    if isinstance(held, bridle.persample.PerSample):
-        return held.grads()["weight"].clone()
-    if isinstance(held, torch.UntypedStorage):
-        return torch.tensor([], dtype=torch.uint8).set_(held).clone()
-    return torch.as_tensor(held).clone()
-
-
-@pytest.mark.parametrize("hold", [name for name in HOLD if name != "a capsule"])
-def test_memory_that_is_still_held_is_left_alone(model, hold):
-    ps = stored(model, data(model))
+@pytest.mark.parametrize("hold", HOLD)
+def test_memory_that_was_handed_out_is_not_used_again(model, hold):
+    ps = split(model, data(model))
     held = HOLD[hold](ps)
-    before = read(held)
     del ps
-    for _ in range(3):
-        x = data(model)
-        other = stored(model, x)
-        torch.testing.assert_close(other.grads()["weight"], expected(model, x))
-        del other
-    assert torch.equal(read(held), before)
+    assert free(model) == []
+    split(model, data(model))
+    del held
 
 
-def test_memory_behind_a_capsule_is_left_alone(model):
-    ps = stored(model, data(model))
-    capsule, before = HOLD["a capsule"](ps), ps.grads()["weight"].clone()
+def test_a_resized_gradient_does_no_harm(model):
+    split(model, data(model)).grads()["weight"].untyped_storage().resize_(0)
+    x = data(model)
+    torch.testing.assert_close(split(model, x).grads()["weight"], expected(model, x))
+
+
+def test_gradients_look_like_any_others(model):
+    split(model, data(model))
+    g = split(model, data(model)).grads()["weight"]
+    assert g._base is None or g._base.shape == g.shape
+    g.mul_(torch.ones(B, *(1,) * (g.dim() - 1), requires_grad=True))  # no view made without grad
+    assert g.requires_grad
+
+
+def test_the_model_can_be_converted_copied_and_swapped(model):
+    split(model, data(model))
+    other = nn.Parameter(torch.randn_like(model.weight))
+    torch.utils.swap_tensors(model.weight, other)
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert torch.equal(twin.weight, model.weight)
+    assert twin not in _of_models
+
+
+def test_results_can_be_copied(model):
+    x = data(model)
+    ps = split(model, x)
+    copies = [copy.deepcopy(ps), pickle.loads(pickle.dumps(ps))]
     del ps
-    stored(model, data(model))
-    assert torch.equal(torch.utils.dlpack.from_dlpack(capsule), before)
+    split(model, data(model)).clip_(1.0)
+    for one in copies:
+        torch.testing.assert_close(one.grads()["weight"], expected(model, x))
 
 
-def test_memory_goes_with_the_model(model):
-    stored(model, data(model))
-    memory = weakref.ref(buffers_of(model.parameters())._kept[0].memory)
-    assert memory() is not None
-    model.weight = None
+def test_memory_goes_with_the_model():
+    model = linear()
+    split(model, data(model))
+    buffers = weakref.ref(_of_models[model])
+    del model
     gc.collect()
-    assert memory() is None
+    assert buffers() is None
 
 
-def test_memory_that_a_call_did_not_use_is_freed(model):
-    stored(model, data(model))
-    assert len(kept(model)) == 1
-    for size in (B + 1, B + 2, B + 3):
-        stored(model, torch.cat([data(model)] * 2)[:size])
-        assert len(kept(model)) <= 2  # of this call and of the one before
-    stored(model, data(model), memory_budget=0)
-    stored(model, data(model), memory_budget=0)
-    assert kept(model) == []
+def test_memory_that_no_call_takes_is_freed(model):
+    split(model, data(model))
+    assert len(free(model)) == 1
+    for _ in range(2):
+        split(model, data(model), memory_budget=0)
+    assert free(model) == []
+    assert not any(_of_models[model]._free_before.values())
 
 
-def test_small_blocks_and_traced_steps_get_none():
+def test_a_call_that_fails_returns_nothing(model):
+    with pytest.raises(bridle.errors.NonFiniteGradientError):
+        split(model, data(model) * torch.nan).clip_(1.0)
+    x = data(model)
+    torch.testing.assert_close(split(model, x).grads()["weight"], expected(model, x))
+
+
+def test_parameters_without_a_model_have_none(model):
+    ps = bridle.per_sample(losses(model, data(model)), dict(model.named_parameters()), retain_graph=False)
+    assert ps._loan._blocks == []
+    assert model not in _of_models
+
+
+def test_what_a_loan_takes():
     buffers = Buffers()
-    cpu = torch.device("cpu")
-    assert buffers.take((4, 4), torch.float32, cpu) is None
-    assert buffers.take((1024, 1024), torch.float32, torch.device("meta")) is None
-    first = buffers.take((1024, 1024), torch.float32, cpu)
-    assert buffers.take((1024, 1024), torch.float32, cpu).data_ptr() != first.data_ptr()
-    where = first.data_ptr()
-    del first
-    assert buffers.take((2, 512, 1024), torch.float32, cpu).data_ptr() == where
-    assert buffers.take((1024, 1024), torch.float64, cpu).data_ptr() != where
+    loan = buffers.lend()
+    assert loan.take((4, 4), torch.float32, CPU) is None
+    assert loan.take((1024, 1024), torch.float32, torch.device("meta")) is None
+    first = loan.take((1024, 1024), torch.float32, CPU)
+    assert loan.take((1024, 1024), torch.float32, CPU) is not first
+    buffers.take_back([first])
+    assert loan.take((2, 512, 1024), torch.float32, CPU) is not first
+    assert loan.take((1024, 1024), torch.float64, CPU) is not first
+    assert loan.take((1024, 1024), torch.float32, CPU) is first
+    with torch.inference_mode():
+        assert loan.take((1024, 1024), torch.float32, CPU) is None
+    with TorchFunctionMode():
+        assert loan.take((1024, 1024), torch.float32, CPU) is None
+    assert Loan().take((1024, 1024), torch.float32, CPU) is None
 
 
 def test_threads_do_not_share_memory(model):
@@ -158,7 +201,7 @@ def test_threads_do_not_share_memory(model):
             generator = torch.Generator().manual_seed(seed)
             for _ in range(5):
                 x = torch.randn(data(model).shape, generator=generator)
-                norms = stored(model, x).norms()
+                norms = split(model, x).norms()
                 torch.testing.assert_close(norms, expected(model, x).flatten(1).norm(dim=1), rtol=1e-4, atol=0)
         except BaseException as error:
             errors.append(error)

@@ -13,15 +13,6 @@ def storage_of(tensor: Tensor) -> int:
     return number
 
 
-def holders(tensor: Tensor) -> tuple[int, int]:
-    """Return how many tensors refer to the memory of this one, and how many Python objects to its storage.
-
-    Only equal or not equal to an earlier count of the same tensor means something.
-    """
-    storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(storage)
-
-
 def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has no values, only a shape, a dtype and a device, as while a compiler traces."""
     module = sys.modules.get("torch._subclasses.fake_tensor")

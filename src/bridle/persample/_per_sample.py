@@ -23,7 +23,7 @@ from ._tensor_failures import Others, stop_together
 from ._tensor_ranks import tensor_ranks
 from ._tensor_uses import shard_gradient
 from .engine import Losses
-from .representations.buffers import buffers_of
+from .representations.buffers import lend_for
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,7 +59,7 @@ def per_sample(
             tensor-parallel mesh have the same samples; they are found from the parameters.) `clip_` and `weighted_`
             then give the sum over the samples of all ranks; the other results are about this rank's samples.
         memory_budget: how many bytes of gradients may be stored to save time. On the CPU this memory is kept for the
-            next call, for as long as the parameters live; 0 stores and keeps nothing.
+            next call, for as long as the model lives; 0 stores and keeps nothing.
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Results are unscaled; what is
             written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
         retain_graph: keep the recorded graph, for `PerSample.audit` or a backward pass afterwards. False frees
@@ -124,8 +124,7 @@ def _per_sample(
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     allowed = options if where.mesh is None else replace(options, sharded=True)
     model = parameters if isinstance(parameters, nn.Module) else None
-    buffers = buffers_of(where.held.values())
-    buffers.start()
+    loan = lend_for(model)
     try:
         tensor = others.tensor = tensor_ranks(where.leaves, split, device)
         ranks = others.samples = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
@@ -134,7 +133,7 @@ def _per_sample(
             others.are_told = True
             agree(tensor, where.leaves, split, same)
             with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):
-                captured = capture(split, where.leaves, model, allowed, buffers)
+                captured = capture(split, where.leaves, model, allowed, loan)
     except Exception:
         engine.refuse_nested(split.root)
         raise
@@ -153,7 +152,7 @@ def _per_sample(
         scale=scale,
         source=captured.source,
         eps=captured.eps,
-        buffers=buffers,
+        loan=loan,
         engine=_weighted_gradients(captured.losses, where.leaves) if options.retain_graph else _no_engine,
     )
 

@@ -159,7 +159,7 @@ class WriteAnswers(BatchGradients):
             if size <= (min(left, for_grams) if is_gram else left):
                 left -= size
                 for_grams -= size if is_gram else 0
-                self._forms[name] = form.write_down(self._buffers)
+                self._forms[name] = form.write_down(self._loan)
                 self._watch.renew(name, self._forms[name])
 
     def _sparse(self) -> int:

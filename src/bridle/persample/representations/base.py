@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..tracing import all_hold, is_traced
-from .buffers import Buffers
+from .buffers import Loan
 from .gram_cache import GramCache
 from .numerics import HALF_TYPES, as_rows, row_norms, square, upcast_half, weighted_sum
 
@@ -52,8 +52,8 @@ class SampleGrads(ABC):
     def dense(self, part: slice = ALL) -> Tensor:
         """Write down the gradients of these samples: (samples, *shape)."""
 
-    def write_down(self, buffers: Buffers) -> "Dense":  # noqa: ARG002
-        """Return the gradients of all samples as they are, in memory from these buffers where that is possible."""
+    def write_down(self, loan: Loan) -> "Dense":  # noqa: ARG002
+        """Return the gradients of all samples as they are, in memory of this loan where that is possible."""
         return Dense(self.dense())
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002

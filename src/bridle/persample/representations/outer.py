@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..tracing import is_traced
 from .base import ALL, Dense, SampleGrads, redo_where_lost
-from .buffers import Buffers
+from .buffers import Loan
 from .gram_cache import GramCache, strip_of
 from .numerics import double, is_moderate, row_max, row_norms, scale_rows, square, upcast_half
 
@@ -52,9 +52,9 @@ class Outer(SampleGrads):
         left, right = (self.left, self.right) if part is ALL else (self.left[part], self.right[part])
         return torch.bmm(upcast_half(left).transpose(1, 2), upcast_half(right))
 
-    def write_down(self, buffers: Buffers) -> Dense:
+    def write_down(self, loan: Loan) -> Dense:
         left, right = upcast_half(self.left).transpose(1, 2), upcast_half(self.right)
-        out = buffers.take((self.samples, *self.shape), left.dtype, left.device)
+        out = loan.take((self.samples, *self.shape), left.dtype, left.device)
         return Dense(torch.bmm(left, right, out=out))
 
     def squared_norms(self, grams: GramCache | None = None) -> Tensor:

@@ -134,6 +134,20 @@ def unit_without_a_gradient():
     layouts.close(bridle.clip_(parameters, bridle.by_unit()).norm_after, expected.norm_after, 6)
 
 
+def units_of_copies(missing):
+    """Units that are split over ranks and copied: one copy of each part is enough."""
+    case = {"seed": 3, "tensors": [((4,), "2d", "r0", missing), ((3, 5), "2d", "1r", missing[:1])]}
+    parameters, wholes = layouts.build(case)
+    alone = {name: torch.nn.Parameter(torch.zeros_like(full)) for name, full in zip(parameters, wholes, strict=True)}
+    for p, full in zip(alone.values(), wholes, strict=True):
+        p.grad = full.clone()
+    policy = bridle.by_unit(0.1, eps=1.0)
+    found, expected = bridle.clip_(parameters, policy).norm_after, bridle.clip_(alone, policy).norm_after
+    layouts.close(found, expected, 6)
+    layouts.assert_same_everywhere(found)
+    layouts.assert_clipped(parameters, [p.grad for p in alone.values()], 1.0, case)
+
+
 def a_limit_in_parts():
     """A number of which each rank holds a part is refused, one that each holds is taken."""
     limit = layouts.DTensor.from_local(torch.tensor(0.25), layouts.mesh("line"), [layouts.Partial()], run_check=False)

@@ -49,6 +49,11 @@ def test_units_where_a_rank_holds_nothing(four):
     four.run(failures.unit_without_a_gradient)
 
 
+def test_units_where_a_copy_is_missing(four):
+    for missing in ((), (3,), (0, 3), (2, 3)):
+        four.run(failures.units_of_copies, missing)
+
+
 @pytest.mark.parametrize("case", [failures.values, failures.extremes, failures.many], ids=lambda case: case.__name__)
 def test_the_same_as_one_process(ranks, case):
     ranks.run(case)

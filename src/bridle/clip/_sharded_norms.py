@@ -255,17 +255,27 @@ class ShardedNorms:
             dims: For each the dimensions that its slices run along.
         """
         exchange, found = NormExchange(self._call), [t.to(torch.float64).flatten() for t in slices]
-        for group, sharded in self._groups():
-            here = set(self._at([place for place, shards in sharded.items() if shards and group.group.size() > 1]))
-            cut = [k for k, i in enumerate(where) if i in here and self._cut_dims(i, group) & dims[k]]
+        groups = [(group, places) for group, places in self._groups() if group.group.size() > 1]
+        cuts = [[self._cut_dims(i, group) & dims[k] for group, _ in groups] for k, i in enumerate(where)]
+        split = [k for k, each in enumerate(cuts) if any(each)]
+
+        def replace(some: list[int], every: Tensor) -> None:
+            for k, part in zip(some, torch.split(every, [len(found[k]) for k in some]), strict=True):
+                found[k] = part
+
+        for group, sharded in groups:  # before shards are added up: of copies, one that has a gradient is enough
+            copied = [k for k in split if sharded.get(self._place_of[where[k]]) is False]
+            if copied:
+                every = torch.cat([found[k] for k in copied]).nan_to_num(math.inf, math.inf)  # both are left unscaled
+                replace(copied, exchange.again(every, group, largest=True))
+        for n, (group, _) in enumerate(groups):
+            cut = [k for k in split if cuts[k][n]]
             if cut:
                 every = torch.cat([found[k] for k in cut])
                 by = torch.ones_like(every)
                 if any(where[k] in self._wide for k in cut):
                     by = _measure.safe_divisor(exchange.again(every.nan_to_num(0.0, math.inf), group, largest=True))
-                every = exchange.again((every / by).square(), group).sqrt() * by
-                for k, part in zip(cut, torch.split(every, [len(found[k]) for k in cut]), strict=True):
-                    found[k] = part
+                replace(cut, exchange.again((every / by).square(), group).sqrt() * by)
         exchange.finish()
         return [t.view(own.shape).to(own.device) for t, own in zip(found, slices, strict=True)]
 

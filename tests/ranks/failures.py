@@ -233,6 +233,43 @@ def adaptive(name, kwargs):
             layouts.assert_same_everywhere(value)
 
 
+def elements_of_a_missing_copy():
+    """Copies that learn different things would be limited differently later: no rank learns or writes."""
+    rank, policy = dist.get_rank(), bridle.policies.ByElementSpike(theta=1.5, warmup=1)
+    for step in range(4):
+        parameters, _ = layouts.build({"seed": 3, "size": 30.0 if step > 1 else 1.0, "tensors": SPREAD["tensors"]})
+        if step == 2:
+            before, state = pieces(parameters), tensors_in(policy.state_dict())
+            if rank == 1:
+                parameters["p1"].grad = None
+            kind, text = placements.error(lambda parameters=parameters: bridle.clip_(parameters, policy))
+            assert kind == "RankError", text
+            assert "which copies have no gradient (ByElementSpike" in text
+            assert "p1 on rank 1" in text
+            assert torch.equal(layouts.piece(parameters["p0"].grad), before[0])
+            after = tensors_in(policy.state_dict())
+            assert all(torch.equal(layouts.piece(a), layouts.piece(b)) for a, b in zip(after, state, strict=True))
+        else:
+            bridle.clip_(parameters, policy)
+    layouts.assert_same_everywhere(parameters["p1"].grad.to_local().double().sum().item())
+
+
+def elements_of_a_missing_shard():
+    """It counts as zeros, in what is learned too; so does a shard of which every copy is missing."""
+    where = ("1x2", "r0") if dist.get_world_size() == 2 else ("2d", "r0")
+    policy, alone = (bridle.policies.ByElementSpike(theta=1.5, warmup=1) for _ in range(2))
+    for step in range(4):
+        missing = (1, 3) if step in (0, 2) else ()
+        case = {"seed": step, "tensors": [((5, 3), "line", "0", missing), ((4,), *where, missing)]}
+        parameters, wholes = layouts.build(case)
+        whole = {key: torch.nn.Parameter(torch.zeros_like(full)) for key, full in zip(parameters, wholes, strict=True)}
+        for p, full in zip(whole.values(), wholes, strict=True):
+            p.grad = full
+        found, expected = bridle.clip_(parameters, policy).norm_after, bridle.clip_(whole, alone).norm_after
+        layouts.close(found, expected, 6)
+        layouts.assert_clipped(parameters, [p.grad for p in whole.values()], 1.0, case)
+
+
 def tensors_in(state):
     if isinstance(state, dict):
         return [t for key in sorted(state) for t in tensors_in(state[key])]

@@ -75,6 +75,11 @@ def test_what_policies_learn_is_the_same_on_every_rank(two, name, kwargs):
     two.run(failures.adaptive, name, kwargs)
 
 
+def test_what_elements_learn_where_a_gradient_is_missing(ranks):
+    ranks.run(failures.elements_of_a_missing_copy)
+    ranks.run(failures.elements_of_a_missing_shard)
+
+
 @pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_"])
 def test_one_collective_for_each_group(four, call):
     for n in (3, 300):

@@ -194,6 +194,11 @@ class Gradients:
                     "a plain tensor does not know which part of the whole it is. Use a DTensor, or by_norm for it."
                 )
 
+    def require_copies(self, policy: str) -> None:
+        """Raise on all ranks, when norms are exchanged, if copies of a gradient are on some of their ranks only."""
+        if self.sharded is not None:
+            self.sharded.require_copies(dict(zip(self._where, self.keys(), strict=True)), policy)
+
     def weights(self) -> list[Tensor]:
         """Return what this rank holds of each parameter."""
         if self.sharded is None:

@@ -59,6 +59,7 @@ class NormExchange(Agreement):
         parameters: int = 0,
         count: int | None = None,
         missing: Sequence[int] = (),
+        beside: Mapping[str, str] | None = None,
     ) -> None:
         """Replace values by what they come to over a process group: a p-norm of shards, the largest of copies.
 
@@ -70,11 +71,12 @@ class NormExchange(Agreement):
             parameters: A fingerprint of the parameters, the same on all ranks of the group.
             count: How many gradients there are behind the entries, if not one each.
             missing: The entries that this rank has no gradient for.
+            beside: What else must be the same on all ranks of the group, in words that an error can show.
         """
         n = group.group.size()
         if not entries or n == 1:
             return
-        agree = self._first_message(entries, kinds, group, parameters, count, missing)
+        agree = self._first_message(entries, kinds, group, parameters, count, missing, beside)
         direct, scaled = _shards(entries, kinds)
         if direct == list(range(len(values))):  # as under FSDP2: to index would cost more than the rest
             orders = _orders([kind.p for kind in kinds], values)
@@ -139,8 +141,9 @@ class NormExchange(Agreement):
         parameters: int,
         count: int | None,
         missing: Sequence[int],
+        beside: Mapping[str, str] | None = None,
     ) -> Callable[..., Tensor]:
-        asked = {"the number of gradients": len(entries) if count is None else count}
+        asked = {"the number of gradients": len(entries) if count is None else count, **(beside or {})}
         how = combine_fingerprints([*entries.values(), *(kinds[at] for at in entries)])
         compared = {_PARAMETERS: parameters, _MEASURED: how}
         return partial(self.all_reduce, group=group, asked=asked, compared=compared, missing=missing)

@@ -5,7 +5,7 @@ Meshes are visited in an order that is the same on every rank, and the dimension
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -43,6 +43,7 @@ _DIFFERENT_PLACES = (
     "ranks {} hold copies of one gradient that are not finite in different places, such as on some of them only: to "
     'zero these values would leave copies that differ. Pass nonfinite="raise", which names them, or "skip".'
 )
+_LACKING = "which copies have no gradient ({} learns from each of them: give those a gradient of zeros)"
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
 
@@ -74,6 +75,7 @@ class ShardedNorms:
         copied = any(isinstance(each, Replicated) for placements in patterns for each in placements)
         self._unnamed = parameter_fingerprints(None, parameters, sharded) if copied else ()
         self._writes_partial: dict[int, bool] = {}
+        self._learned_from: dict[int, tuple[str, str]] = {}
         self._layouts: dict[tuple[int, Any], ShardLayout] = {}
         with torch.no_grad():
             self._read(parameters, grads)
@@ -232,6 +234,23 @@ class ShardedNorms:
         exchange.finish()
         return found.view(each.shape)
 
+    def require_copies(self, keys: Mapping[int, str], policy: str) -> None:
+        """Let the next exchange raise on all ranks where some copies of these gradients are missing, and others not.
+
+        Args:
+            keys: What each is called on every rank, by index.
+            policy: Who keeps a memory of each copy.
+        """
+        self._learned_from.update((i, (_LACKING.format(policy), key)) for i, key in keys.items())
+
+    def _copies_lacking(self, sharded: Mapping[int, bool]) -> dict[str, str]:
+        """Return which copies that a policy learns from are missing on this rank of a group, in words."""
+        found: dict[str, list[str]] = {}
+        for i, (what, key) in self._learned_from.items():
+            if sharded.get(self._place_of[i]) is False:
+                found.setdefault(what, []).extend([key] if i in self._missing_copies else [])
+        return {what: ", ".join(keys) or "none" for what, keys in found.items()}
+
     def require_same_places(self, where: Sequence[int]) -> None:
         """Raise on all ranks where copies of a gradient are not finite in different places."""
         exchange = NormExchange(self._call)
@@ -347,6 +366,7 @@ class ShardedNorms:
                 parameters=combine_fingerprints(self._fingerprints[i] for i in compared),
                 count=len(compared),
                 missing=list(lacking),
+                beside=self._copies_lacking(sharded),
             )
         each.copy_(values[:-1])
         readable = values.device.type == "cpu"

@@ -150,6 +150,12 @@ class GradientView(Protocol):
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other ranks hold other parameters, for policies that each rank would decide for itself."""
 
+    def require_copies(self, policy: str) -> None:
+        """Raise, once norms are measured, if some ranks lack their copy of a gradient, for policies that learn from it.
+
+        To be called by `check`.
+        """
+
 
 @runtime_checkable
 class Policy(Protocol):

@@ -93,6 +93,7 @@ class ByElementSpike(BuiltOnce):
         """Raise for gradients whose elements cannot be separated, or for state that belongs to another parameter."""
         super().check(grads)
         grads.refuse_plain_shards("ByElementSpike")
+        grads.require_copies("ByElementSpike")
         self._plan(grads)
 
     def _plan(self, grads: GradientView) -> list[Chunk]:
@@ -118,12 +119,13 @@ class ByElementSpike(BuiltOnce):
             weights = grads.weights() if spans else []
             for chunk in plan:
                 own = chunk.of(values)
-                if spans and own[0].shape != weights[chunk.where[0]].shape:
-                    continue  # this rank lacks a gradient that others have
+                lacks = spans and own[0].shape != weights[chunk.where[0]].shape
+                if lacks:  # a gradient of which others have shards: it is learned from as zeros
+                    own = [torch.zeros_like(weights[chunk.where[0]])]
                 found = self._limit_natively(chunk, own, step)
                 if found is None:
                     found = self._limit(chunk, own, step, known_good)
-                for i, limit in found.items():
+                for i, limit in ({} if lacks else found).items():
                     limits[i] = limit
             self._seen.write(keys, {"seen": seen + good})
             return Clamp(limits)

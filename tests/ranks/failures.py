@@ -192,6 +192,40 @@ def partial_of_a_nan(mode):
     torch.testing.assert_close(layouts.piece(parameters["p0"].grad), expected if mode == "zero" else expected * 0)
 
 
+def a_missing_summand(where, letters):
+    """A partial gradient that one rank does not have, as its only one, or beside another, or as one of none at all."""
+    calls = [
+        lambda ps: bridle.clip_grad_norm_(ps, 0.1),
+        lambda ps: bridle.clip_(ps, bridle.by_norm(0.1)),
+        lambda ps: bridle.clip_grad_value_(ps, 0.1),
+        lambda ps: bridle.clip_grads_with_norm_(ps, 0.1, 10.0),
+    ]
+    last = dist.get_world_size() - 1
+    rows = [((4, 4), where, letters, ()), ((5, 3), "line", "0", ()), ((4, 4), where, letters, ())]
+    for count, lacking in ((2, ["p0"]), (3, ["p0"]), (2, ["p0", "p1"])):
+        for call in calls:
+            parameters, _ = layouts.build({"seed": 3, "tensors": rows[:count]})
+            for name in lacking if dist.get_rank() == last else ():
+                parameters[name].grad = None
+            held = [p.grad.to_local() for p in parameters.values() if p.grad is not None]
+            before = [t.clone() for t in held]
+            kind, text = placements.error(lambda call=call, parameters=parameters: call(parameters))
+            assert kind == "RankError", text
+            assert "partial" in text
+            assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
+
+
+def values_alone():
+    """An argument that one rank alone refuses, where ranks compare which gradients are partial and where not."""
+    for letters in ("r", "p", "0"):
+        for call in (bridle.clip_grad_value_, lambda ps, limit: bridle.clip_grads_with_norm_(ps, limit, 1.0)):
+            parameters, _ = layouts.build({"seed": 3, "tensors": [((4, 4), "line", letters, ())]})
+            limit = -1.0 if dist.get_rank() == 1 else 1.0
+            kind, text = placements.error(lambda: call(parameters, limit))  # noqa: B023
+            others = "nothing" if letters == "0" else "RankError"
+            assert kind == ("ArgumentError" if dist.get_rank() == 1 else others), text
+
+
 def values():
     """Clipping by value: every piece, and partial gradients by their sum."""
     case = {"seed": 3, "tensors": [((4, 3), "line", "p", ()), ((5, 3), "line", "0", ()), ((4,), "line", "a", ())]}

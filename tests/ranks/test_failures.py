@@ -29,6 +29,12 @@ def test_a_nan_in_a_summand(ranks, mode):
     ranks.run(failures.partial_of_a_nan, mode)
 
 
+def test_a_missing_summand_is_refused(ranks):
+    ranks.run(failures.a_missing_summand, "line", "p")
+    if len(ranks.run(failures.values_alone)) == 4:
+        ranks.run(failures.a_missing_summand, "2d", "0p")
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_is_not_zeroed_in_one_copy_only(ranks, value):
     ranks.run(failures.zeroed_in_one_copy, value)

@@ -21,11 +21,13 @@ def disagreement(what: str, fault: str, asked: Mapping[str, Any], compared: Mapp
     Args:
         what: What was to be exchanged.
         fault: What this rank has found before.
-        asked: What must be the same, in words or numbers to be shown.
+        asked: What must be the same, in words or numbers to be shown; `"the call"` first.
         compared: Fingerprints that must be the same.
         group: The process group.
     """
     ranks = dist.get_process_group_ranks(group.group)
+    # Ranks that are at different steps of one call have different things to compare: that comes before any of these.
+    asked = {"the call": asked["the call"], "what they compare": ", ".join([*asked, *compared]), **asked}
     mine = [fault, [str(value) for value in asked.values()], [str(n) for n in compared.values()]]
     try:
         rows = [_read(row) for row in all_gather_rows(_written(mine)[None].to(group.device), group.group, what).cpu()]

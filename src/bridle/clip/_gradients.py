@@ -85,12 +85,14 @@ class Gradients:
         parameters: list[Tensor],
         placement: PlacementSpec | None = None,
         call: Callable[[], str] = str,
+        *,
+        unmeasured: bool = False,
     ) -> Gradients:
         """Return the gradients that parameters have."""
         found = grads_of(parameters)
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)
-        return cls.from_pairs(names, parameters, found, placement, call)
+        return cls.from_pairs(names, parameters, found, placement, call, unmeasured=unmeasured)
 
     @classmethod
     def from_pairs(
@@ -100,6 +102,8 @@ class Gradients:
         found: list[Tensor | None],
         placement: PlacementSpec | None = None,
         call: Callable[[], str] = str,
+        *,
+        unmeasured: bool = False,
     ) -> Gradients:
         """Return these gradients of these parameters; `call` describes the call, for other ranks to compare."""
         first = {id(g): i for i, g in reversed(list(enumerate(found))) if g is not None}
@@ -111,7 +115,7 @@ class Gradients:
                 kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of)])
             known = None if names is None else _pick(names, kept)
             own, present, numbers = _pick(parameters, kept), _pick(found, kept), _pick(pattern_of, kept)
-            sharded = ShardedNorms(own, present, patterns, numbers, known, call())
+            sharded = ShardedNorms(own, present, patterns, numbers, known, call(), unmeasured)
             grads = [shard if g is None else g for g, shard in zip(sharded.grads, sharded.local, strict=True)]
         else:
             grads = [g for g in [found[i] for i in kept] if g is not None]

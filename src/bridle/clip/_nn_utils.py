@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from .. import _devices, _measure, _validate
 from .._devices import accumulation_dtype
 from .._torch.dtensor import is_dtensor
 from ..distributed import PlacementSpec
-from ..errors import ArgumentError, NonFiniteGradientError
+from ..errors import ArgumentError, BridleError, NonFiniteGradientError
 from . import _all_sharded, _apply
 from ._describe import describe
 from ._failures import tell_others
@@ -177,11 +177,15 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
     See Also:
         [`bridle.clip_`][], [`bridle.by_value`][], [`bridle.clip_grad_norm_`][]
     """
-    limit = _validate.threshold(clip_value, "clip_value")
+    try:
+        limit = _validate.threshold(clip_value, "clip_value")
+    except BridleError as error:
+        tell_others(error, lambda call: _unmeasured(named(parameters)[1], call))
+        raise
     listed, grads = gradients(parameters)
-    several_ranks = on_several_ranks(grads)
+    several_ranks = on_several_ranks(listed) or on_several_ranks(grads)
     with one_at_a_time(listed if several_ranks else None):
-        sharded = Gradients.of(None, listed) if several_ranks else None
+        sharded = _unmeasured(listed, lambda: "clip_grad_value_") if several_ranks else None
         grads = grads if sharded is None else sharded.values
         _measure.check_foreach(grads, foreach)
         if isinstance(limit, Tensor) and _devices.readable_now([limit, *grads]):
@@ -260,15 +264,25 @@ def clip_grads_with_norm_(
     See Also:
         [`bridle.get_total_norm`][], [`bridle.clip_grad_norm_`][]
     """
-    limit, known = _validate.threshold(max_norm, "max_norm"), _validate.total_norm(_reduced(total_norm))
+    known = _reduced(total_norm)
+    try:
+        limit, known = _validate.threshold(max_norm, "max_norm"), _validate.total_norm(known)
+    except BridleError as error:
+        tell_others(error, lambda call: _unmeasured(named(parameters)[1], call))
+        raise
     listed, grads = gradients(parameters)
-    several_ranks = on_several_ranks(grads)
+    several_ranks = on_several_ranks(listed) or on_several_ranks(grads)
     with one_at_a_time(listed if several_ranks else None):
-        grads = Gradients.of(None, listed).local if several_ranks else grads
+        grads = _unmeasured(listed, lambda: "clip_grads_with_norm_").local if several_ranks else grads
         _measure.check_foreach(grads, foreach)
         if isinstance(known, Tensor) and _devices.readable_now([*grads, known]):
             known = float(known)
         _scale_down(grads, limit, known, foreach)
+
+
+def _unmeasured(listed: list[Tensor], call: Callable[[], str]) -> Gradients:
+    """Return gradients whose norms are not exchanged. Where some may be partial, ranks compare which are."""
+    return Gradients.of(None, listed, None, call, unmeasured=True)
 
 
 def _reduced(norm: Any) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._distributed.collectives import collective
 from .._distributed.meshes import Group, MeshGroups, groups_of, read_mesh
-from .._torch.dtensor import dtensor_class, is_dtensor, wait_tensor
+from .._torch.dtensor import dtensor_class, is_dtensor, specs_of, wait_tensor
 from ..distributed import Disjoint, Placement, Sharded
 from ..errors import ArgumentError, RankError, UnsupportedGradientError
 from ._norm_exchange import WHAT
@@ -46,6 +46,12 @@ def missing_here(
         if g is None and (sharded[pattern_of[i]] or is_dtensor(p)):
             first.setdefault(id(p), i)
     return list(first.values())
+
+
+def has_copies(parameters: Sequence[Any]) -> bool:
+    """Return whether any is a DTensor that is copied over a dimension of its mesh."""
+    placements = (spec.placements for spec in specs_of(parameters) if spec is not None)
+    return any(kind.is_replicate() for kinds in placements for kind in kinds)
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from ._shard_layouts import (
     ShardLayout,
     cut_dims,
     groups_of_patterns,
+    has_copies,
     one_mesh,
     other_mesh,
     read_layout,
@@ -43,6 +44,7 @@ _DIFFERENT_PLACES = (
     "ranks {} hold copies of one gradient that are not finite in different places, such as on some of them only: to "
     'zero these values would leave copies that differ. Pass nonfinite="raise", which names them, or "skip".'
 )
+_PARTIAL = "the parameters, or which gradients are partial (a missing one is not: give it zeros that are)"
 _LACKING = "which copies have no gradient ({} learns from each of them: give those a gradient of zeros)"
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
@@ -50,6 +52,15 @@ Part: TypeAlias = tuple[Sequence[int], float]
 
 class ShardedNorms:
     """Where the shards of the gradients of one call are.
+
+    Args:
+        parameters: The parameters.
+        grads: The gradient of each; None where this rank has none.
+        patterns: The placements that were given for plain tensors.
+        pattern_of: For each parameter the index of its pattern.
+        names: Their names, or None.
+        call: What this rank was called with: the same words on every rank.
+        unmeasured: Nothing is measured later, so ranks would not notice that they differ in which are partial.
 
     Attributes:
         grads: The gradients; None where this rank has none, or only one in the memory of another.
@@ -65,8 +76,9 @@ class ShardedNorms:
         pattern_of: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
         call: str = "",
+        unmeasured: bool = False,
     ) -> None:
-        self._call = call
+        self._call, self._unmeasured = call, unmeasured
         self._patterns = patterns
         self._pattern_of = list(pattern_of or [0] * len(grads))
         self._sharded_patterns = sharded_patterns(patterns)
@@ -86,7 +98,8 @@ class ShardedNorms:
             self.values = [*self.local]
             partial = {number for number, layout in layouts if layout.partial}
             reducible = [i for i in self._at(partial) if grads[i] is not None]
-            if reducible:
+            # The gradient of a parameter with copies may be partial on ranks that have it, which wait for this one.
+            if reducible or (unmeasured and has_copies(parameters)):
                 self._agree_on_partial(set(reducible))
             for i in reducible:
                 self.values[i] = reduced(grads[i])
@@ -99,9 +112,9 @@ class ShardedNorms:
     def _agree_on_partial(self, partial: set[int]) -> None:
         """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
         agreement = Agreement(WHAT, self._call)
-        for group, sharded in self._groups():
+        for group, sharded in self._groups(agreement):
             found = [(self._fingerprints[i], i in partial) for i in self._at(sharded)]
-            compared = {"the parameters, or which gradients are partial": fingerprint(found)}
+            compared = {_PARTIAL: fingerprint(found)}
             if group.group.size() > 1:
                 agreement.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared)
         agreement.finish()
@@ -211,6 +224,8 @@ class ShardedNorms:
 
     def tell(self, parts: Sequence[Part], error: Exception) -> None:
         """Tell the other ranks, which are about to measure these parts, that this one has raised an error."""
+        if self._unmeasured:
+            return
         exchange = NormExchange(self._call)
         exchange.fail(f"{type(error).__name__}: {error}")
         sets = [[[i] for i in where] for where, _ in parts]

@@ -84,7 +84,7 @@ class ShardedNorms:
             self.values = [*self.local]
             partial = {number for number, layout in layouts if layout.partial}
             reducible = [i for i in self._at(partial) if grads[i] is not None]
-            if reducible:
+            if reducible or partial.intersection(self._place_of[i] for i, *_ in self._in_one_memory):
                 self._agree_on_partial(set(reducible))
             for i in reducible:
                 self.values[i] = reduced(grads[i])
@@ -96,12 +96,19 @@ class ShardedNorms:
 
     def _agree_on_partial(self, partial: set[int]) -> None:
         """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
-        agreement = Agreement(WHAT, self._call)
+        agreement, error = Agreement(WHAT, self._call), None
+        try:
+            self._refuse_unclear_memory()
+        except UnsupportedGradientError as raised:  # the others wait for this rank
+            error = raised
+            agreement.fail(f"{type(raised).__name__}: {raised}")
         for group, sharded in self._groups():
             found = [(self._fingerprints[i], i in partial) for i in self._at(sharded)]
             compared = {"the parameters, or which gradients are partial": fingerprint(found)}
             if group.group.size() > 1:
                 agreement.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared)
+        if error is not None:
+            raise error
         agreement.finish()
 
     def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:

@@ -150,6 +150,15 @@ def rms_of_plain_pieces():
     )
 
 
+def spikes_in_stages():
+    mine = grads((f"layer{dist.get_rank()}", [3.0, 4.0]))
+    policy = bridle.policies.ByElementSpike(ceiling=3.0)
+    report = bridle.clip_(mine, policy, placement=bridle.distributed.Disjoint(line()))
+    layouts.close(report.norm, 5 * dist.get_world_size() ** 0.5, 12)
+    layouts.close(*report.norms_after.values(), 18**0.5, 6)
+    return error(lambda: report.norm_after)
+
+
 def units_of_pieces():
     mine = grads(("w", [3.0, 4.0]))
     placement = bridle.distributed.Sharded(line())

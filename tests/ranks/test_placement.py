@@ -41,6 +41,7 @@ def test_dtensors_beside_experts_count_once(ranks):
         ),
         (placements.copies_of_other_shapes, "RankError", "their number, shapes or dtypes differ"),
         (placements.rms_of_plain_pieces, "UnsupportedGradientError", "w is Sharded by `placement`"),
+        (placements.spikes_in_stages, "ArgumentError", "factors or limits that are not known on this rank"),
         (placements.units_of_pieces, "UnsupportedGradientError", "that of w is Sharded by `placement`"),
         (
             placements.not_a_placement,

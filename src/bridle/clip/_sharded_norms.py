@@ -19,6 +19,7 @@ from .._distributed.checksums import checksum
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, order_meshes
 from .._torch.dtensor import specs_of, stored_parts, stored_shards
+from .._torch.storage import repeats
 from ..distributed import Disjoint, Placement, Replicated, Sharded
 from ..errors import BridleError, UnsupportedGradientError
 from ._norm_exchange import WHAT, Kind, NormExchange
@@ -128,8 +129,9 @@ class ShardedNorms:
 
     def _each_memory_once(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients without DTensors in the memory of another."""
-        repeated = repeated_dtensors(self.local, self._layout_at)
-        self._in_one_memory = [(i, grads[i], kept, grads[kept]) for i, kept in repeated.items()]
+        pairs = repeats(self.local)
+        repeated = repeated_dtensors(pairs, self._layout_at)
+        self._in_one_memory = [(i, grads[i], kept, grads[kept]) for i, kept in {**pairs, **repeated}.items()]
         for i in repeated:
             self.local[i] = self.local[i].new_empty(0)
         return [None if i in repeated else g for i, g in enumerate(grads)] if repeated else [*grads]
@@ -212,7 +214,8 @@ class ShardedNorms:
     def _refuse_unclear_memory(self) -> None:
         """Raise where it is not clear how memory that several gradients share counts."""
         for i, grad, kept, other in self._in_one_memory:
-            refuse_other_layout(grad, self._places[self._place_of[i]], other, self._places[self._place_of[kept]])
+            place, place_of_other = self._places[self._place_of[i]], self._places[self._place_of[kept]]
+            refuse_other_layout(grad, place, other, place_of_other, self._patterns)
 
     def tell(self, parts: Sequence[Part], error: Exception) -> None:
         """Tell the other ranks, which are about to measure these parts, that this one has raised an error."""

@@ -248,6 +248,10 @@ class ShardedNorms:
         for group, sharded in self._groups(exchange):
             marks = [self._mark(i) for i in where if sharded.get(self._place_of[i]) is False]
             exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
+        for group in groups_of_patterns(self._patterns, (Replicated,)):
+            over = [n for n, each in enumerate(self._patterns) if group in groups_of_patterns([each], (Replicated,))]
+            marks = [self._mark_all([i for i in where if self._pattern_of[i] == n]) for n in over]
+            exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
         exchange.finish()
 
     def _mark(self, i: int) -> int:
@@ -255,6 +259,10 @@ class ShardedNorms:
         if i in self._missing_copies:
             return 0
         return int(checksum(_measure.nonfinite(self.values[i]).to(torch.uint8))) % _EXACT + 1
+
+    def _mark_all(self, members: Sequence[int]) -> int:
+        """Return a number for the places where copies are not finite, in the order they are listed; 0 for none."""
+        return combine_fingerprints(map(self._mark, members)) % _EXACT + 1 if members else 0
 
     def combine_slices(self, slices: Sequence[Tensor], where: Sequence[int], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices of which this rank knows the norm of its own part.

@@ -122,6 +122,27 @@ def zeroed_in_some_copies(sick_ranks, places):
     assert rank == 1 or (copy.isfinite().all() and copy[2] == 0 and copy[0] > 0)
 
 
+def zeroed_in_one_placed_copy(places):
+    """Copies in plain tensors on all ranks but the last, which holds none: not finite in these places."""
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    named = [(f"layer{rank}", [3.0, 4.0]), *([("embed", [1.0, 2.0, 3.0])] if rank < last else [])]
+    mine = placements.grads(*named)
+    if rank < last and places[rank] is not None:
+        mine["embed"].grad[places[rank]] = math.nan
+    before = {name: p.grad.clone() for name, p in mine.items()}
+    line = placements.line()
+    placement = {"embed": bridle.distributed.Replicated(line), "*": bridle.distributed.Disjoint(line)}
+    call = lambda: bridle.clip_(mine, bridle.by_norm(0.1), nonfinite="zero", placement=placement)  # noqa: E731
+    kind, text = placements.error(call)
+    if len(set(places)) > 1:
+        assert kind == "RankError"
+        assert "not finite in different places" in text
+        assert all(torch.equal(p.grad.nan_to_num(7.0), before[name].nan_to_num(7.0)) for name, p in mine.items())
+    else:
+        assert kind == "nothing", text
+        assert all(p.grad.isfinite().all() for p in mine.values())
+
+
 def unit_without_a_gradient():
     """The last rank holds no row and has no gradient, and still takes part."""
     rows = dist.get_world_size() - 1

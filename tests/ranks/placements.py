@@ -150,6 +150,31 @@ def rms_of_plain_pieces():
     )
 
 
+def placed_twice(kind, only_on=None):
+    """One memory under two placements, as one tensor or as views: which of them counts must not depend on the order."""
+    memory = torch.tensor([3.0, 4.0])
+    kinds = {"a": bridle.distributed.Sharded(line()), "b": bridle.distributed.Replicated(line())}
+    for placement in (kinds, dict(zip(kinds, reversed(kinds.values()), strict=True))):
+        mine = grads(("a", [3.0, 4.0]), ("b", [3.0, 4.0]))
+        if only_on in (None, dist.get_rank()):
+            for q in mine.values():
+                q.grad = memory[:] if kind == "views" else memory
+        found = error(lambda: bridle.clip_(mine, bridle.by_norm(0.1), placement=placement))  # noqa: B023
+        assert all(q.grad.tolist() == [3.0, 4.0] for q in mine.values())
+    same = dict.fromkeys(kinds, bridle.distributed.Replicated(line()))
+    layouts.close(bridle.clip_(mine, bridle.by_norm(0.1), placement=same).norms["a"], 5.0, 12)
+    return found
+
+
+def spikes_in_stages():
+    mine = grads((f"layer{dist.get_rank()}", [3.0, 4.0]))
+    policy = bridle.policies.ByElementSpike(ceiling=3.0)
+    report = bridle.clip_(mine, policy, placement=bridle.distributed.Disjoint(line()))
+    layouts.close(report.norm, 5 * dist.get_world_size() ** 0.5, 12)
+    layouts.close(*report.norms_after.values(), 18**0.5, 6)
+    return error(lambda: report.norm_after)
+
+
 def units_of_pieces():
     mine = grads(("w", [3.0, 4.0]))
     placement = bridle.distributed.Sharded(line())

@@ -4,7 +4,7 @@ import layouts
 import placements
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import bridle
 
@@ -88,3 +88,25 @@ def refused(rows):
         assert kind == ("UnsupportedGradientError" if dist.get_rank() < rows else "RankError"), text
         assert "two gradients are in the same memory" in text
         assert torch.equal(local, kept)
+
+
+def partial_refused(kind, only_on=None):
+    """A partial gradient in the memory of another: to limit the sum would write over the other."""
+    mesh, local = layouts.mesh("line"), torch.arange(1.0, 5.0)
+    here = only_on in (None, dist.get_rank())
+    memory = local if here else local.clone()
+    other = memory if kind is None else DTensor.from_local(memory, mesh, [kind], run_check=False)
+    partial, whole = (DTensor.from_local(local, mesh, [k], run_check=False) for k in (Partial(), Replicate()))
+    parameters = {}
+    for name, grad, like in (("partial", partial, whole), ("other", other, other)):
+        parameters[name] = torch.nn.Parameter(torch.zeros_like(like))
+        parameters[name].grad = grad
+    for call in (
+        lambda: bridle.clip_grad_value_(parameters.values(), 0.5),
+        lambda: bridle.clip_(parameters, bridle.by_value(0.5)),
+        lambda: bridle.clip_grad_norm_(parameters.values(), 0.5),
+    ):
+        found, text = placements.error(call)
+        assert found == ("UnsupportedGradientError" if here else "RankError"), text
+        assert "two gradients are in the same memory" in text
+        assert local.tolist() == memory.tolist() == [1.0, 2.0, 3.0, 4.0]

@@ -46,6 +46,11 @@ def test_values_are_not_zeroed_in_some_copies_only(four):
     four.run(failures.zeroed_in_some_copies, [0, 1, 2, 3], [1, 1, 1, 4])
 
 
+@pytest.mark.parametrize("places", [[None, 1, None], [1, 1, 2], [1, 1, 1]])
+def test_values_are_not_zeroed_in_some_placed_copies_only(four, places):
+    four.run(failures.zeroed_in_one_placed_copy, places)
+
+
 def test_numbers_in_dtensors(two):
     two.run(failures.a_limit_in_parts)
     two.run(failures.a_norm_in_parts)

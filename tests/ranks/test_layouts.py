@@ -8,6 +8,7 @@ import shared_memory
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.distributed.tensor import Replicate, Shard
 
 ORDERS = [1.0, 2.0, 3.5, math.inf]
 
@@ -107,6 +108,12 @@ def test_memory_shared_on_one_rank(two):
 def test_memory_that_is_shard_and_copy_is_refused(two):
     for rows in (2, 1):
         two.run(shared_memory.refused, rows)
+
+
+def test_memory_that_is_partial_and_something_else_is_refused(two):
+    for kind in (None, Replicate(), Shard(0)):
+        two.run(shared_memory.partial_refused, kind)
+        two.run(shared_memory.partial_refused, kind, 1)
 
 
 @st.composite

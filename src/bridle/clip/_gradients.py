@@ -18,6 +18,7 @@ from ._parameters import live_names, warn_raw_gradients
 from ._placement import placements_of
 from ._shard_layouts import missing_here, on_several_ranks
 from ._sharded_norms import ShardedNorms
+from ._shared_memory import placed_again
 
 _T = TypeVar("_T")
 _UNNAMED: dict[int, str] = {}  # to make them takes four times as long as to look them up; the same in any thread
@@ -112,7 +113,8 @@ class Gradients:
         if placement is not None or on_several_ranks(parameters) or on_several_ranks(found):
             patterns, pattern_of = placements_of(placement, names, len(parameters))
             if len(kept) < len(found):
-                kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of)])
+                unclear = placed_again(found, first, patterns, pattern_of)
+                kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of), *unclear])
             known = None if names is None else _pick(names, kept)
             own, present, numbers = _pick(parameters, kept), _pick(found, kept), _pick(pattern_of, kept)
             sharded = ShardedNorms(own, present, patterns, numbers, known, call(), unmeasured)

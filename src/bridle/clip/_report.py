@@ -61,11 +61,12 @@ class Outcome:
         if self.terms is self.before:
             return self.after()
         if isinstance(self.decision, Clamp):
-            return self.terms.clamp(max=torch.as_tensor(self.decision.limit).to(self.terms))
-        if isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
+            if isinstance(self.decision.limit, float | Tensor):
+                return self.terms.clamp(max=torch.as_tensor(self.decision.limit).to(self.terms))
+        elif isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
             return self.terms * self.decision.by
         raise ArgumentError(
-            "other ranks clipped their gradients by different factors, which are not known on this rank: see "
+            "other ranks clipped their gradients by factors or limits that are not known on this rank: see "
             "`norms_after` for the gradients of this rank."
         )
 

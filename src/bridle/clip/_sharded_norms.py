@@ -19,6 +19,7 @@ from .._distributed.checksums import checksum
 from .._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, order_meshes
 from .._torch.dtensor import specs_of, stored_parts, stored_shards
+from .._torch.storage import repeats
 from ..distributed import Disjoint, Placement, Replicated, Sharded
 from ..errors import BridleError, UnsupportedGradientError
 from ._norm_exchange import WHAT, Kind, NormExchange
@@ -98,8 +99,9 @@ class ShardedNorms:
             self.values = [*self.local]
             partial = {number for number, layout in layouts if layout.partial}
             reducible = [i for i in self._at(partial) if grads[i] is not None]
+            in_one = partial.intersection(self._place_of[i] for i, *_ in self._in_one_memory)
             # The gradient of a parameter with copies may be partial on ranks that have it, which wait for this one.
-            if reducible or (unmeasured and has_copies(parameters)):
+            if reducible or in_one or (unmeasured and has_copies(parameters)):
                 self._agree_on_partial(set(reducible))
             for i in reducible:
                 self.values[i] = reduced(grads[i])
@@ -111,12 +113,19 @@ class ShardedNorms:
 
     def _agree_on_partial(self, partial: set[int]) -> None:
         """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
-        agreement = Agreement(WHAT, self._call)
+        agreement, error = Agreement(WHAT, self._call), None
+        try:
+            self._refuse_unclear_memory()
+        except UnsupportedGradientError as raised:  # the others wait for this rank
+            error = raised
+            agreement.fail(f"{type(raised).__name__}: {raised}")
         for group, sharded in self._groups(agreement):
             found = [(self._fingerprints[i], i in partial) for i in self._at(sharded)]
             compared = {_PARTIAL: fingerprint(found)}
             if group.group.size() > 1:
                 agreement.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared)
+        if error is not None:
+            raise error
         agreement.finish()
 
     def _read(self, parameters: Sequence[Any], grads: Sequence[Any]) -> None:
@@ -136,8 +145,9 @@ class ShardedNorms:
 
     def _each_memory_once(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients without DTensors in the memory of another."""
-        repeated = repeated_dtensors(self.local, self._layout_at)
-        self._in_one_memory = [(i, grads[i], kept, grads[kept]) for i, kept in repeated.items()]
+        pairs = repeats(self.local)
+        repeated = repeated_dtensors(pairs, self._layout_at)
+        self._in_one_memory = [(i, grads[i], kept, grads[kept]) for i, kept in {**pairs, **repeated}.items()]
         for i in repeated:
             self.local[i] = self.local[i].new_empty(0)
         return [None if i in repeated else g for i, g in enumerate(grads)] if repeated else [*grads]
@@ -220,7 +230,8 @@ class ShardedNorms:
     def _refuse_unclear_memory(self) -> None:
         """Raise where it is not clear how memory that several gradients share counts."""
         for i, grad, kept, other in self._in_one_memory:
-            refuse_other_layout(grad, self._places[self._place_of[i]], other, self._places[self._place_of[kept]])
+            place, place_of_other = self._places[self._place_of[i]], self._places[self._place_of[kept]]
+            refuse_other_layout(grad, place, other, place_of_other, self._patterns)
 
     def tell(self, parts: Sequence[Part], error: Exception) -> None:
         """Tell the other ranks, which are about to measure these parts, that this one has raised an error."""
@@ -272,6 +283,10 @@ class ShardedNorms:
         for group, sharded in self._groups(exchange):
             marks = [self._mark(i) for i in where if sharded.get(self._place_of[i]) is False]
             exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
+        for group in groups_of_patterns(self._patterns, (Replicated,)):
+            over = [n for n, each in enumerate(self._patterns) if group in groups_of_patterns([each], (Replicated,))]
+            marks = [self._mark_all([i for i in where if self._pattern_of[i] == n]) for n in over]
+            exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
         exchange.finish()
 
     def _mark(self, i: int) -> int:
@@ -279,6 +294,10 @@ class ShardedNorms:
         if i in self._missing_copies:
             return 0
         return int(checksum(_measure.nonfinite(self.values[i]).to(torch.uint8))) % _EXACT + 1
+
+    def _mark_all(self, members: Sequence[int]) -> int:
+        """Return a number for the places where copies are not finite, in the order they are listed; 0 for none."""
+        return combine_fingerprints(map(self._mark, members)) % _EXACT + 1 if members else 0
 
     def combine_slices(self, slices: Sequence[Tensor], where: Sequence[int], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices of which this rank knows the norm of its own part.

@@ -33,6 +33,7 @@ def test_a_missing_summand_is_refused(ranks):
     ranks.run(failures.a_missing_summand, "line", "p")
     if len(ranks.run(failures.values_alone)) == 4:
         ranks.run(failures.a_missing_summand, "2d", "0p")
+        ranks.run(failures.a_missing_summand, "2d/b", "p")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -89,6 +90,13 @@ def test_what_policies_learn_is_the_same_on_every_rank(two, name, kwargs):
 def test_what_elements_learn_where_a_gradient_is_missing(ranks):
     ranks.run(failures.elements_of_a_missing_copy)
     ranks.run(failures.elements_of_a_missing_shard)
+
+
+def test_all_ranks_hear_of_a_missing_copy(four):
+    for letters in ("r0", "0r"):
+        for missing in ((3,), (0, 3), (0,)):
+            for name in ("p0", "p1"):  # the second is on a slice of the mesh
+                four.run(failures.elements_of_a_missing_copy_of_a_shard, name, letters, missing)
 
 
 @pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_"])

@@ -201,7 +201,7 @@ class Gradients:
                 )
 
     def require_copies(self, policy: str) -> None:
-        """Raise on all ranks, when norms are exchanged, if copies of a gradient are on some of their ranks only."""
+        """Raise on all ranks, when norms are exchanged, if a gradient that has copies is missing on some of them."""
         if self.sharded is not None:
             self.sharded.require_copies(dict(zip(self._where, self.keys(), strict=True)), policy)
 

@@ -119,8 +119,11 @@ class ShardedNorms:
         except UnsupportedGradientError as raised:  # the others wait for this rank
             error = raised
             agreement.fail(f"{type(raised).__name__}: {raised}")
+        on_meshes = [number for number, (layout, _) in enumerate(self._places) if layout is not None]
         for group, sharded in self._groups(agreement):
-            found = [(self._fingerprints[i], i in partial) for i in self._at(sharded)]
+            # Without `placement` all of them, so that ranks outside of a slice of their mesh hear of a fault in it.
+            compared_at = self._at(sharded if self.has_placement else on_meshes)
+            found = [(self._fingerprints[i], i in partial) for i in compared_at]
             compared = {_PARTIAL: fingerprint(found)}
             if group.group.size() > 1:
                 agreement.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared)
@@ -261,7 +264,7 @@ class ShardedNorms:
         return found.view(each.shape)
 
     def require_copies(self, keys: Mapping[int, str], policy: str) -> None:
-        """Let the next exchange raise on all ranks where some copies of these gradients are missing, and others not.
+        """Let the next exchange raise on all ranks where one of these that has copies is missing on some of them only.
 
         Args:
             keys: What each is called on every rank, by index.
@@ -269,11 +272,16 @@ class ShardedNorms:
         """
         self._learned_from.update((i, (_LACKING.format(policy), key)) for i, key in keys.items())
 
-    def _copies_lacking(self, sharded: Mapping[int, bool]) -> dict[str, str]:
-        """Return which copies that a policy learns from are missing on this rank of a group, in words."""
+    def _copies_lacking(self, compared: Sequence[int]) -> dict[str, str]:
+        """Return which copies that a policy learns from are missing on this rank, in words.
+
+        The same on all ranks of a mesh, not only on those that hold copies of each other: what the groups of its last
+        dimension find, others would not hear of.
+        """
         found: dict[str, list[str]] = {}
-        for i, (what, key) in self._learned_from.items():
-            if sharded.get(self._place_of[i]) is False:
+        for i in compared:
+            if i in self._learned_from:
+                what, key = self._learned_from[i]
                 found.setdefault(what, []).extend([key] if i in self._missing_copies else [])
         return {what: ", ".join(keys) or "none" for what, keys in found.items()}
 
@@ -400,7 +408,7 @@ class ShardedNorms:
                 parameters=combine_fingerprints(self._fingerprints[i] for i in compared),
                 count=len(compared),
                 missing=list(lacking),
-                beside=self._copies_lacking(sharded),
+                beside=self._copies_lacking(compared),
             )
         each.copy_(values[:-1])
         readable = values.device.type == "cpu"

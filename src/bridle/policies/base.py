@@ -151,9 +151,9 @@ class GradientView(Protocol):
         """Raise if other ranks hold other parameters, for policies that each rank would decide for itself."""
 
     def require_copies(self, policy: str) -> None:
-        """Raise, once norms are measured, if some ranks lack their copy of a gradient, for policies that learn from it.
+        """Raise, once norms are measured, if some ranks lack a gradient that has copies: to be called by `check`.
 
-        To be called by `check`.
+        For policies that learn from each copy.
         """
 
 

@@ -99,9 +99,9 @@ class ShardedNorms:
             self.values = [*self.local]
             partial = {number for number, layout in layouts if layout.partial}
             reducible = [i for i in self._at(partial) if grads[i] is not None]
-            in_one = partial.intersection(self._place_of[i] for i, *_ in self._in_one_memory)
+            unclear = partial.intersection(self._place_of[i] for i, *_ in self._in_one_memory)
             # The gradient of a parameter with copies may be partial on ranks that have it, which wait for this one.
-            if reducible or in_one or (unmeasured and has_copies(parameters)):
+            if reducible or unclear or (unmeasured and has_copies(parameters)):
                 self._agree_on_partial(set(reducible))
             for i in reducible:
                 self.values[i] = reduced(grads[i])
@@ -115,7 +115,7 @@ class ShardedNorms:
         """Compare the parameters before partial gradients are reduced, in messages of their own sizes."""
         agreement, error = Agreement(WHAT, self._call), None
         try:
-            self._refuse_unclear_memory()
+            self._refuse_unclear_memory(partial_only=True)
         except UnsupportedGradientError as raised:  # the others wait for this rank
             error = raised
             agreement.fail(f"{type(raised).__name__}: {raised}")
@@ -230,11 +230,16 @@ class ShardedNorms:
         exchange.finish()
         return list(zip(norms, terms, strict=True))
 
-    def _refuse_unclear_memory(self) -> None:
-        """Raise where it is not clear how memory that several gradients share counts."""
+    def _refuse_unclear_memory(self, partial_only: bool = False) -> None:
+        """Raise where it is not clear how memory that several gradients share counts.
+
+        Args:
+            partial_only: Only where one of them is partial.
+        """
         for i, grad, kept, other in self._in_one_memory:
             place, place_of_other = self._places[self._place_of[i]], self._places[self._place_of[kept]]
-            refuse_other_layout(grad, place, other, place_of_other, self._patterns)
+            if not partial_only or any(layout is not None and layout.partial for layout, _ in (place, place_of_other)):
+                refuse_other_layout(grad, place, other, place_of_other, self._patterns)
 
     def tell(self, parts: Sequence[Part], error: Exception) -> None:
         """Tell the other ranks, which are about to measure these parts, that this one has raised an error."""

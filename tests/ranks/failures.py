@@ -157,7 +157,7 @@ def unit_without_a_gradient():
 
 def units_of_copies(missing):
     """Units that are split over ranks and copied: one copy of each part is enough."""
-    case = {"seed": 3, "tensors": [((4,), "2d", "r0", missing), ((3, 5), "2d", "1r", missing[:1])]}
+    case = {"seed": 3, "tensors": [((4,), "2d", "r0", missing), ((3, 5), "2d", "r1", missing[:1])]}
     parameters, wholes = layouts.build(case)
     alone = {name: torch.nn.Parameter(torch.zeros_like(full)) for name, full in zip(parameters, wholes, strict=True)}
     for p, full in zip(alone.values(), wholes, strict=True):
@@ -167,6 +167,21 @@ def units_of_copies(missing):
     layouts.close(found, expected, 6)
     layouts.assert_same_everywhere(found)
     layouts.assert_clipped(parameters, [p.grad for p in alone.values()], 1.0, case)
+
+
+def copies_of_shards(missing):
+    """Where shards are added up before copies are compared, no sum may be whole: never a smaller norm."""
+    parameters, wholes = layouts.build({"seed": 3, "tensors": [((4,), "2d", "0r", missing)]})
+    for call in (
+        lambda: bridle.clip_grad_norm_(parameters, 1e6).item(),
+        lambda: bridle.clip_(parameters, bridle.by_norm(1e6)).norm,
+    ):
+        if missing:
+            kind, text = placements.error(call)
+            assert kind == "RankError"
+            assert "gradient 0 on rank" in text
+        else:
+            layouts.close(call(), layouts.norm_of(wholes, 2.0), 6)
 
 
 def a_limit_in_parts():

@@ -64,6 +64,7 @@ def test_units_where_a_rank_holds_nothing(four):
 def test_units_where_a_copy_is_missing(four):
     for missing in ((), (3,), (0, 3), (2, 3)):
         four.run(failures.units_of_copies, missing)
+        four.run(failures.copies_of_shards, missing)
 
 
 @pytest.mark.parametrize("case", [failures.values, failures.extremes, failures.many], ids=lambda case: case.__name__)

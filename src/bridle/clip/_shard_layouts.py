@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import is_
 from typing import Any, TypeAlias
 
@@ -67,6 +67,12 @@ class ShardLayout:
         """Return the dimensions of the tensor that a process group cuts."""
         found = zip(self.mesh.groups, self.dims, strict=True)
         return {dim for each, dim in found if each == group and dim >= 0}
+
+    @property
+    def copies_last(self) -> bool:
+        """Whether shards are added up before their copies are compared: a sum that lacks some may be the largest."""
+        kinds = [cut for group, cut in zip(self.mesh.groups, self.sharded, strict=True) if group.group.size() > 1]
+        return (True, False) in pairwise(kinds)
 
 
 Place: TypeAlias = tuple[ShardLayout | None, int]

@@ -46,6 +46,10 @@ _DIFFERENT_PLACES = (
     'zero these values would leave copies that differ. Pass nonfinite="raise", which names them, or "skip".'
 )
 _PARTIAL = "the parameters, or which gradients are partial (a missing one is not: give it zeros that are)"
+_COPIES_LAST = (
+    "which gradients are missing that have copies over a later dimension of the mesh than shards (a sum of shards on "
+    "one rank then lacks what a copy of them has: give them zeros, or redistribute)"
+)
 _LACKING = "which copies have no gradient ({} learns from each of them: give those a gradient of zeros)"
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
@@ -278,7 +282,7 @@ class ShardedNorms:
         self._learned_from.update((i, (_LACKING.format(policy), key)) for i, key in keys.items())
 
     def _copies_lacking(self, compared: Sequence[int]) -> dict[str, str]:
-        """Return which copies that a policy learns from are missing on this rank, in words.
+        """Return which copies are missing on this rank that all have to be there, or none, in words.
 
         The same on all ranks of a mesh, not only on those that hold copies of each other: what the groups of its last
         dimension find, others would not hear of.
@@ -288,6 +292,9 @@ class ShardedNorms:
             if i in self._learned_from:
                 what, key = self._learned_from[i]
                 found.setdefault(what, []).extend([key] if i in self._missing_copies else [])
+        if any(layout is not None and layout.copies_last for layout, _ in self._places):
+            layouts = ((i, self._layout_at(i)) for i in compared if i in self._missing_copies)
+            found[_COPIES_LAST] = [f"gradient {i}" for i, layout in layouts if layout and layout.copies_last]
         return {what: ", ".join(keys) or "none" for what, keys in found.items()}
 
     def require_same_places(self, where: Sequence[int]) -> None:

@@ -159,8 +159,8 @@ class Owners:
         ids = self.ids.expand(sizes)
         where = index.view([-1 if d == dim else 1 for d in range(len(sizes))]).expand(sizes)
         sizes[dim] = shape[dim]
-        highest = torch.full(sizes, NOBODY, dtype=torch.int32).scatter_reduce(dim, where, ids, "amax")
-        lowest = torch.full(sizes, _NO_OWNER_YET, dtype=torch.int32)
+        highest = torch.full(sizes, NOBODY, dtype=torch.int32, device="cpu").scatter_reduce(dim, where, ids, "amax")
+        lowest = torch.full(sizes, _NO_OWNER_YET, dtype=torch.int32, device="cpu")
         lowest = lowest.scatter_reduce(dim, where, torch.where(ids == NOBODY, _NO_OWNER_YET, ids), "amin")
         return Owners.of(_one_of(highest, lowest), shape)
 

@@ -21,10 +21,11 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.distributed.tensor.debug import CommDebugMode
 
 import bridle
 import side_by_side
+from bridle._distributed.collectives import all_reduce_
+from bridle._torch.process_group import messages_sent
 
 RANKS = 4
 METHOD = __doc__ or ""
@@ -72,9 +73,9 @@ def cases() -> dict[str, tuple[list[torch.nn.Parameter], float]]:
 
 
 def collectives(run: Callable[[], object]) -> int:
-    with CommDebugMode() as seen:
-        run()
-    return seen.get_total_counts()
+    before = messages_sent()
+    run()
+    return sum(count - before[name] for name, count in messages_sent().items())
 
 
 def with_cpu_time(call: Callable[[], object], seconds: list[float]) -> Callable[[], None]:
@@ -89,19 +90,30 @@ def with_cpu_time(call: Callable[[], object], seconds: list[float]) -> Callable[
 
 
 def exchange_alone(rounds: int) -> dict[str, object]:
-    """The one message of a call by itself, between two and between four ranks."""
+    """The one message of a call by itself: as bridle sends it, and by the all-reduce of gloo."""
     pair = dist.new_group([0, 1])
     mine = torch.zeros(1024, dtype=torch.float64)
 
-    def run(group: Any) -> None:
-        if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            dist.all_reduce(mine, group=group)
+    def run(group: Any, reduce: Callable[[Any], None]) -> Callable[[], None]:
+        return lambda: None if group is dist.GroupMember.NON_GROUP_MEMBER else reduce(group)
 
-    contenders = {"4 ranks": lambda: run(dist.group.WORLD), "2 ranks": lambda: run(pair)}
+    def each_to_each(group: Any) -> None:
+        all_reduce_(mine, group, "a message")
+
+    def all_reduce(group: Any) -> None:
+        dist.all_reduce(mine, group=group)
+
+    contenders = {
+        "4 ranks": run(dist.group.WORLD, each_to_each),
+        "2 ranks": run(pair, each_to_each),
+        "4 ranks, all-reduce": run(dist.group.WORLD, all_reduce),
+        "2 ranks, all-reduce": run(pair, all_reduce),
+    }
     times = side_by_side.interleave(contenders, rounds=rounds, before=dist.barrier, inner=20)
     return {
         "case": "the exchange alone",
-        "4 ranks take longer than 2 by": side_by_side.ratio(times["4 ranks"], times["2 ranks"]),
+        "an all-reduce of 4 ranks takes longer by": side_by_side.ratio(times["4 ranks, all-reduce"], times["4 ranks"]),
+        "an all-reduce of 2 ranks takes longer by": side_by_side.ratio(times["2 ranks, all-reduce"], times["2 ranks"]),
         "milliseconds": {who: round(1e3 * sorted(t)[len(t) // 2], 3) for who, t in times.items()},
     }
 

@@ -39,7 +39,10 @@ def ranks(content: dict[str, Any]) -> list[str]:
             messages = ", ".join(str(sent[who]) for who in (*calls, "torch"))
             lines.append(f"| {row['case']} | {' | '.join(told)} | {messages} |")
     times = next(row for row in content["rows"] if "collectives" not in row)["milliseconds"]
-    alone = f"The message alone takes {times['4 ranks']:g} ms between four ranks, {times['2 ranks']:g} between two."
+    alone = (
+        f"The message alone takes {times['4 ranks']:g} ms between four ranks, {times['2 ranks']:g} between two; the\n"
+        f"all-reduce of gloo {times['4 ranks, all-reduce']:g} and {times['2 ranks, all-reduce']:g}."
+    )
     return [*lines, "", alone]
 
 

@@ -367,7 +367,7 @@ def many():
 def collectives(case, call):
     """How many collectives a call makes."""
     parameters, _ = layouts.build(case)
-    names = ("all_gather_single", "all_reduce", "all_gather", "broadcast", "reduce_scatter_single")
+    names = ("all_gather_single", "all_reduce", "all_gather", "all_to_all_single", "broadcast", "reduce_scatter_single")
     names += ("all_gather_into_tensor", "reduce_scatter_tensor")  # two of them on older torch
     count, kept = [0], {name: getattr(dist, name) for name in names if hasattr(dist, name)}
 

@@ -568,6 +568,7 @@ COLLECTIVES = {
     "all_gather_into_tensor": "all_gather_single",
     "reduce_scatter_tensor": "reduce_scatter_single",
     **{name: name for name in ("all_gather_single", "all_reduce", "all_gather", "broadcast", "reduce_scatter_single")},
+    "all_to_all_single": "all_reduce",  # a short one among few ranks of gloo
 }
 
 

@@ -153,3 +153,17 @@ def test_any_layout_on_four(four, case, p):
 @given(case=any_case(2), p=st.sampled_from([*ORDERS, 0.5]))
 def test_any_layout_on_two(two, case, p):
     two.run(layouts.check_norm, case, p, 0.5)
+
+
+@pytest.mark.parametrize("ranks", ["two", "four"])
+def test_a_short_message_is_what_an_all_reduce_makes_of_it(request, ranks):
+    group = request.getfixturevalue(ranks)
+    for seed, count in enumerate((1, 2, 17, 41, 1023, 1024, 1025)):
+        group.run(layouts.exchanged_as_reduced, count, seed)
+        if count <= 1024:  # of a longer one the maximum of gloo may lose it
+            group.run(layouts.told_of_a_nan, count)
+
+
+def test_a_short_message_among_few_ranks_is_sent_each_to_each(four):
+    assert four.run(layouts.sent_each_to_each, 1024) == [[4 * 8192]] * 4
+    assert four.run(layouts.sent_each_to_each, 1025) == [[]] * 4

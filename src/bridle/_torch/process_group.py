@@ -14,6 +14,12 @@ def group_device(group: Any) -> torch.device:
     return torch.device("cpu" if "cpu" in types else types[0])
 
 
+def is_gloo(group: Any, device: torch.device) -> bool:
+    """Return whether a process group talks by gloo about tensors on this device."""
+    kind = getattr(dist, "ProcessGroupGloo", None)
+    return kind is not None and device.type == "cpu" and isinstance(group._get_backend(device), kind)
+
+
 def all_gather_single(rows: Tensor, sent: Tensor, group: Any) -> None:
     """Write the rows of every rank of a process group, in the order of ranks."""
     older = "all_gather_into_tensor"  # the name before this one

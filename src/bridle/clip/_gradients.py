@@ -18,6 +18,7 @@ from ._parameters import live_names, warn_raw_gradients
 from ._placement import placements_of
 from ._shard_layouts import missing_here, on_several_ranks
 from ._sharded_norms import ShardedNorms
+from ._shards import Shards
 from ._shared_memory import placed_again
 
 _T = TypeVar("_T")
@@ -71,8 +72,8 @@ class Gradients:
         self.pattern = "*"
         self._indices = indices
         self.sharded = sharded
-        self.local = tensors if sharded is None else [sharded.local[i] for i in where]
-        self.values = tensors if sharded is None else [sharded.values[i] for i in where]
+        self.local = tensors if sharded is None else [sharded.shards.local[i] for i in where]
+        self.values = tensors if sharded is None else [sharded.shards.values[i] for i in where]
         self._where = where
         self._readable: bool | None = None
         self._norms: dict[float, Tensor] = {}
@@ -117,8 +118,9 @@ class Gradients:
                 kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of), *unclear])
             known = None if names is None else _pick(names, kept)
             own, present, numbers = _pick(parameters, kept), _pick(found, kept), _pick(pattern_of, kept)
-            sharded = ShardedNorms(own, present, patterns, numbers, known, call(), unmeasured)
-            grads = [shard if g is None else g for g, shard in zip(sharded.grads, sharded.local, strict=True)]
+            shards = Shards(own, present, patterns, numbers, known, call(), unmeasured)
+            grads = [shard if g is None else g for g, shard in zip(shards.grads, shards.local, strict=True)]
+            sharded = ShardedNorms(shards)
         else:
             grads = [g for g in [found[i] for i in kept] if g is not None]
         names_are_unique = names is not None and len(set(names)) == len(names)
@@ -176,7 +178,7 @@ class Gradients:
     def numels(self) -> list[int]:
         """Return how many elements each gradient has, over all ranks."""
         for k, i in enumerate(self._where if self.sharded is not None else ()):
-            if self.sharded is not None and not self.sharded.numel_known(i):
+            if self.sharded is not None and not self.sharded.shards.numel_known(i):
                 raise UnsupportedGradientError(
                     f"{self.names()[k]} is Sharded by `placement`, and this policy divides by the total number of "
                     "elements, which a plain tensor does not know. Use a DTensor, or another policy for it."
@@ -185,7 +187,7 @@ class Gradients:
 
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other ranks hold other parameters, for a policy that each rank would decide for itself."""
-        if self.sharded is not None and self.sharded.has_placement:
+        if self.sharded is not None and self.sharded.shards.has_placement:
             raise UnsupportedGradientError(
                 f"{policy} compares gradients with parameters, and `placement` says that ranks hold different "
                 "parameters: each rank would decide for itself. Use a policy that uses norms only, such as ByMedian."
@@ -194,7 +196,7 @@ class Gradients:
     def refuse_plain_shards(self, policy: str) -> None:
         """Raise if a gradient is a shard in a plain tensor, for a policy that looks inside gradients."""
         for k, i in enumerate(self._where if self.sharded is not None else ()):
-            if self.sharded is not None and not self.sharded.numel_known(i):
+            if self.sharded is not None and not self.sharded.shards.numel_known(i):
                 raise UnsupportedGradientError(
                     f"{policy} compares parts of a gradient, and that of {self.names()[k]} is Sharded by `placement`: "
                     "a plain tensor does not know which part of the whole it is. Use a DTensor, or by_norm for it."
@@ -209,7 +211,7 @@ class Gradients:
         """Return what this rank holds of each parameter."""
         if self.sharded is None:
             return [p.detach() for p in self.parameters]
-        return [self.sharded.weight(i, p) for i, p in zip(self._where, self.parameters, strict=True)]
+        return [self.sharded.shards.weight(i, p) for i, p in zip(self._where, self.parameters, strict=True)]
 
     def spans_ranks(self) -> bool:
         """Return whether some of the gradients lie on several ranks."""
@@ -241,10 +243,10 @@ class Gradients:
 
     def _in_copies(self, here: Tensor) -> dict[str, int]:
         """Return the counts of plain gradients, which should be the same on every rank, where there are any."""
-        if self.sharded is None or self.sharded.has_placement or not self.readable_now():
+        if self.sharded is None or self.sharded.shards.has_placement or not self.readable_now():
             return {}
         found = zip(self._where, self.names(), here.tolist(), strict=True)
-        return {name: int(n) for i, name, n in found if n and self.sharded.is_whole(i)}
+        return {name: int(n) for i, name, n in found if n and self.sharded.shards.is_whole(i)}
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
@@ -254,7 +256,7 @@ class Gradients:
     def write_back_partial(self) -> None:
         """Make changes to `values` changes to `local`."""
         if self.sharded is not None:
-            self.sharded.write_back_partial(self._where)
+            self.sharded.shards.write_back_partial(self._where)
 
     def invalidate(self) -> None:
         """Measure again when asked next: the gradients have been changed."""

@@ -22,7 +22,8 @@ def assign(
     indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
     for i, name in enumerate(grads.known_names):
         indices[_pattern_of(policy, name)].append(i)
-    if grads.sharded is None or not grads.sharded.has_placement:  # else another rank may hold what a pattern is for
+    # With `placement` another rank may hold what a pattern is for.
+    if grads.sharded is None or not grads.sharded.shards.has_placement:
         _refuse_unused_patterns(policy, grads.target_names)
     return [(pattern, rule, grads.subset(indices[pattern], pattern)) for pattern, rule in policy.items()]
 

@@ -101,3 +101,46 @@ def test_a_backend_that_records_the_ops_themselves_needs_nothing():
     losses = torch.compile(model, backend="eager")(torch.randn(B, D)).square().sum(1)
     found = bridle.per_sample(losses, model).grads()
     torch.testing.assert_close(flat(found), flat(loop(losses, parameters(model))))
+
+
+ASKED = {
+    "norms": lambda ps: [ps.norms()],
+    "each": lambda ps: list(ps.norms(per_parameter=True).values()),
+    "grads": lambda ps: list(ps.grads().values()),
+    "clip_": lambda ps: [ps.clip_(0.5)],
+    "weighted_": lambda ps: [] if ps.weighted_(lambda norms: 1 / (1 + norms)) is None else None,
+    "dot": lambda ps: [ps.dot(), ps.cosine()],
+    "gram": lambda ps: [ps.gram()],
+    "stats": lambda ps: [torch.tensor(ps.stats().mean_norm)],
+    "audit": lambda ps: [torch.tensor(len(ps.plan())), torch.tensor(len(ps)), ps.audit() and ps.norms()],
+    "stream": lambda ps: [part for _, _, part in ps.stream()],
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_step_around_it_runs_it_as_it_is(asked):
+    """`torch.compile` around a whole step looks neither into `per_sample` nor into its answers."""
+    model = mlp()
+
+    def step(x):
+        return ASKED[asked](bridle.per_sample(model(x).square().sum(1), model))
+
+    whole = torch.compile(step, backend="eager")
+    for samples in (B, B, B + 1, B):
+        x = torch.randn(samples, D)
+        found = []
+        for run in (step, whole):
+            model.zero_grad()
+            found.append((run(x), [p.grad for p in model.parameters()]))
+        torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_step_around_it_is_refused_where_the_model_is_compiled():
+    model = mlp()
+
+    def step(x):
+        return bridle.per_sample(model(x).square().sum(1), model).clip_(1.0)
+
+    with pytest.raises(errors.UnsupportedOperationError, match=r"Compile the whole step with bridle\.compile"):
+        compiled(step)(torch.randn(B, D))
+    assert all(p.grad is None for p in model.parameters())

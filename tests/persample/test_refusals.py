@@ -306,3 +306,27 @@ def test_a_mask_made_from_a_weight_could_be_data_and_allow_coupling_is_right(bat
     expected = torch.stack([torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses])
     found = bridle.per_sample(losses, [weight], allow_coupling=True).grads()["0"]
     torch.testing.assert_close(found, expected)
+
+
+def weight_normed():
+    model = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3)))
+    return model, torch.randn(5, 4)
+
+
+def test_parameters_that_were_frozen_since_the_call():
+    """An answer is about the moment of the call, also where a parameter is reached through a computed weight."""
+    model, x = weight_normed()
+    expected = bridle.per_sample(model(x).square().sum(1), model).norms()
+    ps = bridle.per_sample(model(x).square().sum(1), model)
+    model.requires_grad_(False)
+    torch.testing.assert_close(ps.norms(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_parameters_that_were_converted_since_the_call(dtype):
+    model, x = weight_normed()
+    ps = bridle.per_sample(model(x).square().sum(1), model)
+    model.to(dtype)
+    with pytest.raises(errors.UnsupportedOperationError, match=r"was converted from torch\.float64 .* Query before"):
+        ps.clip_(1.0)
+    assert all(p.grad is None for p in model.parameters())

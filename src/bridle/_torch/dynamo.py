@@ -3,19 +3,36 @@
 It is slow to import, so that this is left to the first call.
 """
 
+import functools
 import re
 import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.fx import GraphModule
 from torch.fx.node import has_side_effect
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 Backend: TypeAlias = Callable[[GraphModule, Sequence[Any]], Callable[..., Any]]
+
+
+def untraced(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return a function that `torch.compile` does not look into: what it calls runs as it is, as in an eager step."""
+    eager: Callable[_P, _T] = _disable_dynamo(function)  # imports Dynamo when it is called
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if torch.compiler.is_dynamo_compiling():
+            return eager(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def as_one_node(function: Callable[..., Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import graph
+from .._torch.dynamo import untraced
 from .._torch.modes import default_modes
 from .._validate import count
 from ..errors import GraphFreedError
@@ -103,6 +104,18 @@ def per_sample(
         made: PerSample = tracing.flags.stand_in(losses, parameters, (sample_groups, process_group, scaler), rest)
         return made
     options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget)
+    return _stopping_together(losses, parameters, sample_groups, process_group, scaler, options)
+
+
+@untraced
+def _stopping_together(
+    losses: Tensor,
+    parameters: Parameters,
+    sample_groups: Tensor | None,
+    process_group: Any,
+    scaler: Any,
+    options: Options,
+) -> PerSample:
     with stop_together(losses, parameters, process_group) as others:
         return _per_sample(losses, parameters, sample_groups, process_group, scaler, options, others)
 

@@ -48,7 +48,7 @@ def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads
     while value.node is not leaf:
         below = _step(form, value.node)
         if below is None:
-            return _through_engine(form, value, graph.leaf_tensor(leaf))
+            return _through_engine(form, value, leaf)
         form = below
         node, output_nr = value.node.next_functions[0]
         assert node is not None
@@ -117,27 +117,28 @@ def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     return Rows(ids.expand(len(stored), -1), values, table, sparse=engine.saved(node, "sparse"))
 
 
-def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Tensor) -> SampleGrads:
+def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
+    shape, below = graph.leaf_tensor(leaf).shape, GradientEdge(leaf, 0)
     dtype = graph.describe(value.node)[value.output_nr].dtype
     hooks = hooks_registered()
 
     def pull(gradients: Tensor) -> Tensor:
         if hooks_registered() != hooks:
             _refuse_new_hooks(value)
-        return engine.pull(value, gradients.to(dtype), leaf)
+        return engine.pull(value, gradients.to(dtype), below)
 
     def dense(part: slice) -> Tensor:
         return pull(form.dense(part))
 
     def weighted(weights: Tensor) -> Tensor:
         if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
-            return Computed(form.samples, leaf.shape, dense).weighted(weights)
+            return Computed(form.samples, shape, dense).weighted(weights)
         total = form.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
         return pull(total[None])[0]
 
     return Pulled(
-        form.samples, leaf.shape, dense, weighted, held_tensors=form.held_tensors, strategy=f"{form.strategy}, pulled"
+        form.samples, shape, dense, weighted, held_tensors=form.held_tensors, strategy=f"{form.strategy}, pulled"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
+from .._torch.dynamo import untraced
 from .._torch.modes import default_modes
 from .._validate import count
 from ..errors import ArgumentError
@@ -26,6 +27,7 @@ class ReadAnswers(BatchGradients):
     def norms(self, *, per_parameter: Literal[False] = False, gathered: bool = False) -> Tensor: ...
     @overload
     def norms(self, *, per_parameter: Literal[True], gathered: bool = False) -> dict[str, Tensor]: ...
+    @untraced
     def norms(self, *, per_parameter: bool = False, gathered: bool = False) -> Tensor | dict[str, Tensor]:
         """Return the norm of each sample's gradient.
 
@@ -53,6 +55,7 @@ class ReadAnswers(BatchGradients):
             length = self._ranks.gather(length, self._ranks.order(self._samples))
         return length.to(self._dtype, copy=True)  # the caller may change it, and the next answer needs it
 
+    @untraced
     def grads(self) -> dict[str, Tensor]:
         """Return every sample's gradient: name -> (samples, *shape)."""
         return {name: block for name, _, block in self.stream()}
@@ -79,6 +82,7 @@ class ReadAnswers(BatchGradients):
                     self._loan.give_away(block)
                     yield name, part, batched(block, self._leaves[name])
 
+    @untraced
     def dot(self, direction: Mapping[str, Tensor] | None = None, *, gathered: bool = False) -> Tensor:
         """Return the inner product of each sample's gradient with a direction.
 
@@ -93,6 +97,7 @@ class ReadAnswers(BatchGradients):
         with self._asked("dot", self._ranks if gathered else self._ranks.alone()):
             return self._of_samples(self._dot(self._direction("dot", direction, gathered)), gathered)
 
+    @untraced
     def cosine(self, direction: Mapping[str, Tensor] | None = None, *, gathered: bool = False) -> Tensor:
         """Return the cosine between each sample's gradient and a direction, by default the mean gradient.
 
@@ -103,6 +108,7 @@ class ReadAnswers(BatchGradients):
         with self._asked("cosine", self._ranks if gathered else self._ranks.alone()):
             return self._of_samples(self._cosine(self._direction("cosine", direction, gathered)), gathered)
 
+    @untraced
     def gram(self, *, gathered: bool = False) -> Tensor:
         """Return the inner products between all samples' gradients: (samples, samples).
 
@@ -124,6 +130,7 @@ class ReadAnswers(BatchGradients):
             total = total if order is None else self._ranks.gather(total, order)
         return self._unscaled(self._unscaled(total)).to(self._dtype)
 
+    @untraced
     def stats(self, *, gathered: bool = False) -> Stats:
         """Return statistics of the gradients: size, agreement, and the batch size that would pay off.
 

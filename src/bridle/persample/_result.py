@@ -3,6 +3,7 @@
 import torch
 
 from .._notebook import card, histogram
+from .._torch.dynamo import untraced
 from .._validate import finite
 from ..errors import AuditError, BridleError, NonFiniteGradientError, RankError
 from ._audit import Audit, as_row, audit, worst_of
@@ -29,6 +30,7 @@ class PerSample(ReadAnswers, WriteAnswers):
     def __repr__(self) -> str:
         return f"PerSample({self._samples} samples, {len(self._parameters)} parameters)"
 
+    @untraced
     def plan(self) -> str:
         """Return, for each parameter, the form in which its gradients are held, and how owners were found."""
         width = max((len(name) for name in self._parameters), default=0)
@@ -39,6 +41,7 @@ class PerSample(ReadAnswers, WriteAnswers):
             lines.append(f"{name:<{width}}  {strategy}")
         return "\n".join(lines)
 
+    @untraced
     def audit(self, *, tolerance: float | None = None, gathered: bool = False) -> Audit:
         """Check this step against autograd: that no use was missed and every sample got its own gradient.
 

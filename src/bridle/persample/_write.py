@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._torch.dtensor import stored_shard
+from .._torch.dynamo import untraced
 from ..errors import NonFiniteGradientError
 from ._arguments import check_weights, refuse_unreached
 from ._clip_settings import ClipSettings
@@ -23,6 +24,7 @@ Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 class WriteAnswers(BatchGradients):
     """Results that are added to each parameter's ``.grad``, as backward does."""
 
+    @untraced
     def weighted_(self, weights: Weights) -> None:
         """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward does.
 
@@ -48,6 +50,7 @@ class WriteAnswers(BatchGradients):
             chosen = weights.detach() if weights.is_floating_point() else weights.double()
             self._write(agreed, weigher(self._forms, dict.fromkeys(self._forms, chosen)))
 
+    @untraced
     def clip_(
         self,
         max_norm: float | Tensor,

@@ -15,6 +15,7 @@ from ..._torch import checkpoint, hooks
 from ..._torch.engine import run_engine
 from ..._torch.nodes import output_counts
 from ..._torch.saved import unpacked
+from ...errors import UnsupportedOperationError
 from .errors import explain_errors, raise_explained
 
 T = TypeVar("T")
@@ -111,8 +112,11 @@ def bypassed(root: Tensor) -> tuple[Node, ...]:
     return found
 
 
-def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
-    """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it."""
+def pull(edge: GradientEdge, gradients: Tensor, leaf: GradientEdge) -> Tensor:
+    """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it.
+
+    The leaf is named by its edge: its tensor may have been frozen, or converted, since it was used.
+    """
     with explain_errors("what a shared value was made from"):
         try:
             with torch.no_grad():
@@ -120,9 +124,22 @@ def pull(edge: GradientEdge, gradients: Tensor, leaf: Tensor) -> Tensor:
                     [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
                 )
         except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
+            _refuse_converted(edge)
             alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
             answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
     return answer
+
+
+def _refuse_converted(edge: GradientEdge) -> None:
+    """Raise where a tensor that a value was made from has another dtype now: the graph cannot be run any more."""
+    for node in filter(graph.is_leaf, graph.reachable([edge])):
+        before, now = graph.describe(node)[0].dtype, graph.leaf_tensor(node).dtype
+        if before != now:
+            raise UnsupportedOperationError(
+                f"per_sample: a parameter of shape {tuple(graph.leaf_tensor(node).shape)} was converted from {before} "
+                f"to {now} since the call, and is not used as it is: the gradient of what was made from it can no "
+                "longer be computed. Query before you convert the model."
+            )
 
 
 def inside_engine(question: Callable[[], T]) -> T:

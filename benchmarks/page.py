@@ -27,8 +27,7 @@ limit, and above 1 is what it costs. Nothing here was measured on a GPU. What wa
 
 **What a whole clipped per-sample step costs**, over a plain eager step of the same model and batch, by the clock and
 median over rounds. "Compiled" is what `bridle.compile` keeps by itself, which may be the eager step; "best peer" is the
-fastest other library that runs the model. Each method has a process of its own; of ResNet-18 and Llama, which were
-measured with an earlier version, all were in one process:
+fastest other library that runs the model. Each method has a process of its own:
 
 {short}
 

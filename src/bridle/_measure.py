@@ -188,9 +188,14 @@ def safe_divisor(top: Tensor) -> Tensor:
 
 
 def norm_along(t: Tensor, axes: int | Sequence[int] | None) -> Tensor:
-    """Return the 2-norm of slices along `axes`, with those dimensions kept at size 1: right for every finite value."""
+    """Return the 2-norm of slices along `axes`, with those dimensions kept at size 1: right for every finite value.
+
+    Without any axis each element is a slice; None stands for all axes.
+    """
     dims = axes if axes is None or isinstance(axes, int) else tuple(axes)
     sizes = magnitudes(t).to(accumulation_dtype(t.device))
+    if dims == ():  # for torch that means all
+        return sizes
     by = safe_divisor(sizes.amax(dim=() if dims is None else dims, keepdim=True)) if t.numel() else 1.0
     norm: Tensor = torch.linalg.vector_norm(sizes / by, 2, dim=dims, keepdim=True)
     return norm * by
@@ -235,6 +240,8 @@ def list_offenders(found: dict[str, int], at_most: int = 20) -> str:
 def shares_memory(t: Tensor) -> bool:
     """Return whether elements of a strided tensor may share memory, as in an expanded one."""
     reach = 0
+    if not t.numel():
+        return False
     for step, size in sorted((step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size > 1):
         if step <= reach:
             return True

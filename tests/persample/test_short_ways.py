@@ -38,6 +38,26 @@ def test_norms_of_several_tensors_are_those_of_each(sizes, samples, dtypes, shap
     same(numerics.norms_of_rows(blocks), [numerics.row_norms(block) for block in blocks])
 
 
+@pytest.mark.parametrize("width", [4096, 4097, 3 * 4096, 2**20 + 5, 2**22])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_long_rows_are_as_right_as_short_ones(width, dtype):
+    """torch adds up squares in float32: of four million numbers the norm would be too small by 1e-4."""
+    block = torch.randn(2, width, dtype=dtype)
+    for rows in (block, block[:, ::2], block.T.contiguous().T):
+        expected = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(dtype, torch.float64))
+        for found in (numerics.row_norms(rows), numerics.norms_of_rows([rows, rows[:, :7]])[0]):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+
+def test_a_sample_of_many_parameters_is_clipped_to_the_limit():
+    """Gradients that are written down: four million numbers for each sample."""
+    model = torch.nn.Linear(2048, 2048, bias=False)
+    ps = bridle.per_sample(model(torch.randn(2, 4096, 2048)).square().mean((1, 2)), model)
+    ps.clip_(1e-4)
+    written = [g.double().norm() for g in ps.grads()["weight"]]
+    torch.testing.assert_close(ps.norms().double(), torch.stack(written), rtol=1e-6, atol=0)
+
+
 def test_tensors_in_one_place_are_read_once_and_no_others(monkeypatch):
     x = torch.randn(4, 4)
     blocks = [x, x.view(4, 1, 4), x.T, x[:2], x[2:], x[:, :2], x.clone(), x.view(4, 2, 2), x[:2].repeat(2, 1)]

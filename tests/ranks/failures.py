@@ -179,7 +179,7 @@ def copies_of_shards(missing):
         if missing:
             kind, text = placements.error(call)
             assert kind == "RankError"
-            assert "gradient 0 on rank" in text
+            assert "gradient 0 on rank" in text or "p0 on rank" in text
         else:
             layouts.close(call(), layouts.norm_of(wholes, 2.0), 6)
 

@@ -61,12 +61,24 @@ class Agreement:
         """Note a fault. This rank takes part in what is left, to tell the others."""
         self._fault = self._fault or fault
 
-    def tell(self, groups: Iterable[Group], error: Exception | None = None) -> None:
-        """Exchange nothing but whether a rank has a fault, such as an error of this one, over each group in turn."""
+    def tell(
+        self,
+        groups: Iterable[Group],
+        error: Exception | None = None,
+        *,
+        compared: Mapping[str, int] | None = None,
+    ) -> None:
+        """Exchange nothing but whether a rank has a fault, such as an error of this one, over each group in turn.
+
+        Args:
+            groups: The groups.
+            error: The error of this rank.
+            compared: Fingerprints that must be the same in each group.
+        """
         if error is not None:
             self.fail(f"{type(error).__name__}: {error}")
         for group in groups:
-            self.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, {})
+            self.all_reduce(torch.zeros(0, dtype=torch.float64), group, {}, compared or {})
 
     def finish(self) -> None:
         """Raise if there was a fault in any group."""

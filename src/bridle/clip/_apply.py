@@ -50,7 +50,7 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
 def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> None:
     """Limit every element by its own entry of a tensor of the gradient's shape."""
     found = clamped(grads, limits)
-    with _writing(grads):
+    with writing(grads):
         for g, values in zip(grads, found, strict=True):
             if values is not g:
                 once = _once(g)
@@ -94,7 +94,7 @@ def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
 
 def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
     """Multiply each gradient by a tensor that broadcasts over it."""
-    with _writing(grads):
+    with writing(grads):
         for g, factor in zip(grads, by, strict=True):
             g.copy_(g * factor)
 
@@ -134,7 +134,7 @@ def _writable(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list
     A pending conjugation or negation commutes with scaling and clamping, and is left in place.
     """
     _measure.check_kinds(grads)
-    with _writing(grads):
+    with writing(grads):
         stored = [_stored(_coalesce_(g) if coalesced else g) for g in grads]
         # Elements that share memory are written once: change a copy, then copy it back.
         copies = {i: t.clone() for i, t in enumerate(stored) if shares_memory(t)}
@@ -143,7 +143,7 @@ def _writable(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list
             stored[i].copy_(copy)
 
 
-def _writing(grads: Sequence[Tensor]) -> AbstractContextManager[Any]:
+def writing(grads: Sequence[Tensor]) -> AbstractContextManager[Any]:
     """Return a context in which these may be written: inference tensors only in inference mode."""
     inference = not torch.compiler.is_compiling() and any(g.is_inference() for g in grads)
     return torch.inference_mode() if inference else torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from ._parameters import live_names, warn_raw_gradients
 from ._placement import placements_of
 from ._shard_layouts import missing_here, on_several_ranks
 from ._sharded_norms import ShardedNorms
-from ._shards import Shards
+from ._shards import AbsentCopy, Shards, absent_copies
 from ._shared_memory import placed_again
 
 _T = TypeVar("_T")
@@ -53,6 +53,7 @@ class Gradients:
         sharded: Where their shards are, or None where all of them belong to this process alone.
         local: What this rank holds of each, to be written to.
         values: What this rank holds of each, to be measured.
+        absent: The parameters that `placement` says have copies, and that have no gradient on this rank, by name.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Gradients:
         sharded: ShardedNorms | None = None,
         where: Sequence[int] = (),
         indices: list[int] | None = None,
+        absent: Mapping[str, AbsentCopy] | None = None,
     ) -> None:
         self.parameters = parameters
+        self.absent = absent or {}
         self.tensors = tensors
         self.known_names = known_names
         self.target_names = target_names
@@ -111,6 +114,7 @@ class Gradients:
         first = {id(g): i for i, g in reversed(list(enumerate(found))) if g is not None}
         kept = sorted(first.values())
         sharded = None
+        absent: dict[str, AbsentCopy] = {}
         if placement is not None or on_several_ranks(parameters) or on_several_ranks(found):
             patterns, pattern_of = placements_of(placement, names, len(parameters))
             if len(kept) < len(found):
@@ -121,20 +125,22 @@ class Gradients:
             shards = Shards(own, present, patterns, numbers, known, call(), unmeasured)
             grads = [shard if g is None else g for g, shard in zip(shards.grads, shards.local, strict=True)]
             sharded = ShardedNorms(shards)
+            absent = absent_copies(names, parameters, found, patterns, pattern_of)
         else:
             grads = [g for g in [found[i] for i in kept] if g is not None]
         names_are_unique = names is not None and len(set(names)) == len(names)
         indices = None if names_are_unique else kept
         known = None if names is None else _pick(names, kept)
-        return cls(_pick(parameters, kept), grads, known, names, sharded, range(len(kept)), indices)
+        return cls(_pick(parameters, kept), grads, known, names, sharded, range(len(kept)), indices, absent)
 
-    def subset(self, where: Sequence[int], pattern: str = "*") -> Gradients:
-        """Return some of them."""
+    def subset(self, where: Sequence[int], pattern: str = "*", absent: Collection[str] = ()) -> Gradients:
+        """Return some of them, and some of the copies that are absent here."""
         names = None if self.known_names is None else [self.known_names[i] for i in where]
         parameters, tensors = [self.parameters[i] for i in where], [self.tensors[i] for i in where]
         indices = None if self._indices is None else [self._indices[i] for i in where]
         inside = [] if self.sharded is None else [self._where[i] for i in where]
-        part = Gradients(parameters, tensors, names, None, self.sharded, inside, indices)
+        kept = {name: self.absent[name] for name in absent}
+        part = Gradients(parameters, tensors, names, None, self.sharded, inside, indices, kept)
         part.pattern = pattern
         return part
 
@@ -202,10 +208,11 @@ class Gradients:
                     "a plain tensor does not know which part of the whole it is. Use a DTensor, or by_norm for it."
                 )
 
-    def require_copies(self, policy: str) -> None:
+    def require_copies(self, policy: str, *, of_norms: bool = False) -> None:
         """Raise on all ranks, when norms are exchanged, if a gradient that has copies is missing on some of them."""
         if self.sharded is not None:
-            self.sharded.require_copies(dict(zip(self._where, self.keys(), strict=True)), policy)
+            keys = {} if of_norms else dict(zip(self._where, self.keys(), strict=True))
+            self.sharded.require_copies(keys, policy, self.absent.values())
 
     def weights(self) -> list[Tensor]:
         """Return what this rank holds of each parameter."""
@@ -295,7 +302,8 @@ def count_alike(parts: Sequence[Gradients]) -> list[Tensor]:
     found = [part._counted(each, beside) for part, each in zip(parts, here, strict=True)]
     sharded = parts[0].sharded if parts else None
     if sharded is not None and all(part.readable_now() for part in parts):
-        sharded.require_same_places([i for part in parts for i in part._where])
+        counts = [n for each in found for n in each.tolist()]
+        sharded.require_same_places([i for part in parts for i in part._where], counts)
     return found
 
 

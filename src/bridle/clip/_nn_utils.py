@@ -185,7 +185,8 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
     listed, grads = gradients(parameters)
     several_ranks = on_several_ranks(listed) or on_several_ranks(grads)
     with one_at_a_time(listed if several_ranks else None):
-        sharded = _unmeasured(listed, lambda: "clip_grad_value_") if several_ranks else None
+        call = lambda: f"clip_grad_value_({describe(limit)})"  # noqa: E731
+        sharded = _unmeasured(listed, call) if several_ranks else None
         grads = grads if sharded is None else sharded.values
         _measure.check_foreach(grads, foreach)
         if isinstance(limit, Tensor) and _devices.readable_now([limit, *grads]):
@@ -273,7 +274,8 @@ def clip_grads_with_norm_(
     listed, grads = gradients(parameters)
     several_ranks = on_several_ranks(listed) or on_several_ranks(grads)
     with one_at_a_time(listed if several_ranks else None):
-        grads = _unmeasured(listed, lambda: "clip_grads_with_norm_").local if several_ranks else grads
+        call = lambda: f"clip_grads_with_norm_({describe(limit)})"  # noqa: E731
+        grads = _unmeasured(listed, call).local if several_ranks else grads
         _measure.check_foreach(grads, foreach)
         if isinstance(known, Tensor) and _devices.readable_now([*grads, known]):
             known = float(known)

@@ -191,8 +191,8 @@ def _shards(entries: Entries, kinds: Sequence[Kind]) -> tuple[list[int], list[in
 def _different_copies(group: Group) -> str:
     return (
         f"ranks {dist.get_process_group_ranks(group.group)} hold different parameters under one Replicated pattern: "
-        "their number, shapes or dtypes differ. Those that hold any have to hold the same ones: use one pattern for "
-        "each set of copies."
+        "their number, shapes or dtypes differ or, where a policy learns from each, some have no gradient. Those that "
+        "hold any have to hold the same ones: use one pattern for each set of copies, and give missing gradients zeros."
     )
 
 

@@ -25,7 +25,13 @@ def assign(
     # With `placement` another rank may hold what a pattern is for.
     if grads.sharded is None or not grads.sharded.shards.has_placement:
         _refuse_unused_patterns(policy, grads.target_names)
-    return [(pattern, rule, grads.subset(indices[pattern], pattern)) for pattern, rule in policy.items()]
+    absent: dict[str | None, list[str]] = {}
+    for name in grads.absent:
+        absent.setdefault(_first_match(policy, name), []).append(name)
+    return [
+        (pattern, rule, grads.subset(indices[pattern], pattern, absent.get(pattern, ())))
+        for pattern, rule in policy.items()
+    ]
 
 
 def check_policies(policy: Any) -> None:

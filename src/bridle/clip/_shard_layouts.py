@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import combinations, pairwise, repeat
 from operator import is_
 from typing import Any, TypeAlias
 
@@ -134,7 +134,9 @@ def groups_of_patterns(patterns: Iterable[tuple[Placement, ...]], kinds: tuple[t
 
 
 def refuse_counted_twice(places: Iterable[Place], patterns: Sequence[tuple[Placement, ...]]) -> None:
-    """Raise where `placement` adds up over ranks that a DTensor lies on: it would count once for each of them."""
+    """Raise where `placement` adds up over the same ranks twice, or over ranks that a DTensor lies on."""
+    for placements in patterns:
+        _refuse_overlapping(placements)
     lies = [(layout.mesh.ranks, patterns[number]) for layout, number in places if layout is not None]
     for mesh, placement in ((mesh, each) for mesh, several in lies for each in several):
         for group in groups_of(placement.group) if isinstance(placement, Disjoint | Sharded) else ():
@@ -147,6 +149,20 @@ def refuse_counted_twice(places: Iterable[Place], patterns: Sequence[tuple[Place
                     'name pattern, as in {"experts.*": Disjoint(group), "*": None}, or pass a group with one rank of '
                     "its mesh, such as that of the pipeline."
                 )
+
+
+def _refuse_overlapping(placements: tuple[Placement, ...]) -> None:
+    """Raise where two placements of one pattern are about the same ranks: of these, both cannot be true."""
+    said = [(each, group) for each in placements for group in groups_of(each.group)]
+    for (one, group), (other, another) in combinations(said, 2):
+        ranks, others = (dist.get_process_group_ranks(each.group) for each in (group, another))
+        if len(set(ranks).intersection(others)) > 1:
+            raise ArgumentError(
+                f"`placement` is {type(one).__name__} over ranks {ranks} and {type(other).__name__} over ranks "
+                f"{others} for the same parameters: these groups have more than one rank in common, and what lies "
+                "there would count twice. Pass one placement for each dimension of a mesh, as in "
+                '(Sharded(mesh["tp"]), Disjoint(mesh["pp"])).'
+            )
 
 
 def reduced(grad: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """Norms of gradients that are sharded, replicated or partial over ranks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 from .. import _measure
 from .._distributed.checksums import checksum
-from .._distributed.fingerprints import combine_fingerprints
+from .._distributed.fingerprints import combine_fingerprints, fingerprint
 from .._distributed.meshes import Group
 from ..distributed import Disjoint, Replicated, Sharded
 from ..errors import BridleError
 from ._norm_exchange import Kind, NormExchange
 from ._shard_layouts import groups_of_patterns, refuse_counted_twice
-from ._shards import Shards
+from ._shards import AbsentCopy, Shards
 
 _EXACT = 2**52  # float64 holds integers of this size
 _DIFFERENT_PLACES = (
@@ -28,6 +28,11 @@ _COPIES_LAST = (
     "which gradients are missing that have copies over a later dimension of the mesh than shards (a sum of shards on "
     "one rank then lacks what a copy of them has: give them zeros, or redistribute)"
 )
+_PARTS = (
+    "which gradients are missing that lie on a part of the ranks only, such as a slice of a mesh (the other ranks do "
+    "not hear of their norm: give them zeros)"
+)
+_COUNTED = "how many values of each gradient are not finite (to zero them would leave different norms)"
 _LACKING = "which copies have no gradient ({} learns from each of them: give those a gradient of zeros)"
 Part: TypeAlias = tuple[Sequence[int], float]
 """Gradients that share a policy, by index, and the order of its norm."""
@@ -43,6 +48,7 @@ class ShardedNorms:
     def __init__(self, shards: Shards) -> None:
         self.shards = shards
         self._learned_from: dict[int, tuple[str, str]] = {}
+        self._absent: dict[int, list[int]] = {}
 
     def measure(self, parts: Sequence[Part], merged: bool = False) -> list[tuple[Tensor, Tensor]]:
         """Return for each part the norm of each of its gradients, and terms whose norm is that of all ranks.
@@ -101,17 +107,20 @@ class ShardedNorms:
         exchange.finish()
         return found.view(each.shape)
 
-    def require_copies(self, keys: Mapping[int, str], policy: str) -> None:
+    def require_copies(self, keys: Mapping[int, str], policy: str, absent: Iterable[AbsentCopy]) -> None:
         """Let the next exchange raise on all ranks where one of these that has copies is missing on some of them only.
 
         Args:
             keys: What each is called on every rank, by index.
             policy: Who keeps a memory of each copy.
+            absent: Copies in plain tensors that have no gradient here.
         """
+        for copy in absent:
+            self._absent.setdefault(copy.pattern, []).append(copy.fingerprint)
         self._learned_from.update((i, (_LACKING.format(policy), key)) for i, key in keys.items())
 
-    def _copies_lacking(self, compared: Sequence[int]) -> dict[str, str]:
-        """Return which copies are missing on this rank that all have to be there, or none, in words.
+    def _lacking(self, compared: Sequence[int], ranks: Collection[int]) -> dict[str, str]:
+        """Return which gradients are missing on this rank that all ranks of a mesh have to have, or none, in words.
 
         The same on all ranks of a mesh, not only on those that hold copies of each other: what the groups of its last
         dimension find, others would not hear of.
@@ -123,13 +132,21 @@ class ShardedNorms:
                 found.setdefault(what, []).extend([key] if i in self.shards.missing_copies else [])
         if any(layout is not None and layout.copies_last for layout, _ in self.shards.places):
             layouts = ((i, self.shards.layout_at(i)) for i in compared if i in self.shards.missing_copies)
-            found[_COPIES_LAST] = [f"gradient {i}" for i, layout in layouts if layout and layout.copies_last]
+            found[_COPIES_LAST] = [self.shards.label(i) for i, layout in layouts if layout and layout.copies_last]
+        on_parts = self.shards.missing_on_parts(compared, ranks)
+        if on_parts is not None:
+            found[_PARTS] = on_parts
         return {what: ", ".join(keys) or "none" for what, keys in found.items()}
 
-    def require_same_places(self, where: Sequence[int]) -> None:
-        """Raise on all ranks where copies of a gradient are not finite in different places."""
+    def require_same_places(self, where: Sequence[int], counts: Sequence[float]) -> None:
+        """Raise on all ranks where copies of a gradient are not finite in different places.
+
+        Args:
+            where: The gradients.
+            counts: How many values of each are not finite, as all ranks should have found.
+        """
         exchange = NormExchange(self.shards.call)
-        for group, sharded in self.shards.groups(exchange):
+        for group, sharded, _ in self.shards.groups(exchange):
             marks = [self._mark(i) for i in where if sharded.get(self.shards.place_of[i]) is False]
             exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
         for group in groups_of_patterns(self.shards.patterns, (Replicated,)):
@@ -138,6 +155,10 @@ class ShardedNorms:
             ]
             marks = [self._mark_all([i for i in where if self.shards.pattern_of[i] == n]) for n in over]
             exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
+        # Ranks that hold none of these copies have to hear of it too.
+        compared = {} if self.shards.has_placement else {_COUNTED: fingerprint(list(counts))}
+        exchange.tell([group for group, *_ in self.shards.groups()], compared=compared)
+        exchange.tell(groups_of_patterns(self.shards.patterns, (Disjoint, Replicated)))
         exchange.finish()
 
     def _mark(self, i: int) -> int:
@@ -159,7 +180,7 @@ class ShardedNorms:
             dims: For each the dimensions that its slices run along.
         """
         exchange, found = NormExchange(self.shards.call), [t.to(torch.float64).flatten() for t in slices]
-        groups = [(group, places) for group, places in self.shards.groups() if group.group.size() > 1]
+        groups = [(group, places) for group, places, _ in self.shards.groups() if group.group.size() > 1]
         cuts = [[self._cut_dims(i, group) & dims[k] for group, _ in groups] for k, i in enumerate(where)]
         split = [k for k, each in enumerate(cuts) if any(each)]
 
@@ -225,7 +246,7 @@ class ShardedNorms:
         listed = list(dict.fromkeys(chain.from_iterable(sets)))
         bad = each[each.isfinite().logical_not()].sum().reshape(1)
         values = torch.cat([each, bad])
-        for group, sharded in self.shards.groups(exchange):
+        for group, sharded, ranks in self.shards.groups(exchange):
             entries = {k: sharded[place] for k, place in enumerate(places) if place in sharded}
             # Without `placement` ranks list the same everywhere.
             compared = (
@@ -235,12 +256,12 @@ class ShardedNorms:
             exchange.reduce_norms(
                 values,
                 {**entries, len(sets): True} if entries else {},
-                [*kinds, kinds[0]],
+                [*kinds, kinds[0] if kinds else Kind(2.0, False)],
                 group,
                 parameters=combine_fingerprints(self.shards.fingerprints[i] for i in compared),
                 count=len(compared),
                 missing=list(lacking),
-                beside=self._copies_lacking(compared),
+                beside=self._lacking(compared, ranks),
             )
         each.copy_(values[:-1])
         readable = values.device.type == "cpu"
@@ -267,12 +288,18 @@ class ShardedNorms:
             disjoint = {n for n in numbers if group in groups_of_patterns([self.shards.patterns[n]], (Disjoint,))}
             copied = {n for n in numbers if group in groups_of_patterns([self.shards.patterns[n]], (Replicated,))}
             entries = {s: n in disjoint for s, (_, n) in enumerate(slots) if n in disjoint | copied}
-            copies = [0 if apart else self._copies_held(held[s]) for s, apart in entries.items()]
+            copies = [0 if apart else self._copies_held(held[s], slots[s][1]) for s, apart in entries.items()]
             exchange.add_stages(totals, entries, kinds, group, copies)
         rest = [[j for j, each in enumerate(part) if self.shards.pattern_of[each[0]] not in numbers] for part in sets]
         split = torch.split(totals, len(numbers))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
 
-    def _copies_held(self, members: Sequence[int]) -> int:
-        """Return a number for copies that this rank holds, whatever their names and order: 0 for none."""
-        return combine_fingerprints(sorted(self.shards.unnamed[i] for i in members)) % _EXACT + 1 if members else 0
+    def _copies_held(self, members: Sequence[int], pattern: int) -> int:
+        """Return a number for copies that this rank holds, whatever their names and order: 0 for none.
+
+        Where a policy learns from each, those without a gradient count too.
+        """
+        held, absent = sorted(self.shards.unnamed[i] for i in members), sorted(self._absent.get(pattern, ()))
+        if not held and not absent:
+            return 0
+        return combine_fingerprints([*held, -1, *absent] if absent else held) % _EXACT + 1

@@ -5,18 +5,21 @@ Meshes are visited in an order that is the same on every rank, and the dimension
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._distributed.agreement import Agreement
 from .._distributed.fingerprints import fingerprint, parameter_fingerprints
 from .._distributed.meshes import Group, order_meshes
-from .._torch.dtensor import specs_of, stored_parts, stored_shards
+from .._measure import shares_memory
+from .._torch.dtensor import is_dtensor, specs_of, stored_parts, stored_shards
 from .._torch.storage import repeats
 from ..distributed import Placement, Replicated, Sharded
 from ..errors import UnsupportedGradientError
+from ._apply import writing
 from ._norm_exchange import WHAT
 from ._shard_layouts import (
     Place,
@@ -35,6 +38,29 @@ from ._shard_layouts import (
 from ._shared_memory import refuse_other_layout, repeated_dtensors
 
 _PARTIAL = "the parameters, or which gradients are partial (a missing one is not: give it zeros that are)"
+
+
+class AbsentCopy(NamedTuple):
+    """A parameter that `placement` says has copies, without a gradient on this rank."""
+
+    pattern: int
+    fingerprint: int
+
+
+def absent_copies(
+    names: Sequence[str] | None,
+    parameters: Sequence[Tensor],
+    grads: Sequence[Tensor | None],
+    patterns: Sequence[tuple[Placement, ...]],
+    pattern_of: Sequence[int],
+) -> dict[str, AbsentCopy]:
+    """Return the copies in plain tensors that have no gradient here, by name, or by index where they have none."""
+    copied = [any(isinstance(each, Replicated) for each in placements) for placements in patterns]
+    where = [i for i, g in enumerate(grads) if g is None and copied[pattern_of[i]] and not is_dtensor(parameters[i])]
+    sharded = sharded_patterns(patterns)
+    numbers = parameter_fingerprints(None, [parameters[i] for i in where], [sharded[pattern_of[i]] for i in where])
+    found = zip(where, numbers, strict=True)
+    return {str(i) if names is None else names[i]: AbsentCopy(pattern_of[i], number) for i, number in found}
 
 
 class Shards:
@@ -72,7 +98,7 @@ class Shards:
         unmeasured: bool = False,
     ) -> None:
         self.call, self.unmeasured = call, unmeasured
-        self.patterns = patterns
+        self.patterns, self._names = patterns, names
         self.pattern_of = list(pattern_of or [0] * len(grads))
         self._sharded_patterns = sharded_patterns(patterns)
         sharded = [self._sharded_patterns[n] for n in self.pattern_of] if any(self._sharded_patterns) else ()
@@ -107,11 +133,12 @@ class Shards:
         agreement, error = Agreement(WHAT, self.call), None
         try:
             self.refuse_unclear_memory(partial_only=True)
+            self._refuse_shared_elements(partial)
         except UnsupportedGradientError as raised:  # the others wait for this rank
             error = raised
             agreement.fail(f"{type(raised).__name__}: {raised}")
         on_meshes = [number for number, (layout, _) in enumerate(self.places) if layout is not None]
-        for group, sharded in self.groups(agreement):
+        for group, sharded, _ in self.groups(agreement):
             # Without `placement` all of them, so that ranks outside of a slice of their mesh hear of a fault in it.
             compared_at = self.at(sharded if self.has_placement else on_meshes)
             found = [(self.fingerprints[i], i in partial) for i in compared_at]
@@ -190,7 +217,8 @@ class Shards:
         """Write changed `values` of partial gradients back as partial ones that reduce to them."""
         with torch.no_grad():
             for i in self._writes_partial.keys() & set(where):
-                self.local[i].copy_(self.values[i]) if self._writes_partial[i] else self.local[i].zero_()
+                with writing([self.local[i]]):
+                    self.local[i].copy_(self.values[i]) if self._writes_partial[i] else self.local[i].zero_()
 
     def refuse_unclear_memory(self, partial_only: bool = False) -> None:
         """Raise where it is not clear how memory that several gradients share counts.
@@ -202,6 +230,31 @@ class Shards:
             place, place_of_other = self.places[self.place_of[i]], self.places[self.place_of[kept]]
             if not partial_only or any(layout is not None and layout.partial for layout, _ in (place, place_of_other)):
                 refuse_other_layout(grad, place, other, place_of_other, self.patterns)
+
+    def _refuse_shared_elements(self, partial: Collection[int]) -> None:
+        """Raise where a partial gradient cannot hold what it is reduced to: its elements share memory."""
+        for i in partial:
+            if shares_memory(self.local[i]):
+                raise UnsupportedGradientError(
+                    f"{self.label(i)} is partial, and this rank stores several of its elements in the same memory, as "
+                    f"an expanded tensor does (shape {tuple(self.local[i].shape)}, strides {self.local[i].stride()}). "
+                    "Clone it first."
+                )
+
+    def label(self, i: int) -> str:
+        """Return a gradient by its name, or by its number where it has none."""
+        return f"gradient {i}" if self._names is None else self._names[i]
+
+    def missing_on_parts(self, listed: Sequence[int], ranks: Collection[int]) -> list[str] | None:
+        """Return which of these gradients are missing here that do not lie on all of some ranks; None if all do.
+
+        Ranks that such a gradient does not lie on do not hear of its norm.
+        """
+        lie = [None if layout is None else set(layout.mesh.ranks) for layout, _ in self.places]
+        parts = {number for number, held in enumerate(lie) if held is not None and not held.issuperset(ranks)}
+        if not parts:
+            return None
+        return [self.label(i) for i in listed if self.place_of[i] in parts and self.grads[i] is None]
 
     def weight(self, i: int, parameter: Any) -> Tensor:
         """Return what this rank holds of a parameter, which must lie as its gradient does."""
@@ -216,8 +269,10 @@ class Shards:
             )
         return stored_shards([parameter])[0].detach()
 
-    def groups(self, exchange: Agreement | None = None) -> Iterator[tuple[Group, dict[int, bool]]]:
+    def groups(self, exchange: Agreement | None = None) -> Iterator[tuple[Group, dict[int, bool], list[int]]]:
         """Yield process groups in order, with the places on each and whether they are sharded over it (else copied).
+
+        Also yield the ranks of the mesh that the group is of.
 
         Once all ranks of a mesh know of a fault in the exchange, meshes of no other ranks are left out.
         """
@@ -233,9 +288,11 @@ class Shards:
                         for number, (layout, _) in enumerate(self.places)
                         if layout is not None and layout.mesh in submeshes and group in layout.mesh.groups
                     },
+                    mesh.ranks,
                 )
             if exchange is not None and exchange.disagreed:
                 told.update(mesh.ranks)
         for group in groups_of_patterns(self.patterns, (Sharded,)):
             over = [group in groups_of_patterns([placements], (Sharded,)) for placements in self.patterns]
-            yield group, {number: True for number, (_, pattern) in enumerate(self.places) if over[pattern]}
+            places = {number: True for number, (_, pattern) in enumerate(self.places) if over[pattern]}
+            yield group, places, dist.get_process_group_ranks(group.group)

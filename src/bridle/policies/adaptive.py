@@ -110,6 +110,12 @@ class AdaptivePolicy(BuiltOnce, ABC):
     def _rows(self) -> StateRows:
         return StateRows(self.init())
 
+    def check(self, grads: GradientView) -> None:
+        """Raise if ranks would learn different limits for copies of one parameter."""
+        super().check(grads)
+        if self.per_parameter:
+            grads.require_copies(type(self).__name__, of_norms=True)
+
     def decide(self, grads: GradientView) -> Scale:
         """Reduce the norm to the limit, and update the state."""
         with torch.no_grad():

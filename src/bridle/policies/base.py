@@ -150,10 +150,15 @@ class GradientView(Protocol):
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other ranks hold other parameters, for policies that each rank would decide for itself."""
 
-    def require_copies(self, policy: str) -> None:
+    def require_copies(self, policy: str, *, of_norms: bool = False) -> None:
         """Raise, once norms are measured, if some ranks lack a gradient that has copies: to be called by `check`.
 
         For policies that learn from each copy.
+
+        Args:
+            policy: The name of the policy, for the error.
+            of_norms: The policy learns from norms: only copies in plain tensors are compared, because of all others
+                every rank knows the norm.
         """
 
 

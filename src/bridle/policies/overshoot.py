@@ -1,5 +1,5 @@
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import _kernels, _measure
+from .._torch.dtensor import is_dtensor
 from .._validate import count, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
 from .adaptive import Bounds
@@ -28,6 +29,8 @@ _FIRST, _GROWTH, _LONGEST = 5.0, 0.25, 60.0
 
 class _Way:
     """How far parameters are from their average: in torch operations, for any tensors."""
+
+    counts = True
 
     def __init__(self, place: Tensor, way: Tensor, grads: list[Tensor] | None) -> None:
         self._place, self._way, self._grads = place, way, grads
@@ -50,8 +53,26 @@ class _Way:
         return _dot(self._way.div_(length.to(self._way.device)), self._grads)
 
 
+class _AbsentWay(_Way):
+    """The same of a parameter without a gradient on this rank: it counts, and is learned from, if others have one.
+
+    Args:
+        place: Where the parameter is.
+        average: Where it was, on average; None if it was never seen.
+        follow: Lets the average follow it, where a 0-dim tensor says so.
+    """
+
+    counts = False
+
+    def __init__(self, place: Tensor, average: Tensor | None, follow: Callable[[Tensor], None]) -> None:
+        super().__init__(place, torch.zeros_like(place) if average is None else place - average, None)
+        self.follow = follow
+
+
 class _MeasuredWay:
     """The same from sums that a kernel found: products of the way, the place and the gradients."""
+
+    counts = True
 
     def __init__(self, sums: Sequence[float]) -> None:
         self.sums = sums
@@ -214,19 +235,37 @@ class ByOvershoot(BuiltOnce):
 
         The average takes a share of where they are: none if the gradients are not good.
         """
-        weights = _held(grads)
-        ways = [self._way(chunk, chunk.of(weights), chunk.of(grads.values), share) for chunk in self._plan(grads)]
+        ways = self._ways(grads, share)
+        if not ways:
+            return norm.new_zeros(())
         measured = [way.sums for way in ways if isinstance(way, _MeasuredWay)]
         if measured and len(measured) == len(ways) and not grads.spans_ranks():
             return _MeasuredWay([*map(sum, zip(*measured, strict=True))]).cosine(norm.item())
-        each = torch.stack([way.inward().to(norm) for way in ways], 1)
-        along, square = grads.over_ranks(each).sum(1)
+        counts = norm.new_tensor([float(way.counts) for way in ways])
+        each = torch.cat([torch.stack([way.inward().to(norm) for way in ways], 1), counts[None]])
+        *found, held = grads.over_ranks(each)
+        counted = held > 0  # of the others no rank has a gradient
+        along, square = (torch.where(counted, one, 0.0).sum() for one in found)
+        for way, had in zip(ways, counted, strict=True):
+            if isinstance(way, _AbsentWay):
+                way.follow(had)
         shrunk = _or_zero(-along / square).clamp_(min=0)
         lengths = torch.stack([way.leave_out(shrunk).to(norm) for way in ways], 1)
-        whole, length = _measure.total(grads.over_ranks(lengths, self.p).T, self.p)
+        lengths = torch.where(counted, grads.over_ranks(lengths, self.p), 0.0)
+        whole, length = _measure.total(lengths.T, self.p)
         terms = torch.stack([way.dot(length).to(norm) for way in ways])
         cosine = grads.over_ranks(terms).sum() / norm
         return _or_zero(cosine * (length > _ROUNDING * whole))  # not finite: not moved yet, or nothing to compare
+
+    def _ways(self, grads: GradientView, share: Tensor) -> list[_Way | _MeasuredWay]:
+        """Return how far parameters are from their average, chunk by chunk; let it follow them."""
+        weights, found = _held(grads), list[_Way | _MeasuredWay]()
+        for chunk in self._plan(grads):
+            place, own, first = chunk.of(weights), chunk.of(grads.values), chunk.where[0]
+            # Of a sharded gradient that this rank lacks others may have a part.
+            absent = is_dtensor(grads.parameters[first]) and not is_dtensor(grads.tensors[first])
+            found.append(self._absent_way(chunk, place, share) if absent else self._way(chunk, place, own, share))
+        return found
 
     def _way(self, chunk: Chunk, parameters: list[Tensor], grads: list[Tensor], share: Tensor) -> _Way | _MeasuredWay:
         """Return how far some parameters are from their average; let it follow them."""
@@ -239,14 +278,28 @@ class ByOvershoot(BuiltOnce):
             if found is not None:
                 return _MeasuredWay(found)
         place = _wide(_flat(parameters))
+        return _Way(place, self._follow(chunk, parameters, place, share), grads)
+
+    def _absent_way(self, chunk: Chunk, parameters: list[Tensor], share: Tensor) -> _AbsentWay:
+        """Return the same where this rank has no gradient; the average follows once others are known to have one."""
+        place = _wide(_flat(parameters))
+        average = self._average.known(chunk.keys)
+
+        def follow(had: Tensor) -> None:
+            if average is not None or bool(had):  # what was never seen stays so
+                self._follow(chunk, parameters, place, share * had)
+
+        return _AbsentWay(place, None if average is None else average.to(place), follow)
+
+    def _follow(self, chunk: Chunk, parameters: list[Tensor], place: Tensor, share: Tensor) -> Tensor:
+        """Return the way from the average to the place, and let the average take a share of it."""
         average = self._average.read(chunk.keys, parameters, place)
         way = place - average
         share = share.to(way)
         moved = average + way * share  # not lerp, which rounds now once and now twice
         # Not in place: a tensor from inference mode cannot be changed outside of it.
         self._average.write(chunk.keys, torch.where(share > 0, moved, average))
-        # Of a sharded gradient that only others have there is nothing here.
-        return _Way(place, way, grads if grads[0].shape == parameters[0].shape else None)
+        return way
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state. Load it with `torch.load(..., weights_only=True)`."""

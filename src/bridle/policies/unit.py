@@ -68,7 +68,7 @@ def by_unit(ratio: float | Tensor = 0.01, eps: float = 1e-3, unit_dims: int | tu
         ratio: The largest norm of a gradient relative to its weights, a number or a 0-dim tensor.
         eps: A lower bound on the norm of a unit's weights, so that zero weights can move away from zero.
         unit_dims: The dimensions that index the units. Use 0 for linear layers and convolutions, 1 for
-            transposed convolutions.
+            transposed convolutions. With all dimensions of a weight each element is a unit.
 
     Returns:
         A policy for `bridle.clip_`.

@@ -13,6 +13,7 @@ from .. import tracing
 from ..tracing import all_hold, is_traced
 
 HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
+_PIECE = 4096  # numbers whose squares torch adds up in float32 to seven digits
 
 
 def upcast_half(x: Tensor) -> Tensor:
@@ -39,10 +40,31 @@ def as_rows(block: Tensor) -> Tensor:
     return block if dims == 2 else block.flatten(1) if dims > 1 else block[:, None]
 
 
+def _lengths(rows: Tensor) -> Tensor:
+    """Return the norm of each row, in float64, where its dtype can hold the squares.
+
+    torch adds up the squares of a row in its own dtype, one after the other: of a million numbers in float32 the norm
+    is too small by 1e-5, of four million by 1e-4. So a long row is measured in pieces.
+    """
+    width = rows.shape[1]
+    if width <= _PIECE or rows.dtype == torch.float64:
+        return _short_lengths(rows).double()
+    whole = width - width % _PIECE
+    pieces = torch.linalg.vector_norm(rows[:, :whole].view(len(rows), whole // _PIECE, _PIECE), dim=2)
+    rest = _short_lengths(rows[:, whole:])
+    found: Tensor = torch.linalg.vector_norm(torch.cat([pieces, rest[:, None]], 1), dim=1, dtype=torch.float64)
+    return found
+
+
+def _short_lengths(rows: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return found
+
+
 def row_norms(block: Tensor) -> Tensor:
     """Return the norm of each sample's part, in float64, also where its dtype cannot hold the squares."""
     rows = as_rows(block)
-    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1).double()
+    lengths = _lengths(rows)
     smallest = _smallest_norm(rows.dtype, rows.shape[1])
     if tracing.local.tracer is not None:
         tracing.local.tracer.assume_sizes(lengths / smallest, row_max(rows))
@@ -75,7 +97,8 @@ def norms_of_rows(blocks: Sequence[Tensor]) -> list[Tensor]:
 def _norms_of_distinct(rows: Sequence[Tensor]) -> Sequence[Tensor]:
     if len({each.dtype for each in rows}) != 1 or not all(each.shape[1] for each in rows):
         return [row_norms(each) for each in rows]
-    lengths = torch.stack([torch.linalg.vector_norm(each, dim=1) for each in rows]).double()
+    measure = _lengths if any(each.shape[1] > _PIECE for each in rows) else _short_lengths
+    lengths = torch.stack([measure(each) for each in rows]).double()
     smallest = _smallest_norm(rows[0].dtype, max([each.shape[1] for each in rows]))
     found = lengths.unbind()
     if tracing.local.tracer is not None:

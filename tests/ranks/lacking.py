@@ -185,6 +185,7 @@ def a_group_without_gradients(name, tied):
         layouts.piece(parameters["a"].grad).fill_(1.0)
         report = bridle.clip_(parameters, {"a": bridle.by_norm(1.0), "b": EMPTY[name]()})
         layouts.close(report.norms["a"], math.sqrt(12), 6)
+        layouts.close(report.norm, math.sqrt(12), 6)
     only = bridle.clip_(parameters, {"a": None, "b": EMPTY[name]()})
     assert "a" not in only.norms
 

@@ -128,6 +128,9 @@ def _clip(
         if nonfinite == "skip":  # which also zeroes gradients without a policy
             _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
     measure_together(measured)
+    # What has no gradient on any rank is left out, as in one process.
+    elsewhere = grads.sharded is not None and grads.sharded.shards.has_placement
+    active = [each for each in active if each[2].tensors or elsewhere]
     bad, counts = _find_nonfinite([(rule, part) for _, rule, part in active], nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
     decided = [_decide(rule, part) for _, rule, part in active]

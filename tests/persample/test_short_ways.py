@@ -49,6 +49,52 @@ def test_long_rows_are_as_right_as_short_ones(width, dtype):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("samples", [64, 65, 200, 100_000])
+def test_sums_over_many_samples_are_as_right_as_those_of_torch(samples):
+    """A product of matrices adds up in float32: of a hundred thousand equal numbers it loses four digits."""
+    model = nn.Linear(2, 3)
+    x = torch.rand(samples, 2) + 0.5
+    bridle.per_sample(model(x).sum(1), model).weighted_(torch.full((samples,), 0.1))
+    torch.testing.assert_close(model.bias.grad, torch.full((3,), 0.1 * samples), rtol=4e-6, atol=0)
+
+
+@pytest.mark.parametrize("count", [255, 256, 257, 3000, 1_000_000])
+def test_inner_products_of_long_rows(count):
+    """Of a vector of equal numbers, all cosines are one."""
+    weight = nn.Parameter(torch.zeros(count))
+    scale = torch.tensor([0.7, 0.2, 0.1])
+    ps = bridle.per_sample((scale[:, None] * weight).sum(1), {"weight": weight})
+    torch.testing.assert_close(ps.cosine(), torch.ones(3), rtol=4e-6, atol=0)
+    expected = (scale[:, None] * scale).double() * count
+    torch.testing.assert_close(ps.gram().double(), expected, rtol=4e-6, atol=0)
+    torch.testing.assert_close(
+        ps.dot({"weight": torch.full((count,), 0.3)}).double(), 0.3 * scale.double() * count, rtol=4e-6, atol=0
+    )
+
+
+@pytest.mark.parametrize("distance", [1.0, 0.3, 0.1, 0.05])
+def test_rows_that_cancel(distance):
+    """A difference of two scores: the Gram matrix of its two rows cancels."""
+    model = nn.Linear(64, 64, bias=False)
+    a = torch.randn(256, 64)
+    b = a + distance * torch.randn(256, 64)
+    rows = torch.stack([a, b], 1)
+    sign = torch.tensor([1.0, -1.0])[:, None]
+    ps = bridle.per_sample((model(rows) * sign).sum((1, 2)), model)
+    each = torch.ones(256, 64, 1, dtype=torch.float64) * (a.double() - b.double())[:, None]
+    torch.testing.assert_close(ps.norms().double(), each.flatten(1).norm(dim=1), rtol=2e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_gradients_of_a_bias_are_added_up_in_float32(dtype):
+    """Also where their sum is beyond float16."""
+    model, size = nn.Linear(1, 1).to(dtype), 1000.0
+    weights = (torch.rand(2, 300, 1) * size).to(dtype)
+    losses = (model(torch.zeros(2, 300, 1, dtype=dtype)).float() * weights.float()).flatten(1).sum(1)
+    found = bridle.per_sample(losses, model).norms(per_parameter=True)["bias"]
+    torch.testing.assert_close(found.double(), weights.double().sum((1, 2)), rtol=1e-6, atol=0)
+
+
 def test_a_sample_of_many_parameters_is_clipped_to_the_limit():
     """Gradients that are written down: four million numbers for each sample."""
     model = torch.nn.Linear(2048, 2048, bias=False)

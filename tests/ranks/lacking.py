@@ -63,6 +63,96 @@ def on_a_slice(kind, sliced, lacking):
     refused_by_all(lambda: bridle.clip_(parameters, bridle.by_norm(1.0)), parameters, words)
 
 
+def on_a_slice_of_a_stage(what):
+    """The same with `placement`, which may leave some of the parameters to other ranks."""
+    parameters = {"p": spread(grid()["tp"], [Shard(0)]), "q": spread(grid(), [Shard(0), Shard(0)]), "e": plain()}
+    placement = {"e": Replicated(dist.group.WORLD), "*": None}
+    mode = "raise"
+    if what == "missing" and dist.get_rank() in (0, 1):
+        parameters["p"].grad = None
+    if what == "nan":
+        mode = "zero"
+        if dist.get_rank() == 0:
+            layouts.piece(parameters["p"].grad)[0, 0] = math.nan
+    run = lambda: bridle.clip_(parameters, bridle.by_norm(1.0), nonfinite=mode, placement=placement)  # noqa: E731
+    refused_by_all(run, parameters, "lie on a part" if what == "missing" else "not finite")
+
+
+def on_two_slices(what):
+    """Parameters on slices that cross, and none on the whole mesh: all ranks hear of a fault of any."""
+    parameters = {"p": spread(grid()["stage"], [Replicate()]), "q": spread(grid()["tp"], [Shard(0)])}
+    at = dist.get_rank() == 3
+    limit, mode, words = 1.0, "raise", "do not agree"
+    if what == "limit":
+        limit = 2.0 if at else 1.0
+    elif what == "nan":
+        mode, words = "zero", "not finite"
+        layouts.piece(parameters["p"].grad)[0, 0] = math.nan if at else 1.0
+    elif at:
+        parameters["p"].grad = None
+    run = lambda: bridle.clip_(parameters, bridle.by_norm(limit), nonfinite=mode)  # noqa: E731
+    refused_by_all(run, parameters, words)
+
+
+def experts_on_some_ranks():
+    """DTensors on a mesh of some ranks only, beside others on all of them, in two stages of experts."""
+    line, pair = layouts.mesh("line"), grid()["tp"]
+    parameters = {"dense": spread(line, [Shard(0)])}
+    if dist.get_rank() < 2:
+        parameters["experts"] = spread(pair, [Shard(0)])
+    placement = {"dense": None, "*": Disjoint(grid()["stage"])}
+    norm = bridle.clip_grad_norm_(parameters, 100.0, placement=placement)
+    layouts.close(norm.item(), math.sqrt(24), 6)
+
+
+def a_frozen_parameter_of_one_stage():
+    """A parameter that never has a gradient, and that other stages do not hold."""
+    parameters = {"shared.embed": plain()}
+    if dist.get_rank() == 0:
+        parameters["shared.pos"] = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+    placement = {"shared.*": Replicated(dist.group.WORLD), "*": Disjoint(dist.group.WORLD)}
+    for policy in (policies.ByRunningNorm(), {"shared.embed": bridle.by_norm(1.0), "*": policies.ByRunningNorm()}):
+        layouts.close(bridle.clip_(parameters, policy, placement=placement).norm, math.sqrt(2), 6)
+        parameters["shared.embed"].grad = torch.ones(2)
+
+
+def a_copy_that_one_stage_lacks(order):
+    """Copies inside stages, of which one has no gradient: the other stage hears of it."""
+    kinds = {"copies": Replicated(grid()["tp"]), "stages": Disjoint(grid()["stage"])}
+    parameters = {f"a{stage()}": plain(), f"b{stage()}": plain()}
+    if dist.get_rank() == 1:
+        parameters[f"a{stage()}"].grad = None
+    placement = tuple(kinds[name] for name in order)
+    for policy in (policies.ByRunningNorm(), bridle.by_norm(1.0)):
+        run = lambda policy=policy: bridle.clip_(parameters, policy, placement=placement)  # noqa: E731
+        refused_by_all(run, parameters, "hold different parameters")
+
+
+def a_state_after_a_step_without_a_gradient():
+    """What a rank saves does not depend on which gradients it has lacked."""
+    parts = {name: spread(layouts.mesh("line"), [Shard(0)]) for name in ("a", "b")}
+    policy = policies.ByOvershoot()
+    grad = parts["a"].grad
+    for step in range(3):
+        parts["a"].grad = None if step == 0 and dist.get_rank() == 0 else grad
+        bridle.clip_(parts, policy)
+    again = policies.ByOvershoot()
+    again.load_state_dict(policy.state_dict())
+    bridle.clip_(parts, again)
+
+
+def a_summand_that_is_only_scaled():
+    """What is only measured and scaled may share memory."""
+    for run in (
+        lambda ps: bridle.clip_grad_norm_(ps, 1.0),
+        lambda ps: bridle.clip_(ps, bridle.by_norm(1.0)),
+        lambda ps: bridle.clip_(ps, policies.ByMedian(ceiling=1.0)),
+    ):
+        p = _partial(torch.ones(2, 1).expand(2, 2) / dist.get_world_size())
+        run({"w": p})
+        layouts.close(p.grad.full_tensor().norm().item(), 1.0, 6)
+
+
 def on_no_rank_of_any_slice(kind, sliced):
     """The same where all ranks lack it: there is nothing to disagree on."""
     parameters = {"p": spread(grid()[sliced], [kind]), "q": spread(grid(), [Shard(0), Shard(0)])}
@@ -199,6 +289,7 @@ def overlapping():
         (Sharded(tp), Disjoint(world)),
         (Sharded(tp), Disjoint(grid())),
         (Replicated(world), Sharded(world)),
+        (Replicated(world), Disjoint(tp)),
         (Replicated(world), Disjoint(world)),
     ):
         p = plain()
@@ -206,8 +297,13 @@ def overlapping():
         assert kind == "ArgumentError", (placement, text)
         assert "more than one rank in common" in text
         assert torch.equal(p.grad, torch.ones(2))
-    right = bridle.clip_grad_norm_({"p": plain()}, 1.0, placement=(Sharded(tp), Disjoint(grid()["stage"])))
-    layouts.close(right.item(), math.sqrt(8), 6)
+    for placement, expected in (
+        ((Sharded(tp), Disjoint(grid()["stage"])), 8),
+        ((Sharded(tp), Replicated(world)), 4),
+        ((Replicated(tp), Replicated(world)), 2),
+    ):
+        right = bridle.clip_grad_norm_({"p": plain()}, 1.0, placement=placement)
+        layouts.close(right.item(), math.sqrt(expected), 6)
 
 
 SUMMANDS = {

@@ -13,6 +13,37 @@ def test_a_gradient_of_a_slice_that_some_ranks_lack(four, kind, sliced, ranks):
     four.run(lacking.on_a_slice, kind, sliced, ranks)
 
 
+@pytest.mark.parametrize("what", ["missing", "nan"])
+def test_a_gradient_of_a_slice_beside_placements(four, what):
+    four.run(lacking.on_a_slice_of_a_stage, what)
+
+
+@pytest.mark.parametrize("what", ["missing", "nan", "limit"])
+def test_slices_that_cross(four, what):
+    four.run(lacking.on_two_slices, what)
+
+
+def test_experts_on_some_ranks(four):
+    four.run(lacking.experts_on_some_ranks)
+
+
+def test_a_frozen_parameter_of_one_stage(two):
+    two.run(lacking.a_frozen_parameter_of_one_stage)
+
+
+@pytest.mark.parametrize("order", [("copies", "stages"), ("stages", "copies")])
+def test_a_copy_that_one_stage_lacks(four, order):
+    four.run(lacking.a_copy_that_one_stage_lacks, order)
+
+
+def test_a_state_after_a_step_without_a_gradient(two):
+    two.run(lacking.a_state_after_a_step_without_a_gradient)
+
+
+def test_a_summand_that_is_only_scaled(two):
+    two.run(lacking.a_summand_that_is_only_scaled)
+
+
 def test_a_gradient_of_a_slice_that_all_ranks_lack(four):
     for kind in (Replicate(), Shard(0)):
         for sliced in ("tp", "stage"):

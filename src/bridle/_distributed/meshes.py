@@ -41,6 +41,21 @@ class MeshGroups:
         return all(group in rest for group in other.groups)
 
 
+def ranks_of(group: Group) -> list[int]:
+    """Return the ranks of a process group.
+
+    Raises:
+        RankError: (a RuntimeError) It was destroyed.
+    """
+    try:
+        return dist.get_process_group_ranks(group.group)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise RankError(
+            f"a process group of `placement` no longer exists: {error}. Clip before destroy_process_group(). No "
+            "gradient was changed on this rank."
+        ) from error
+
+
 def bare_group(group: Any) -> Group:
     """Describe a process group without a mesh. Its device must not depend on what a rank happens to hold."""
     return Group(group.group_name, group, group_device(group))

@@ -17,7 +17,12 @@ def group_device(group: Any) -> torch.device:
 def is_gloo(group: Any, device: torch.device) -> bool:
     """Return whether a process group talks by gloo about tensors on this device."""
     kind = getattr(dist, "ProcessGroupGloo", None)
-    return kind is not None and device.type == "cpu" and isinstance(group._get_backend(device), kind)
+    if kind is None or device.type != "cpu":
+        return False
+    try:
+        return isinstance(group._get_backend(device), kind)
+    except RuntimeError:  # a group that is written in Python has no backend
+        return False
 
 
 def all_gather_single(rows: Tensor, sent: Tensor, group: Any) -> None:

@@ -125,6 +125,8 @@ def _clip(
     with refusals_told(measured):
         for _, rule, part in active:
             check(rule, part)
+            if nonfinite == "zero":
+                part.refuse_shared_elements()
         if nonfinite == "skip":  # which also zeroes gradients without a policy
             _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
     measure_together(measured)

@@ -92,12 +92,15 @@ class Gradients:
         call: Callable[[], str] = str,
         *,
         unmeasured: bool = False,
+        writes_values: bool = False,
     ) -> Gradients:
         """Return the gradients that parameters have."""
         found = grads_of(parameters)
         if not any(g is not None for g in found):
             warn_raw_gradients(parameters)
-        return cls.from_pairs(names, parameters, found, placement, call, unmeasured=unmeasured)
+        return cls.from_pairs(
+            names, parameters, found, placement, call, unmeasured=unmeasured, writes_values=writes_values
+        )
 
     @classmethod
     def from_pairs(
@@ -109,6 +112,7 @@ class Gradients:
         call: Callable[[], str] = str,
         *,
         unmeasured: bool = False,
+        writes_values: bool = False,
     ) -> Gradients:
         """Return these gradients of these parameters; `call` describes the call, for other ranks to compare."""
         first = {id(g): i for i, g in reversed(list(enumerate(found))) if g is not None}
@@ -122,7 +126,7 @@ class Gradients:
                 kept = sorted([*kept, *missing_here(parameters, found, patterns, pattern_of), *unclear])
             known = None if names is None else _pick(names, kept)
             own, present, numbers = _pick(parameters, kept), _pick(found, kept), _pick(pattern_of, kept)
-            shards = Shards(own, present, patterns, numbers, known, call(), unmeasured)
+            shards = Shards(own, present, patterns, numbers, known, call(), unmeasured, writes_values)
             grads = [shard if g is None else g for g, shard in zip(shards.grads, shards.local, strict=True)]
             sharded = ShardedNorms(shards)
             absent = absent_copies(names, parameters, found, patterns, pattern_of)
@@ -207,6 +211,11 @@ class Gradients:
                     f"{policy} compares parts of a gradient, and that of {self.names()[k]} is Sharded by `placement`: "
                     "a plain tensor does not know which part of the whole it is. Use a DTensor, or by_norm for it."
                 )
+
+    def refuse_shared_elements(self) -> None:
+        """Raise if a partial gradient cannot hold what it is reduced to, for policies that change single elements."""
+        if self.sharded is not None:
+            self.sharded.shards.refuse_shared_elements(self._where)
 
     def require_copies(self, policy: str, *, of_norms: bool = False) -> None:
         """Raise on all ranks, when norms are exchanged, if a gradient that has copies is missing on some of them."""

@@ -186,7 +186,7 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
     several_ranks = on_several_ranks(listed) or on_several_ranks(grads)
     with one_at_a_time(listed if several_ranks else None):
         call = lambda: f"clip_grad_value_({describe(limit)})"  # noqa: E731
-        sharded = _unmeasured(listed, call) if several_ranks else None
+        sharded = _unmeasured(listed, call, writes_values=True) if several_ranks else None
         grads = grads if sharded is None else sharded.values
         _measure.check_foreach(grads, foreach)
         if isinstance(limit, Tensor) and _devices.readable_now([limit, *grads]):
@@ -282,9 +282,9 @@ def clip_grads_with_norm_(
         _scale_down(grads, limit, known, foreach)
 
 
-def _unmeasured(listed: list[Tensor], call: Callable[[], str]) -> Gradients:
+def _unmeasured(listed: list[Tensor], call: Callable[[], str], *, writes_values: bool = False) -> Gradients:
     """Return gradients whose norms are not exchanged. Where some may be partial, ranks compare which are."""
-    return Gradients.of(None, listed, None, call, unmeasured=True)
+    return Gradients.of(None, listed, None, call, unmeasured=True, writes_values=writes_values)
 
 
 def _reduced(norm: Any) -> Any:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._distributed.collectives import collective
-from .._distributed.meshes import Group, MeshGroups, groups_of, read_mesh
+from .._distributed.meshes import Group, MeshGroups, groups_of, ranks_of, read_mesh
 from .._torch.dtensor import dtensor_class, is_dtensor, specs_of, wait_tensor
-from ..distributed import Disjoint, Placement, Sharded
+from ..distributed import Disjoint, Placement, Replicated, Sharded
 from ..errors import ArgumentError, RankError, UnsupportedGradientError
 from ._norm_exchange import WHAT
 
@@ -140,7 +140,7 @@ def refuse_counted_twice(places: Iterable[Place], patterns: Sequence[tuple[Place
     lies = [(layout.mesh.ranks, patterns[number]) for layout, number in places if layout is not None]
     for mesh, placement in ((mesh, each) for mesh, several in lies for each in several):
         for group in groups_of(placement.group) if isinstance(placement, Disjoint | Sharded) else ():
-            ranks = dist.get_process_group_ranks(group.group)
+            ranks = ranks_of(group)
             twice = sorted(set(ranks).intersection(mesh))
             if len(twice) > 1:
                 raise ArgumentError(
@@ -155,14 +155,23 @@ def _refuse_overlapping(placements: tuple[Placement, ...]) -> None:
     """Raise where two placements of one pattern are about the same ranks: of these, both cannot be true."""
     said = [(each, group) for each in placements for group in groups_of(each.group)]
     for (one, group), (other, another) in combinations(said, 2):
-        ranks, others = (dist.get_process_group_ranks(each.group) for each in (group, another))
-        if len(set(ranks).intersection(others)) > 1:
+        ranks, others = ranks_of(group), ranks_of(another)
+        if len(set(ranks).intersection(others)) > 1 and not _copies_of(one, ranks, other, others):
             raise ArgumentError(
                 f"`placement` is {type(one).__name__} over ranks {ranks} and {type(other).__name__} over ranks "
                 f"{others} for the same parameters: these groups have more than one rank in common, and what lies "
                 "there would count twice. Pass one placement for each dimension of a mesh, as in "
                 '(Sharded(mesh["tp"]), Disjoint(mesh["pp"])).'
             )
+
+
+def _copies_of(one: Placement, ranks: Sequence[int], other: Placement, others: Sequence[int]) -> bool:
+    """Return whether one of two placements says that there are copies of all that the other is about."""
+    if isinstance(one, Disjoint) or isinstance(other, Disjoint):
+        return False
+    return (isinstance(one, Replicated) and set(ranks) > set(others)) or (
+        isinstance(other, Replicated) and set(others) > set(ranks)
+    )
 
 
 def reduced(grad: Any) -> Tensor:

@@ -1,7 +1,7 @@
 """Norms of gradients that are sharded, replicated or partial over ranks."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import _measure
 from .._distributed.checksums import checksum
 from .._distributed.fingerprints import combine_fingerprints, fingerprint
-from .._distributed.meshes import Group
+from .._distributed.meshes import Group, MeshGroups
 from ..distributed import Disjoint, Replicated, Sharded
 from ..errors import BridleError
 from ._norm_exchange import Kind, NormExchange
@@ -119,7 +119,7 @@ class ShardedNorms:
             self._absent.setdefault(copy.pattern, []).append(copy.fingerprint)
         self._learned_from.update((i, (_LACKING.format(policy), key)) for i, key in keys.items())
 
-    def _lacking(self, compared: Sequence[int], ranks: Collection[int]) -> dict[str, str]:
+    def _lacking(self, compared: Sequence[int], mesh: MeshGroups | None) -> dict[str, str]:
         """Return which gradients are missing on this rank that all ranks of a mesh have to have, or none, in words.
 
         The same on all ranks of a mesh, not only on those that hold copies of each other: what the groups of its last
@@ -130,10 +130,11 @@ class ShardedNorms:
             if i in self._learned_from:
                 what, key = self._learned_from[i]
                 found.setdefault(what, []).extend([key] if i in self.shards.missing_copies else [])
-        if any(layout is not None and layout.copies_last for layout, _ in self.shards.places):
+        places = [self.shards.places[number][0] for number in {self.shards.place_of[i] for i in compared}]
+        if any(layout is not None and layout.copies_last for layout in places):
             layouts = ((i, self.shards.layout_at(i)) for i in compared if i in self.shards.missing_copies)
             found[_COPIES_LAST] = [self.shards.label(i) for i, layout in layouts if layout and layout.copies_last]
-        on_parts = self.shards.missing_on_parts(compared, ranks)
+        on_parts = self.shards.missing_on_parts(mesh)
         if on_parts is not None:
             found[_PARTS] = on_parts
         return {what: ", ".join(keys) or "none" for what, keys in found.items()}
@@ -156,10 +157,28 @@ class ShardedNorms:
             marks = [self._mark_all([i for i in where if self.shards.pattern_of[i] == n]) for n in over]
             exchange.require_same(marks, group, _DIFFERENT_PLACES.format(dist.get_process_group_ranks(group.group)))
         # Ranks that hold none of these copies have to hear of it too.
-        compared = {} if self.shards.has_placement else {_COUNTED: fingerprint(list(counts))}
-        exchange.tell([group for group, *_ in self.shards.groups()], compared=compared)
-        exchange.tell(groups_of_patterns(self.shards.patterns, (Disjoint, Replicated)))
+        found = list(zip(where, counts, strict=True))
+        for group, _, mesh in self.shards.groups():
+            exchange.tell([group], compared={_COUNTED: self._fingerprint_of_counts(found, mesh)})
+        if self.shards.crosses:
+            exchange.tell([group for group, *_ in self.shards.groups()])
+        exchange.tell(self._groups_of_stages())
         exchange.finish()
+
+    def _fingerprint_of_counts(self, found: Sequence[tuple[int, float]], mesh: MeshGroups | None) -> int:
+        """Return a number for counts that all ranks of a mesh have; with `placement`, those of gradients on it."""
+        if not self.shards.has_placement:
+            return fingerprint([n for _, n in found])
+        layouts = [(i, n, self.shards.layout_at(i)) for i, n in found]
+        lie = [(i, n) for i, n, layout in layouts if mesh is not None and layout and mesh.contains(layout.mesh)]
+        return fingerprint([(self.shards.label(i), n) for i, n in lie])
+
+    def _told(self, exchange: NormExchange, bad: Tensor) -> Tensor:
+        """Return a value that is not finite where it is so on any rank: in a second round all hear of the first."""
+        flag = bad.isfinite().logical_not().to(torch.float64)
+        for group, *_ in self.shards.groups():
+            flag = exchange.all_reduce(flag, group, {}, {}, largest=True).to(flag.device)
+        return torch.where(flag > 0, math.nan, bad)
 
     def _mark(self, i: int) -> int:
         """Return a number for the places where a copy is not finite; 0 where this rank has none."""
@@ -246,7 +265,7 @@ class ShardedNorms:
         listed = list(dict.fromkeys(chain.from_iterable(sets)))
         bad = each[each.isfinite().logical_not()].sum().reshape(1)
         values = torch.cat([each, bad])
-        for group, sharded, ranks in self.shards.groups(exchange):
+        for group, sharded, mesh in self.shards.groups(exchange):
             entries = {k: sharded[place] for k, place in enumerate(places) if place in sharded}
             # Without `placement` ranks list the same everywhere.
             compared = (
@@ -261,8 +280,10 @@ class ShardedNorms:
                 parameters=combine_fingerprints(self.shards.fingerprints[i] for i in compared),
                 count=len(compared),
                 missing=list(lacking),
-                beside=self._lacking(compared, ranks),
+                beside=self._lacking(compared, mesh),
             )
+        if self.shards.crosses:
+            values[-1:] = self._told(exchange, values[-1:])
         each.copy_(values[:-1])
         readable = values.device.type == "cpu"
         return values[-1:] if readable and not math.isfinite(values[-1]) and bool(each.isfinite().all()) else None
@@ -284,7 +305,7 @@ class ShardedNorms:
         totals = torch.stack([n.to(norms[0].device) for n in found])
         held = [[i for j in at for i in sets[k][j]] for (k, _), at in zip(slots, mine, strict=True)]
         kinds = [self._kind(members, orders[k]) for (k, _), members in zip(slots, held, strict=True)]
-        for group in groups_of_patterns(self.shards.patterns, (Disjoint, Replicated)):
+        for group in self._groups_of_stages():
             disjoint = {n for n in numbers if group in groups_of_patterns([self.shards.patterns[n]], (Disjoint,))}
             copied = {n for n in numbers if group in groups_of_patterns([self.shards.patterns[n]], (Replicated,))}
             entries = {s: n in disjoint for s, (_, n) in enumerate(slots) if n in disjoint | copied}
@@ -293,6 +314,11 @@ class ShardedNorms:
         rest = [[j for j, each in enumerate(part) if self.shards.pattern_of[each[0]] not in numbers] for part in sets]
         split = torch.split(totals, len(numbers))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
+
+    def _groups_of_stages(self) -> list[Group]:
+        """Return the groups of plain tensors, those of copies first: other stages hear of a fault among copies."""
+        kinds: tuple[type, ...] = (Replicated, Disjoint)
+        return list(dict.fromkeys(g for kind in kinds for g in groups_of_patterns(self.shards.patterns, (kind,))))
 
     def _copies_held(self, members: Sequence[int], pattern: int) -> int:
         """Return a number for copies that this rank holds, whatever their names and order: 0 for none.

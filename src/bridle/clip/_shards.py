@@ -4,16 +4,16 @@ Deadlock freedom: the collectives a rank issues depend only on its parameters, n
 Meshes are visited in an order that is the same on every rank, and the dimensions of each in its own.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from .._distributed.agreement import Agreement
 from .._distributed.fingerprints import fingerprint, parameter_fingerprints
-from .._distributed.meshes import Group, order_meshes
+from .._distributed.meshes import Group, MeshGroups, order_meshes
 from .._measure import shares_memory
 from .._torch.dtensor import is_dtensor, specs_of, stored_parts, stored_shards
 from .._torch.storage import repeats
@@ -54,9 +54,13 @@ def absent_copies(
     patterns: Sequence[tuple[Placement, ...]],
     pattern_of: Sequence[int],
 ) -> dict[str, AbsentCopy]:
-    """Return the copies in plain tensors that have no gradient here, by name, or by index where they have none."""
+    """Return the copies in plain tensors that have no gradient here, by name, or by index where they have none.
+
+    A frozen parameter has none anywhere.
+    """
     copied = [any(isinstance(each, Replicated) for each in placements) for placements in patterns]
-    where = [i for i, g in enumerate(grads) if g is None and copied[pattern_of[i]] and not is_dtensor(parameters[i])]
+    lacking = [i for i, g in enumerate(grads) if g is None and copied[pattern_of[i]]]
+    where = [i for i in lacking if parameters[i].requires_grad and not is_dtensor(parameters[i])]
     sharded = sharded_patterns(patterns)
     numbers = parameter_fingerprints(None, [parameters[i] for i in where], [sharded[pattern_of[i]] for i in where])
     found = zip(where, numbers, strict=True)
@@ -74,6 +78,7 @@ class Shards:
         names: Their names, or None.
         call: What this rank was called with: the same words on every rank.
         unmeasured: Nothing is measured later, so ranks would not notice that they differ in which are partial.
+        writes_values: Elements are changed one by one, and not only scaled.
 
     Attributes:
         grads: The gradients; None where this rank has none, or only one in the memory of another.
@@ -96,8 +101,9 @@ class Shards:
         names: Sequence[str] | None = None,
         call: str = "",
         unmeasured: bool = False,
+        writes_values: bool = False,
     ) -> None:
-        self.call, self.unmeasured = call, unmeasured
+        self.call, self.unmeasured, self.writes_values = call, unmeasured, writes_values
         self.patterns, self._names = patterns, names
         self.pattern_of = list(pattern_of or [0] * len(grads))
         self._sharded_patterns = sharded_patterns(patterns)
@@ -133,7 +139,8 @@ class Shards:
         agreement, error = Agreement(WHAT, self.call), None
         try:
             self.refuse_unclear_memory(partial_only=True)
-            self._refuse_shared_elements(partial)
+            if self.unmeasured and self.writes_values:
+                self.refuse_shared_elements(partial)
         except UnsupportedGradientError as raised:  # the others wait for this rank
             error = raised
             agreement.fail(f"{type(raised).__name__}: {raised}")
@@ -231,10 +238,11 @@ class Shards:
             if not partial_only or any(layout is not None and layout.partial for layout, _ in (place, place_of_other)):
                 refuse_other_layout(grad, place, other, place_of_other, self.patterns)
 
-    def _refuse_shared_elements(self, partial: Collection[int]) -> None:
+    def refuse_shared_elements(self, where: Iterable[int]) -> None:
         """Raise where a partial gradient cannot hold what it is reduced to: its elements share memory."""
-        for i in partial:
-            if shares_memory(self.local[i]):
+        for i in where:
+            layout = self.layout_at(i)
+            if layout is not None and layout.partial and shares_memory(self.local[i]):
                 raise UnsupportedGradientError(
                     f"{self.label(i)} is partial, and this rank stores several of its elements in the same memory, as "
                     f"an expanded tensor does (shape {tuple(self.local[i].shape)}, strides {self.local[i].stride()}). "
@@ -245,16 +253,31 @@ class Shards:
         """Return a gradient by its name, or by its number where it has none."""
         return f"gradient {i}" if self._names is None else self._names[i]
 
-    def missing_on_parts(self, listed: Sequence[int], ranks: Collection[int]) -> list[str] | None:
-        """Return which of these gradients are missing here that do not lie on all of some ranks; None if all do.
+    def missing_on_parts(self, mesh: MeshGroups | None) -> list[str] | None:
+        """Return which gradients are missing here that do not lie on all ranks of a mesh; None if all do.
 
-        Ranks that such a gradient does not lie on do not hear of its norm.
+        Ranks that such a gradient does not lie on do not hear of its norm. With `placement` ranks may hold different
+        parameters: there the slices of the mesh are meant.
         """
-        lie = [None if layout is None else set(layout.mesh.ranks) for layout, _ in self.places]
-        parts = {number for number, held in enumerate(lie) if held is not None and not held.issuperset(ranks)}
-        if not parts:
+        if mesh is None or (self.has_placement and len(mesh.groups) == 1):
             return None
-        return [self.label(i) for i in listed if self.place_of[i] in parts and self.grads[i] is None]
+        ranks = set(mesh.ranks)
+        parts = {
+            number
+            for number, (layout, _) in enumerate(self.places)
+            if layout is not None
+            and not ranks.issubset(layout.mesh.ranks)
+            and (mesh.contains(layout.mesh) or not self.has_placement)
+        }
+        if not parts and not self.has_placement:
+            return None
+        return [self.label(i) for i in self.at(parts) if self.grads[i] is None]
+
+    @property
+    def crosses(self) -> bool:
+        """Whether two meshes each have ranks that the other lacks: not all hear of what is found in the last one."""
+        ranks = [set(mesh.ranks) for mesh, _ in order_meshes(layout.mesh for layout in self._layouts.values())]
+        return any(not a <= b and not b <= a for a, b in combinations(ranks, 2))
 
     def weight(self, i: int, parameter: Any) -> Tensor:
         """Return what this rank holds of a parameter, which must lie as its gradient does."""
@@ -269,10 +292,10 @@ class Shards:
             )
         return stored_shards([parameter])[0].detach()
 
-    def groups(self, exchange: Agreement | None = None) -> Iterator[tuple[Group, dict[int, bool], list[int]]]:
+    def groups(self, exchange: Agreement | None = None) -> Iterator[tuple[Group, dict[int, bool], MeshGroups | None]]:
         """Yield process groups in order, with the places on each and whether they are sharded over it (else copied).
 
-        Also yield the ranks of the mesh that the group is of.
+        Also yield the mesh that the group is of; None for one of `placement`.
 
         Once all ranks of a mesh know of a fault in the exchange, meshes of no other ranks are left out.
         """
@@ -288,11 +311,11 @@ class Shards:
                         for number, (layout, _) in enumerate(self.places)
                         if layout is not None and layout.mesh in submeshes and group in layout.mesh.groups
                     },
-                    mesh.ranks,
+                    mesh,
                 )
             if exchange is not None and exchange.disagreed:
                 told.update(mesh.ranks)
         for group in groups_of_patterns(self.patterns, (Sharded,)):
             over = [group in groups_of_patterns([placements], (Sharded,)) for placements in self.patterns]
             places = {number: True for number, (_, pattern) in enumerate(self.places) if over[pattern]}
-            yield group, places, dist.get_process_group_ranks(group.group)
+            yield group, places, None

@@ -150,6 +150,9 @@ class GradientView(Protocol):
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other ranks hold other parameters, for policies that each rank would decide for itself."""
 
+    def refuse_shared_elements(self) -> None:
+        """Raise if a partial gradient cannot hold what it is reduced to: for policies that change single elements."""
+
     def require_copies(self, policy: str, *, of_norms: bool = False) -> None:
         """Raise, once norms are measured, if some ranks lack a gradient that has copies: to be called by `check`.
 

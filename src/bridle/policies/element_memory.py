@@ -161,7 +161,9 @@ class ElementMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """Return vectors by key, of a sharded parameter a tensor that is sharded as it is; and shapes."""
-        flat = {key: t.clone() for keys, held in self._flat.items() for key, t in self._pieces(keys, held)}
+        pieces = [(key, t) for keys, held in self._flat.items() for key, t in self._pieces(keys, held)]
+        # In one order on all ranks: one that lacked a gradient for some steps has put it last.
+        flat = {key: t.clone() for key, t in sorted(pieces, key=lambda piece: piece[0])}
         sharded = {key: spec for key in flat if (spec := self._specs.get(key)) is not None}
         for key, spec in sharded.items():
             flat[key] = spread(_shaped(flat[key], self._shapes[key]), spec)

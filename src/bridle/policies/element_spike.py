@@ -93,6 +93,7 @@ class ByElementSpike(BuiltOnce):
         """Raise for gradients whose elements cannot be separated, or for state that belongs to another parameter."""
         super().check(grads)
         grads.refuse_plain_shards("ByElementSpike")
+        grads.refuse_shared_elements()
         grads.require_copies("ByElementSpike")
         self._plan(grads)
 

@@ -19,6 +19,7 @@ class _ByUnit:
     def check(self, grads: GradientView) -> None:
         tensor_threshold(self.ratio, "ratio")
         grads.refuse_plain_shards("by_unit")
+        grads.refuse_shared_elements()
         for g in grads.values:
             if g.layout is not torch.strided:
                 raise UnsupportedGradientError(

@@ -12,8 +12,9 @@ class _ByValue:
     max_value: float | Tensor
     p: float = math.inf
 
-    def check(self, grads: GradientView) -> None:  # noqa: ARG002  # the limit does not depend on them
+    def check(self, grads: GradientView) -> None:
         tensor_threshold(self.max_value, "max_value")
+        grads.refuse_shared_elements()
 
     def decide(self, grads: GradientView) -> Clamp:  # noqa: ARG002  # the limit does not depend on them
         return Clamp(self.max_value)

@@ -66,13 +66,16 @@ class SampleLayout:
         return out.index_copy_(0, places, flat[kept]).view(self.samples, most, x.shape[-1])
 
     def sums(self, x: Tensor, shape: Sequence[int]) -> Tensor:
-        """Sum the elements of `x` that belong together into (samples, *shape).
+        """Sum the elements of `x` that belong together into (samples, *shape); half types in float32.
 
         `x` has as many elements as the tensor this layout describes, and `shape` broadcasts to its shape.
         """
         rows = self._rows_each(x, shape)
+        if rows == 1:
+            return x.reshape(self.samples, *shape)
+        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         if rows:
-            return x.reshape(self.samples, *shape) if rows == 1 else x.reshape(self.samples, rows, *shape).sum(1)
+            return x.reshape(self.samples, rows, *shape).sum(1)
         apart = self._batch_first(x)
         if apart is not None:
             dim, moved = apart

@@ -13,7 +13,11 @@ from .. import tracing
 from ..tracing import all_hold, is_traced
 
 HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
-_PIECE = 4096  # numbers whose squares torch adds up in float32 to seven digits
+_AT_ONCE = 2**20  # products that are held before they are added up
+# How much torch may add up in float32, one after the other, before six digits are lost.
+_PIECE = 1024  # squares of a norm, which it adds up in several lanes
+_NUMBERS = 256  # products of two numbers
+_ROWS = 64  # products of a weight and a row
 
 
 def upcast_half(x: Tensor) -> Tensor:
@@ -203,9 +207,38 @@ def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:
     """Return the sum over samples of weight times what belongs to the sample."""
     block, weights = _fitted(block, weights)
     if block.dim() == 2:
-        return weights @ block
+        return _sum_of_rows(weights, block)
     rows = block.reshape(block.shape[0], prod(block.shape[1:]))
-    return (weights @ rows).view(block.shape[1:])
+    return _sum_of_rows(weights, rows).view(block.shape[1:])
+
+
+def _sum_of_rows(weights: Tensor, rows: Tensor) -> Tensor:
+    """Return the weighted sum of the rows of a matrix: of many, the sums of some at a time, added up in float64.
+
+    A product of matrices adds up in its own dtype: of a million equal numbers in float32 a hundredth was lost.
+    """
+    if len(rows) <= _ROWS:
+        return weights @ rows
+    whole = len(rows) - len(rows) % _ROWS
+    first = torch.bmm(weights[:whole].view(-1, 1, _ROWS), rows[:whole].view(whole // _ROWS, _ROWS, rows.shape[1]))
+    parts = torch.cat([first.squeeze(1), (weights[whole:] @ rows[whole:])[None]])
+    wide = torch.complex128 if rows.is_complex() else torch.float64
+    return parts.sum(0, dtype=wide).to(rows.dtype)
+
+
+def inner_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return the inner products of the rows of two matrices, in float64; of long rows, of some numbers at a time."""
+    samples, others, width = len(left), len(right), left.shape[1]
+    if width <= _NUMBERS or left.dtype == torch.float64:
+        return (left @ right.T).double()
+    whole = width - width % _NUMBERS
+    total = (left[:, whole:] @ right[:, whole:].T).double()
+    step = _NUMBERS * max(1, _AT_ONCE // max(1, samples * others))
+    for start in range(0, whole, step):
+        count = (min(start + step, whole) - start) // _NUMBERS
+        a, b = (x[:, start : start + count * _NUMBERS].view(len(x), count, _NUMBERS) for x in (left, right))
+        total = total + torch.bmm(a.transpose(0, 1), b.permute(1, 2, 0)).sum(0, dtype=torch.float64)
+    return total
 
 
 def scale_rows(x: Tensor, weights: Tensor) -> Tensor:

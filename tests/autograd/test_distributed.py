@@ -1,5 +1,7 @@
 """Two processes under DistributedDataParallel: observing a pass does not change its communication."""
 
+import os
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -116,6 +118,7 @@ def _process(rank, store, scenarios):
         scenario(rank)
         dist.barrier()
     dist.destroy_process_group()  # not after a failure: it would abort, and hide what failed
+    os._exit(0)  # threads of torch may abort a process that shuts down its interpreter
 
 
 # One pair of processes for several scenarios: starting them takes longer than anything they do.

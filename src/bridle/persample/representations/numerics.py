@@ -17,7 +17,7 @@ _AT_ONCE = 2**20  # products that are held before they are added up
 # How much torch may add up in float32, one after the other, before six digits are lost.
 _PIECE = 1024  # squares of a norm, which it adds up in several lanes
 _NUMBERS = 256  # products of two numbers
-_ROWS = 64  # products of a weight and a row
+_ROWS = 256  # products of a weight and a row
 
 
 def upcast_half(x: Tensor) -> Tensor:

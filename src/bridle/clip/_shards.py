@@ -78,7 +78,7 @@ class Shards:
         names: Their names, or None.
         call: What this rank was called with: the same words on every rank.
         unmeasured: Nothing is measured later, so ranks would not notice that they differ in which are partial.
-        writes_values: Elements are changed one by one, and not only scaled.
+        writes_values: Elements are changed one by one, and not only scaled, with nothing measured before.
 
     Attributes:
         grads: The gradients; None where this rank has none, or only one in the memory of another.
@@ -139,7 +139,7 @@ class Shards:
         agreement, error = Agreement(WHAT, self.call), None
         try:
             self.refuse_unclear_memory(partial_only=True)
-            if self.unmeasured and self.writes_values:
+            if self.writes_values:
                 self.refuse_shared_elements(partial)
         except UnsupportedGradientError as raised:  # the others wait for this rank
             error = raised

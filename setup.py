@@ -8,7 +8,7 @@ from setuptools.command.build_ext import build_ext
 
 
 class ThreadsIfPossible(build_ext):
-    """Build with OpenMP, else without, else not at all: bridle then runs on torch operations."""
+    """Build with OpenMP, else without, else not at all: gradrein then runs on torch operations."""
 
     def build_extension(self, ext: Extension) -> None:
         """Try with OpenMP first."""
@@ -26,14 +26,14 @@ class ThreadsIfPossible(build_ext):
 
 
 KERNELS = Extension(
-    "bridle._kernels._cpu",
-    ["src/bridle/_kernels/cpu.c"],
+    "gradrein._kernels._cpu",
+    ["src/gradrein/_kernels/cpu.c"],
     define_macros=[("Py_LIMITED_API", "0x030A0000")],
     py_limited_api=True,
     optional=True,
 )
-# BRIDLE_PURE=1 builds the wheel for machines that have no other: it runs on torch operations.
-IS_PURE = os.environ.get("BRIDLE_PURE") == "1"
+# GRADREIN_PURE=1 builds the wheel for machines that have no other: it runs on torch operations.
+IS_PURE = os.environ.get("GRADREIN_PURE") == "1"
 
 setup(
     ext_modules=[] if IS_PURE else [KERNELS],

@@ -1,4 +1,4 @@
-"""Cost of `bridle.backward` and `bridle.grad` against torch's own, when there is no error.
+"""Cost of `gradrein.backward` and `gradrein.grad` against torch's own, when there is no error.
 
 Run: python benchmarks/autograd.py
 """
@@ -11,12 +11,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import bridle
+import gradrein
 from side_by_side import interleave, ratio, save, show
 
 METHOD = (
     "CPU seconds, on one thread, of one call on a graph that was just recorded (the forward pass is not timed); "
-    "ratio = bridle / torch within each round, median with quartiles. Wanted: at most 1.03."
+    "ratio = gradrein / torch within each round, median with quartiles. Wanted: at most 1.03."
 )
 
 
@@ -40,15 +40,15 @@ def calls(model: nn.Module, fresh: Callable[[], Tensor]) -> dict[str, dict[str, 
     return {
         "backward": {
             "torch": lambda: torch.autograd.backward(fresh().sum()),
-            "bridle": lambda: bridle.backward(fresh().sum()),
+            "gradrein": lambda: gradrein.backward(fresh().sum()),
         },
         "grad": {
             "torch": lambda: torch.autograd.grad(fresh().sum(), parameters),
-            "bridle": lambda: bridle.grad(fresh().sum(), parameters),
+            "gradrein": lambda: gradrein.grad(fresh().sum(), parameters),
         },
         "grad, 4 at once": {
             "torch": lambda: torch.autograd.grad(fresh(), parameters, batch(fresh()), is_grads_batched=True),
-            "bridle": lambda: bridle.grad(fresh(), parameters, batch(fresh()), is_grads_batched=True),
+            "gradrein": lambda: gradrein.grad(fresh(), parameters, batch(fresh()), is_grads_batched=True),
         },
     }
 
@@ -71,8 +71,8 @@ def main() -> None:
 
         for call, contenders in calls(model, lambda recorded=recorded: recorded[0]).items():
             times = interleave(contenders, rounds=rounds, before=forward, inner=1, clock=time.process_time)
-            found = ratio(times["bridle"], times["torch"])
-            rows.append({"case": name, "call": call, "bridle_over_torch": found})
+            found = ratio(times["gradrein"], times["torch"])
+            rows.append({"case": name, "call": call, "gradrein_over_torch": found})
             print(f"{name:36} {call:16} {show(found)}", flush=True)
     save("autograd", METHOD, rows)
 

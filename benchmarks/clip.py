@@ -4,7 +4,7 @@
     python benchmarks/clip.py --quick    fewer rounds, fewer rows
     python benchmarks/clip.py --policies only the rows of policies, kept in results of their own
 
-Contenders: `torch.nn.utils` with `foreach=None` and `foreach=False`, and bridle. Two regimes: the norm is under the
+Contenders: `torch.nn.utils` with `foreach=None` and `foreach=False`, and gradrein. Two regimes: the norm is under the
 threshold, or twice it (untimed, the gradients are restored before every turn); value clipping likewise, with one
 element in twenty over the limit. `limit` is a plain multi-tensor read (under) or read and scale (clipping) of the
 same memory by the same C code with nothing else around it: what memory allows at that moment, measured in the same
@@ -19,8 +19,8 @@ import time
 
 import torch
 
-import bridle
-from bridle._kernels import BACKENDS
+import gradrein
+from gradrein._kernels import BACKENDS
 from side_by_side import interleave, ratio, save, show
 
 METHOD = __doc__ or ""
@@ -76,7 +76,7 @@ def parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[torch.
 
 def norm_row(ps: list[torch.nn.Parameter], p: float, clipping: bool, rounds: int) -> dict[str, object]:
     grads = [q.grad for q in ps]
-    norm = bridle.get_total_norm(grads, p).item()
+    norm = gradrein.get_total_norm(grads, p).item()
     limit = norm / 2 if clipping else norm * 10
 
     def memory() -> None:
@@ -86,11 +86,11 @@ def norm_row(ps: list[torch.nn.Parameter], p: float, clipping: bool, rounds: int
 
     def restore() -> None:
         """What was halved is doubled again: a power of two leaves no trace in any of the types."""
-        if bridle.get_total_norm(grads, p).item() < 0.75 * norm:
+        if gradrein.get_total_norm(grads, p).item() < 0.75 * norm:
             torch._foreach_mul_(grads, 2.0)
 
     contenders = {
-        "bridle": lambda: bridle.clip_grad_norm_(ps, limit, p),
+        "gradrein": lambda: gradrein.clip_grad_norm_(ps, limit, p),
         "torch": lambda: torch.nn.utils.clip_grad_norm_(ps, limit, p),
         "torch foreach=False": lambda: torch.nn.utils.clip_grad_norm_(ps, limit, p, foreach=False),
     }
@@ -113,7 +113,7 @@ def value_row(ps: list[torch.nn.Parameter], clipping: bool, rounds: int) -> dict
             BACKENDS["cpu"].total_norm(grads, math.inf)
 
     contenders = {
-        "bridle": lambda: bridle.clip_grad_value_(ps, limit),
+        "gradrein": lambda: gradrein.clip_grad_value_(ps, limit),
         "torch": lambda: torch.nn.utils.clip_grad_value_(ps, limit),
         "torch foreach=False": lambda: torch.nn.utils.clip_grad_value_(ps, limit, foreach=False),
     }
@@ -128,13 +128,13 @@ def policy_rows(shape: tuple[int, ...], dtype: torch.dtype, rounds: int) -> list
     ps = parameters([shape] * 1000, dtype)
     for p in ps:
         torch.nn.init.normal_(p)
-    policies = {name: getattr(bridle.policies, name)() for name in ("ByMedian", "ByOvershoot", "ByElementSpike")}
+    policies = {name: getattr(gradrein.policies, name)() for name in ("ByMedian", "ByOvershoot", "ByElementSpike")}
     for policy in policies.values():
         for _ in range(15):  # longer than any of them warms up
-            bridle.clip_(ps, policy)
+            gradrein.clip_(ps, policy)
     half = sum(p.numel() for p in ps)
     source, target = torch.ones(half), torch.zeros(half)
-    contenders = {name: lambda policy=policy: bridle.clip_(ps, policy) for name, policy in policies.items()}
+    contenders = {name: lambda policy=policy: gradrein.clip_(ps, policy) for name, policy in policies.items()}
     contenders["copy"] = lambda: target.copy_(source)  # reads and writes four bytes of an element
     times = interleave(contenders, rounds=rounds, inner=3, clock=time.process_time)
     size = torch.finfo(dtype).bits // 8
@@ -170,12 +170,12 @@ def summary(times: dict[str, list[float]]) -> dict[str, object]:
     best = min(("torch", "torch foreach=False"), key=lambda name: sorted(times[name])[len(times[name]) // 2])
     found: dict[str, object] = {
         "milliseconds": {name: round(1e3 * sorted(t)[len(t) // 2], 4) for name, t in times.items()},
-        "faster_than_torch_best": ratio(times[best], times["bridle"]),
-        "faster_than_torch_default": ratio(times["torch"], times["bridle"]),
+        "faster_than_torch_best": ratio(times[best], times["gradrein"]),
+        "faster_than_torch_default": ratio(times["torch"], times["gradrein"]),
         "torch_best": best,
     }
     if "limit" in times:
-        found["time_over_memory_limit"] = ratio(times["bridle"], times["limit"])
+        found["time_over_memory_limit"] = ratio(times["gradrein"], times["limit"])
     return found
 
 
@@ -213,7 +213,7 @@ def report(rows: list[dict[str, object]], name: str, dtype: torch.dtype, kind: s
     rows.append(kept)
     limit = row.get("time_over_memory_limit")
     print(
-        f"{name:18} {kept['dtype']:9} {kind:9} {regime:9} bridle {row['milliseconds']['bridle']:9.3f} ms   "
+        f"{name:18} {kept['dtype']:9} {kind:9} {regime:9} gradrein {row['milliseconds']['gradrein']:9.3f} ms   "
         f"torch {row['milliseconds'][row['torch_best']]:9.3f} ms   {show(row['faster_than_torch_best'])}"
         + (f"   {show(limit)} of the memory limit" if limit else ""),
         flush=True,

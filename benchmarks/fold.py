@@ -3,14 +3,14 @@
     python benchmarks/fold.py
 
 One step of torch's fused AdamW after clipping by norm, gradients twice the threshold and restored, untimed, before
-every turn. Contenders: torch's clipping then the step, bridle's clipping then the step, bridle folded into the step.
+every turn. Contenders: torch's clipping then the step, ours then the step, ours folded into the step.
 """
 
 from __future__ import annotations
 
 import torch
 
-import bridle
+import gradrein
 from clip import MODELS, parameters
 from side_by_side import interleave, ratio, save, show
 
@@ -23,28 +23,28 @@ def row(name: str) -> dict[str, object]:
         torch.nn.init.normal_(p)
     grads = [p.grad for p in ps]
     kept = [g.clone() for g in grads]
-    limit = bridle.get_total_norm(kept).item() / 2
+    limit = gradrein.get_total_norm(kept).item() / 2
     optimizer = torch.optim.AdamW(ps, lr=1e-4, fused=True)
 
     def torch_first() -> None:
         torch.nn.utils.clip_grad_norm_(ps, limit)
         optimizer.step()
 
-    def bridle_first() -> None:
-        bridle.clip_(ps, bridle.by_norm(limit))
+    def gradrein_first() -> None:
+        gradrein.clip_(ps, gradrein.by_norm(limit))
         optimizer.step()
 
     def folded() -> None:
-        bridle.clip_(ps, bridle.by_norm(limit), fold_into=optimizer)
+        gradrein.clip_(ps, gradrein.by_norm(limit), fold_into=optimizer)
         optimizer.step()
 
-    contenders = {"folded": folded, "bridle, then step": bridle_first, "torch, then step": torch_first}
+    contenders = {"folded": folded, "gradrein, then step": gradrein_first, "torch, then step": torch_first}
     times = interleave(contenders, rounds=15, before=lambda: torch._foreach_copy_(grads, kept), inner=1)
     return {
         "model": name,
         "milliseconds": {k: round(1e3 * sorted(t)[len(t) // 2], 3) for k, t in times.items()},
         "faster_than_torch_then_step": ratio(times["torch, then step"], times["folded"]),
-        "faster_than_bridle_then_step": ratio(times["bridle, then step"], times["folded"]),
+        "faster_than_gradrein_then_step": ratio(times["gradrein, then step"], times["folded"]),
     }
 
 

@@ -7,7 +7,6 @@ python benchmarks/page.py
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 import tables
@@ -19,15 +18,15 @@ HEAD = """# Benchmarks
 
 Written by `python benchmarks/page.py` from `benchmarks/results/`. Every row is a ratio taken within one interleaved run
 (contenders take turns; the ratio is taken in each round; shown is the median with quartiles). In columns that say
-"faster" a value below 1 is a loss for bridle; all other ratios are bridle's time over a plain pass, torch or the memory
+"faster" a value below 1 is a loss for gradrein; all other ratios are our time over a plain pass, torch or the memory
 limit, and above 1 is what it costs. Nothing here was measured on a GPU. What watching costs is in
 [watch.md](watch.md). The last section is no timing: how the ways to clip compare on tasks that swing.
 
 ## In short
 
 **What a whole clipped per-sample step costs**, over a plain eager step of the same model and batch, by the clock and
-median over rounds. "Compiled" is what `bridle.compile` keeps by itself, which may be the eager step; "best peer" is the
-fastest other library that runs the model. Each method has a process of its own:
+median over rounds. "Compiled" is what `gradrein.compile` keeps by itself, which may be the eager step; "best peer" is
+the fastest other library that runs the model. Each method has a process of its own:
 
 {short}
 
@@ -43,7 +42,7 @@ tiny tensors, where torch loses ten:
 ![Time of clipping over the memory limit](charts/clip-limit.svg)
 
 **What clipping sends does not grow with the number of ranks.** Counted for 800 parameters, not timed; torch sends less,
-bridle's message also compares the calls of the ranks:
+gradrein's message also compares the calls of the ranks:
 
 ![Bytes per call and rank against the number of ranks](charts/growth-with-ranks.svg)
 """
@@ -76,7 +75,7 @@ stricter afterwards, for runs of none of these lists, and what is watched and ad
 of 160 runs changed. Each table says how many seeds it is of: ten of the third list and the healthy runs, one or two of
 the others, where single runs differ by chance, those of `gan`, `gan_modes`, `waves_adamw` and `reinforce` by a factor.
 No seed was chosen; those of the tasks it was built on are the ones it was built with.
-"Swing, seen, of" counts runs without clipping that swing, those of them in which `bridle watch` found something, and
+"Swing, seen, of" counts runs without clipping that swing, those of them in which `gradrein watch` found something, and
 all that were watched. The last lines of a table are over the tasks that swing, at either length, and over all.
 
 `auto` and the advice are to be within 1.25 in the mean and 2 in the worst case, on tasks that swing. On the third list
@@ -84,7 +83,7 @@ all that were watched. The last lines of a table are over the tasks that swing, 
 `sines` alone is far below 1: without it the means of `auto` are 1.20 and 1.09, those of the advice 1.27 and 1.07. The
 worst case is that of a task, over its seeds; single runs end up to 21 times above (`auto`), and one 150 times (advice:
 a run of `bursts` whose units die in its first steps, so that nothing swings and nothing is advised). Of runs that swing
-`bridle watch` sees 61 of 62 at 1x and 59 of 59 at 4x; of 160 healthy ones it finds fault with none. A run with `auto`
+`gradrein watch` sees 61 of 62 at 1x and 59 of 59 at 4x; of 160 healthy ones it finds fault with none. A run with `auto`
 is not to end above twice its lowest loss at 4x: the worst one ends at 4.9 times. The eighth task, `recall`, does not
 swing and needs no help: a threshold of 0.01 brings its loss down a hundred times further, so every other way is far
 above 1 there, and with it the means over all eight tasks are 1.59 and 0.94 for the advice, 1.70 and 0.90 for `auto`.
@@ -117,14 +116,20 @@ def short() -> str:
     for stem, name in SHORT.items():
         path = HERE / "results" / f"persample-{stem}.json"
         if path.exists():
-            found[name] = json.loads(path.read_text())
-    rows: dict[str, list[str]] = {"": list(found), "bridle": [], "compiled": [], "best peer": [], "plain compiled": []}
+            found[name] = tables.read_results(path)
+    rows: dict[str, list[str]] = {
+        "": list(found),
+        "gradrein": [],
+        "compiled": [],
+        "best peer": [],
+        "plain compiled": [],
+    }
     for content in found.values():
         ratios = {row["method"]: row["clock"]["median"] for row in content["rows"] if "clock" in row}
         clipped = [row["method"] for row in content["rows"] if "gradient_error" in row]
-        peer = min((name for name in clipped if not name.startswith("bridle")), key=ratios.__getitem__, default="")
-        rows["bridle"].append(_two_digits(ratios.get("bridle")))
-        rows["compiled"].append(_two_digits(ratios.get("bridle fastest")))
+        peer = min((name for name in clipped if not name.startswith("gradrein")), key=ratios.__getitem__, default="")
+        rows["gradrein"].append(_two_digits(ratios.get("gradrein")))
+        rows["compiled"].append(_two_digits(ratios.get("gradrein fastest")))
         rows["best peer"].append(f"{_two_digits(ratios[peer])} ({peer})" if peer else "")
         rows["plain compiled"].append(_two_digits(ratios.get("plain compiled")))
     rows["threads"] = [str(content["environment"]["torch_threads"]) for content in found.values()]
@@ -164,7 +169,7 @@ def title(stem: str) -> str:
 
 
 def section(path: pathlib.Path) -> str:
-    content = json.loads(path.read_text())
+    content = tables.read_results(path)
     where = content["environment"]
     place = f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Python {where['python']}, {where['date']}"
     method = content["method"].strip().splitlines()
@@ -184,10 +189,10 @@ def section(path: pathlib.Path) -> str:
 
 def main() -> None:
     found = sorted((HERE / "results").glob("*.json"))
-    sections = [section(path) for path in found if "rows" in json.loads(path.read_text())]
+    sections = [section(path) for path in found if "rows" in tables.read_results(path)]
     steady = HERE / "results" / "steady.md"
     if steady.exists():
-        sections.append(STEADY + steady.read_text())
+        sections.append(STEADY + steady.read_text().replace("bridle", "gradrein"))
     PAGE.write_text("\n".join([HEAD.format(short=short()), *sections]))
     tables.main()
 

@@ -13,7 +13,7 @@ The allocator is told to hand back what is freed, for all methods alike: left to
 a fifth to a half that depends on little more than the order of sizes.
 
     python benchmarks/persample.py mlp cnn            # writes benchmarks/results/persample-<model>.json
-    python benchmarks/persample.py mlp --methods plain "plain compiled" bridle "bridle compiled"
+    python benchmarks/persample.py mlp --methods plain "plain compiled" gradrein "gradrein compiled"
     python benchmarks/persample.py mlp --batch 8      # writes benchmarks/results/persample-mlp-8.json
     python benchmarks/persample.py --batches mlp      # how cost grows with the batch
     python benchmarks/persample.py --depths           # and with the depth of a language model of fixed width
@@ -65,7 +65,7 @@ def measured(make, size, methods, options, seconds):
 
 
 def rows_of(contenders, clock, spent):
-    truth = next((contenders[m].gradient for m in ("torch.func", "bridle") if m in clock), None)
+    truth = next((contenders[m].gradient for m in ("torch.func", "gradrein") if m in clock), None)
     rows = []
     for method, contender in contenders.items():
         if contender.refused:
@@ -115,14 +115,14 @@ def take_turns(contenders, seconds, rounds):
 # What a compiled method would be without the compiler.
 EAGER_OF = {
     "plain compiled": "plain",
-    "bridle captured": "bridle",
-    "bridle compiled": "bridle",
-    "bridle fastest": "bridle",
+    "gradrein captured": "gradrein",
+    "gradrein compiled": "gradrein",
+    "gradrein fastest": "gradrein",
     "torch.func compiled": "torch.func",
 }
-CALLED_BEFORE = [method for method in EAGER_OF if method.startswith("bridle")]
+CALLED_BEFORE = [method for method in EAGER_OF if method.startswith("gradrein")]
 # What a growth is measured of; `--methods` chooses others.
-GROWTH = ["plain", "plain compiled", "bridle", "bridle fastest"]
+GROWTH = ["plain", "plain compiled", "gradrein", "gradrein fastest"]
 BATCHES, DEPTHS = (2, 8, 32, 128, 512), (2, 4, 8, 16, 32)
 
 
@@ -179,7 +179,7 @@ def measure_memories(models, methods, limit):
             {
                 "model": name,
                 "method": method,
-                # A step that `bridle.compile` made has been called before: nothing is fresh.
+                # A step that `gradrein.compile` made has been called before: nothing is fresh.
                 "megabytes": "" if method in CALLED_BEFORE else fresh,
                 "over_plain": "" if method in CALLED_BEFORE else round(fresh / found["plain"][0], 2),
                 "megabytes_warm": warm,

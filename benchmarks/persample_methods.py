@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-import bridle
+import gradrein
 
 if TYPE_CHECKING:
     from persample_models import Problem
@@ -48,10 +48,10 @@ def products(p: Problem) -> Step:
     return step
 
 
-def bridle_clip(p: Problem) -> Step:
+def gradrein_clip(p: Problem) -> Step:
     def step() -> None:
         p.model.zero_grad()
-        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).clip_(1.0)
+        gradrein.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).clip_(1.0)
 
     return step
 
@@ -60,9 +60,9 @@ def compiled_clip(p: Problem, backend: str) -> Step:
     """Call until it is settled how the step runs: `step.info` says how, and after how many seconds."""
 
     def clip(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return bridle.per_sample(p.losses(p.model(x), y), p.model, retain_graph=False).clip_(1.0)
+        return gradrein.per_sample(p.losses(p.model(x), y), p.model, retain_graph=False).clip_(1.0)
 
-    clip = bridle.compile(clip, p.model, backend=backend)
+    clip = gradrein.compile(clip, p.model, backend=backend)
 
     def step() -> None:
         p.model.zero_grad()
@@ -74,15 +74,15 @@ def compiled_clip(p: Problem, backend: str) -> Step:
     return step
 
 
-def bridle_captured(p: Problem) -> Step:
+def gradrein_captured(p: Problem) -> Step:
     return compiled_clip(p, "captured")
 
 
-def bridle_compiled(p: Problem) -> Step:
+def gradrein_compiled(p: Problem) -> Step:
     return compiled_clip(p, "inductor")
 
 
-def bridle_fastest(p: Problem) -> Step:
+def gradrein_fastest(p: Problem) -> Step:
     return compiled_clip(p, "fastest")
 
 
@@ -97,16 +97,16 @@ def plain_compiled(p: Problem) -> Step:
     return step
 
 
-def bridle_norms(p: Problem) -> Step:
+def gradrein_norms(p: Problem) -> Step:
     def step() -> None:
-        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model).norms()
+        gradrein.per_sample(p.losses(p.model(p.x), p.y), p.model).norms()
 
     return step
 
 
-def bridle_grads(p: Problem) -> Step:
+def gradrein_grads(p: Problem) -> Step:
     def step() -> None:
-        bridle.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).grads()
+        gradrein.per_sample(p.losses(p.model(p.x), p.y), p.model, retain_graph=False).grads()
 
     return step
 
@@ -227,12 +227,12 @@ METHODS = {
     "plain": plain,
     "plain compiled": plain_compiled,
     "products": products,
-    "bridle": bridle_clip,
-    "bridle captured": bridle_captured,
-    "bridle compiled": bridle_compiled,
-    "bridle fastest": bridle_fastest,
-    "bridle norms": bridle_norms,
-    "bridle grads": bridle_grads,
+    "gradrein": gradrein_clip,
+    "gradrein captured": gradrein_captured,
+    "gradrein compiled": gradrein_compiled,
+    "gradrein fastest": gradrein_fastest,
+    "gradrein norms": gradrein_norms,
+    "gradrein grads": gradrein_grads,
     "torch.func": torch_func,
     "torch.func compiled": torch_func_compiled,
     "torch.func grads": torch_func_grads,
@@ -243,10 +243,10 @@ METHODS = {
     "JAX": jax_vmap,
 }
 # These end without a clipped gradient, so there is none to compare.
-NOT_CLIPPED = {"plain", "plain compiled", "products", "bridle norms", "bridle grads", "torch.func grads"}
+NOT_CLIPPED = {"plain", "plain compiled", "products", "gradrein norms", "gradrein grads", "torch.func grads"}
 # These write down the gradients of all samples.
 WRITE_ALL = {
-    "bridle grads",
+    "gradrein grads",
     "torch.func",
     "torch.func compiled",
     "torch.func grads",

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import bridle
+import gradrein
 import persample_models
 import side_by_side
 
@@ -49,7 +49,7 @@ def contenders(problem: persample_models.Problem) -> dict[str, Callable[[], obje
     def clipped(model: nn.Module) -> None:
         model.zero_grad()
         losses = problem.losses(model(problem.x), problem.y)
-        bridle.per_sample(losses, model, retain_graph=False).clip_(1.0)
+        gradrein.per_sample(losses, model, retain_graph=False).clip_(1.0)
 
     plain, ddp, fsdp = (copy.deepcopy(problem.model) for _ in range(3))
     models: dict[str, Any] = {"alone": plain, "ddp": DistributedDataParallel(ddp), "fsdp": sharded(fsdp)}

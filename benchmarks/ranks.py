@@ -1,4 +1,4 @@
-"""Clipping gradients that lie on four ranks: bridle against torch's DTensor path.
+"""Clipping gradients that lie on four ranks: gradrein against torch's DTensor path.
 
     python benchmarks/ranks.py [--rounds N]
 
@@ -22,10 +22,10 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-import bridle
+import gradrein
 import side_by_side
-from bridle._distributed.collectives import all_reduce_
-from bridle._torch.process_group import messages_sent
+from gradrein._distributed.collectives import all_reduce_
+from gradrein._torch.process_group import messages_sent
 
 RANKS = 4
 METHOD = __doc__ or ""
@@ -90,7 +90,7 @@ def with_cpu_time(call: Callable[[], object], seconds: list[float]) -> Callable[
 
 
 def exchange_alone(rounds: int) -> dict[str, object]:
-    """The one message of a call by itself: as bridle sends it, and by the all-reduce of gloo."""
+    """The one message of a call by itself: as gradrein sends it, and by the all-reduce of gloo."""
     pair = dist.new_group([0, 1])
     mine = torch.zeros(1024, dtype=torch.float64)
 
@@ -133,8 +133,8 @@ def measure(rank: int, store: str, rounds: int) -> None:
 
         run = {
             "torch": lambda listed=listed, limit=limit: torch.nn.utils.clip_grad_norm_(listed, limit),
-            "clip_grad_norm_": lambda listed=listed, limit=limit: bridle.clip_grad_norm_(listed, limit),
-            "clip_": lambda listed=listed, limit=limit: bridle.clip_(listed, bridle.by_norm(limit)),
+            "clip_grad_norm_": lambda listed=listed, limit=limit: gradrein.clip_grad_norm_(listed, limit),
+            "clip_": lambda listed=listed, limit=limit: gradrein.clip_(listed, gradrein.by_norm(limit)),
         }
         counts = {who: collectives(call) for who, call in run.items()}
         work: dict[str, list[float]] = {who: [] for who in run}

@@ -16,7 +16,7 @@ from side_by_side import save
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "ranks"))
 import counting
 
-CALLS = {"torch.nn.utils.clip_grad_norm_": "torch", "clip_grad_norm_": "bridle"}
+CALLS = {"torch.nn.utils.clip_grad_norm_": "torch", "clip_grad_norm_": "gradrein"}
 WORLDS, PARAMETERS = (64, 1024, 16384), 800
 
 

@@ -1,4 +1,4 @@
-"""Does it hold? Every way to clip on tasks that swing, and what `bridle watch` finds there and on healthy runs.
+"""Does it hold? Every way to clip on tasks that swing, and what `gradrein watch` finds there and on healthy runs.
 
     python benchmarks/steady.py                      all that is missing, then the tables
     python benchmarks/steady.py --lists unseen --ways auto none --seeds 3
@@ -18,12 +18,12 @@ that is not finite, or above ten times that at the start, counts as ten times th
   lowest, chosen from eight by looking at these very runs; geometric means over the seeds;
 - swing: the mean of log10(test loss / lowest so far); 0 for a curve that only falls;
 - swings: the test loss turns and rises by more than a fifth at least twice after the first quarter, or ends above
-  twice its lowest. Seen: such a run without clipping has a finding of `bridle watch`. A task swings if a run of it
+  twice its lowest. Seen: such a run without clipping has a finding of `gradrein watch`. A task swings if a run of it
   does, at either length; means are over those tasks, and over all;
 - final over lowest: the final loss over the lowest mean of three looks in a row, of the worst run;
 - advised: with the first change that is advised after a run of length 1x without clipping, from the start, for 4x;
   where none is advised, as it was;
-- tried: of none, advised, `auto` and lr/3 the one that ended lowest at 1x, much as `bridle watch --try` picks. Only
+- tried: of none, advised, `auto` and lr/3 the one that ended lowest at 1x, much as `gradrein watch --try` picks. Only
   its length of 4x says anything.
 
 Every run is a line in `results/steady-runs.jsonl` (not kept in the repository) as soon as it is done, and is not run
@@ -42,7 +42,7 @@ from typing import Any
 
 import torch
 
-import bridle
+import gradrein
 from steady_run import FIXED, LISTS, run
 from steady_table import keep, summary, tables
 
@@ -93,7 +93,7 @@ def main() -> None:
         "environment": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "bridle": bridle.__version__,
+            "gradrein": gradrein.__version__,
             "machine": f"{platform.system()} {platform.machine()}, CPU",
         },
         **summary(list(read(options.runs).values()), COMPARED, list(FIXED)),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import bridle
+import gradrein
 from steady_task import Task
 from steady_tasks import SEEN
 from steady_tasks_healthy import HEALTHY
@@ -30,7 +30,7 @@ LISTS = {
 LENGTHS = (1, 4)
 LOOKS = 40
 GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-FIXED = {f"by_norm({threshold:g})": bridle.by_norm(threshold) for threshold in GRID}
+FIXED = {f"by_norm({threshold:g})": gradrein.by_norm(threshold) for threshold in GRID}
 WAYS = {"ZClip": "zscore", "AutoClip": "quantile", "AdaGC": "running_norm", "auto": "auto", **FIXED}
 
 
@@ -54,19 +54,19 @@ def run(job: tuple[str, str, str, int]) -> list[dict[str, Any]]:
 
 
 def _with_options(make: Callable[..., Task], seed: int, options: str) -> Task:
-    """Return a task as `bridle watch` with these options would run it."""
+    """Return a task as `gradrein watch` with these options would run it."""
     words = options.split()
     given = dict(zip(words[::2], words[1::2], strict=True))
     clip = given.pop("--clip", None)
     task = make(seed, float(given.pop("--lr-scale", 1)))
     assert not given
-    return _clipped(task, clip if clip in (None, "auto") else bridle.by_norm(float(clip)))
+    return _clipped(task, clip if clip in (None, "auto") else gradrein.by_norm(float(clip)))
 
 
 def _clipped(task: Task, policy: Any) -> Task:
     """Attach a clipper of its own to every optimizer of a task."""
     for optimizer, _ in task.turns if policy is not None else ():
-        bridle.Clipper(optimizer, policy, nonfinite="skip")
+        gradrein.Clipper(optimizer, policy, nonfinite="skip")
     return task
 
 
@@ -124,7 +124,7 @@ def _watched(task: Task, lengths: int = LENGTHS[-1]) -> dict[str, dict[str, Any]
     curve = [task.measure()]
     with (
         tempfile.TemporaryDirectory() as folder,
-        bridle.Monitor(task.model, record=Path(folder) / "run.jsonl") as monitor,
+        gradrein.Monitor(task.model, record=Path(folder) / "run.jsonl") as monitor,
     ):
         for length in range(1, lengths + 1):
             for step in range(1, task.steps + 1):

@@ -1,4 +1,4 @@
-"""Tasks of `steady.py` that the advice of `bridle watch` was not built on, written down before anything was run.
+"""Tasks of `steady.py` that the advice of `gradrein watch` was not built on, written down before anything was run.
 
 Each takes a seed, and a factor for the learning rate.
 """

@@ -1,6 +1,6 @@
 """Tasks of `steady.py` that `auto` was not built on: written down first, then run, never changed.
 
-The advice of `bridle watch` has been changed since for what they showed, so for the advice they are no test.
+The advice of `gradrein watch` has been changed since for what they showed, so for the advice they are no test.
 
 Before that they were run without clipping only, to see that they start and that they swing. Where the loss that is
 trained on says little (two nets against each other, rewards, a moving target), the test loss is a quantity that does:

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from bridle.watch.analysis.swing import find_swing
+from gradrein.watch.analysis.swing import find_swing
 
 Curve = list[float]
 TARGET = 0.01

@@ -15,9 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import bridle
+import gradrein
 import side_by_side
-from bridle import graph
+from gradrein import graph
 
 Case = tuple[nn.Module, Callable[[], Tensor]]
 
@@ -66,9 +66,9 @@ def backwards(model: nn.Module) -> dict[str, Callable[[Tensor], object]]:
     parameters = list(model.parameters())
     return {
         "plain": Tensor.backward,
-        "trace": functools.partial(bridle.trace, model=model),
-        "trace, norms=False": functools.partial(bridle.trace, model=model, norms=False),
-        "replay": lambda value: bridle.autograd.replay(value, parameters),
+        "trace": functools.partial(gradrein.trace, model=model),
+        "trace, norms=False": functools.partial(gradrein.trace, model=model, norms=False),
+        "replay": lambda value: gradrein.autograd.replay(value, parameters),
     }
 
 
@@ -76,14 +76,14 @@ def steps(model: nn.Module, loss: Callable[[], Tensor]) -> dict[str, Callable[[]
     """Return the contenders whose forward and backward are timed together."""
 
     def ours() -> None:
-        with bridle.detect_nonfinite(model):
+        with gradrein.detect_nonfinite(model):
             loss().backward()
 
     def theirs() -> None:
         with torch.autograd.detect_anomaly():
             loss().backward()
 
-    return {"plain": lambda: loss().backward(), "bridle.detect_nonfinite": ours, "torch.detect_anomaly": theirs}
+    return {"plain": lambda: loss().backward(), "gradrein.detect_nonfinite": ours, "torch.detect_anomaly": theirs}
 
 
 def seconds(

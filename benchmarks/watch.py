@@ -1,4 +1,4 @@
-"""What watching costs: a training step of a small GPT with and without `bridle.Monitor`, side by side.
+"""What watching costs: a training step of a small GPT with and without `gradrein.Monitor`, side by side.
 
 Two equal models take turns, step by step, so that what else the machine does falls on both alike; the listener is
 attached and detached outside of the timed stretch. Reported: the median of the ratios of neighbouring steps, with
@@ -24,9 +24,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import bridle
-from bridle._kernels import BACKENDS
-from bridle.watch.record import hooks
+import gradrein
+from gradrein._kernels import BACKENDS
+from gradrein.watch.record import hooks
 
 WIDTH, LAYERS, TIME, BATCH, VOCABULARY, HEADS = 256, 4, 128, 16, 1024, 8
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
@@ -76,7 +76,7 @@ def measure(wrap=lambda model: model, **options):
     pairs = [(m, torch.optim.AdamW(m.parameters(), lr=3e-4)) for m in (plain, watched)]
     times, work = ([], []), ([], [])
     with tempfile.TemporaryDirectory() as folder:
-        monitor = bridle.Monitor(watched, pairs[1][1], record=Path(folder) / "run.jsonl", **options)
+        monitor = gradrein.Monitor(watched, pairs[1][1], record=Path(folder) / "run.jsonl", **options)
         with monitor:
             hooks.unsubscribe(monitor._recorder)
             for i in range(PAIRS + WARMUP):

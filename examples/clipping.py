@@ -1,4 +1,4 @@
-"""Three things that go silently wrong with torch's clipping, the same with bridle, and how fast each is."""
+"""Three things that go silently wrong with torch's clipping, the same with gradrein, and how fast each is."""
 
 import statistics
 import time
@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-import bridle
+import gradrein
 
 
 def parameter(grad):
@@ -17,7 +17,7 @@ def parameter(grad):
 
 def show(title, make, clip):
     print(f"\n{title}")
-    for name, library in (("torch", torch.nn.utils), ("bridle", bridle)):
+    for name, library in (("torch", torch.nn.utils), ("gradrein", gradrein)):
         p = make()
         norm = clip(library, p)
         print(f"  {name:6}  norm {norm.item():<12.6g} largest gradient after clipping {p.grad.abs().max().item():.6g}")
@@ -57,15 +57,15 @@ def speed():
     ps = [parameter(torch.randn(shape)) for shape in shapes]
     print(f"\nSpeed, {len(ps)} parameters of a small deep network (median of 50 interleaved turns)")
     for regime, limit in (("under the threshold", 1e9), ("clipping", 1e-3)):
-        times = {"torch": [], "bridle": []}
+        times = {"torch": [], "gradrein": []}
         for _ in range(50):
-            for name, library in (("torch", torch.nn.utils), ("bridle", bridle)):
+            for name, library in (("torch", torch.nn.utils), ("gradrein", gradrein)):
                 start = time.perf_counter()
                 library.clip_grad_norm_(ps, limit)
                 times[name].append(time.perf_counter() - start)
-        ratio = statistics.median(t / b for t, b in zip(times["torch"], times["bridle"], strict=True))
-        ours, theirs = (1e3 * statistics.median(times[name]) for name in ("bridle", "torch"))
-        print(f"  {regime:20} torch {theirs:6.3f} ms   bridle {ours:6.3f} ms   {ratio:.1f}x")
+        ratio = statistics.median(t / b for t, b in zip(times["torch"], times["gradrein"], strict=True))
+        ours, theirs = (1e3 * statistics.median(times[name]) for name in ("gradrein", "torch"))
+        print(f"  {regime:20} torch {theirs:6.3f} ms   gradrein {ours:6.3f} ms   {ratio:.1f}x")
 
 
 if __name__ == "__main__":

@@ -13,16 +13,16 @@ import sys
 from pathlib import Path
 from statistics import fmean, median
 
-from bridle.watch import read_report, read_run
+from gradrein.watch import read_report, read_run
 
 SCRIPT = Path(__file__).with_name("weighted_power_loss.py")
 SEEDS = range(3)
 
 
 def watch(record: Path, extra: list[str], *options: str) -> list[float]:
-    """Run the script under `bridle watch`, which reads the test losses it prints. Show them, and return them."""
-    command = [sys.executable, "-m", "bridle", "watch", "--record", str(record), *options, str(SCRIPT), *extra]
-    shown = " ".join(["bridle watch --record", record.name, *options, f"examples/{SCRIPT.name}", *extra])
+    """Run the script under `gradrein watch`, which reads the test losses it prints. Show them, and return them."""
+    command = [sys.executable, "-m", "gradrein", "watch", "--record", str(record), *options, str(SCRIPT), *extra]
+    shown = " ".join(["gradrein watch --record", record.name, *options, f"examples/{SCRIPT.name}", *extra])
     print(f"\n$ {shown}\n", flush=True)
     record.unlink(missing_ok=True)
     done = subprocess.run(command, check=False)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
+import gradrein
 
 SAMPLES, EXPECTED_BATCH, STEPS = 600, 60, 60
 MAX_NORM, NOISE = 1.0, 1.1
@@ -29,7 +29,7 @@ def train(x, y):
         # Each sample takes part with the same probability: this is what the accountant counts with.
         chosen = torch.rand(SAMPLES) < EXPECTED_BATCH / SAMPLES
         losses = F.cross_entropy(model(x[chosen]), y[chosen], reduction="none")
-        ps = bridle.per_sample(losses, model)
+        ps = gradrein.per_sample(losses, model)
         if step == 0:
             ps.audit()  # nothing missed, every sample got its own
         ps.clip_(MAX_NORM, noise_multiplier=NOISE, divide_by=EXPECTED_BATCH)

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
-import bridle
+import gradrein
 
 WORDS, WIDTH, LENGTH = 61, 24, 12
 
@@ -70,8 +70,8 @@ def train(rank: int, size: int) -> None:
         ids = torch.randint(WORDS, (4 * size, LENGTH))  # every process draws the same, and trains on its share
         loss_of(alone, ids).backward()
         loss_of(model, ids.chunk(size)[rank]).backward()
-        expected = bridle.clip_grad_norm_(alone.parameters(), 1.0)
-        report = bridle.clip_(model, bridle.by_norm(1.0))
+        expected = gradrein.clip_grad_norm_(alone.parameters(), 1.0)
+        report = gradrein.clip_(model, gradrein.by_norm(1.0))
         assert abs(report.norm - expected.item()) < 1e-4 * expected.item(), (report.norm, expected)
         if rank == 0:
             worst = ", ".join(f"{name} {norm:.3f}" for name, norm in report.worst(2))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
+import gradrein
 
 
 def main():
@@ -21,7 +21,7 @@ def main():
         y = (x @ teacher + torch.randn(256, 4)).argmax(1)
         losses = F.cross_entropy(model(x), y, reduction="none")
         if step % 50 == 0:
-            stats = bridle.per_sample(losses, model).stats()
+            stats = gradrein.per_sample(losses, model).stats()
             scales.append(stats.noise_scale)
             print(
                 f"step {step:3}: loss {losses.mean():.3f}  noise scale {stats.noise_scale:8.1f} samples  "

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
+import gradrein
 
 
 def data(count, generator):
@@ -32,7 +32,7 @@ def train(reweigh):
         if reweigh:
             clean = torch.autograd.grad(F.cross_entropy(model(clean_x), clean_y), list(model.parameters()))
             direction = dict(zip(dict(model.named_parameters()), clean, strict=True))
-            ps = bridle.per_sample(losses, model)
+            ps = gradrein.per_sample(losses, model)
             weights = ps.dot(direction).clamp(min=0)
             ps.weighted_(weights / weights.sum().clamp(min=1e-12))
         else:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
+import gradrein
 
 
 def main():
@@ -23,7 +23,7 @@ def main():
         optimizer.step()
         optimizer.zero_grad()
 
-    ps = bridle.per_sample(F.cross_entropy(model(x), y, reduction="none"), model)
+    ps = gradrein.per_sample(F.cross_entropy(model(x), y, reduction="none"), model)
     norms, toward_mean = ps.norms(), ps.cosine()
     suspects = norms.topk(20).indices
     found = len(set(suspects.tolist()) & set(wrong.tolist()))

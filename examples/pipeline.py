@@ -17,7 +17,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn import functional as F
 
-import bridle
+import gradrein
 
 WORDS, WIDTH, ROWS = 31, 16, 8
 
@@ -36,7 +36,7 @@ def one_process(ids: torch.Tensor) -> torch.Tensor:
     first, last = Stage(0), Stage(1)
     logits = last.layers(first.layers(first.embed(ids))) @ first.embed.weight.T
     F.cross_entropy(logits, ids).backward()
-    return bridle.get_total_norm([p.grad for p in [*first.parameters(), *last.layers.parameters()]])
+    return gradrein.get_total_norm([p.grad for p in [*first.parameters(), *last.layers.parameters()]])
 
 
 def train(rank: int) -> None:
@@ -56,8 +56,8 @@ def train(rank: int) -> None:
     dist.all_reduce(stage.embed.weight.grad)  # both ends of the shared matrix
 
     stages = dist.group.WORLD
-    placement = {"embed.*": bridle.distributed.Replicated(stages), "*": bridle.distributed.Disjoint(stages)}
-    report = bridle.clip_(stage, bridle.by_norm(0.1), placement=placement)
+    placement = {"embed.*": gradrein.distributed.Replicated(stages), "*": gradrein.distributed.Disjoint(stages)}
+    report = gradrein.clip_(stage, gradrein.by_norm(0.1), placement=placement)
 
     expected = one_process(ids).item()
     assert abs(report.norm - expected) < 1e-4 * expected, (report.norm, expected)

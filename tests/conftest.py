@@ -5,8 +5,8 @@ import sys
 import pytest
 import torch
 
-from bridle import _kernels
 from features import FEATURES
+from gradrein import _kernels
 
 
 def pytest_collection_finish():
@@ -49,7 +49,7 @@ def without_kernels(monkeypatch):
 @pytest.fixture
 def as_on_a_device(monkeypatch, without_kernels):
     """Take the way an accelerator takes: no value of a tensor may be read."""
-    monkeypatch.setattr("bridle._devices.readable_now", lambda grads: False)
+    monkeypatch.setattr("gradrein._devices.readable_now", lambda grads: False)
 
 
 doctest.ELLIPSIS_MARKER = "[...]"

@@ -6,10 +6,10 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from bridle._kernels.cpu import exchange_table
-from bridle._torch import saved
-from bridle._torch.amp import takes_grad_scale
-from bridle._torch.fx import RECORDS_WHAT_RUNS
+from gradrein._kernels.cpu import exchange_table
+from gradrein._torch import saved
+from gradrein._torch.amp import takes_grad_scale
+from gradrein._torch.fx import RECORDS_WHAT_RUNS
 
 
 @cache

@@ -12,20 +12,20 @@ from pathlib import Path
 
 TORCH = "torch==2.13.0"
 SMOKE = """
-import sys, torch, bridle
-assert "site-packages" in bridle.__file__, bridle.__file__
+import sys, torch, gradrein
+assert "site-packages" in gradrein.__file__, gradrein.__file__
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with bridle.Monitor(model, record="run.jsonl"):
+with gradrein.Monitor(model, record="run.jsonl"):
     for _ in range(3):
         losses = model(torch.randn(6, 4)).square().squeeze(1)
-        norms = bridle.per_sample(losses, model).norms()
+        norms = gradrein.per_sample(losses, model).norms()
         losses.mean().backward()
-        before = bridle.clip_grad_norm_(model.parameters(), 1e-3)
-        after = bridle.get_total_norm([p.grad for p in model.parameters()])
+        before = gradrein.clip_grad_norm_(model.parameters(), 1e-3)
+        after = gradrein.get_total_norm([p.grad for p in model.parameters()])
         assert norms.shape == (6,) and before > 1e-3 and after <= 1.001e-3
         optimizer.step()
-print(bridle.kernel_status().partition(":")[0])
+print(gradrein.kernel_status().partition(":")[0])
 """
 
 
@@ -48,9 +48,9 @@ def main(folder: Path) -> None:
             pip(python, "install", "--force-reinstall", "--no-deps", "--no-cache-dir", str(file.resolve()), **environ)
             found = run([python, "-c", SMOKE], cwd=scratch).split("\n")[-2]
             assert found == expected, f"{file.name}: {found}, not {expected}"
-            told = run([python.parent / "bridle", "--version"], cwd=scratch)
+            told = run([python.parent / "gradrein", "--version"], cwd=scratch)
             assert f"clipping on the CPU: {expected}" in told, told
-            run([python.parent / "bridle", "report", "--text", "run.jsonl"], cwd=scratch)
+            run([python.parent / "gradrein", "report", "--text", "run.jsonl"], cwd=scratch)
             (Path(scratch) / "run.jsonl").unlink()
             print(f"{file.name}{' without a compiler' if environ else ''}: {expected}")
 
@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
 def check_contents(source: Path) -> None:
     """Fail if something that others need to build and test is not in the source distribution."""
     names = run(["tar", "tzf", source]).split()
-    for wanted in ("CHANGELOG.md", "LICENSE", "tests/conftest.py", "src/bridle/_kernels/cpu.c", "setup.py"):
+    for wanted in ("CHANGELOG.md", "LICENSE", "tests/conftest.py", "src/gradrein/_kernels/cpu.c", "setup.py"):
         assert any(name.endswith(f"/{wanted}") for name in names), f"{source.name} has no {wanted}"
 
 

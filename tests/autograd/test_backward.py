@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -26,17 +26,17 @@ def leaf():
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
 def test_a_scalar_starts_from_one(dtype, shape):
     weight = torch.full((3,), 2.0, dtype=dtype, requires_grad=True)
-    bridle.backward(weight.square().sum().reshape(shape))
+    gradrein.backward(weight.square().sum().reshape(shape))
     assert torch.equal(weight.grad, torch.full((3,), 4.0, dtype=dtype))
 
 
 def test_implicit_gradients_are_made_per_output(leaf):
-    bridle.backward([leaf.sum(), (leaf * 2).sum(), leaf * 3], [None, None, torch.ones(3)])
+    gradrein.backward([leaf.sum(), (leaf * 2).sum(), leaf * 3], [None, None, torch.ones(3)])
     assert leaf.grad.tolist() == [6.0, 6.0, 6.0]
 
 
 def test_an_edge_starts_from_one_as_well(leaf):
-    bridle.backward(get_gradient_edge(leaf.prod()))
+    gradrein.backward(get_gradient_edge(leaf.prod()))
     assert leaf.grad.tolist() == [6.0, 3.0, 2.0]
 
 
@@ -45,7 +45,7 @@ def test_implicit_gradient_has_the_layout_of_its_output():
     weight = torch.ones(1, 1, 1, 1, requires_grad=True)
     out = (weight * 2).contiguous(memory_format=torch.channels_last)
     out.register_hook(lambda grad: seen.append((grad.stride(), grad.dtype)))
-    bridle.backward(out)
+    gradrein.backward(out)
     assert seen == [(out.stride(), out.dtype)]
 
 
@@ -55,11 +55,11 @@ def test_the_engine_runs_hooks_and_accumulates_and_frees(leaf):
     leaf.register_hook(lambda grad: hooked.append("tensor"))
     leaf.register_post_accumulate_grad_hook(lambda p: hooked.append("accumulated"))
     leaf.grad = torch.ones(3)
-    bridle.backward(loss)
+    gradrein.backward(loss)
     assert torch.equal(leaf.grad, leaf.detach().exp() + 1)
     assert hooked == ["tensor", "accumulated"]
     with pytest.raises(RuntimeError, match="second time"):
-        bridle.backward(loss)
+        gradrein.backward(loss)
 
 
 def test_bitwise_the_same_as_torch_on_a_model():
@@ -68,7 +68,7 @@ def test_bitwise_the_same_as_torch_on_a_model():
     torch.autograd.backward(model(x).square().mean())
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    bridle.backward(model(x).square().mean())
+    gradrein.backward(model(x).square().mean())
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True))
 
 
@@ -79,44 +79,44 @@ def test_signature_is_torchs():
     def shape(function):
         return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
-    assert shape(bridle.backward) == shape(torch.autograd.backward)
+    assert shape(gradrein.backward) == shape(torch.autograd.backward)
 
 
 def test_returns_none(leaf):
-    assert bridle.backward(leaf.sum()) is None
+    assert gradrein.backward(leaf.sum()) is None
 
 
 def test_explicit_gradient_single_and_sequence(leaf):
-    bridle.backward(leaf * 1, torch.tensor([1.0, 0.0, 2.0]))
-    bridle.backward([leaf * 1], [torch.tensor([1.0, 0.0, 2.0])])
-    bridle.backward((out for out in [leaf * 1]), (torch.ones(3),))
+    gradrein.backward(leaf * 1, torch.tensor([1.0, 0.0, 2.0]))
+    gradrein.backward([leaf * 1], [torch.tensor([1.0, 0.0, 2.0])])
+    gradrein.backward((out for out in [leaf * 1]), (torch.ones(3),))
     assert leaf.grad.tolist() == [3.0, 1.0, 5.0]
 
 
 def test_nothing_to_do_is_fine():
-    assert bridle.backward([]) is None
+    assert gradrein.backward([]) is None
 
 
 def test_gradient_of_another_precision_is_cast_as_in_torch(leaf):
-    bridle.backward(leaf * 1, torch.ones(3, dtype=torch.float64))
+    gradrein.backward(leaf * 1, torch.ones(3, dtype=torch.float64))
     assert leaf.grad.dtype == torch.float32
 
 
 def test_retain_graph_none_follows_create_graph(leaf):
     loss = leaf.exp().sum()
-    bridle.backward(loss, retain_graph=True)
-    bridle.backward(loss)
+    gradrein.backward(loss, retain_graph=True)
+    gradrein.backward(loss)
     with pytest.raises(errors.GraphFreedError):
-        bridle.backward(loss)
+        gradrein.backward(loss)
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
 def test_create_graph_makes_the_gradient_differentiable_and_retains(leaf):
     loss = leaf.pow(3).sum()
-    bridle.backward(loss, create_graph=True)
-    (second,) = bridle.grad(leaf.grad.sum(), leaf)
+    gradrein.backward(loss, create_graph=True)
+    (second,) = gradrein.grad(leaf.grad.sum(), leaf)
     assert torch.equal(second, 6 * leaf.detach())
-    bridle.backward(loss, create_graph=True)
+    gradrein.backward(loss, create_graph=True)
     assert torch.equal(leaf.grad.detach(), 6 * leaf.detach().square())
     leaf.grad = None
 
@@ -131,7 +131,7 @@ def test_inputs_restrict_where_gradients_go(leaf, form):
         "dict": {"leaf": leaf},
         "generator": (t for t in [leaf]),
     }[form]
-    bridle.backward((leaf * other).sum(), inputs=inputs)
+    gradrein.backward((leaf * other).sum(), inputs=inputs)
     assert leaf.grad.tolist() == [1.0, 1.0, 1.0]
     assert other.grad is None
 
@@ -140,14 +140,14 @@ def test_inputs_may_be_a_module_which_means_its_trainable_parameters():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[0].bias.requires_grad_(False)
     outside = torch.ones(2, requires_grad=True)
-    bridle.backward((model(torch.ones(1, 2)) * outside).sum(), inputs=model)
+    gradrein.backward((model(torch.ones(1, 2)) * outside).sum(), inputs=model)
     assert [p.grad is None for p in model.parameters()] == [False, True, False, False]
     assert outside.grad is None
 
 
 def test_inputs_may_be_inner_tensors(leaf):
     hidden = leaf.exp()
-    bridle.backward(hidden.sum(), inputs=[hidden])
+    gradrein.backward(hidden.sum(), inputs=[hidden])
     assert hidden.grad.tolist() == [1.0, 1.0, 1.0]
     assert leaf.grad is None
 
@@ -155,24 +155,24 @@ def test_inputs_may_be_inner_tensors(leaf):
 @pytest.mark.parametrize("empty", [[], (), {}])
 def test_empty_inputs_are_refused(leaf, empty):
     with pytest.raises(RuntimeError, match=r"`inputs` argument to `backward\(\)` cannot be empty"):
-        bridle.backward(leaf.sum(), inputs=empty)
+        gradrein.backward(leaf.sum(), inputs=empty)
 
 
 def test_a_module_without_parameters_is_empty_and_said_so(leaf):
     with pytest.raises(errors.BackwardError, match="a module without trainable parameters"):
-        bridle.backward(leaf.sum(), inputs=nn.ReLU())
+        gradrein.backward(leaf.sum(), inputs=nn.ReLU())
 
 
 def test_a_zero_dimensional_tensor_is_not_an_empty_sequence():
     scalar = torch.tensor(2.0, requires_grad=True)
-    bridle.backward(scalar * 3, inputs=scalar)
+    gradrein.backward(scalar * 3, inputs=scalar)
     assert scalar.grad.item() == 3.0
-    assert bridle.grad(scalar * 3, scalar)[0].item() == 3.0
+    assert gradrein.grad(scalar * 3, scalar)[0].item() == 3.0
 
 
 def test_an_input_the_loss_does_not_depend_on_is_left_alone_as_in_torch(leaf):
     other = torch.ones(1, requires_grad=True)
-    bridle.backward(leaf.sum(), inputs=[other])
+    gradrein.backward(leaf.sum(), inputs=[other])
     assert other.grad is None
 
 
@@ -180,12 +180,12 @@ def test_only_dicts_among_mappings(leaf):
     from collections import OrderedDict
 
     with pytest.raises(TypeError, match="must be a dict, not OrderedDict"):
-        bridle.backward(leaf.sum(), inputs=OrderedDict(leaf=leaf))
+        gradrein.backward(leaf.sum(), inputs=OrderedDict(leaf=leaf))
 
 
 def test_grad_variables_is_deprecated_and_works(leaf):
     with pytest.warns(FutureWarning, match="`grad_variables` is deprecated"):
-        bridle.backward(leaf * 1, grad_variables=torch.ones(3))
+        gradrein.backward(leaf * 1, grad_variables=torch.ones(3))
     assert leaf.grad.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -194,12 +194,12 @@ def test_both_names_of_the_gradients_are_refused(leaf):
         pytest.warns(FutureWarning, match="deprecated"),
         pytest.raises(RuntimeError, match="arguments both passed to `backward"),
     ):
-        bridle.backward(leaf * 1, torch.ones(3), grad_variables=torch.ones(3))
+        gradrein.backward(leaf * 1, torch.ones(3), grad_variables=torch.ones(3))
 
 
 def test_inside_a_func_transform_it_is_refused():
     def inner(x):
-        bridle.backward(x.sum())
+        gradrein.backward(x.sum())
         return x.sum()
 
     with pytest.raises(RuntimeError, match="inside a functorch transform"):
@@ -208,15 +208,15 @@ def test_inside_a_func_transform_it_is_refused():
 
 def test_complex_needs_a_complex_gradient():
     weight = torch.tensor([1 + 1j], requires_grad=True)
-    bridle.backward(weight * 2j, torch.ones(1, dtype=torch.complex64))
+    gradrein.backward(weight * 2j, torch.ones(1, dtype=torch.complex64))
     assert weight.grad.tolist() == [-2j]
     with pytest.raises(RuntimeError, match=r"only for real scalar outputs but got torch\.complex64"):
-        bridle.backward(weight * 2j)
+        gradrein.backward(weight * 2j)
 
 
 def test_sparse_gradients_stay_sparse():
     table = nn.Embedding(5, 2, sparse=True)
-    bridle.backward(table(torch.tensor([1, 3])).sum())
+    gradrein.backward(table(torch.tensor([1, 3])).sum())
     assert table.weight.grad.is_sparse
     torch.autograd.backward(table(torch.tensor([1, 3])).sum())
     assert torch.equal(table.weight.grad.to_dense()[1], torch.tensor([2.0, 2.0]))
@@ -228,15 +228,15 @@ def test_nested(layout):
     parts = [torch.ones(2, 3), torch.ones(1, 3)]
     nested = torch.nested.nested_tensor(parts, layout=layout, requires_grad=True)
     out = nested * 2
-    bridle.backward(out, torch.ones_like(out))
+    gradrein.backward(out, torch.ones_like(out))
     assert all(torch.equal(g, 2 * p) for g, p in zip(nested.grad.unbind(), parts, strict=True))
     with pytest.raises(RuntimeError, match="Mismatch in shape"):
-        bridle.backward(nested * 2, torch.ones(3, 3))
+        gradrein.backward(nested * 2, torch.ones(3, 3))
 
 
 def test_from_several_threads_at_once():
     weights = [torch.full((3,), float(i), requires_grad=True) for i in range(4)]
-    threads = [threading.Thread(target=lambda w=w: bridle.backward(w.square().sum())) for w in weights]
+    threads = [threading.Thread(target=lambda w=w: gradrein.backward(w.square().sum())) for w in weights]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import bridle
-from bridle.autograd import replay
-from bridle.errors import NonFiniteGradientError, ReplayError
+import gradrein
+from gradrein.autograd import replay
+from gradrein.errors import NonFiniteGradientError, ReplayError
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
@@ -44,13 +44,13 @@ def steps(rank, backward):
 
 
 def checked(loss, model):
-    with bridle.detect_nonfinite(model):
+    with gradrein.detect_nonfinite(model):
         loss.backward()
 
 
 def unchanged_communication(rank):
     plain_log, plain = steps(rank, lambda loss, model: loss.backward())
-    for backward in (bridle.trace, checked):
+    for backward in (gradrein.trace, checked):
         log, grads = steps(rank, backward)
         assert log == plain_log
         assert len(log) > 2  # more than one bucket per step
@@ -64,7 +64,7 @@ def one_process_goes_wrong(rank):
         ddp.module[2].bias.zero_()
         ddp.module[2].weight.zero_()
     loss = ddp(x).abs().sqrt().sum() if rank == 1 else ddp(x).sum()
-    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_nonfinite(ddp.module):
+    with pytest.raises(NonFiniteGradientError) as info, gradrein.detect_nonfinite(ddp.module):
         loss.backward()
     if rank == 1:
         assert (info.value.node, info.value.module) == ("SqrtBackward0", "2")
@@ -89,13 +89,13 @@ def sharded_models_are_checked(rank):
             fully_shard(layer, mesh=mesh)
         out = model(torch.ones(5, 4))
         if not make_nan:
-            with bridle.detect_nonfinite(model):
+            with gradrein.detect_nonfinite(model):
                 out.sum().backward()
             continue
         loss = (out * 0).sqrt().sum() if rank == 1 else out.sum()
         with (
             pytest.raises(NonFiniteGradientError, match="in place of backward") as info,
-            bridle.detect_nonfinite(model),
+            gradrein.detect_nonfinite(model),
         ):
             loss.backward()
         assert "2.weight" in info.value.offenders
@@ -106,7 +106,7 @@ def sharded_models_are_checked(rank):
 def sharded_models_are_traced(rank):
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-    trace = bridle.trace((model(torch.ones(5, 4)) * 0).sqrt().sum(), model)
+    trace = gradrein.trace((model(torch.ones(5, 4)) * 0).sqrt().sum(), model)
     first = next(node for node in trace.nodes if node.outgoing is not None and node.outgoing.nonfinite)
     assert first.op == "SqrtBackward0"
 

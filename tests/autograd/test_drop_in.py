@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-import bridle.autograd as autograd
+import gradrein
+import gradrein.autograd as autograd
 
 NAMES = [
     *("Function", "NestedIOFunction", "Variable", "variable", "no_grad", "enable_grad", "set_grad_enabled"),
@@ -25,8 +25,8 @@ def test_names_that_are_torchs(name):
 
 
 def test_names_that_are_ours():
-    assert autograd.backward is bridle.backward is not torch.autograd.backward
-    assert autograd.grad is bridle.grad is not torch.autograd.grad
+    assert autograd.backward is gradrein.backward is not torch.autograd.backward
+    assert autograd.grad is gradrein.grad is not torch.autograd.grad
     assert set(torch.autograd.__all__) <= set(autograd.__all__) <= set(dir(autograd))
 
 
@@ -61,7 +61,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_same_gradients_as_torch(way):
-    ours = gradients(WAYS[way], bridle.backward)
+    ours = gradients(WAYS[way], gradrein.backward)
     theirs = gradients(WAYS[way], torch.autograd.backward)
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
@@ -69,7 +69,7 @@ def test_the_same_gradients_as_torch(way):
 @pytest.mark.parametrize("way", ["plain", "checkpoint", "compiled", "autocast"])
 def test_grad_of_a_model(way):
     model, x = model_and_input()
-    found = bridle.grad(WAYS[way](model, x).square().sum(), model)
+    found = gradrein.grad(WAYS[way](model, x).square().sum(), model)
     expected = gradients(WAYS[way], torch.autograd.backward)[1:]
     assert all(torch.equal(a, b) for a, b in zip(found.values(), expected, strict=True))
 
@@ -78,7 +78,7 @@ def test_reentrant_checkpoint_refuses_grad_as_in_torch():
     model, x = model_and_input()
     out = checkpoint(model, x, use_reentrant=True).sum()
     with pytest.raises(RuntimeError, match="is incompatible with"):
-        bridle.grad(out, x)
+        gradrein.grad(out, x)
 
 
 def test_batched_through_a_compiled_part():
@@ -86,7 +86,7 @@ def test_batched_through_a_compiled_part():
     out, compiled = model(x), torch.compile(model, backend="aot_eager")(x)
     grads = torch.randn(3, *out.shape)
     expected = torch.stack([torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in grads])
-    (found,) = bridle.grad(compiled, x, grads, is_grads_batched=True)
+    (found,) = gradrein.grad(compiled, x, grads, is_grads_batched=True)
     torch.testing.assert_close(found, expected)
 
 
@@ -116,10 +116,10 @@ def test_custom_functions_of_every_kind(use):
         backward({"first": out.exp().sum(), "total": total * 3, "both": out.sum() * total}[use])
         return x.grad, index
 
-    (ours, _), (theirs, index) = run(bridle.backward), run(torch.autograd.backward)
+    (ours, _), (theirs, index) = run(gradrein.backward), run(torch.autograd.backward)
     assert torch.equal(ours, theirs)
-    with pytest.raises(bridle.errors.NoGraphError, match=r"its dtype is torch\.int64"):
-        bridle.backward(index)
+    with pytest.raises(gradrein.errors.NoGraphError, match=r"its dtype is torch\.int64"):
+        gradrein.backward(index)
 
 
 class Logged(torch.Tensor):
@@ -137,8 +137,8 @@ def test_a_subclass_sees_torchs_functions_and_gets_its_gradients():
     x = torch.ones(3, requires_grad=True)
     loss = (x * 2).as_subclass(Logged).sum()
     Logged.seen.clear()
-    bridle.backward(loss, retain_graph=True)
-    (found,) = bridle.grad(loss, x)
+    gradrein.backward(loss, retain_graph=True)
+    (found,) = gradrein.grad(loss, x)
     assert torch.autograd.backward in Logged.seen
     assert torch.autograd.grad in Logged.seen
     assert torch.equal(found.as_subclass(torch.Tensor), x.grad.as_subclass(torch.Tensor))
@@ -153,21 +153,21 @@ def test_a_subclass_may_return_its_own_result():
             return super().__torch_function__(func, types, args, kwargs or {})
 
     x = torch.ones(2).as_subclass(Overriding)
-    assert bridle.grad(x, {"x": x}) == {"x": "mine"}
+    assert gradrein.grad(x, {"x": x}) == {"x": "mine"}
 
 
 def test_under_a_mode_ours_runs():
     x = torch.ones(3, requires_grad=True)
     with torch.device("cpu"):
-        (found,) = bridle.grad(x * 2, x, torch.eye(3), is_grads_batched=True, chunk_size=1)
-        with pytest.raises(bridle.errors.NonScalarOutputError):
-            bridle.backward(x * 2)
+        (found,) = gradrein.grad(x * 2, x, torch.eye(3), is_grads_batched=True, chunk_size=1)
+        with pytest.raises(gradrein.errors.NonScalarOutputError):
+            gradrein.backward(x * 2)
     assert torch.equal(found, 2 * torch.eye(3))
 
 
 def test_errors_are_explained_under_a_mode_too():
-    with torch.device("cpu"), pytest.raises(bridle.errors.NoGraphError, match="no live object shows why"):
-        bridle.backward(torch.tensor(1.0))
+    with torch.device("cpu"), pytest.raises(gradrein.errors.NoGraphError, match="no live object shows why"):
+        gradrein.backward(torch.tensor(1.0))
 
 
 def test_inside_torchs_anomaly_mode():
@@ -176,7 +176,7 @@ def test_inside_torchs_anomaly_mode():
         pytest.warns(UserWarning, match="Anomaly Detection has been enabled"),
         autograd.detect_anomaly(),
     ):
-        bridle.backward(x.square().sum())
+        gradrein.backward(x.square().sum())
     assert x.grad.tolist() == [2.0, 2.0]
 
 
@@ -186,8 +186,8 @@ def test_called_from_compiled_code():
 
     @torch.compile(backend="eager")
     def step(x):
-        bridle.backward(model(x).square().sum())
-        return bridle.grad(model(x).square().sum(), model)["0.weight"]
+        gradrein.backward(model(x).square().sum())
+        return gradrein.grad(model(x).square().sum(), model)["0.weight"]
 
     assert torch.equal(step(x), model[0].weight.grad)
 
@@ -204,10 +204,10 @@ def test_a_backward_inside_a_backward():
         def backward(ctx, grad):
             with torch.enable_grad():
                 inner = torch.ones(2, requires_grad=True)
-                bridle.backward((inner * 2).sum())
+                gradrein.backward((inner * 2).sum())
             return grad * inner.grad
 
-    bridle.backward(Inner.apply(x).sum())
+    gradrein.backward(Inner.apply(x).sum())
     assert x.grad.tolist() == [2.0, 2.0]
 
 
@@ -215,33 +215,33 @@ def test_a_backward_inside_a_backward():
 
 
 def run_backward(model, x):
-    bridle.backward(model(x).sum())
+    gradrein.backward(model(x).sum())
 
 
 def run_grad(model, x):
-    bridle.grad(model(x).sum(), model)
+    gradrein.grad(model(x).sum(), model)
 
 
 def run_create_graph(model, x):
-    bridle.grad(model(x).sum(), model, create_graph=True)
+    gradrein.grad(model(x).sum(), model, create_graph=True)
 
 
 def run_batched(model, x):
-    bridle.grad(model(x), model, torch.ones(2, 5, 2), is_grads_batched=True, chunk_size=1)
+    gradrein.grad(model(x), model, torch.ones(2, 5, 2), is_grads_batched=True, chunk_size=1)
 
 
 def run_failing(model, x):
     for call in (
-        lambda: bridle.backward(model(x)),
-        lambda: bridle.grad(model(x).sum(), torch.ones(1, requires_grad=True)),
-        lambda: bridle.backward(model(x).detach().sum()),
+        lambda: gradrein.backward(model(x)),
+        lambda: gradrein.grad(model(x).sum(), torch.ones(1, requires_grad=True)),
+        lambda: gradrein.backward(model(x).detach().sum()),
     ):
         with pytest.raises(RuntimeError):
             call()
 
 
 def run_find_unused(model, x):
-    bridle.autograd.find_unused_parameters(model(x).sum(), model)
+    gradrein.autograd.find_unused_parameters(model(x).sum(), model)
 
 
 @pytest.mark.parametrize("use", [run_backward, run_grad, run_create_graph, run_batched, run_failing, run_find_unused])
@@ -261,7 +261,7 @@ def test_graph_and_model_are_gone_afterwards(use):
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True:UserWarning")
 def test_create_graph_keeps_the_circle_that_torch_documents_until_grad_is_dropped():
     weight = torch.ones(2, requires_grad=True)
-    bridle.backward(weight.square().sum(), create_graph=True)
+    gradrein.backward(weight.square().sum(), create_graph=True)
     assert weight.grad.requires_grad
     alive = weakref.ref(weight)
     weight.grad = None

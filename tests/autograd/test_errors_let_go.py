@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 
 @pytest.fixture
@@ -48,42 +48,42 @@ class Logged(torch.Tensor):
 
 
 def no_scalar(net, out):
-    bridle.backward(out)
+    gradrein.backward(out)
 
 
 def not_real(net, out):
-    bridle.backward(torch.complex(out, out).sum())
+    gradrein.backward(torch.complex(out, out).sum())
 
 
 def unused(net, out):
-    bridle.grad(out.sum(), list(net.parameters()))
+    gradrein.grad(out.sum(), list(net.parameters()))
 
 
 def unused_by_name(net, out):
-    bridle.grad(out.sum(), net)
+    gradrein.grad(out.sum(), net)
 
 
 def unused_in_a_batch(net, out):
-    bridle.grad(out, net, torch.ones(2, *out.shape), is_grads_batched=True)
+    gradrein.grad(out, net, torch.ones(2, *out.shape), is_grads_batched=True)
 
 
 def frozen(net, out):
-    bridle.grad(out.sum(), torch.ones(2))
+    gradrein.grad(out.sum(), torch.ones(2))
 
 
 def freed(net, out):
-    bridle.backward(out.sum())
-    bridle.backward(out.sum())
+    gradrein.backward(out.sum())
+    gradrein.backward(out.sum())
 
 
 def carried_over(net, out):
-    bridle.backward(out.sum())
-    bridle.backward(net(out.expand(2, 3)).sum())
+    gradrein.backward(out.sum())
+    gradrein.backward(net(out.expand(2, 3)).sum())
 
 
 def freed_by_torch(net, out):
     out.sum().backward()
-    bridle.backward(out.sum())
+    gradrein.backward(out.sum())
 
 
 def stale(net, out):
@@ -91,54 +91,54 @@ def stale(net, out):
     net.head.weight.data.mul_(1)
     with torch.no_grad():
         net.head.weight.mul_(2)
-    bridle.backward(loss.sum())
+    gradrein.backward(loss.sum())
 
 
 def stale_inside_a_checkpoint(net, out):
     loss = checkpoint(lambda x: x.exp().square(), out, use_reentrant=False) * net.head.bias
     with torch.no_grad():
         net.head.bias.mul_(2)
-    bridle.backward(loss.sum())
+    gradrein.backward(loss.sum())
 
 
 def no_graph(net, out):
-    bridle.backward(out.detach().sum())
+    gradrein.backward(out.detach().sum())
 
 
 def shape(net, out):
-    bridle.backward(out, torch.ones(9))
+    gradrein.backward(out, torch.ones(9))
 
 
 def dtype(net, out):
-    bridle.backward(out, out.detach().to(torch.complex64))
+    gradrein.backward(out, out.detach().to(torch.complex64))
 
 
 def number(net, out):
-    bridle.backward([out, out], [out.detach()])
+    gradrein.backward([out, out], [out.detach()])
 
 
 def no_gradient(net, out):
-    bridle.backward(out, ["text"])
+    gradrein.backward(out, ["text"])
 
 
 def wrong_return(net, out):
-    bridle.backward(Wrong.apply(out).sum())
+    gradrein.backward(Wrong.apply(out).sum())
 
 
 def unvectorised(net, out):
     hidden = out.exp()
     hidden.register_hook(lambda grad: grad * float(grad.sum()))
-    bridle.grad(hidden.square(), net.body.weight, torch.ones(2, *out.shape), is_grads_batched=True)
+    gradrein.grad(hidden.square(), net.body.weight, torch.ones(2, *out.shape), is_grads_batched=True)
 
 
 def unknown(net, out):
     hidden = out.exp()
     hidden.register_hook(lambda _: np.ones(3)[7])
-    bridle.backward(hidden.sum())
+    gradrein.backward(hidden.sum())
 
 
 def of_a_subclass(net, out):
-    bridle.grad(out.as_subclass(Logged).sum(), net.idle.weight)
+    gradrein.grad(out.as_subclass(Logged).sum(), net.idle.weight)
 
 
 def two_in_a_row(net, out):
@@ -149,24 +149,24 @@ def two_in_a_row(net, out):
 
 
 def unused_parameters(net, out):
-    bridle.autograd.find_unused_parameters(
+    gradrein.autograd.find_unused_parameters(
         checkpoint(net, out.detach().expand(2, 3).requires_grad_(), use_reentrant=True), net
     )
 
 
 def replayed(net, out):
     x = out.detach().expand(2, 3).requires_grad_()
-    bridle.autograd.replay(checkpoint(net, x, use_reentrant=True).sum(), x)
+    gradrein.autograd.replay(checkpoint(net, x, use_reentrant=True).sum(), x)
 
 
 def traced(net, out):
-    bridle.backward(out.sum())
-    bridle.trace(out.sum(), net)
+    gradrein.backward(out.sum())
+    gradrein.trace(out.sum(), net)
 
 
 def not_finite(net, out):
-    with bridle.detect_nonfinite():
-        bridle.backward((out - out).sqrt().sum())
+    with gradrein.detect_nonfinite():
+        gradrein.backward((out - out).sqrt().sum())
 
 
 MISTAKES = [

@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
-import bridle
+import gradrein
 
 ROWS = 3
 
@@ -50,9 +50,9 @@ def test_op(op):
             expected = one_by_one(outputs, inputs, grads, torch.autograd.grad)
         except (RuntimeError, NotImplementedError, AssertionError, ValueError, TypeError) as error:
             pytest.skip(f"torch cannot do it: {type(error).__name__}")
-        found = one_by_one(outputs, inputs, grads, bridle.grad)
+        found = one_by_one(outputs, inputs, grads, gradrein.grad)
         batch = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}
-        batched = bridle.grad(outputs, inputs, grads, **batch)
+        batched = gradrein.grad(outputs, inputs, grads, **batch)
     for ours, ours_batched, theirs in zip(found, batched, expected, strict=True):
         if theirs is None:
             assert ours is None

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bridle
-from bridle import errors, graph
+import gradrein
+from gradrein import errors, graph
 
 
 @pytest.fixture
@@ -57,40 +57,40 @@ def guest(methods):
 
 
 def unused(leaf):
-    bridle.grad(leaf.sum(), torch.ones(2, requires_grad=True))
+    gradrein.grad(leaf.sum(), torch.ones(2, requires_grad=True))
 
 
 def non_scalar(leaf):
-    bridle.backward(leaf * 2)
+    gradrein.backward(leaf * 2)
 
 
 def second_pass(leaf):
     loss = leaf.exp().sum()
-    bridle.backward(loss)
-    bridle.backward(loss)
+    gradrein.backward(loss)
+    gradrein.backward(loss)
 
 
 def no_graph(leaf):
-    bridle.backward(leaf.detach().sum())
+    gradrein.backward(leaf.detach().sum())
 
 
 def stale(leaf):
     hidden = leaf.exp()
     loss = hidden.square().sum()
     hidden.mul_(2)
-    bridle.backward(loss)
+    gradrein.backward(loss)
 
 
 def shape(leaf):
-    bridle.backward(leaf * 2, torch.ones(2))
+    gradrein.backward(leaf * 2, torch.ones(2))
 
 
 def dtype(leaf):
-    bridle.backward(leaf * 2, torch.ones(3, dtype=torch.complex64))
+    gradrein.backward(leaf * 2, torch.ones(3, dtype=torch.complex64))
 
 
 def number(leaf):
-    bridle.backward([leaf * 2, leaf * 3], [torch.ones(3)])
+    gradrein.backward([leaf * 2, leaf * 3], [torch.ones(3)])
 
 
 MISTAKES = {
@@ -137,9 +137,9 @@ def test_variables_that_are_no_dict_of_names(leaf):
         def items(self):
             raise MineError
 
-    source = "bridle.backward(leaf * 2)"
+    source = "gradrein.backward(leaf * 2)"
     with pytest.raises(errors.NonScalarOutputError):
-        exec(source, {"bridle": bridle, "leaf": leaf}, Strange())
+        exec(source, {"gradrein": gradrein, "leaf": leaf}, Strange())
 
 
 def test_a_subclass_does_not_see_the_search_for_a_cause(leaf):
@@ -189,8 +189,8 @@ def dead_wrappers():
 
 def carried_over(leaf):
     state = leaf.exp()
-    bridle.backward(state.sum())
-    bridle.backward((state * 2).exp().sum())
+    gradrein.backward(state.sum())
+    gradrein.backward((state * 2).exp().sum())
 
 
 BYSTANDERS = [split_and_written, without_grad_and_written, with_properties_that_raise, dead_wrappers]
@@ -223,7 +223,7 @@ def test_an_own_exception_with_torchs_text_stays_what_it_is(text, kind, leaf):
     hidden = leaf * 2
     hidden.register_hook(raises(kind, text))
     with pytest.raises(kind) as caught:
-        bridle.backward(hidden.sum())
+        gradrein.backward(hidden.sum())
     assert type(caught.value) is kind
     assert str(caught.value) == text
 
@@ -235,7 +235,7 @@ def test_torchs_error_about_a_run_inside_a_backward_is_not_diagnosed_as_one_of_t
             return torch.autograd.grad(first.sum(), second)[0]
 
     with pytest.raises(RuntimeError, match="appears to not have been used") as caught:
-        bridle.backward(own_function(inner, [])(leaf).sum())
+        gradrein.backward(own_function(inner, [])(leaf).sum())
     assert type(caught.value) is RuntimeError
 
 
@@ -254,7 +254,7 @@ def test_a_saved_tensor_of_a_custom_function_is_still_explained(leaf):
     loss = Saves.apply(hidden).sum()
     hidden.add_(1)
     with pytest.raises(errors.InplaceModifiedError, match="SavesBackward"):
-        bridle.backward(loss)
+        gradrein.backward(loss)
 
 
 def test_no_mode_sees_the_search_for_a_cause(leaf):
@@ -273,7 +273,7 @@ def test_no_mode_sees_the_search_for_a_cause(leaf):
             grad(loss, other, retain_graph=True)
         return list(seen)
 
-    assert ops_of(bridle.grad) == ops_of(torch.autograd.grad)
+    assert ops_of(gradrein.grad) == ops_of(torch.autograd.grad)
 
 
 @pytest.mark.needs("SavedTensor.data")
@@ -302,7 +302,7 @@ def test_errors_travel_between_processes(mistake, leaf):
 
 @pytest.mark.parametrize("given", [["text"], [1.0, 2.0], torch.ones(3).numpy(), [torch.ones(3), "text"]])
 def test_what_is_no_gradient_is_a_type_error_before_it_is_one_too_many(given, leaf):
-    for backward in (torch.autograd.backward, bridle.backward):
+    for backward in (torch.autograd.backward, gradrein.backward):
         if len(given) == 2 and backward is torch.autograd.backward and isinstance(given[0], torch.Tensor):
             continue  # torch does not look at what it drops
         with pytest.raises(TypeError, match="gradients can be either Tensors or None, but got"):
@@ -313,12 +313,12 @@ def test_sizes_that_are_not_known_while_tracing():
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         sizes = [mode.shape_env.create_unbacked_symint() for _ in range(2)]
         x = torch.ones(sizes[0], requires_grad=True)
-        (found,) = bridle.grad(x * x, x, torch.ones(sizes[1]))
+        (found,) = gradrein.grad(x * x, x, torch.ones(sizes[1]))
     assert found.dim() == 1
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("grad", [torch.autograd.grad, bridle.grad])
+@pytest.mark.parametrize("grad", [torch.autograd.grad, gradrein.grad])
 @pytest.mark.needs("trace_autograd_ops")
 def test_compiled_whole_where_torchs_is(grad):
     torch._dynamo.reset()
@@ -371,7 +371,7 @@ def test_the_result_has_the_form_that_torch_gives_it(container, of):
     values = [first, second] if of == "parameters" else [first * 1, second * 1]
     loss = (values[0] * values[1].square()).sum()
     expected = torch.autograd.grad(loss, make(values), retain_graph=True)
-    found = bridle.grad(loss, make(values), retain_graph=True)
+    found = gradrein.grad(loss, make(values), retain_graph=True)
     assert type(found) is type(expected)
     for theirs, ours in zip(_values(expected), _values(found), strict=True):
         assert torch.equal(theirs, ours)
@@ -386,18 +386,18 @@ def test_a_module_that_torch_does_not_take_stands_for_its_parameters(module):
     loss = sum(p.sum() for p in module.parameters())
     with pytest.raises((TypeError, RuntimeError)):
         torch.autograd.grad(loss, module, retain_graph=True)
-    assert list(bridle.grad(loss, module)) == [name for name, _ in module.named_parameters()]
+    assert list(gradrein.grad(loss, module)) == [name for name, _ in module.named_parameters()]
 
 
 def test_backward_into_a_parameter_list(leaf):
     held = nn.ParameterList([torch.ones(3), torch.ones(3)])
-    bridle.backward((held[0] * held[1] * leaf).sum(), inputs=held)
+    gradrein.backward((held[0] * held[1] * leaf).sum(), inputs=held)
     assert leaf.grad is None
     assert torch.equal(held[0].grad, leaf.detach())
 
 
 def test_an_empty_parameter_list_is_refused_as_in_torch(leaf):
-    for grad in (torch.autograd.grad, bridle.grad):
+    for grad in (torch.autograd.grad, gradrein.grad):
         with pytest.raises((RuntimeError, ValueError), match="cannot be empty|requires non-empty"):
             grad(leaf.sum(), nn.ParameterList())
 
@@ -480,7 +480,7 @@ def test_the_users_own_exception_passes_in_a_batch_after_one_call(name, place, r
             grad(out, leaf, torch.eye(3), is_grads_batched=True, retain_graph=retain_graph)
         return type(caught.value), str(caught.value), len(calls)
 
-    assert outcome(bridle.grad) == outcome(torch.autograd.grad)
+    assert outcome(gradrein.grad) == outcome(torch.autograd.grad)
 
 
 NONSENSE = {
@@ -506,7 +506,7 @@ def test_what_returns_nonsense_in_a_batch_is_reported_after_one_call(name, place
             return next(kind for kind in kinds if isinstance(error, kind)), str(error).splitlines()[0], len(calls)
         return "no error"
 
-    assert outcome(bridle.grad) == outcome(torch.autograd.grad)
+    assert outcome(gradrein.grad) == outcome(torch.autograd.grad)
 
 
 def test_an_own_exception_from_the_loop_over_a_node(leaf):
@@ -520,7 +520,7 @@ def test_an_own_exception_from_the_loop_over_a_node(leaf):
 
     out = own_function(looks, [])(leaf)
     with pytest.raises(RuntimeError, match="^mine$"):
-        bridle.grad(out, leaf, torch.eye(3) * 2, is_grads_batched=True)
+        gradrein.grad(out, leaf, torch.eye(3) * 2, is_grads_batched=True)
     assert len(calls) == 2
 
 
@@ -531,9 +531,9 @@ def test_an_own_exception_from_the_loop_over_a_node(leaf):
 def test_scripts_take_ours_where_they_take_torchs():
     def squared(x: torch.Tensor) -> torch.Tensor:
         y = x * x
-        found = bridle.grad([y.sum()], [x])[0]
+        found = gradrein.grad([y.sum()], [x])[0]
         assert found is not None
-        bridle.backward([(x * x).sum()])
+        gradrein.backward([(x * x).sum()])
         return found
 
     x = torch.tensor([1.0, 2.0], requires_grad=True)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 
 @pytest.fixture
@@ -17,35 +17,35 @@ def leaf():
 
 
 def test_signature_is_torchs_and_chunk_size():
-    ours = list(inspect.signature(bridle.grad).parameters.values())
+    ours = list(inspect.signature(gradrein.grad).parameters.values())
     theirs = list(inspect.signature(torch.autograd.grad).parameters.values())
     assert [(p.name, p.default) for p in ours[:-1]] == [(p.name, p.default) for p in theirs]
     assert (ours[-1].name, ours[-1].kind) == ("chunk_size", inspect.Parameter.KEYWORD_ONLY)
 
 
 def test_leaves_grad_alone_and_returns_a_tuple(leaf):
-    found = bridle.grad(leaf.square().sum(), leaf)
+    found = gradrein.grad(leaf.square().sum(), leaf)
     assert isinstance(found, tuple)
     assert found[0].tolist() == [2.0, 4.0, 6.0]
     assert leaf.grad is None
 
 
 def test_several_outputs_are_summed(leaf):
-    (found,) = bridle.grad([leaf.sum(), leaf * 2], [leaf], [None, torch.ones(3)])
+    (found,) = gradrein.grad([leaf.sum(), leaf * 2], [leaf], [None, torch.ones(3)])
     assert found.tolist() == [3.0, 3.0, 3.0]
 
 
 def test_inner_tensors_and_edges(leaf):
     hidden = leaf.exp()
     loss = hidden.square().sum()
-    by_tensor = bridle.grad(loss, hidden, retain_graph=True)[0]
-    by_edge = bridle.grad(get_gradient_edge(loss), get_gradient_edge(hidden))[0]
+    by_tensor = gradrein.grad(loss, hidden, retain_graph=True)[0]
+    by_edge = gradrein.grad(get_gradient_edge(loss), get_gradient_edge(hidden))[0]
     assert torch.equal(by_tensor, by_edge)
     assert torch.equal(by_tensor, 2 * hidden.detach())
 
 
 def test_a_dict_comes_back_as_a_dict(leaf):
-    found = bridle.grad(leaf.sum(), {"a": leaf})
+    found = gradrein.grad(leaf.sum(), {"a": leaf})
     assert list(found) == ["a"]
     assert found["a"].tolist() == [1.0, 1.0, 1.0]
 
@@ -53,65 +53,65 @@ def test_a_dict_comes_back_as_a_dict(leaf):
 def test_a_module_comes_back_as_a_dict_of_its_trainable_parameters():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     model[0].weight.requires_grad_(False)
-    found = bridle.grad(model(torch.ones(1, 2)).sum(), model)
+    found = gradrein.grad(model(torch.ones(1, 2)).sum(), model)
     assert list(found) == ["0.bias", "1.weight", "1.bias"]
     assert found["1.bias"].tolist() == [1.0]
 
 
 def test_empty_inputs_are_refused(leaf):
     with pytest.raises(RuntimeError, match=r"`inputs` argument to `grad\(\)` cannot be empty"):
-        bridle.grad(leaf.sum(), [])
+        gradrein.grad(leaf.sum(), [])
 
 
 def test_create_graph_to_the_third_order():
     x = torch.tensor(2.0, requires_grad=True)
     value = x**4
     for expected in (32.0, 48.0, 48.0):
-        (value,) = bridle.grad(value, x, create_graph=True)
+        (value,) = gradrein.grad(value, x, create_graph=True)
         assert value.item() == expected
 
 
 def test_retain_graph_none_follows_create_graph(leaf):
     loss = leaf.exp().sum()
-    bridle.grad(loss, leaf, create_graph=True)
-    bridle.grad(loss, leaf)
+    gradrein.grad(loss, leaf, create_graph=True)
+    gradrein.grad(loss, leaf)
     with pytest.raises(errors.GraphFreedError):
-        bridle.grad(loss, leaf)
+        gradrein.grad(loss, leaf)
 
 
 def test_only_inputs_is_deprecated(leaf):
     with pytest.warns(FutureWarning, match="only_inputs argument is deprecated"):
-        (found,) = bridle.grad(leaf.sum(), leaf, only_inputs=False)
+        (found,) = gradrein.grad(leaf.sum(), leaf, only_inputs=False)
     assert found.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_unused_is_an_error_none_or_zeros(leaf):
     other = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="not have been used"):
-        bridle.grad(leaf.sum(), [leaf, other])
-    assert bridle.grad(leaf.sum(), [leaf, other], allow_unused=True)[1] is None
-    zeros = bridle.grad(leaf.sum(), [leaf, other], materialize_grads=True)[1]
+        gradrein.grad(leaf.sum(), [leaf, other])
+    assert gradrein.grad(leaf.sum(), [leaf, other], allow_unused=True)[1] is None
+    zeros = gradrein.grad(leaf.sum(), [leaf, other], materialize_grads=True)[1]
     assert zeros.tolist() == [0.0, 0.0]
     assert not zeros.requires_grad
-    assert bridle.grad(leaf.sum(), [leaf, other], materialize_grads=True, create_graph=True)[1].requires_grad
+    assert gradrein.grad(leaf.sum(), [leaf, other], materialize_grads=True, create_graph=True)[1].requires_grad
 
 
 def test_materialize_with_allow_unused_false_is_a_value_error(leaf):
     with pytest.raises(ValueError, match="Expected allow_unused to be True or not passed"):
-        bridle.grad(leaf.sum(), leaf, materialize_grads=True, allow_unused=False)
+        gradrein.grad(leaf.sum(), leaf, materialize_grads=True, allow_unused=False)
 
 
 def test_materializing_for_an_edge_is_refused(leaf):
     other = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="materialize_grads cannot be used when"):
-        bridle.grad(leaf.sum(), [get_gradient_edge(other)], materialize_grads=True)
+        gradrein.grad(leaf.sum(), [get_gradient_edge(other)], materialize_grads=True)
 
 
 def test_works_inside_a_func_transform_as_torchs_does():
     def inner(x):
         with torch.enable_grad():
             y = x.square().sum()
-        return torch.autograd.grad(y, x)[0].sum(), bridle.grad((x * x).sum(), x)[0].sum()
+        return torch.autograd.grad(y, x)[0].sum(), gradrein.grad((x * x).sum(), x)[0].sum()
 
     x = torch.ones(2, requires_grad=True)
     theirs, ours = inner(x)
@@ -145,27 +145,27 @@ def test_batched_equals_one_by_one(name, chunk_size):
     out = batch_cases()[name](x)
     grads = torch.randn(5, *out.shape)
     expected = torch.stack([torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in grads])
-    (found,) = bridle.grad(out, x, grads, is_grads_batched=True, chunk_size=chunk_size)
+    (found,) = gradrein.grad(out, x, grads, is_grads_batched=True, chunk_size=chunk_size)
     torch.testing.assert_close(found, expected)
 
 
 def test_chunks_free_the_graph_only_at_the_end(leaf):
     out = leaf.exp()
-    bridle.grad(out, leaf, torch.eye(3), is_grads_batched=True, chunk_size=1)
+    gradrein.grad(out, leaf, torch.eye(3), is_grads_batched=True, chunk_size=1)
     with pytest.raises(errors.GraphFreedError):
-        bridle.grad(out, leaf, torch.eye(3), is_grads_batched=True)
+        gradrein.grad(out, leaf, torch.eye(3), is_grads_batched=True)
 
 
 def test_batched_with_an_edge_and_with_several_outputs(leaf):
     hidden = leaf.square()
     edge = get_gradient_edge(hidden)
-    (found,) = bridle.grad([edge, leaf.sum()], leaf, [torch.eye(3), torch.ones(3)], is_grads_batched=True)
+    (found,) = gradrein.grad([edge, leaf.sum()], leaf, [torch.eye(3), torch.ones(3)], is_grads_batched=True)
     assert torch.equal(found, torch.diag(2 * leaf.detach()) + 1)
 
 
 def test_batched_can_be_differentiated_again(leaf):
-    (jacobian,) = bridle.grad(leaf.pow(3), leaf, torch.eye(3), is_grads_batched=True, create_graph=True)
-    (second,) = bridle.grad(jacobian.sum(), leaf)
+    (jacobian,) = gradrein.grad(leaf.pow(3), leaf, torch.eye(3), is_grads_batched=True, create_graph=True)
+    (second,) = gradrein.grad(jacobian.sum(), leaf)
     assert torch.equal(second, 6 * leaf.detach())
 
 
@@ -173,8 +173,8 @@ def test_unused_in_a_batch_is_none_or_a_batch_of_zeros(leaf):
     other = torch.ones(2, requires_grad=True)
     out, grads = leaf * 1, torch.ones(4, 3)
     batch = {"is_grads_batched": True, "retain_graph": True}
-    assert bridle.grad(out, [leaf, other], grads, allow_unused=True, **batch)[1] is None
-    assert bridle.grad(out, [leaf, other], grads, materialize_grads=True, **batch)[1].shape == (4, 2)
+    assert gradrein.grad(out, [leaf, other], grads, allow_unused=True, **batch)[1] is None
+    assert gradrein.grad(out, [leaf, other], grads, materialize_grads=True, **batch)[1].shape == (4, 2)
 
 
 class Numpy(torch.autograd.Function):
@@ -200,8 +200,8 @@ def test_a_node_that_cannot_be_vectorised_is_looped_over_alone(leaf):
     grads = torch.randn(4, 3)
     expected = torch.stack([torch.autograd.grad(out, leaf, g, retain_graph=True)[0] for g in grads])
     calls.clear()
-    with pytest.warns(errors.BridleWarning, match="NumpyBackward; that node ran once per gradient"):
-        (found,) = bridle.grad(out, leaf, grads, is_grads_batched=True)
+    with pytest.warns(errors.GradreinWarning, match="NumpyBackward; that node ran once per gradient"):
+        (found,) = gradrein.grad(out, leaf, grads, is_grads_batched=True)
     torch.testing.assert_close(found, expected)
     assert len(calls) == 1  # the rest of the graph ran once, hooks included
     assert "apply" not in vars(first.grad_fn)
@@ -221,16 +221,16 @@ class Unready(torch.autograd.Function):
 
 def test_looping_keeps_undefined_gradients_undefined(leaf):
     first, _ = Unready.apply(leaf)
-    with pytest.warns(errors.BridleWarning, match="UnreadyBackward"):
-        (found,) = bridle.grad(first, leaf, torch.eye(3), is_grads_batched=True)
+    with pytest.warns(errors.GradreinWarning, match="UnreadyBackward"):
+        (found,) = gradrein.grad(first, leaf, torch.eye(3), is_grads_batched=True)
     assert torch.equal(found, 2 * torch.eye(3))
 
 
 def test_a_torch_node_that_cannot_be_vectorised_makes_the_call_loop():
     x = torch.randn(0, 3, 3, requires_grad=True)
     out = torch.nn.functional.pad(x, (1, 2), mode="circular")
-    with pytest.warns(errors.BridleWarning, match="could not vectorise CopySlices"):
-        (found,) = bridle.grad(out, x, torch.ones(2, *out.shape), is_grads_batched=True, retain_graph=True)
+    with pytest.warns(errors.GradreinWarning, match="could not vectorise CopySlices"):
+        (found,) = gradrein.grad(out, x, torch.ones(2, *out.shape), is_grads_batched=True, retain_graph=True)
     assert found.shape == (2, 0, 3, 3)
 
 
@@ -245,15 +245,15 @@ def test_a_hook_that_cannot_be_vectorised_makes_the_call_loop(leaf):
     out = with_a_hook_that_looks(leaf)
     grads = torch.tensor([[1.0, 0, 0], [0, -1, 0]])
     expected = torch.stack([torch.autograd.grad(out, leaf, g, retain_graph=True)[0] for g in grads])
-    with pytest.warns(errors.BridleWarning, match="could not vectorise a hook that runs after PowBackward0"):
-        (found,) = bridle.grad(out, leaf, grads, is_grads_batched=True, retain_graph=True)
+    with pytest.warns(errors.GradreinWarning, match="could not vectorise a hook that runs after PowBackward0"):
+        (found,) = gradrein.grad(out, leaf, grads, is_grads_batched=True, retain_graph=True)
     assert torch.equal(found, expected)
 
 
 def test_when_the_loop_comes_too_late_it_says_how_to_get_it(leaf):
     out = with_a_hook_that_looks(leaf)
     with pytest.raises(errors.BackwardError, match=r"a node .* freed\. Pass retain_graph=True"):
-        bridle.grad(out, leaf, torch.eye(3), is_grads_batched=True)
+        gradrein.grad(out, leaf, torch.eye(3), is_grads_batched=True)
 
 
 def test_where_torch_vectorises_wrongly_we_loop():
@@ -261,30 +261,30 @@ def test_where_torch_vectorises_wrongly_we_loop():
     out = torch.as_strided_scatter(x, torch.ones(2, 2), (2, 2), (1, 2))
     grads = torch.randn(4, 3, 3)
     expected = torch.stack([torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in grads])
-    with pytest.warns(errors.BridleWarning, match="AsStridedScatterBackward0 wrongly"):
-        (found,) = bridle.grad(out, x, grads, is_grads_batched=True)
+    with pytest.warns(errors.GradreinWarning, match="AsStridedScatterBackward0 wrongly"):
+        (found,) = gradrein.grad(out, x, grads, is_grads_batched=True)
     assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.0, "2"])
 def test_chunk_size_must_be_a_positive_int(leaf, chunk_size):
     with pytest.raises(errors.ArgumentError, match="chunk_size must be None or an int of at least 1"):
-        bridle.grad(leaf * 1, leaf, torch.eye(3), is_grads_batched=True, chunk_size=chunk_size)
+        gradrein.grad(leaf * 1, leaf, torch.eye(3), is_grads_batched=True, chunk_size=chunk_size)
 
 
 def test_chunk_size_without_a_batch_is_refused(leaf):
     with pytest.raises(errors.ArgumentError, match="it needs is_grads_batched=True"):
-        bridle.grad(leaf.sum(), leaf, chunk_size=2)
+        gradrein.grad(leaf.sum(), leaf, chunk_size=2)
 
 
 def test_batches_that_do_not_agree(leaf):
     with pytest.raises(ValueError, match=r"found grad_outputs\[0\]: 4, grad_outputs\[1\]: 3"):
-        bridle.grad([leaf.sum(), leaf.prod()], leaf, [torch.ones(4), torch.ones(3)], is_grads_batched=True)
+        gradrein.grad([leaf.sum(), leaf.prod()], leaf, [torch.ones(4), torch.ones(3)], is_grads_batched=True)
     with pytest.raises(ValueError, match="output 0 has no grad_output"):
-        bridle.grad(leaf.sum(), leaf, is_grads_batched=True)
+        gradrein.grad(leaf.sum(), leaf, is_grads_batched=True)
     with pytest.raises(ValueError, match=r"found grad_outputs\[0\]: 0"):
-        bridle.grad(leaf.sum(), leaf, torch.ones(0), is_grads_batched=True)
+        gradrein.grad(leaf.sum(), leaf, torch.ones(0), is_grads_batched=True)
     with pytest.raises(RuntimeError, match=r"Pass a gradient of shape \(batch, 3\)"):
-        bridle.grad(leaf * 1, leaf, torch.ones(4, 2), is_grads_batched=True)
+        gradrein.grad(leaf * 1, leaf, torch.ones(4, 2), is_grads_batched=True)
     with pytest.raises(RuntimeError, match=r"Pass a gradient of shape \(batch\)"):
-        bridle.grad(leaf.sum(), leaf, torch.ones(()), is_grads_batched=True)
+        gradrein.grad(leaf.sum(), leaf, torch.ones(()), is_grads_batched=True)

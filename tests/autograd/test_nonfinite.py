@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle.errors import NonFiniteGradientError
+import gradrein
+from gradrein.errors import NonFiniteGradientError
 
 
 def caught(run, model=None):
-    with pytest.raises(NonFiniteGradientError) as info, bridle.detect_nonfinite(model):
+    with pytest.raises(NonFiniteGradientError) as info, gradrein.detect_nonfinite(model):
         run()
     return info.value
 
@@ -168,7 +168,7 @@ def test_every_way_to_start_a_backward_pass():
     assert caught(lambda: torch.autograd.backward(x.sqrt().sum())).offenders == {"x": 2}
     assert caught(lambda: torch.autograd.grad(y.sqrt().sum(), [y])).offenders == {"y": 2}
     assert caught(lambda: z.sqrt().sum().backward(inputs=[z])).offenders == {"z": 2}
-    assert caught(lambda: bridle.trace(zero().sqrt().sum())).node == "SqrtBackward0"
+    assert caught(lambda: gradrein.trace(zero().sqrt().sum())).node == "SqrtBackward0"
     w = zero()
     assert caught(lambda: torch.autograd.grad(w.sqrt().sum(), w, create_graph=True)).node == "SqrtBackward0"
 
@@ -189,7 +189,7 @@ def test_what_is_finite_passes_unchanged():
     model(x, 2.0).sum().backward()
     expected = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    with bridle.detect_nonfinite(model):
+    with gradrein.detect_nonfinite(model):
         model(x, 2.0).sum().backward()
         (grad,) = torch.autograd.grad(model(x, 2.0).sum(), [model.first.weight])
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), expected, strict=True))
@@ -198,10 +198,10 @@ def test_what_is_finite_passes_unchanged():
 
 def test_large_but_finite_values_pass():
     x = torch.ones(4, requires_grad=True)
-    with bridle.detect_nonfinite():
+    with gradrein.detect_nonfinite():
         (x * 3e38).backward(torch.ones(4))  # their sum overflows, they do not
     h = torch.ones(4, requires_grad=True, dtype=torch.half)
-    with bridle.detect_nonfinite():
+    with gradrein.detect_nonfinite():
         (h * 6e4).backward(torch.ones(4, dtype=torch.half))
 
 
@@ -216,7 +216,7 @@ def test_sparse_and_complex_gradients():
 
 
 def test_gradients_of_other_kinds_never_break_a_pass():
-    with bridle.detect_nonfinite():
+    with gradrein.detect_nonfinite():
         meta = torch.ones(2, device="meta", requires_grad=True)
         meta.exp().sum().backward()
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
@@ -273,7 +273,7 @@ def test_compiled_functions_run_and_are_one_node(donated):
     with torch._functorch.config.patch(donated_buffer=donated):
         compiled = torch.compile(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1)), backend="aot_eager")
         x = torch.zeros(2, 3, requires_grad=True)
-        with bridle.detect_nonfinite():
+        with gradrein.detect_nonfinite():
             for _ in range(3):
                 compiled(x).sum().backward()
         y = torch.zeros(2, 3, requires_grad=True)
@@ -285,7 +285,7 @@ def test_compiled_functions_run_and_are_one_node(donated):
 
 def test_batched_gradients_pass_through():
     x = torch.zeros(3, requires_grad=True)
-    with bridle.detect_nonfinite():
+    with gradrein.detect_nonfinite():
         torch.autograd.grad(x.exp(), x, torch.eye(3), is_grads_batched=True)
         torch.func.grad(lambda t: t.sin().sum())(torch.ones(3))
 
@@ -293,8 +293,8 @@ def test_batched_gradients_pass_through():
 def test_blocks_nest_and_leave_nothing_behind():
     engine = torch.autograd.Variable._execution_engine
     x = torch.zeros(1, requires_grad=True)
-    with bridle.detect_nonfinite():
-        with bridle.detect_nonfinite():
+    with gradrein.detect_nonfinite():
+        with gradrein.detect_nonfinite():
             pass
         assert torch.autograd.Variable._execution_engine is not engine
         with pytest.raises(NonFiniteGradientError):
@@ -313,7 +313,7 @@ def test_other_threads_are_left_alone():
         except Exception as error:
             errors.append(error)
 
-    with bridle.detect_nonfinite():
+    with gradrein.detect_nonfinite():
         thread = threading.Thread(target=run)
         thread.start()
         thread.join()
@@ -324,7 +324,7 @@ def test_the_hooks_of_the_pass_itself_run_once():
     x, calls = torch.ones(2, requires_grad=True), []
     hidden = x * 2
     hidden.register_hook(calls.append)
-    with bridle.detect_nonfinite():
+    with gradrein.detect_nonfinite():
         hidden.sum().backward()
     assert len(calls) == 1
 
@@ -333,7 +333,7 @@ def test_nothing_lives_on_after_the_loss_is_dropped():
     x = torch.ones(3, requires_grad=True)
     gc.disable()
     try:
-        with bridle.detect_nonfinite():
+        with gradrein.detect_nonfinite():
             hidden = x.exp()
             alive = weakref.ref(hidden)
             loss = hidden.square().sum()

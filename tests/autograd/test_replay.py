@@ -10,8 +10,8 @@ from torch import nn
 from torch.autograd.graph import GradientEdge
 from torch.utils.checkpoint import checkpoint
 
-from bridle import errors, graph
-from bridle.autograd import replay
+from gradrein import errors, graph
+from gradrein.autograd import replay
 
 
 def assert_as_torch(outputs, inputs, grads=None, **kwargs):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from bridle import graph
-from bridle.autograd import replay
+from gradrein import graph
+from gradrein.autograd import replay
 
 SAMPLES_PER_OP = 3
 PARTS = 8  # each is a test of its own, with its own time limit

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle import graph
-from bridle.autograd import GradStats
-from bridle.autograd._trace.grad_stats import measure
+import gradrein
+from gradrein import graph
+from gradrein.autograd import GradStats
+from gradrein.autograd._trace.grad_stats import measure
 
 
 def small():
@@ -27,7 +27,7 @@ def grads(model):
 
 def test_records_what_each_node_got_and_sent():
     model, x = small()
-    trace = bridle.trace(model(x).square().mean(), model)
+    trace = gradrein.trace(model(x).square().mean(), model)
     named = dict(model.named_parameters())
     leaves = {node.parameter: node for node in trace.nodes if node.parameter}
     assert leaves.keys() == named.keys()
@@ -53,13 +53,13 @@ def test_records_what_each_node_got_and_sent():
 
 def test_gradients_that_meet_are_measured_after_they_are_added():
     x = torch.tensor([3.0, 4.0], requires_grad=True)
-    trace = bridle.trace((x + x).sum())
+    trace = gradrein.trace((x + x).sum())
     assert trace.nodes[-1].incoming.norm == pytest.approx(math.sqrt(8))
 
 
 def test_without_norms_only_shapes_and_times():
     model, x = small()
-    trace = bridle.trace(model(x).sum(), model, norms=False)
+    trace = gradrein.trace(model(x).sum(), model, norms=False)
     assert all(node.incoming is None and node.outgoing is None for node in trace.nodes)
     assert all(node.seconds > 0 for node in trace.nodes)
     assert "non-finite" in str(trace)
@@ -82,7 +82,7 @@ def test_same_gradients_and_same_hook_calls_as_torch():
         return [hidden.grad, *grads(model)], calls
 
     plain, plain_calls = run(lambda loss, model: loss.backward())
-    traced, traced_calls = run(bridle.trace)
+    traced, traced_calls = run(gradrein.trace)
     assert all(map(torch.equal, plain, traced))
     assert traced_calls == plain_calls
     assert set(plain_calls) == {"tensor", "node", "leaf", "accumulated", "module", "multi"}
@@ -92,7 +92,7 @@ def test_the_record_shows_gradients_after_hooks():
     x = torch.ones(4, requires_grad=True)
     hidden = x * 1
     hidden.register_hook(lambda g: g * 5)
-    trace = bridle.trace(hidden.sum())
+    trace = gradrein.trace(hidden.sum())
     assert [node.incoming.norm for node in trace.nodes] == [1.0, 10.0, 10.0]
 
 
@@ -104,15 +104,15 @@ def test_a_hook_that_writes_in_place_is_seen():
         g.mul_(3)
 
     hidden.register_hook(triple)
-    trace = bridle.trace((hidden * torch.ones(2, 2)).sum())
+    trace = gradrein.trace((hidden * torch.ones(2, 2)).sum())
     assert [node.incoming.norm for node in trace.nodes][2:] == [6.0, 6.0]
 
 
 def test_frees_the_graph_as_torch_does_unless_asked_to_keep_it():
     x = torch.ones(3, requires_grad=True)
     loss = x.exp().sum()
-    first = bridle.trace(loss, retain_graph=True)
-    second = bridle.trace(loss)
+    first = gradrein.trace(loss, retain_graph=True)
+    second = gradrein.trace(loss)
     assert torch.equal(x.grad, 2 * x.exp().detach())
     assert [n.incoming for n in first.nodes] == [n.incoming for n in second.nodes]
     with pytest.raises(RuntimeError, match="second time"):
@@ -121,10 +121,10 @@ def test_frees_the_graph_as_torch_does_unless_asked_to_keep_it():
 
 def test_a_vector_needs_a_gradient():
     x = torch.ones(3, requires_grad=True)
-    bridle.trace(x * 2, gradient=torch.tensor([1.0, 0.0, 2.0]))
+    gradrein.trace(x * 2, gradient=torch.tensor([1.0, 0.0, 2.0]))
     assert x.grad.tolist() == [2.0, 0.0, 4.0]
     with pytest.raises(RuntimeError, match="scalar"):
-        bridle.trace(x * 2)
+        gradrein.trace(x * 2)
 
 
 def test_hooks_are_gone_after_success_and_after_failure():
@@ -141,8 +141,8 @@ def test_hooks_are_gone_after_success_and_after_failure():
     hidden = x.exp()
     out = Fails.apply(hidden).sum()
     with pytest.raises(ValueError, match="on purpose"):
-        bridle.trace(out)
-    bridle.trace(hidden.sum(), retain_graph=True)
+        gradrein.trace(out)
+    gradrein.trace(hidden.sum(), retain_graph=True)
     for node in graph.read(out).nodes:
         handle = node.register_hook(lambda *_: None)
         assert len(handle.hooks_dict_ref()) == 1
@@ -160,7 +160,7 @@ def test_keeps_nothing_alive():
     node = weakref.ref(stowaway)
     gc.disable()
     try:
-        trace = bridle.trace(out, model)
+        trace = gradrein.trace(out, model)
         del hidden, out, stowaway
         assert activation() is None
         assert node() is None
@@ -180,7 +180,7 @@ def test_checkpoints(reentrant):
         calls.append(None)
         return model(h)
 
-    trace = bridle.trace(checkpoint(region, x, use_reentrant=reentrant).sum(), model)
+    trace = gradrein.trace(checkpoint(region, x, use_reentrant=reentrant).sum(), model)
     found = grads(model)
     assert len(calls) == 2
     assert [node.op for node in trace.nodes].count("CheckpointFunctionBackward") == reentrant
@@ -192,25 +192,25 @@ def test_checkpoints(reentrant):
 def test_a_compiled_part_is_one_node():
     model, x = small()
     compiled = torch.compile(model, backend="aot_eager")
-    trace = bridle.trace(compiled(x).sum(), model)
+    trace = gradrein.trace(compiled(x).sum(), model)
     assert [node.op for node in trace.nodes[:2]] == ["SumBackward0", "CompiledFunctionBackward"]
     assert trace.nodes[1].outgoing.size == sum(p.numel() for p in model.parameters())
 
 
 def test_sparse_nested_half_and_complex_gradients():
     embedding = nn.Embedding(6, 2, sparse=True)
-    leaf = bridle.trace(embedding(torch.tensor([1, 1, 3])).sum()).nodes[-1]
+    leaf = gradrein.trace(embedding(torch.tensor([1, 1, 3])).sum()).nodes[-1]
     assert leaf.incoming == GradStats(pytest.approx(math.sqrt(2 * 4 + 2)), 12, 8, 0)
     a, b = torch.ones(2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
     nested = torch.nested.as_nested_tensor([a, b], layout=torch.jagged)
-    assert bridle.trace((nested * 2).values().sum()).nodes[-1].incoming.size == 12
+    assert gradrein.trace((nested * 2).values().sum()).nodes[-1].incoming.size == 12
     assert measure(torch.full((4,), 6e4, dtype=torch.half)).norm == pytest.approx(1.2e5, rel=1e-3)
     assert measure(torch.tensor([3 + 4j, 0])) == GradStats(5.0, 2, 1, 0)
 
 
 def test_a_pass_without_values():
     x = torch.ones(3, device="meta", requires_grad=True)
-    trace = bridle.trace(x.exp().sum())
+    trace = gradrein.trace(x.exp().sum())
     assert [(node.op, node.incoming) for node in trace.nodes][-1] == ("AccumulateGrad", None)
 
 
@@ -237,15 +237,15 @@ def test_modules_from_the_record_of_the_forward_pass():
     model, x = small()
     with graph.record_modules(model) as record:
         out = model(x)
-    relu = {n.op: n for n in bridle.trace(out.sum(), model, modules=record).nodes}["ReluBackward0"]
+    relu = {n.op: n for n in gradrein.trace(out.sum(), model, modules=record).nodes}["ReluBackward0"]
     assert (relu.module, relu.exact) == ("1", True)
-    relu = {n.op: n for n in bridle.trace(model(x).sum(), model).nodes}["ReluBackward0"]
+    relu = {n.op: n for n in gradrein.trace(model(x).sum(), model).nodes}["ReluBackward0"]
     assert (relu.module, relu.exact) == ("0", False)
 
 
 def test_folding_by_module():
     model, x = small()
-    trace = bridle.trace(model(x).sum(), model)
+    trace = gradrein.trace(model(x).sum(), model)
     last, first = trace.by_module()
     assert (last.module, first.module) == ("2", "0")
     assert last.nodes + first.nodes == len(trace.nodes)
@@ -255,14 +255,14 @@ def test_folding_by_module():
     expected = torch.cat([model[0].weight.grad.flatten(), model[0].bias.grad]).norm().item()
     assert first.parameters.norm == pytest.approx(expected, rel=1e-6)
     nested = nn.ModuleDict({"a": model})
-    trace = bridle.trace(nested["a"](x).sum(), nested)
+    trace = gradrein.trace(nested["a"](x).sum(), nested)
     assert [summary.module for summary in trace.by_module()] == ["a.2", "a.0"]
     assert [summary.module for summary in trace.by_module(depth=1)] == ["a"]
 
 
 def test_printing_is_a_table_by_module():
     model, x = small()
-    lines = str(bridle.trace(model(x).sum(), model)).splitlines()
+    lines = str(gradrein.trace(model(x).sum(), model)).splitlines()
     assert lines[0].startswith("backward: 10 nodes in ")
     assert lines[1].split() == [
         "module",
@@ -301,7 +301,7 @@ def test_the_page_is_whole_alone_and_escaped(tmp_path):
     model = nn.Module()
     model.add_module(evil, nn.Linear(3, 2))
     layer = getattr(model, evil)
-    written = bridle.trace((layer(torch.ones(2, 3)) * 0).sqrt().sum(), model).to_html(tmp_path / "page.html")
+    written = gradrein.trace((layer(torch.ones(2, 3)) * 0).sqrt().sum(), model).to_html(tmp_path / "page.html")
     text = written.read_text()
     tags = Tags()
     tags.feed(text)
@@ -316,7 +316,7 @@ def test_the_page_is_whole_alone_and_escaped(tmp_path):
 
 def test_dot_holds_every_node_and_edge():
     model, x = small()
-    trace = bridle.trace(model(x).sum(), {'a"b': model[0]}['a"b'])
+    trace = gradrein.trace(model(x).sum(), {'a"b': model[0]}['a"b'])
     dot = trace.to_dot()
     assert dot.startswith("digraph backward {")
     assert dot.count('[label="') == len(trace.nodes) + sum(len(node.targets) for node in trace.nodes)

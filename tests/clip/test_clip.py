@@ -1,4 +1,4 @@
-"""`bridle.clip_`: policies, patterns, non-finite modes, the report."""
+"""`gradrein.clip_`: policies, patterns, non-finite modes, the report."""
 
 import math
 
@@ -6,9 +6,9 @@ import helpers
 import pytest
 import torch
 
-import bridle
-from bridle import by_norm, by_rms, by_unit, by_value
-from bridle.errors import (
+import gradrein
+from gradrein import by_norm, by_rms, by_unit, by_value
+from gradrein.errors import (
     ArgumentError,
     ArgumentTypeError,
     NonFiniteGradientError,
@@ -32,7 +32,7 @@ def test_by_norm_has_no_epsilon(p):
     m = model()
     before = grads(m)
     total = helpers.norm(before, p)
-    report = bridle.clip_(m, by_norm(total / 4, p))
+    report = gradrein.clip_(m, by_norm(total / 4, p))
     for q, g in zip(m.parameters(), before, strict=True):
         torch.testing.assert_close(q.grad, g / 4)
     assert report.norm == pytest.approx(total, rel=1e-6)
@@ -43,7 +43,7 @@ def test_by_norm_has_no_epsilon(p):
 
 def test_at_the_threshold_is_under_it():
     (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
-    report = bridle.clip_(p, by_norm(5.0))
+    report = gradrein.clip_(p, by_norm(5.0))
     assert not report.clipped
     assert p.grad.tolist() == [3, 4]
 
@@ -51,14 +51,14 @@ def test_at_the_threshold_is_under_it():
 def test_by_value():
     m = model()
     before = grads(m)
-    report = bridle.clip_(m, by_value(0.1))
+    report = gradrein.clip_(m, by_value(0.1))
     for q, g in zip(m.parameters(), before, strict=True):
         assert torch.equal(q.grad, g.clamp(-0.1, 0.1))
     assert report.norm == pytest.approx(helpers.norm(before, math.inf))
     assert report.norm_after == pytest.approx(0.1)
     assert report.coefficient is None
     assert report.clipped
-    assert not bridle.clip_(m, by_value(0.2)).clipped
+    assert not gradrein.clip_(m, by_value(0.2)).clipped
 
 
 def test_per_parameter_and_by_rms():
@@ -68,7 +68,7 @@ def test_per_parameter_and_by_rms():
     ):
         m = model()
         before = grads(m)
-        report = bridle.clip_(m, policy)
+        report = gradrein.clip_(m, policy)
         for (name, q), g in zip(m.named_parameters(), before, strict=True):
             factor = min(1.0, size(g) / g.norm().item())
             torch.testing.assert_close(q.grad, g * factor)
@@ -94,7 +94,7 @@ def test_by_unit_against_a_loop_over_units(layer):
     for p in layer.parameters():
         p.grad = torch.randn_like(p) * torch.logspace(-3, 1, p.numel()).view_as(p)
     expected = [unitwise_oracle(p.detach(), p.grad, 0.05, 1e-3) for p in layer.parameters()]
-    report = bridle.clip_(layer, by_unit(0.05))
+    report = gradrein.clip_(layer, by_unit(0.05))
     for p, e in zip(layer.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, e)
     assert report.norm_after == pytest.approx(helpers.norm(expected, 2), rel=1e-5)
@@ -105,7 +105,7 @@ def test_by_unit_along_another_dimension():
     layer = torch.nn.ConvTranspose1d(3, 2, 4, bias=False)
     layer.weight.grad = torch.randn_like(layer.weight)
     swapped = unitwise_oracle(layer.weight.detach().transpose(0, 1), layer.weight.grad.transpose(0, 1), 0.01, 1e-3)
-    bridle.clip_(layer, by_unit(unit_dims=1))
+    gradrein.clip_(layer, by_unit(unit_dims=1))
     torch.testing.assert_close(layer.weight.grad, swapped.transpose(0, 1))
 
 
@@ -113,13 +113,13 @@ def test_by_unit_refuses_sparse():
     emb = torch.nn.Embedding(4, 2, sparse=True)
     emb(torch.tensor([1])).sum().backward()
     with pytest.raises(UnsupportedGradientError, match="by_unit compares rows"):
-        bridle.clip_(emb, by_unit())
+        gradrein.clip_(emb, by_unit())
 
 
 def test_patterns_isolate_groups():
     m = model()
     before = dict(zip([n for n, _ in m.named_parameters()], grads(m), strict=True))
-    report = bridle.clip_(m, {"0.bias": None, "2.*": by_norm(0.5), "*": by_value(0.01)})
+    report = gradrein.clip_(m, {"0.bias": None, "2.*": by_norm(0.5), "*": by_value(0.01)})
     after = {n: p.grad for n, p in m.named_parameters()}
     assert torch.equal(after["0.bias"], before["0.bias"])
     assert torch.equal(after["0.weight"], before["0.weight"].clamp(-0.01, 0.01))
@@ -137,25 +137,25 @@ def test_patterns_that_cannot_be_meant():
     with pytest.raises(
         ValueError, match=r"'haed\.\*' is never used: no parameter has such a name. Names here: 0.weight"
     ):
-        bridle.clip_(m, {"haed.*": by_norm(0.5), "*": by_norm(1.0)})
+        gradrein.clip_(m, {"haed.*": by_norm(0.5), "*": by_norm(1.0)})
     with pytest.raises(ValueError, match="'0.weight' is never used: an earlier pattern takes all"):
-        bridle.clip_(m, {"*": by_norm(0.5), "0.weight": by_norm(1.0)})
+        gradrein.clip_(m, {"*": by_norm(0.5), "0.weight": by_norm(1.0)})
     with pytest.raises(ValueError, match="no pattern matches the parameter '0.weight'"):
-        bridle.clip_(m, {"2.*": by_norm(0.5)})
+        gradrein.clip_(m, {"2.*": by_norm(0.5)})
     with pytest.raises(ValueError, match="name patterns need names"):
-        bridle.clip_(m.parameters(), {"*": by_norm(0.5)})
+        gradrein.clip_(m.parameters(), {"*": by_norm(0.5)})
     with pytest.raises(ArgumentTypeError, match=r"a policy was expected, found float: 1\.0"):
-        bridle.clip_(m, 1.0)
+        gradrein.clip_(m, 1.0)
     with pytest.raises(ArgumentTypeError, match="a policy was expected, found int"):
-        bridle.clip_(m, {"*": 1})
+        gradrein.clip_(m, {"*": 1})
     with pytest.raises(ArgumentError, match="no policy is called 'norm'"):
-        bridle.clip_(m, {"*": "norm"})
+        gradrein.clip_(m, {"*": "norm"})
 
 
 def test_a_pattern_may_match_a_parameter_that_has_no_gradient_now():
     m = model()
     m[2].weight.grad = m[2].bias.grad = None
-    bridle.clip_(m, {"2.*": by_norm(0.5), "*": by_norm(1.0)})
+    gradrein.clip_(m, {"2.*": by_norm(0.5), "*": by_norm(1.0)})
 
 
 def targets(m):
@@ -177,36 +177,36 @@ def targets(m):
 @pytest.mark.parametrize("kind", targets(torch.nn.Linear(1, 1)))
 def test_everything_that_holds_parameters_is_accepted(kind):
     expected = model()
-    bridle.clip_(expected, by_norm(0.1))
-    for call in (lambda t: bridle.clip_(t, by_norm(0.1)), lambda t: bridle.clip_grad_norm_(t, 0.1)):
+    gradrein.clip_(expected, by_norm(0.1))
+    for call in (lambda t: gradrein.clip_(t, by_norm(0.1)), lambda t: gradrein.clip_grad_norm_(t, 0.1)):
         m = model()
         call(targets(m)[kind])
         for a, b in zip(m.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-9)
     m = model()
-    bridle.clip_grad_value_(targets(m)[kind], 0.01)
+    gradrein.clip_grad_value_(targets(m)[kind], 0.01)
     assert all(p.grad.abs().max() <= 0.01 for p in m.parameters())
 
 
 def test_one_tensor():
     p = torch.nn.Parameter(torch.zeros(2))
     p.grad = torch.tensor([3.0, 4.0])
-    assert bridle.clip_(p, by_norm(1.0)).norm == 5
+    assert gradrein.clip_(p, by_norm(1.0)).norm == 5
 
 
 def test_names_in_an_optimizer_are_used():
     m = model()
-    report = bridle.clip_(torch.optim.SGD(m.named_parameters(), lr=0.1), {"2.*": by_norm(0.1), "*": None})
+    report = gradrein.clip_(torch.optim.SGD(m.named_parameters(), lr=0.1), {"2.*": by_norm(0.1), "*": None})
     assert set(report.norms) == {"2.weight", "2.bias"}
 
 
 @pytest.mark.parametrize("found", [3, "weights", [1, 2], [None], {"a": 1}])
 def test_not_a_parameter(found):
     for call in (
-        lambda: bridle.clip_(found, by_norm(1.0)),
-        lambda: bridle.clip_grad_norm_(found, 1.0),
-        lambda: bridle.clip_grad_value_(found, 1.0),
-        lambda: bridle.get_total_norm(found),
+        lambda: gradrein.clip_(found, by_norm(1.0)),
+        lambda: gradrein.clip_grad_norm_(found, 1.0),
+        lambda: gradrein.clip_grad_value_(found, 1.0),
+        lambda: gradrein.get_total_norm(found),
     ):
         with pytest.raises(TypeError, match="a parameter was expected, found"):
             call()
@@ -231,7 +231,7 @@ class TestNonFinite:
         with pytest.raises(
             RuntimeError, match=r"2 gradients are not finite: 0.weight \(2 values\), 2.bias \(1 value\)"
         ) as e:
-            bridle.clip_(m, policy)
+            gradrein.clip_(m, policy)
         assert isinstance(e.value, NonFiniteGradientError)
         assert e.value.offenders == {"0.weight": 2, "2.bias": 1}
         for p, g in zip(m.parameters(), kept, strict=True):
@@ -239,7 +239,7 @@ class TestNonFinite:
 
     def test_skip_zeroes_everything(self, policy, bad):
         m = self.spoil(bad)
-        report = bridle.clip_(m, policy, nonfinite="skip")
+        report = gradrein.clip_(m, policy, nonfinite="skip")
         assert report.skipped
         assert report.norm_after == 0
         assert report.offenders == {"0.weight": 2, "2.bias": 1}
@@ -250,8 +250,8 @@ class TestNonFinite:
         m, expected = self.spoil(bad), self.spoil(bad)
         for p in expected.parameters():
             p.grad = p.grad.nan_to_num(0.0, 0.0, 0.0)
-        bridle.clip_(expected, policy)
-        report = bridle.clip_(m, policy, nonfinite="zero")
+        gradrein.clip_(expected, policy)
+        report = gradrein.clip_(m, policy, nonfinite="zero")
         for a, b in zip(m.parameters(), expected.parameters(), strict=True):
             torch.testing.assert_close(a.grad, b.grad)
         assert report.offenders == {"0.weight": 2, "2.bias": 1}
@@ -261,14 +261,14 @@ class TestNonFinite:
     def test_no_mode_spoils_a_finite_value(self, policy, bad, mode):
         m = self.spoil(bad)
         finite = [torch.isfinite(p.grad) for p in m.parameters()]
-        report = bridle.clip_(m, policy, nonfinite=mode)
+        report = gradrein.clip_(m, policy, nonfinite=mode)
         for p, ok in zip(m.parameters(), finite, strict=True):
             assert torch.isfinite(p.grad[ok]).all()
         str(report)
 
     def test_propagate_keeps_the_bad_values(self, policy, bad):
         m = self.spoil(bad)
-        bridle.clip_(m, policy, nonfinite="propagate")
+        gradrein.clip_(m, policy, nonfinite="propagate")
         survives = not (isinstance(policy, type(by_value(1))) and math.isinf(bad))  # a clamp makes inf finite
         assert torch.isfinite(m[2].bias.grad[0]).item() != survives
 
@@ -276,16 +276,16 @@ class TestNonFinite:
 def test_a_nonfinite_group_that_is_left_alone_is_not_looked_at():
     m = model()
     m[0].weight.grad[0, 0] = math.nan
-    bridle.clip_(m, {"0.weight": None, "*": by_norm(0.1)})
+    gradrein.clip_(m, {"0.weight": None, "*": by_norm(0.1)})
 
 
 def test_unknown_mode():
     with pytest.raises(ValueError, match="`nonfinite` is one of raise, skip, zero, propagate; found 'ignore'"):
-        bridle.clip_(model(), by_norm(1.0), nonfinite="ignore")
+        gradrein.clip_(model(), by_norm(1.0), nonfinite="ignore")
 
 
 def test_nothing_to_clip():
-    report = bridle.clip_(torch.nn.Linear(2, 2), by_norm(1.0))
+    report = gradrein.clip_(torch.nn.Linear(2, 2), by_norm(1.0))
     assert (report.norm, report.norm_after, report.coefficient, report.clipped, report.skipped) == (
         0,
         0,
@@ -298,18 +298,18 @@ def test_nothing_to_clip():
 
 def test_the_report_reads_well():
     m = model()
-    text = str(bridle.clip_(m, by_norm(1.0)))
+    text = str(gradrein.clip_(m, by_norm(1.0)))
     head, *rows = text.splitlines()
     assert head.startswith("clipped: norm ")
     assert " -> 1, coefficient 0." in head
     assert len(rows) == 4
     assert any(row.split()[0] == "0.weight" for row in rows)
-    assert str(bridle.clip_(m, by_norm(10.0))).startswith("not clipped: norm 1")
+    assert str(gradrein.clip_(m, by_norm(10.0))).startswith("not clipped: norm 1")
 
 
 def test_worst_are_sorted_and_unnamed_targets_find_their_names():
     m = model()
-    report = bridle.clip_(list(m.parameters()), by_norm(1.0))
+    report = gradrein.clip_(list(m.parameters()), by_norm(1.0))
     names = [name for name, _ in report.worst(2)]
     assert len(names) == 2
     assert all(name.startswith("Sequential.") for name in names)
@@ -320,10 +320,10 @@ def test_worst_are_sorted_and_unnamed_targets_find_their_names():
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: type(p).__name__)
 def test_without_kernels_the_same(policy, monkeypatch):
     with_c = model()
-    a = bridle.clip_(with_c, policy)
-    monkeypatch.setitem(bridle._kernels.BACKENDS, "cpu", None)
+    a = gradrein.clip_(with_c, policy)
+    monkeypatch.setitem(gradrein._kernels.BACKENDS, "cpu", None)
     plain = model()
-    b = bridle.clip_(plain, policy)
+    b = gradrein.clip_(plain, policy)
     for p, q in zip(with_c.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad)
     assert a.norm == pytest.approx(b.norm)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bridle
+import gradrein
 
 READS = {"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::item", "aten::nonzero"}
 
@@ -35,24 +35,26 @@ def model():
 
 
 CALLS = {
-    "norm": lambda m: bridle.clip_grad_norm_(m, 0.1),
-    "norm, loop": lambda m: bridle.clip_grad_norm_(m, 0.1, foreach=False),
-    "norm 1": lambda m: bridle.clip_grad_norm_(m, 0.1, 1),
-    "norm 3": lambda m: bridle.clip_grad_norm_(m, 0.1, 3),
-    "norm inf": lambda m: bridle.clip_grad_norm_(m, 0.1, "inf"),
-    "tensor threshold": lambda m: bridle.clip_grad_norm_(m, torch.tensor(0.1)),
-    "value": lambda m: bridle.clip_grad_value_(m, 0.1),
-    "tensor value": lambda m: bridle.clip_grad_value_(m, torch.tensor(0.1)),
-    "halves": lambda m: bridle.clip_grads_with_norm_(m, 0.1, bridle.get_total_norm([p.grad for p in m.parameters()])),
-    "global": lambda m: bridle.clip_by_global_norm([p.grad for p in m.parameters()], 0.1),
-    "by_norm": lambda m: bridle.clip_(m, bridle.by_norm(0.1), nonfinite="skip"),
-    "by_norm tensor": lambda m: bridle.clip_(m, bridle.by_norm(torch.tensor(0.1)), nonfinite="zero"),
-    "by_value": lambda m: bridle.clip_(m, bridle.by_value(0.1), nonfinite="propagate"),
-    "by_value tensor": lambda m: bridle.clip_(m, bridle.by_value(torch.tensor(0.1)), nonfinite="skip"),
-    "by_norm, per parameter": lambda m: bridle.clip_(m, bridle.by_norm(0.1, per_parameter=True), nonfinite="skip"),
-    "by_rms": lambda m: bridle.clip_(m, bridle.by_rms(0.1), nonfinite="skip"),
-    "by_unit": lambda m: bridle.clip_(m, bridle.by_unit(0.1), nonfinite="skip"),
-    "patterns": lambda m: bridle.clip_(m, {"0.*": bridle.by_norm(0.1), "*": None}, nonfinite="skip"),
+    "norm": lambda m: gradrein.clip_grad_norm_(m, 0.1),
+    "norm, loop": lambda m: gradrein.clip_grad_norm_(m, 0.1, foreach=False),
+    "norm 1": lambda m: gradrein.clip_grad_norm_(m, 0.1, 1),
+    "norm 3": lambda m: gradrein.clip_grad_norm_(m, 0.1, 3),
+    "norm inf": lambda m: gradrein.clip_grad_norm_(m, 0.1, "inf"),
+    "tensor threshold": lambda m: gradrein.clip_grad_norm_(m, torch.tensor(0.1)),
+    "value": lambda m: gradrein.clip_grad_value_(m, 0.1),
+    "tensor value": lambda m: gradrein.clip_grad_value_(m, torch.tensor(0.1)),
+    "halves": lambda m: gradrein.clip_grads_with_norm_(
+        m, 0.1, gradrein.get_total_norm([p.grad for p in m.parameters()])
+    ),
+    "global": lambda m: gradrein.clip_by_global_norm([p.grad for p in m.parameters()], 0.1),
+    "by_norm": lambda m: gradrein.clip_(m, gradrein.by_norm(0.1), nonfinite="skip"),
+    "by_norm tensor": lambda m: gradrein.clip_(m, gradrein.by_norm(torch.tensor(0.1)), nonfinite="zero"),
+    "by_value": lambda m: gradrein.clip_(m, gradrein.by_value(0.1), nonfinite="propagate"),
+    "by_value tensor": lambda m: gradrein.clip_(m, gradrein.by_value(torch.tensor(0.1)), nonfinite="skip"),
+    "by_norm, per parameter": lambda m: gradrein.clip_(m, gradrein.by_norm(0.1, per_parameter=True), nonfinite="skip"),
+    "by_rms": lambda m: gradrein.clip_(m, gradrein.by_rms(0.1), nonfinite="skip"),
+    "by_unit": lambda m: gradrein.clip_(m, gradrein.by_unit(0.1), nonfinite="skip"),
+    "patterns": lambda m: gradrein.clip_(m, {"0.*": gradrein.by_norm(0.1), "*": None}, nonfinite="skip"),
 }
 
 
@@ -72,7 +74,7 @@ def test_fold_reads_nothing(as_on_a_device):
     m = model()
     optimizer = torch.optim.AdamW(m.parameters(), fused=True)
     with NoHostRead():
-        report = bridle.clip_(m, bridle.by_norm(0.1), nonfinite="skip", fold_into=optimizer)
+        report = gradrein.clip_(m, gradrein.by_norm(0.1), nonfinite="skip", fold_into=optimizer)
     assert report.clipped
 
 
@@ -82,13 +84,13 @@ def test_nonfinite_modes_without_a_read(bad, mode, as_on_a_device, monkeypatch):
     there = model()
     there[0].weight.grad[0, 0] = bad
     with NoHostRead():
-        report = bridle.clip_(there, bridle.by_norm(0.1), nonfinite=mode)
+        report = gradrein.clip_(there, gradrein.by_norm(0.1), nonfinite=mode)
     if mode != "propagate":
         assert report.offenders == {"0.weight": 1}
     monkeypatch.undo()
     here = model()
     here[0].weight.grad[0, 0] = bad
-    assert report.skipped == bridle.clip_(here, bridle.by_norm(0.1), nonfinite=mode).skipped
+    assert report.skipped == gradrein.clip_(here, gradrein.by_norm(0.1), nonfinite=mode).skipped
     for a, b in zip(there.parameters(), here.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-8, equal_nan=True)
 
@@ -96,7 +98,7 @@ def test_nonfinite_modes_without_a_read(bad, mode, as_on_a_device, monkeypatch):
 def test_a_finite_step_is_not_skipped_on_a_device(as_on_a_device):
     m = model()
     with NoHostRead():
-        report = bridle.clip_(m, bridle.by_norm(0.1), nonfinite="skip")
+        report = gradrein.clip_(m, gradrein.by_norm(0.1), nonfinite="skip")
     assert not report.skipped
     assert report.norm_after == pytest.approx(0.1, rel=1e-5)
     assert report.offenders == {}
@@ -105,21 +107,21 @@ def test_a_finite_step_is_not_skipped_on_a_device(as_on_a_device):
 @pytest.mark.parametrize("limit", [-1.0, math.nan])
 def test_a_senseless_tensor_threshold_on_a_device_spoils_nothing(limit, as_on_a_device):
     m = model()
-    bridle.clip_(m, bridle.by_norm(torch.tensor(limit)), nonfinite="skip")
+    gradrein.clip_(m, gradrein.by_norm(torch.tensor(limit)), nonfinite="skip")
     assert all(p.grad.isfinite().all() for p in m.parameters())
 
 
 def test_extremes_without_kernels(without_kernels):
     for grad, norm in ((torch.full((4,), 1e19), 2e19), (torch.full((4,), 1e-25), 2e-25)):
         (p,) = helpers.parameters([grad])
-        assert bridle.clip_grad_norm_([p], math.inf).item() == pytest.approx(norm, rel=1e-6)
+        assert gradrein.clip_grad_norm_([p], math.inf).item() == pytest.approx(norm, rel=1e-6)
 
 
 def test_meta_tensors_go_through():
     p = torch.nn.Parameter(torch.empty(3, device="meta"))
     p.grad = torch.empty(3, device="meta")
-    assert bridle.clip_grad_norm_([p], 1.0).device.type == "meta"
-    bridle.clip_grad_value_([p], 1.0)
+    assert gradrein.clip_grad_norm_([p], 1.0).device.type == "meta"
+    gradrein.clip_grad_value_([p], 1.0)
 
 
 def sgd(params, clip):
@@ -131,11 +133,11 @@ def sgd(params, clip):
 
 
 COMPILED = {
-    "norm": lambda params: bridle.clip_grad_norm_(params, 0.1),
-    "norm 3": lambda params: bridle.clip_grad_norm_(params, 0.1, 3),
-    "norm inf": lambda params: bridle.clip_grad_norm_(params, 0.1, "inf"),
-    "value": lambda params: bridle.clip_grad_value_(params, 0.1),
-    "clip_": lambda params: bridle.clip_(params, bridle.by_norm(0.1), nonfinite="skip") and None,
+    "norm": lambda params: gradrein.clip_grad_norm_(params, 0.1),
+    "norm 3": lambda params: gradrein.clip_grad_norm_(params, 0.1, 3),
+    "norm inf": lambda params: gradrein.clip_grad_norm_(params, 0.1, "inf"),
+    "value": lambda params: gradrein.clip_grad_value_(params, 0.1),
+    "clip_": lambda params: gradrein.clip_(params, gradrein.by_norm(0.1), nonfinite="skip") and None,
 }
 
 
@@ -166,7 +168,7 @@ def test_two_threads_clip_two_models():
 
     def work(i):
         start.wait()
-        norms[i] = bridle.clip_grad_norm_(models[i], 0.1)
+        norms[i] = gradrein.clip_grad_norm_(models[i], 0.1)
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for t in threads:
@@ -174,7 +176,7 @@ def test_two_threads_clip_two_models():
     for t in threads:
         t.join()
     expected = model()
-    total = bridle.clip_grad_norm_(expected, 0.1)
+    total = gradrein.clip_grad_norm_(expected, 0.1)
     for m, norm in zip(models, norms, strict=True):
         assert torch.equal(norm, total)
         for a, b in zip(m.parameters(), expected.parameters(), strict=True):

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import bridle
-from bridle import _kernels
-from bridle.errors import NonFiniteGradientError
+import gradrein
+from gradrein import _kernels
+from gradrein.errors import NonFiniteGradientError
 
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
@@ -104,12 +104,12 @@ def test_one_norm(grads, limit, p, native):
     with kernels(native):
         if norm > LARGEST * (1 + 1e-9):
             with pytest.raises(NonFiniteGradientError, match="is larger than any float64, though every value"):
-                bridle.clip_(ps, bridle.by_norm(limit, p))
+                gradrein.clip_(ps, gradrein.by_norm(limit, p))
             assert unchanged(ps, grads)
             return
         if norm > LARGEST * (1 - 1e-9):
             return
-        report = bridle.clip_(ps, bridle.by_norm(limit, p))
+        report = gradrein.clip_(ps, gradrein.by_norm(limit, p))
     assert abs(report.norm - norm) <= 1e-6 * norm + 1e-322
     if norm <= limit * (1 - 1e-6):
         assert unchanged(ps, grads)
@@ -127,7 +127,7 @@ def test_torchs_name(grads, limit, p, native):
     ps, before = helpers.parameters([copy_of(g) for g in grads]), [exact(g) for g in grads]
     norm = norm_of([v for values in before for v in values], p)
     with kernels(native):
-        found = bridle.clip_grad_norm_(ps, limit, p).item()
+        found = gradrein.clip_grad_norm_(ps, limit, p).item()
     if norm > LARGEST * (1 - 1e-12):
         return
     assert abs(found - norm) <= 1e-6 * norm + torch.finfo(torch.float32).tiny * 1e-7
@@ -145,7 +145,7 @@ def test_the_norm_of_each(grads, limit, p, native):
     if norm_of([v for values in before for v in values], p) > LARGEST:
         return
     with kernels(native):
-        bridle.clip_(ps, bridle.by_norm(limit, p, per_parameter=True))
+        gradrein.clip_(ps, gradrein.by_norm(limit, p, per_parameter=True))
     for q, values in zip(ps, before, strict=True):
         norm = norm_of(values, p)
         factor = min(mpmath.mpf(1), mpmath.mpf(limit) / norm) if norm else mpmath.mpf(1)
@@ -160,7 +160,7 @@ def test_the_norm_of_each(grads, limit, p, native):
 def test_every_value(grads, limit, native, foreach):
     ps, before = helpers.parameters([copy_of(g) for g in grads]), [exact(g) for g in grads]
     with kernels(native):
-        bridle.clip_grad_value_(ps, limit, foreach)
+        gradrein.clip_grad_value_(ps, limit, foreach)
     for q, values in zip(ps, before, strict=True):
         relative, absolute = steps(q.grad.dtype)
         for found, was in zip(exact(q.grad), values, strict=True):
@@ -176,28 +176,28 @@ def test_a_value_that_is_infinite(dtype, limit, native):
     for layout in (lambda g: g, lambda g: g.repeat_interleave(2)[::2]):
         ps = helpers.parameters([layout(torch.tensor([math.inf, -math.inf, math.nan, 1.0], dtype=dtype))])
         with kernels(native):
-            bridle.clip_grad_value_(ps, limit)
+            gradrein.clip_grad_value_(ps, limit)
         held = min(limit, torch.finfo(dtype).max) if limit < math.inf else limit
         top = torch.tensor(held, dtype=dtype).item()
         assert ps[0].grad.nan_to_num(7.0, math.inf, -math.inf).tolist() == [top, -top, 7.0, 1.0]
 
 
 ADAPTIVE = {
-    "ByZScore": lambda each: bridle.policies.ByZScore(warmup=1, per_parameter=each),
-    "ByQuantile": lambda each: bridle.policies.ByQuantile(0.3, per_parameter=each),
-    "ByTrackedQuantile": lambda each: bridle.policies.ByTrackedQuantile(per_parameter=each),
-    "ByMedian": lambda each: bridle.policies.ByMedian(0.5, warmup=1, per_parameter=each),
-    "ByRunningNorm": lambda each: bridle.policies.ByRunningNorm(warmup=1, per_parameter=each),
-    "ByStableNorm": lambda each: bridle.policies.ByStableNorm(per_parameter=each),
-    "ByStableNorm, with a floor": lambda each: bridle.policies.ByStableNorm(per_parameter=each, floor=65504.0),
-    "ByElementSpike": lambda _: bridle.policies.ByElementSpike(theta=2.0, warmup=1),
-    "ByOvershoot": lambda _: bridle.policies.ByOvershoot(),
-    "SkipSpikes": lambda each: bridle.policies.SkipSpikes(
-        bridle.policies.ByMedian(warmup=1, per_parameter=each), warmup=1
+    "ByZScore": lambda each: gradrein.policies.ByZScore(warmup=1, per_parameter=each),
+    "ByQuantile": lambda each: gradrein.policies.ByQuantile(0.3, per_parameter=each),
+    "ByTrackedQuantile": lambda each: gradrein.policies.ByTrackedQuantile(per_parameter=each),
+    "ByMedian": lambda each: gradrein.policies.ByMedian(0.5, warmup=1, per_parameter=each),
+    "ByRunningNorm": lambda each: gradrein.policies.ByRunningNorm(warmup=1, per_parameter=each),
+    "ByStableNorm": lambda each: gradrein.policies.ByStableNorm(per_parameter=each),
+    "ByStableNorm, with a floor": lambda each: gradrein.policies.ByStableNorm(per_parameter=each, floor=65504.0),
+    "ByElementSpike": lambda _: gradrein.policies.ByElementSpike(theta=2.0, warmup=1),
+    "ByOvershoot": lambda _: gradrein.policies.ByOvershoot(),
+    "SkipSpikes": lambda each: gradrein.policies.SkipSpikes(
+        gradrein.policies.ByMedian(warmup=1, per_parameter=each), warmup=1
     ),
-    "by_rms": lambda _: bridle.by_rms(1e-3),
-    "by_unit": lambda _: bridle.by_unit(),
-    "by_value": lambda _: bridle.by_value(1.0),
+    "by_rms": lambda _: gradrein.by_rms(1e-3),
+    "by_unit": lambda _: gradrein.by_unit(),
+    "by_value": lambda _: gradrein.by_value(1.0),
 }
 
 
@@ -218,7 +218,7 @@ def test_a_finite_gradient_stays_finite(name, native, data):
             q.grad = grads[-1].clone()
         with kernels(native):
             try:
-                bridle.clip_(dict(zip("ab", ps, strict=True)), policy)
+                gradrein.clip_(dict(zip("ab", ps, strict=True)), policy)
             except NonFiniteGradientError:  # a norm beyond float64
                 assert unchanged(ps, grads)
                 assert torch.float64 in dtypes or torch.complex128 in dtypes
@@ -238,11 +238,11 @@ def test_a_finite_gradient_stays_finite(name, native, data):
 def test_a_tiny_gradient_of_a_steady_norm(native):
     """A norm of 1 before, then subnormal values: the coefficient is beyond float32."""
     (p,) = helpers.parameters([torch.ones(2)])
-    policy = bridle.policies.ByStableNorm()
+    policy = gradrein.policies.ByStableNorm()
     with kernels(native):
         for size in (1.0, 1.0, 3e-42):
             p.grad = torch.tensor([size, 0.0])
-            report = bridle.clip_([p], policy)
+            report = gradrein.clip_([p], policy)
     assert p.grad.isfinite().all()
     assert p.grad[0].item() == pytest.approx(report.norm_after, rel=1e-6)
     assert report.norm_after > 0.1
@@ -253,7 +253,7 @@ def test_a_tiny_gradient_of_a_steady_norm(native):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
 def test_a_coefficient_below_float32_without_kernels(dtype, foreach, without_kernels):
     (p,) = helpers.parameters([torch.full((4,), 1e38, dtype=dtype)])
-    bridle.clip_grad_norm_([p], 3e-6, foreach=foreach)
+    gradrein.clip_grad_norm_([p], 3e-6, foreach=foreach)
     expected = helpers.vector([torch.full((4,), 1e38, dtype=dtype)])
     expected = expected * (3e-6 / expected.norm())
     torch.testing.assert_close(
@@ -264,12 +264,12 @@ def test_a_coefficient_below_float32_without_kernels(dtype, foreach, without_ker
 def test_on_a_device_a_coefficient_beyond_float32_keeps_the_promises(as_on_a_device):
     """It cannot be read there: rounded down, it exceeds no limit and makes nothing infinite."""
     (p,) = helpers.parameters([torch.full((4,), 1e38)])
-    bridle.clip_grad_norm_([p], 3e-6)
+    gradrein.clip_grad_norm_([p], 3e-6)
     assert 0 < p.grad.norm() <= 3e-6
-    policy = bridle.policies.ByStableNorm()
+    policy = gradrein.policies.ByStableNorm()
     for size in (1.0, 1.0, 3e-42):
         p.grad = torch.tensor([size, 0.0, 0.0, 0.0])
-        bridle.clip_([p], policy, nonfinite="propagate")
+        gradrein.clip_([p], policy, nonfinite="propagate")
     assert p.grad.isfinite().all()
     assert p.grad[0] > 0
 
@@ -279,14 +279,14 @@ def test_two_gradients_whose_norm_is_beyond_float64():
     ps = helpers.parameters([g.clone() for g in grads])
     for mode in ("raise", "zero"):
         with pytest.raises(NonFiniteGradientError, match="larger than any float64, though every value") as caught:
-            bridle.clip_(ps, bridle.by_norm(1.0), nonfinite=mode)
+            gradrein.clip_(ps, gradrein.by_norm(1.0), nonfinite=mode)
         assert "another rank" not in str(caught.value)
         assert unchanged(ps, grads)
     with pytest.raises(NonFiniteGradientError, match="larger than any float64") as caught:
-        bridle.clip_grad_norm_(ps, 1.0, error_if_nonfinite=True)
+        gradrein.clip_grad_norm_(ps, 1.0, error_if_nonfinite=True)
     assert "another rank" not in str(caught.value)
     assert unchanged(ps, grads)
-    assert bridle.clip_(ps, bridle.by_norm(1.0), nonfinite="skip").skipped
+    assert gradrein.clip_(ps, gradrein.by_norm(1.0), nonfinite="skip").skipped
 
 
 def test_zeroing_that_does_not_help_is_undone():
@@ -294,7 +294,7 @@ def test_zeroing_that_does_not_help_is_undone():
     grads = [torch.tensor([1.7e308, 1.7e308], dtype=torch.float64), sick, sick[:1].expand(4)]
     ps = helpers.parameters([g.clone() if g is not grads[2] else g for g in grads])
     with pytest.raises(NonFiniteGradientError, match="larger than any float64"):
-        bridle.clip_(ps, bridle.by_norm(1.0), nonfinite="zero")
+        gradrein.clip_(ps, gradrein.by_norm(1.0), nonfinite="zero")
     for p, g in zip(ps, grads, strict=True):
         assert torch.equal(p.grad.nan_to_num(9.0), g.nan_to_num(9.0))
 
@@ -305,11 +305,11 @@ def test_complex_magnitudes_beyond_float32(p, native):
     g = torch.tensor([3e38 + 3e38j, 1 + 0j])
     with kernels(native):
         expected = helpers.norm([g.to(torch.complex128)], p)
-        assert bridle.get_total_norm([g], p).item() == pytest.approx(expected, rel=1e-7)
+        assert gradrein.get_total_norm([g], p).item() == pytest.approx(expected, rel=1e-7)
         (q,) = helpers.parameters([g.clone()])
-        bridle.clip_grad_value_([q], 2.0)
+        gradrein.clip_grad_value_([q], 2.0)
         torch.testing.assert_close(q.grad, torch.tensor([complex(2**0.5, 2**0.5), 1 + 0j]))
-        clipped = bridle.clip_by_norm(g, 2.0)
+        clipped = gradrein.clip_by_norm(g, 2.0)
         whole = g.to(torch.complex128)
         torch.testing.assert_close(clipped, (whole / whole.norm() * 2).to(g.dtype), rtol=1e-6, atol=1e-44)
 
@@ -318,5 +318,5 @@ def test_elements_that_lie_over_each_other_are_scaled_once():
     base = torch.arange(1.0, 7.0)
     ps = helpers.parameters([base.unfold(0, 3, 1)])
     before = base.unfold(0, 3, 1).clone()
-    norm = bridle.clip_grad_norm_(ps, 1.0).item()
+    norm = gradrein.clip_grad_norm_(ps, 1.0).item()
     torch.testing.assert_close(ps[0].grad, before / (norm + 1e-6))

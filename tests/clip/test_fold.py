@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-import bridle
-from bridle import by_norm
+import gradrein
+from gradrein import by_norm
 
 ADAGRAD = pytest.param(torch.optim.Adagrad, marks=pytest.mark.needs("fused Adagrad on the CPU"))
 FUSED = [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, ADAGRAD]
@@ -33,11 +33,11 @@ def test_same_as_clipping_first(kind):
         for m in (a, b):
             backward(m, step)
         untouched = [p.grad.clone() for p in a.parameters()]
-        report = bridle.clip_(a, by_norm(0.5), fold_into=fold)
+        report = gradrein.clip_(a, by_norm(0.5), fold_into=fold)
         assert all(torch.equal(p.grad, g) for p, g in zip(a.parameters(), untouched, strict=True))
         assert report.norm_after == pytest.approx(0.5, rel=1e-5)
         fold.step()
-        bridle.clip_(b, by_norm(0.5))
+        gradrein.clip_(b, by_norm(0.5))
         plain.step()
         for p, q in zip(a.parameters(), b.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
@@ -47,9 +47,9 @@ def test_same_as_clipping_first(kind):
 def test_the_next_step_is_not_touched(kind):
     (a, fold), (b, plain) = pair(kind)
     backward(a, 0), backward(b, 0)
-    bridle.clip_(a, by_norm(0.5), fold_into=fold)
+    gradrein.clip_(a, by_norm(0.5), fold_into=fold)
     fold.step()
-    bridle.clip_(b, by_norm(0.5))
+    gradrein.clip_(b, by_norm(0.5))
     plain.step()
     assert not hasattr(fold, "grad_scale")
     backward(a, 1), backward(b, 1)
@@ -65,7 +65,7 @@ def test_a_skipped_step_changes_nothing(kind):
     backward(a, 0)
     a[0].weight.grad[0, 0] = math.nan
     kept = [p.detach().clone() for p in a.parameters()]
-    report = bridle.clip_(a, by_norm(0.5), nonfinite="skip", fold_into=fold)
+    report = gradrein.clip_(a, by_norm(0.5), nonfinite="skip", fold_into=fold)
     assert report.skipped
     fold.step()
     for p, k in zip(a.parameters(), kept, strict=True):
@@ -82,10 +82,10 @@ def test_with_a_grad_scaler(kind):
             m.zero_grad()
             scaler.scale(m(torch.randn(6, 5)).pow(2).sum() * 10).backward()
         scalers[0].unscale_(fold)
-        bridle.clip_(a, by_norm(0.5), fold_into=fold)
+        gradrein.clip_(a, by_norm(0.5), fold_into=fold)
         scalers[0].step(fold)
         scalers[1].unscale_(plain)
-        bridle.clip_(b, by_norm(0.5))
+        gradrein.clip_(b, by_norm(0.5))
         scalers[1].step(plain)
         for scaler in scalers:
             scaler.update()
@@ -104,7 +104,7 @@ def test_a_scalers_overflow_skips_the_folded_step():
     a[0].weight.grad[0, 0] = math.inf
     kept = [p.detach().clone() for p in a.parameters()]
     scaler.unscale_(fold)
-    bridle.clip_(a, by_norm(0.5), nonfinite="skip", fold_into=fold)
+    gradrein.clip_(a, by_norm(0.5), nonfinite="skip", fold_into=fold)
     scaler.step(fold)
     scaler.update()
     assert all(torch.equal(p, k) for p, k in zip(a.parameters(), kept, strict=True))
@@ -114,14 +114,16 @@ def test_a_scalers_overflow_skips_the_folded_step():
 def test_refused_by_name():
     (a, fused), _ = pair(torch.optim.SGD)
     backward(a, 0)
-    with pytest.raises(bridle.errors.FoldError, match=r"Adam cannot apply a coefficient in its step.*fused=True"):
-        bridle.clip_(a, by_norm(1.0), fold_into=torch.optim.Adam(a.parameters(), fused=False))
-    with pytest.raises(bridle.errors.FoldError, match=r"exactly the parameters that SGD steps.*It steps 4; 2 of these"):
-        bridle.clip_(a[0], by_norm(1.0), fold_into=fused)
-    with pytest.raises(bridle.errors.FoldError, match="one coefficient for all"):
-        bridle.clip_(a, bridle.by_norm(1.0, per_parameter=True), fold_into=fused)
-    with pytest.raises(bridle.errors.FoldError, match="in 2 group"):
-        bridle.clip_(a, {"0.*": by_norm(1.0), "*": by_norm(2.0)}, fold_into=fused)
+    with pytest.raises(gradrein.errors.FoldError, match=r"Adam cannot apply a coefficient in its step.*fused=True"):
+        gradrein.clip_(a, by_norm(1.0), fold_into=torch.optim.Adam(a.parameters(), fused=False))
+    with pytest.raises(
+        gradrein.errors.FoldError, match=r"exactly the parameters that SGD steps.*It steps 4; 2 of these"
+    ):
+        gradrein.clip_(a[0], by_norm(1.0), fold_into=fused)
+    with pytest.raises(gradrein.errors.FoldError, match="one coefficient for all"):
+        gradrein.clip_(a, gradrein.by_norm(1.0, per_parameter=True), fold_into=fused)
+    with pytest.raises(gradrein.errors.FoldError, match="in 2 group"):
+        gradrein.clip_(a, {"0.*": by_norm(1.0), "*": by_norm(2.0)}, fold_into=fused)
     assert not hasattr(fused, "grad_scale")
 
 
@@ -131,11 +133,11 @@ def test_a_coefficient_that_no_float32_holds(size, limit):
     p.grad = torch.full((2,), size)
     optimizer = torch.optim.SGD([p], lr=1.0, fused=True)
     if limit:
-        with pytest.raises(bridle.errors.FoldError, match="no float32 holds that of"):
-            bridle.clip_([p], bridle.by_norm(limit), fold_into=optimizer)
+        with pytest.raises(gradrein.errors.FoldError, match="no float32 holds that of"):
+            gradrein.clip_([p], gradrein.by_norm(limit), fold_into=optimizer)
         assert p.grad.tolist() == torch.full((2,), size).tolist()
         assert getattr(optimizer, "grad_scale", None) is None
     else:
-        bridle.clip_([p], bridle.by_norm(limit), fold_into=optimizer)
+        gradrein.clip_([p], gradrein.by_norm(limit), fold_into=optimizer)
         optimizer.step()
         assert p.tolist() == [0, 0]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import bridle
+import gradrein
 
 EXACTNESS = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-9}
 ORDERS = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 4.0, math.inf])
@@ -46,7 +46,7 @@ def run(grads, max_norm, p, foreach=None):
     ps = helpers.parameters(grads)
     for q, g in zip(ps, grads, strict=True):
         q.grad = copy_with_layout(g)
-    return bridle.clip_grad_norm_(ps, max_norm, p, foreach=foreach), [q.grad for q in ps]
+    return gradrein.clip_grad_norm_(ps, max_norm, p, foreach=foreach), [q.grad for q in ps]
 
 
 def copy_with_layout(g):
@@ -120,16 +120,16 @@ def test_value_clipping_is_a_clamp_of_every_element(grads, limit, foreach):
     ps = helpers.parameters(grads)
     for q, g in zip(ps, grads, strict=True):
         q.grad = copy_with_layout(g)
-    bridle.clip_grad_value_(ps, limit, foreach)
+    gradrein.clip_grad_value_(ps, limit, foreach)
     for q, g in zip(ps, grads, strict=True):
         assert torch.equal(q.grad, g.clamp(-limit, limit))
 
 
 POLICIES = st.one_of(
-    st.builds(bridle.by_norm, st.floats(1e-3, 100), ORDERS),
-    st.builds(bridle.by_norm, st.floats(1e-3, 100), ORDERS, per_parameter=st.just(True)),
-    st.builds(bridle.by_value, st.floats(1e-3, 100)),
-    st.builds(bridle.by_rms, st.floats(1e-3, 100)),
+    st.builds(gradrein.by_norm, st.floats(1e-3, 100), ORDERS),
+    st.builds(gradrein.by_norm, st.floats(1e-3, 100), ORDERS, per_parameter=st.just(True)),
+    st.builds(gradrein.by_value, st.floats(1e-3, 100)),
+    st.builds(gradrein.by_rms, st.floats(1e-3, 100)),
 )
 
 
@@ -139,7 +139,7 @@ def test_laws_of_policies(grads, policy):
     ps = helpers.parameters(grads)
     for q, g in zip(ps, grads, strict=True):
         q.grad = copy_with_layout(g)
-    report = bridle.clip_(ps, policy)
+    report = gradrein.clip_(ps, policy)
     assert report.norm == pytest.approx(helpers.norm(grads, policy.p), rel=1e-5, abs=1e-30)
     allowed = tolerance(grads)
     after = helpers.norm([q.grad for q in ps], policy.p)

@@ -7,44 +7,44 @@ import helpers
 import pytest
 import torch
 
-import bridle
-from bridle import _kernels
-from bridle.errors import BridleError
+import gradrein
+from gradrein import _kernels
+from gradrein.errors import GradreinError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 
 CALLS = {
-    "clip_grad_norm_": lambda ps: bridle.clip_grad_norm_(ps, 0.5, error_if_nonfinite=True),
-    "clip_grad_norm_, loop": lambda ps: bridle.clip_grad_norm_(ps, 0.5, error_if_nonfinite=True, foreach=False),
-    "clip_grad_norm_, a bad limit": lambda ps: bridle.clip_grad_norm_(ps, torch.tensor(-1.0)),
-    "clip_grad_value_": lambda ps: bridle.clip_grad_value_(ps, 0.5),
-    "clip_grad_value_, loop": lambda ps: bridle.clip_grad_value_(ps, 0.5, foreach=False),
-    "clip_grad_value_, beyond": lambda ps: bridle.clip_grad_value_(ps, 1e39),
-    "clip_grad_value_, a bad limit": lambda ps: bridle.clip_grad_value_(ps, torch.tensor(math.nan)),
-    "clip_grads_with_norm_": lambda ps: bridle.clip_grads_with_norm_(ps, 1.0, torch.tensor(10.0)),
-    "clip_grads_with_norm_, None": lambda ps: bridle.clip_grads_with_norm_(ps, 1.0, None),
-    "get_total_norm": lambda ps: bridle.get_total_norm([p.grad for p in ps], error_if_nonfinite=True),
-    "clip_by_global_norm": lambda ps: bridle.clip_by_global_norm([p.grad for p in ps], 0.5),
-    "clip_by_norm": lambda ps: [bridle.clip_by_norm(p.grad, 0.5) for p in ps],
-    "clip_by_value": lambda ps: [bridle.clip_by_value(p.grad, -0.5, 0.5) for p in ps],
+    "clip_grad_norm_": lambda ps: gradrein.clip_grad_norm_(ps, 0.5, error_if_nonfinite=True),
+    "clip_grad_norm_, loop": lambda ps: gradrein.clip_grad_norm_(ps, 0.5, error_if_nonfinite=True, foreach=False),
+    "clip_grad_norm_, a bad limit": lambda ps: gradrein.clip_grad_norm_(ps, torch.tensor(-1.0)),
+    "clip_grad_value_": lambda ps: gradrein.clip_grad_value_(ps, 0.5),
+    "clip_grad_value_, loop": lambda ps: gradrein.clip_grad_value_(ps, 0.5, foreach=False),
+    "clip_grad_value_, beyond": lambda ps: gradrein.clip_grad_value_(ps, 1e39),
+    "clip_grad_value_, a bad limit": lambda ps: gradrein.clip_grad_value_(ps, torch.tensor(math.nan)),
+    "clip_grads_with_norm_": lambda ps: gradrein.clip_grads_with_norm_(ps, 1.0, torch.tensor(10.0)),
+    "clip_grads_with_norm_, None": lambda ps: gradrein.clip_grads_with_norm_(ps, 1.0, None),
+    "get_total_norm": lambda ps: gradrein.get_total_norm([p.grad for p in ps], error_if_nonfinite=True),
+    "clip_by_global_norm": lambda ps: gradrein.clip_by_global_norm([p.grad for p in ps], 0.5),
+    "clip_by_norm": lambda ps: [gradrein.clip_by_norm(p.grad, 0.5) for p in ps],
+    "clip_by_value": lambda ps: [gradrein.clip_by_value(p.grad, -0.5, 0.5) for p in ps],
 }
 POLICIES = {
-    "by_norm": lambda: bridle.by_norm(0.5),
-    "by_norm, a bad limit": lambda: bridle.by_norm(torch.tensor(-1.0)),
-    "by_norm 3": lambda: bridle.by_norm(0.5, 3),
-    "by_norm, per parameter": lambda: bridle.by_norm(0.5, per_parameter=True),
-    "by_rms": lambda: bridle.by_rms(0.1),
-    "by_value": lambda: bridle.by_value(0.5),
-    "by_unit": bridle.by_unit,
-    "ByZScore": lambda: bridle.policies.ByZScore(warmup=0, ceiling=0.5),
-    "ByQuantile": lambda: bridle.policies.ByQuantile(ceiling=0.5),
-    "ByTrackedQuantile": lambda: bridle.policies.ByTrackedQuantile(ceiling=0.5),
-    "ByMedian": lambda: bridle.policies.ByMedian(warmup=0, ceiling=0.5),
-    "ByRunningNorm": lambda: bridle.policies.ByRunningNorm(warmup=0, ceiling=0.5),
-    "ByStableNorm": bridle.policies.ByStableNorm,
-    "ByElementSpike": lambda: bridle.policies.ByElementSpike(ceiling=0.5),
-    "ByOvershoot": bridle.policies.ByOvershoot,
-    "SkipSpikes": lambda: bridle.policies.SkipSpikes(bridle.policies.ByElementSpike(ceiling=0.5)),
+    "by_norm": lambda: gradrein.by_norm(0.5),
+    "by_norm, a bad limit": lambda: gradrein.by_norm(torch.tensor(-1.0)),
+    "by_norm 3": lambda: gradrein.by_norm(0.5, 3),
+    "by_norm, per parameter": lambda: gradrein.by_norm(0.5, per_parameter=True),
+    "by_rms": lambda: gradrein.by_rms(0.1),
+    "by_value": lambda: gradrein.by_value(0.5),
+    "by_unit": gradrein.by_unit,
+    "ByZScore": lambda: gradrein.policies.ByZScore(warmup=0, ceiling=0.5),
+    "ByQuantile": lambda: gradrein.policies.ByQuantile(ceiling=0.5),
+    "ByTrackedQuantile": lambda: gradrein.policies.ByTrackedQuantile(ceiling=0.5),
+    "ByMedian": lambda: gradrein.policies.ByMedian(warmup=0, ceiling=0.5),
+    "ByRunningNorm": lambda: gradrein.policies.ByRunningNorm(warmup=0, ceiling=0.5),
+    "ByStableNorm": gradrein.policies.ByStableNorm,
+    "ByElementSpike": lambda: gradrein.policies.ByElementSpike(ceiling=0.5),
+    "ByOvershoot": gradrein.policies.ByOvershoot,
+    "SkipSpikes": lambda: gradrein.policies.SkipSpikes(gradrein.policies.ByElementSpike(ceiling=0.5)),
 }
 MODES = ["raise", "skip", "zero", "propagate"]
 
@@ -122,7 +122,7 @@ def attempt(call, ps):
     before = [bits(p.grad) for p in ps]
     try:
         call(ps)
-    except (BridleError, NotImplementedError, RuntimeError, TypeError) as error:
+    except (GradreinError, NotImplementedError, RuntimeError, TypeError) as error:
         assert_whole(ps, before, error)
         return error
     return None
@@ -135,7 +135,7 @@ def test_a_call(name, kind, native):
     with mock.patch.dict(_kernels.BACKENDS, {} if native else {"cpu": None}):
         error = attempt(CALLS[name], parameters(kind))
     if "norm_" in name or "value_" in name or name == "get_total_norm":
-        assert error is None or isinstance(error, BridleError), repr(error)
+        assert error is None or isinstance(error, GradreinError), repr(error)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -145,14 +145,14 @@ def test_a_call(name, kind, native):
 def test_a_policy(name, kind, mode, native):
     """By itself, and as the second of two policies, of which the first has a memory."""
     with mock.patch.dict(_kernels.BACKENDS, {} if native else {"cpu": None}):
-        first = bridle.policies.ByRunningNorm(warmup=0, ceiling=0.5)
+        first = gradrein.policies.ByRunningNorm(warmup=0, ceiling=0.5)
         ps = dict(zip("abcde", parameters(kind), strict=True))
         policy = POLICIES[name]()
         error = attempt(
-            lambda _: bridle.clip_(ps, {"[ab]": first, "*": policy}, nonfinite=mode),
+            lambda _: gradrein.clip_(ps, {"[ab]": first, "*": policy}, nonfinite=mode),
             list(ps.values()),
         )
-        assert error is None or isinstance(error, BridleError), repr(error)
+        assert error is None or isinstance(error, GradreinError), repr(error)
         if error is not None:
             assert not first.state_dict()["keys"]
             if hasattr(policy, "state_dict"):
@@ -184,7 +184,7 @@ def test_what_is_awkward_is_clipped_as_its_plain_copy(name, kind, native):
         awkward, plain = parameters(kind), parameters(kind)
         for p in plain:
             p.grad = p.grad.clone(memory_format=torch.contiguous_format).resolve_conj().resolve_neg()
-        found, expected = (bridle.clip_(ps, POLICIES[name]()) for ps in (awkward, plain))
+        found, expected = (gradrein.clip_(ps, POLICIES[name]()) for ps in (awkward, plain))
     assert found.norm == pytest.approx(expected.norm, rel=1e-7)
     assert found.norm_after == pytest.approx(expected.norm_after, rel=1e-6)
     for a, b in zip(awkward, plain, strict=True):

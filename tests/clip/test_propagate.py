@@ -7,7 +7,7 @@ import helpers
 import pytest
 import torch
 
-import bridle
+import gradrein
 
 VALUES = [math.nan, math.inf, -math.inf, 100.0, -0.5]
 REAL = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -23,7 +23,7 @@ def gradients(dtype):
 def test_each_gradient_is_clamped_as_torch_does(dtype, limit):
     for grad in gradients(dtype):
         ours, theirs = helpers.parameters([grad.clone()]), helpers.parameters([grad.clone()])
-        report = bridle.clip_(ours, bridle.by_value(limit), nonfinite="propagate")
+        report = gradrein.clip_(ours, gradrein.by_value(limit), nonfinite="propagate")
         torch.nn.utils.clip_grad_value_(theirs, float(limit))
         torch.testing.assert_close(ours[0].grad, theirs[0].grad, rtol=0, atol=0, equal_nan=True)
         changed = not torch.equal(ours[0].grad.nan_to_num(7.0), grad.nan_to_num(7.0))
@@ -36,14 +36,14 @@ def test_a_nan_elsewhere_does_not_switch_the_limit_off():
     first, second = torch.tensor([math.nan, 0.5]), torch.tensor([0.1, 3.0])
     for grads in ([first, second], [second, first], [torch.tensor([math.nan, 9.0]), torch.tensor([0.1])]):
         ps = helpers.parameters([g.clone() for g in grads])
-        report = bridle.clip_(ps, bridle.by_value(1.0), nonfinite="propagate")
+        report = gradrein.clip_(ps, gradrein.by_value(1.0), nonfinite="propagate")
         assert all(bool((p.grad.nan_to_num(0.0) <= 1).all()) for p in ps)
         assert report.clipped
 
 
 def test_a_dry_run_says_what_would_be_done():
     ps = helpers.parameters([torch.tensor([math.nan, 9.0])])
-    report = bridle.clip_(ps, bridle.by_value(1.0), nonfinite="propagate", dry_run=True)
+    report = gradrein.clip_(ps, gradrein.by_value(1.0), nonfinite="propagate", dry_run=True)
     assert report.clipped
     assert ps[0].grad[1] == 9
 
@@ -52,7 +52,7 @@ def test_a_sparse_gradient_with_a_nan():
     where, values = torch.tensor([[0, 0, 2]]), torch.tensor([2.0, 3.0, math.nan])
     grad = torch.sparse_coo_tensor(where, values, (4,), check_invariants=True)
     ps = helpers.parameters([grad])
-    assert bridle.clip_(ps, bridle.by_value(1.0), nonfinite="propagate").clipped
+    assert gradrein.clip_(ps, gradrein.by_value(1.0), nonfinite="propagate").clipped
     assert ps[0].grad.to_dense().nan_to_num(7.0).tolist() == [1, 0, 7, 0]
 
 
@@ -63,19 +63,21 @@ def test_infinite_complex_values_keep_their_direction(dtype):
     half = 0.5**0.5
     expected = [complex(1, 0), complex(-half, half), complex(0, -1), complex(0.6, 0.8), complex(0.3, 0)]
     ps = helpers.parameters([torch.tensor(given, dtype=dtype)])
-    report = bridle.clip_(ps, bridle.by_value(1.0), nonfinite="propagate")
+    report = gradrein.clip_(ps, gradrein.by_value(1.0), nonfinite="propagate")
     torch.testing.assert_close(ps[0].grad[:5], torch.tensor(expected, dtype=dtype))
     assert torch.isnan(ps[0].grad[5].real)
     assert report.clipped
     infinite = helpers.parameters([torch.tensor(given[:3], dtype=dtype)])
-    assert bridle.clip_(infinite, bridle.by_value(2.0), nonfinite="propagate").norm_after == 2
-    bridle.clip_(infinite, bridle.by_value(inf), nonfinite="propagate")
+    assert gradrein.clip_(infinite, gradrein.by_value(2.0), nonfinite="propagate").norm_after == 2
+    gradrein.clip_(infinite, gradrein.by_value(inf), nonfinite="propagate")
     assert bool(torch.isfinite(torch.view_as_real(infinite[0].grad)).all())
 
 
 def test_a_limit_beyond_the_type_beside_a_nan():
     ps = helpers.parameters([torch.tensor([math.nan, math.inf], dtype=torch.float16)])
-    assert bridle.clip_(ps, bridle.by_value(1e6), nonfinite="propagate").clipped
+    assert gradrein.clip_(ps, gradrein.by_value(1e6), nonfinite="propagate").clipped
     assert ps[0].grad[1] == torch.finfo(torch.float16).max
     ps = helpers.parameters([torch.tensor([1.0, math.inf], dtype=torch.float16)])
-    assert bridle.clip_(ps, bridle.by_value(1e6), nonfinite="propagate").norm_after == torch.finfo(torch.float16).max
+    assert (
+        gradrein.clip_(ps, gradrein.by_value(1e6), nonfinite="propagate").norm_after == torch.finfo(torch.float16).max
+    )

@@ -2,7 +2,7 @@
 
 import torch
 
-from bridle._torch.storage import repeats
+from gradrein._torch.storage import repeats
 
 FLAT = torch.arange(24.0)
 TABLE = FLAT.view(4, 6)

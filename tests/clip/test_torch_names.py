@@ -8,7 +8,7 @@ import helpers
 import pytest
 import torch
 
-import bridle
+import gradrein
 
 TORCH = torch.nn.utils
 FOREACH = [None, True, False]
@@ -25,7 +25,7 @@ def same_model():
     "name", ["clip_grad_norm_", "clip_grad_value_", "clip_grad_norm", "get_total_norm", "clip_grads_with_norm_"]
 )
 def test_signature_is_torchs(name):
-    ours, theirs = inspect.signature(getattr(bridle, name)), inspect.signature(getattr(TORCH, name))
+    ours, theirs = inspect.signature(getattr(gradrein, name)), inspect.signature(getattr(TORCH, name))
     shared = [p for p in ours.parameters.values() if p.kind is not p.KEYWORD_ONLY]  # what is ours alone is by keyword
     assert [p.name for p in shared] == list(theirs.parameters)
     assert [p.default for p in shared] == [p.default for p in theirs.parameters.values()]
@@ -36,7 +36,7 @@ def test_signature_is_torchs(name):
 @pytest.mark.parametrize("max_norm", [0, 0.01, 1, 1e6, math.inf])
 def test_same_numbers_as_torch(norm_type, max_norm, foreach):
     ours, theirs = same_model(), same_model()
-    found = bridle.clip_grad_norm_(ours.parameters(), max_norm, norm_type, foreach=foreach)
+    found = gradrein.clip_grad_norm_(ours.parameters(), max_norm, norm_type, foreach=foreach)
     expected = TORCH.clip_grad_norm_(theirs.parameters(), max_norm, norm_type)
     torch.testing.assert_close(found, expected)
     assert found.dim() == 0
@@ -48,7 +48,7 @@ def test_same_numbers_as_torch(norm_type, max_norm, foreach):
 @pytest.mark.parametrize("clip_value", [0, 0.01, 1, 1e6])
 def test_value_same_as_torch(clip_value, foreach):
     ours, theirs = same_model(), same_model()
-    assert bridle.clip_grad_value_(ours.parameters(), clip_value, foreach=foreach) is None
+    assert gradrein.clip_grad_value_(ours.parameters(), clip_value, foreach=foreach) is None
     TORCH.clip_grad_value_(theirs.parameters(), clip_value)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(a.grad, b.grad)
@@ -57,7 +57,7 @@ def test_value_same_as_torch(clip_value, foreach):
 def test_gradients_are_changed_in_place():
     (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
     kept = p.grad
-    bridle.clip_grad_norm_(p, 1.0)
+    gradrein.clip_grad_norm_(p, 1.0)
     assert p.grad is kept
     torch.testing.assert_close(kept, torch.tensor([0.6, 0.8]))
 
@@ -65,19 +65,19 @@ def test_gradients_are_changed_in_place():
 def test_autograd_is_told_of_the_write():
     (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
     before = p.grad._version
-    bridle.clip_grad_norm_(p, 1.0)
+    gradrein.clip_grad_norm_(p, 1.0)
     assert p.grad._version > before
     again = p.grad._version
-    bridle.clip_grad_norm_(p, 10.0)
+    gradrein.clip_grad_norm_(p, 10.0)
     assert p.grad._version == again  # nothing was written
 
 
 def test_two_halves_make_the_whole():
     ours, theirs = same_model(), same_model()
     grads = [p.grad for p in ours.parameters()]
-    total = bridle.get_total_norm(grads)
-    bridle.clip_grads_with_norm_(ours.parameters(), 0.1, total)
-    assert torch.equal(bridle.clip_grad_norm_(theirs.parameters(), 0.1), total)
+    total = gradrein.get_total_norm(grads)
+    gradrein.clip_grads_with_norm_(ours.parameters(), 0.1, total)
+    assert torch.equal(gradrein.clip_grad_norm_(theirs.parameters(), 0.1), total)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-6, atol=0)
 
@@ -85,21 +85,21 @@ def test_two_halves_make_the_whole():
 def test_deprecated_alias_warns_and_works():
     model = same_model()
     with pytest.warns(FutureWarning, match="clip_grad_norm_"):
-        found = bridle.clip_grad_norm(model.parameters(), 1e9)
+        found = gradrein.clip_grad_norm(model.parameters(), 1e9)
     torch.testing.assert_close(found, TORCH.clip_grad_norm_(model.parameters(), 1e9))
 
 
 def test_no_gradient_is_zero_and_no_error():
     for target in ([], [torch.nn.Parameter(torch.ones(2))], torch.nn.Linear(2, 2)):
-        assert bridle.clip_grad_norm_(target, 1.0) == torch.tensor(0.0)
-        assert bridle.clip_grad_value_(target, 1.0) is None
-    assert bridle.get_total_norm([]) == torch.tensor(0.0)
-    assert bridle.clip_grads_with_norm_([], 1.0, torch.tensor(1.0)) is None
+        assert gradrein.clip_grad_norm_(target, 1.0) == torch.tensor(0.0)
+        assert gradrein.clip_grad_value_(target, 1.0) is None
+    assert gradrein.get_total_norm([]) == torch.tensor(0.0)
+    assert gradrein.clip_grads_with_norm_([], 1.0, torch.tensor(1.0)) is None
 
 
 def test_parameters_without_gradient_are_skipped():
     ps = helpers.parameters([torch.tensor([3.0]), None, torch.tensor([4.0])])
-    assert bridle.clip_grad_norm_(ps, 1.0).item() == 5
+    assert gradrein.clip_grad_norm_(ps, 1.0).item() == 5
     assert ps[1].grad is None
 
 
@@ -112,8 +112,8 @@ def test_error_if_nonfinite_leaves_gradients(bad, foreach):
     with pytest.raises(
         RuntimeError, match=r"(?s)is non-finite, so it cannot be clipped.*2\.weight \(1 value\)"
     ) as info:
-        bridle.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True, foreach=foreach)
-    assert isinstance(info.value, bridle.errors.NonFiniteGradientError)
+        gradrein.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True, foreach=foreach)
+    assert isinstance(info.value, gradrein.errors.NonFiniteGradientError)
     assert list(info.value.offenders.values()) == [1]
     for p, before in zip(model.parameters(), kept, strict=True):
         torch.testing.assert_close(p.grad, before, equal_nan=True, rtol=0, atol=0)
@@ -125,7 +125,7 @@ def test_otherwise_scales_anyway_as_torch_does(bad, foreach):
     ours, theirs = same_model(), same_model()
     for m in (ours, theirs):
         m[0].bias.grad[0] = bad
-    found = bridle.clip_grad_norm_(ours.parameters(), 0.1, foreach=foreach)
+    found = gradrein.clip_grad_norm_(ours.parameters(), 0.1, foreach=foreach)
     torch.testing.assert_close(found, TORCH.clip_grad_norm_(theirs.parameters(), 0.1), equal_nan=True)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, equal_nan=True)
@@ -135,10 +135,10 @@ def test_foreach_true_on_a_device_without_it():
     p = torch.nn.Parameter(torch.empty(2, device="meta"))
     p.grad = torch.empty(2, device="meta")
     for call in (
-        lambda: bridle.clip_grad_norm_([p], 1.0, foreach=True),
-        lambda: bridle.clip_grad_value_([p], 1.0, foreach=True),
-        lambda: bridle.get_total_norm([p.grad], foreach=True),
-        lambda: bridle.clip_grads_with_norm_([p], 1.0, 1.0, foreach=True),
+        lambda: gradrein.clip_grad_norm_([p], 1.0, foreach=True),
+        lambda: gradrein.clip_grad_value_([p], 1.0, foreach=True),
+        lambda: gradrein.get_total_norm([p.grad], foreach=True),
+        lambda: gradrein.clip_grads_with_norm_([p], 1.0, 1.0, foreach=True),
     ):
         with pytest.raises(RuntimeError, match="can't use the foreach API on meta tensors"):
             call()
@@ -150,21 +150,21 @@ def test_no_tape_is_recorded():
     p = torch.nn.Parameter(torch.zeros(3))
     p.grad = g
     for foreach in FOREACH:
-        assert not bridle.clip_grad_norm_([p], 0.1, foreach=foreach).requires_grad
-    clipped, total = bridle.clip_by_global_norm([x * 2], 0.1)
+        assert not gradrein.clip_grad_norm_([p], 0.1, foreach=foreach).requires_grad
+    clipped, total = gradrein.clip_by_global_norm([x * 2], 0.1)
     assert not total.requires_grad
     assert not clipped[0].requires_grad
-    assert not bridle.clip_by_norm(x * 2, 0.1).requires_grad
-    assert not bridle.clip_by_value(x * 2, -0.1, 0.1).requires_grad
+    assert not gradrein.clip_by_norm(x * 2, 0.1).requires_grad
+    assert not gradrein.clip_by_value(x * 2, -0.1, 0.1).requires_grad
 
 
 def test_ints_and_tensors_as_thresholds():
     for limit in (1, 1.0, torch.tensor(1.0), torch.tensor([1]), torch.tensor(1, dtype=torch.float64)):
         (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
-        bridle.clip_grad_norm_(p, limit)
+        gradrein.clip_grad_norm_(p, limit)
         torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))
         (p,) = helpers.parameters([torch.tensor([3.0, -0.5])])
-        bridle.clip_grad_value_(p, limit)
+        gradrein.clip_grad_value_(p, limit)
         assert p.grad.tolist() == [1.0, -0.5]
 
 
@@ -172,10 +172,10 @@ def test_usual_calls_do_not_warn():
     model = same_model()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        bridle.clip_grad_norm_(model.parameters(), 1.0)
-        bridle.clip_grad_norm_(list(model.parameters()), 1.0)
-        bridle.clip_grad_norm_([], 1.0)
-        bridle.clip_grad_norm_(torch.nn.Linear(2, 2).parameters(), 1.0)  # before any backward
+        gradrein.clip_grad_norm_(model.parameters(), 1.0)
+        gradrein.clip_grad_norm_(list(model.parameters()), 1.0)
+        gradrein.clip_grad_norm_([], 1.0)
+        gradrein.clip_grad_norm_(torch.nn.Linear(2, 2).parameters(), 1.0)  # before any backward
 
 
 def value(function, *args):
@@ -218,8 +218,8 @@ def test_what_torch_raises_catches_ours(name):
     (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
     theirs = value(WRONG[name], torch.nn.utils, p)
     p.grad = torch.tensor([3.0, 4.0])
-    ours = value(WRONG[name], bridle, p)
-    assert isinstance(ours, bridle.errors.BridleError)
+    ours = value(WRONG[name], gradrein, p)
+    assert isinstance(ours, gradrein.errors.GradreinError)
     assert isinstance(ours, type(theirs)), f"{ours!r}, and torch raises {theirs!r}"
     assert p.grad.tolist() == [3, 4]
 
@@ -230,7 +230,7 @@ class Subclass(torch.Tensor):
 
 def test_the_norm_of_gradients_in_a_subclass_is_of_its_class_as_in_torch():
     norms = []
-    for clip in (torch.nn.utils.clip_grad_norm_, bridle.clip_grad_norm_):
+    for clip in (torch.nn.utils.clip_grad_norm_, gradrein.clip_grad_norm_):
         parameter = torch.nn.Parameter(torch.ones(3))
         parameter.grad = torch.ones(3).as_subclass(Subclass)
         norms.append(clip([parameter], 1.0))

@@ -6,14 +6,14 @@ import helpers
 import pytest
 import torch
 
-import bridle
+import gradrein
 
 FOREACH = [None, True, False]
 
 
 def clip(grads, max_norm=1.0, p=2.0, foreach=None):
     ps = helpers.parameters(grads)
-    return bridle.clip_grad_norm_(ps, max_norm, p, foreach=foreach), [q.grad for q in ps]
+    return gradrein.clip_grad_norm_(ps, max_norm, p, foreach=foreach), [q.grad for q in ps]
 
 
 @pytest.mark.parametrize("foreach", FOREACH)
@@ -65,20 +65,20 @@ def test_norm_does_not_depend_on_grouping():
 @pytest.mark.parametrize("foreach", FOREACH)
 def test_a_parameter_listed_twice_counts_once(foreach):
     (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
-    assert bridle.clip_grad_norm_([p, p], 1.0, foreach=foreach).item() == 5
+    assert gradrein.clip_grad_norm_([p, p], 1.0, foreach=foreach).item() == 5
     torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))
-    assert bridle.get_total_norm([p.grad, p.grad]).item() == pytest.approx(1)
+    assert gradrein.get_total_norm([p.grad, p.grad]).item() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, -math.inf, torch.tensor(-1.0), "much", None])
 def test_thresholds_that_mean_nothing(bad):
     (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
     with pytest.raises(ValueError, match=r"`max_norm` (is|must be)"):
-        bridle.clip_grad_norm_(p, bad)
+        gradrein.clip_grad_norm_(p, bad)
     with pytest.raises(ValueError, match=r"`clip_value` (is|must be)"):
-        bridle.clip_grad_value_(p, bad)
+        gradrein.clip_grad_value_(p, bad)
     with pytest.raises(ValueError, match=r"`max_norm` (is|must be)"):
-        bridle.clip_grads_with_norm_(p, bad, torch.tensor(5.0))
+        gradrein.clip_grads_with_norm_(p, bad, torch.tensor(5.0))
     assert p.grad.tolist() == [3, 4]
 
 
@@ -86,9 +86,9 @@ def test_thresholds_that_mean_nothing(bad):
 def test_orders_that_mean_nothing(bad):
     (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
     with pytest.raises(ValueError, match="the order of a norm must be"):
-        bridle.clip_grad_norm_(p, 1.0, bad)
+        gradrein.clip_grad_norm_(p, 1.0, bad)
     with pytest.raises(ValueError, match="the order of a norm must be"):
-        bridle.get_total_norm([p.grad], bad)
+        gradrein.get_total_norm([p.grad], bad)
     assert p.grad.tolist() == [3, 4]
 
 
@@ -103,30 +103,30 @@ def test_infinite_threshold_only_measures(foreach, limit):
 def test_exhausted_iterators_are_noticed():
     ps = helpers.parameters([torch.tensor([3.0, 4.0])])
     for make in (lambda: filter(None, []), lambda: map(abs, []), lambda: iter([])):
-        with pytest.warns(bridle.errors.BridleWarning, match="yields nothing, so no gradient was clipped"):
-            bridle.clip_grad_norm_(make(), 1.0)
-        with pytest.warns(bridle.errors.BridleWarning, match="yields nothing"):
-            bridle.clip_grad_value_(make(), 1.0)
+        with pytest.warns(gradrein.errors.GradreinWarning, match="yields nothing, so no gradient was clipped"):
+            gradrein.clip_grad_norm_(make(), 1.0)
+        with pytest.warns(gradrein.errors.GradreinWarning, match="yields nothing"):
+            gradrein.clip_grad_value_(make(), 1.0)
     generator = (p for p in ps)
-    bridle.clip_grad_norm_(generator, 1.0)
+    gradrein.clip_grad_norm_(generator, 1.0)
     with pytest.warns(UserWarning, match="`parameters` is an empty generator, no gradient clipping will occur"):
-        bridle.clip_grad_norm_(generator, 1.0)
+        gradrein.clip_grad_norm_(generator, 1.0)
 
 
 def test_the_warning_points_at_the_caller():
     with pytest.warns(UserWarning, match="yields nothing") as caught:
-        bridle.clip_grad_norm_(iter([]), 1.0)
+        gradrein.clip_grad_norm_(iter([]), 1.0)
     assert caught[0].filename == __file__
 
 
 def test_raw_gradients_are_noticed():
     grads = [torch.ones(3), torch.ones(2)]
-    with pytest.warns(bridle.errors.BridleWarning, match="pass the parameters they belong to"):
-        bridle.clip_grad_norm_(grads, 1.0)
-    with pytest.warns(bridle.errors.BridleWarning, match="none of the 2 tensors"):
-        bridle.clip_grads_with_norm_(grads, 1.0, torch.tensor(5.0))
-    with pytest.warns(bridle.errors.BridleWarning, match="pass the parameters"):
-        bridle.clip_grad_value_(grads, 1.0)
+    with pytest.warns(gradrein.errors.GradreinWarning, match="pass the parameters they belong to"):
+        gradrein.clip_grad_norm_(grads, 1.0)
+    with pytest.warns(gradrein.errors.GradreinWarning, match="none of the 2 tensors"):
+        gradrein.clip_grads_with_norm_(grads, 1.0, torch.tensor(5.0))
+    with pytest.warns(gradrein.errors.GradreinWarning, match="pass the parameters"):
+        gradrein.clip_grad_value_(grads, 1.0)
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, math.inf])
@@ -165,7 +165,7 @@ def test_any_layout(kind, foreach):
     ps = helpers.parameters([layouts()[kind]])
     ps[0].grad = layouts()[kind]
     before = helpers.vector([ps[0].grad])
-    bridle.clip_grad_value_(ps, 0.3, foreach)
+    gradrein.clip_grad_value_(ps, 0.3, foreach)
     torch.testing.assert_close(helpers.vector([ps[0].grad]), before.clamp(-0.3, 0.3), rtol=1e-6, atol=0)
 
 
@@ -183,7 +183,7 @@ def test_sparse(coalesced, foreach):
     torch.testing.assert_close(g.to_dense(), sparse(True).to_dense() / 5)
     p = torch.nn.Parameter(torch.zeros(4, 2))
     p.grad = sparse(coalesced)
-    bridle.clip_grad_value_([p], 3.5, foreach)
+    gradrein.clip_grad_value_([p], 3.5, foreach)
     torch.testing.assert_close(p.grad.to_dense(), sparse(True).to_dense().clamp(-3.5, 3.5))
 
 
@@ -191,7 +191,7 @@ def test_sparse_embedding_step():
     emb = torch.nn.Embedding(10, 3, sparse=True)
     emb(torch.tensor([1, 1, 4])).pow(2).sum().backward()
     expected = torch.linalg.vector_norm(emb.weight.grad.to_dense())
-    torch.testing.assert_close(bridle.clip_grad_norm_(emb, 0.1), expected)
+    torch.testing.assert_close(gradrein.clip_grad_norm_(emb, 0.1), expected)
     torch.testing.assert_close(
         torch.linalg.vector_norm(emb.weight.grad.to_dense()), torch.tensor(0.1), rtol=1e-4, atol=0
     )
@@ -206,7 +206,7 @@ def test_complex(foreach):
     norm, (clipped, _) = clip([g.clone(), torch.ones(2)], 1.0, foreach=foreach)
     torch.testing.assert_close(clipped, g / norm.item(), rtol=1e-5, atol=0)
     (p,) = helpers.parameters([g.clone()])
-    bridle.clip_grad_value_([p], 1.0, foreach)
+    gradrein.clip_grad_value_([p], 1.0, foreach)
     torch.testing.assert_close(p.grad, torch.tensor([0.6 + 0.8j, 0.1j, -1 + 0j]))  # magnitude limited, phase kept
 
 
@@ -216,7 +216,7 @@ def test_under_the_threshold_nothing_is_written():
     kept = g.clone()
     (p,) = helpers.parameters([g])
     before = p.grad._version
-    bridle.clip_grad_norm_([p], 1e9)
+    gradrein.clip_grad_norm_([p], 1e9)
     assert torch.equal(p.grad, kept)
     assert p.grad._version == before
 
@@ -237,14 +237,14 @@ def test_kinds_that_are_refused_by_name():
     p.grad_dtype = None
     p.grad = torch.ones(3, dtype=torch.int64)
     with pytest.raises(NotImplementedError, match=r"a gradient of shape \(3,\) is int64"):
-        bridle.clip_grad_norm_([p], 1.0)
+        gradrein.clip_grad_norm_([p], 1.0)
 
 
 def test_inference_tensors():
     with torch.inference_mode():
         p = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
         p.grad = torch.tensor([3.0, 4.0])
-        assert bridle.clip_grad_norm_([p], 1.0).item() == 5
+        assert gradrein.clip_grad_norm_([p], 1.0).item() == 5
         torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))
 
 
@@ -267,5 +267,5 @@ def test_the_coefficient_is_not_rounded_to_half(dtype, foreach):
 def test_a_known_norm_may_be_any_number():
     for known in (5, 5.0, torch.tensor(5.0)):
         (p,) = helpers.parameters([torch.tensor([3.0, 4.0])])
-        bridle.clip_grads_with_norm_([p], 1.0, known)
+        gradrein.clip_grads_with_norm_([p], 1.0, known)
         torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))

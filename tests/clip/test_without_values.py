@@ -5,8 +5,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.masked import masked_tensor
 
-import bridle
-from bridle.errors import UnsupportedGradientError
+import gradrein
+from gradrein.errors import UnsupportedGradientError
 
 
 def parameter(device="cpu"):
@@ -24,7 +24,7 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.parametrize("inside", [True, False])
 def test_fake_tensors(call, inside):
-    for lib in (bridle, torch.nn.utils):
+    for lib in (gradrein, torch.nn.utils):
         mode = FakeTensorMode()
         with mode:
             p = parameter()
@@ -38,24 +38,24 @@ def test_fake_tensors(call, inside):
 def test_values_where_every_result_is_fake(call):
     p = parameter()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert isinstance(call(bridle, [p]), FakeTensor)
+        assert isinstance(call(gradrein, [p]), FakeTensor)
 
 
 def test_a_policy_and_fake_tensors():
     with FakeTensorMode():
         ps = [parameter()]
         with pytest.raises(UnsupportedGradientError, match='Pass nonfinite="propagate"'):
-            bridle.clip_(ps, bridle.by_norm(1.0))
-        bridle.clip_(ps, bridle.by_norm(1.0), nonfinite="propagate")
+            gradrein.clip_(ps, gradrein.by_norm(1.0))
+        gradrein.clip_(ps, gradrein.by_norm(1.0), nonfinite="propagate")
 
 
 @pytest.mark.parametrize("devices", [("cpu", "meta"), ("meta", "cpu"), ("cpu", "cpu", "meta")], ids=str)
 def test_only_some_without_values(devices):
     ps = [parameter(device) for device in devices]
     first = devices.index("meta")
-    for call in (*CALLS.values(), lambda lib, ps: lib.clip_(ps, bridle.by_norm(1.0))):
+    for call in (*CALLS.values(), lambda lib, ps: lib.clip_(ps, gradrein.by_norm(1.0))):
         with pytest.raises(UnsupportedGradientError, match=f"1 of {len(ps)} gradients .* number {first} is the first"):
-            call(bridle, ps)
+            call(gradrein, ps)
     assert all(p.grad.tolist() == [1, 1, 1] for p in ps if not p.grad.is_meta)
 
 
@@ -63,9 +63,9 @@ PROPERTIES = ["norm", "norm_after", "coefficient", "clipped", "skipped", "norms"
 
 
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip", "zero"])
-@pytest.mark.parametrize("policy", [bridle.by_norm(1.0), bridle.by_value(1.0)], ids=str)
+@pytest.mark.parametrize("policy", [gradrein.by_norm(1.0), gradrein.by_value(1.0)], ids=str)
 def test_a_report_without_values(nonfinite, policy):
-    report = bridle.clip_([parameter("meta")], policy, nonfinite=nonfinite)
+    report = gradrein.clip_([parameter("meta")], policy, nonfinite=nonfinite)
     for name in PROPERTIES:
         with pytest.raises(UnsupportedGradientError, match="nothing to report"):
             getattr(report, name)
@@ -75,7 +75,7 @@ def test_a_report_without_values(nonfinite, policy):
 
 def test_gradients_without_values_are_not_found_to_be_finite():
     with pytest.raises(UnsupportedGradientError, match='Pass nonfinite="propagate"'):
-        bridle.clip_([parameter("meta")], bridle.by_norm(1.0))
+        gradrein.clip_([parameter("meta")], gradrein.by_norm(1.0))
 
 
 @pytest.mark.parametrize("foreach", [None, True, False])
@@ -83,4 +83,4 @@ def test_gradients_without_values_are_not_found_to_be_finite():
 def test_a_masked_tensor(foreach):
     masked = masked_tensor(torch.tensor([3.0, 4.0]), torch.tensor([True, False]))
     with pytest.raises(UnsupportedGradientError, match="is masked"):
-        bridle.get_total_norm([masked], foreach=foreach)
+        gradrein.get_total_norm([masked], foreach=foreach)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
-from bridle.persample import Stats
+import gradrein
+from gradrein.persample import Stats
 
 B, D, C = 4, 5, 3
 
@@ -30,7 +30,7 @@ def losses_of(model, x, y):
 
 def clipped(model):
     def step(x, y):
-        return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        return gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
 
     return step
 
@@ -40,7 +40,7 @@ class Twins:
 
     def __init__(self, model, make=clipped, backend="captured"):
         self.model, self.other = model, copy.deepcopy(model)
-        self.step = bridle.compile(make(model), model, backend=backend)
+        self.step = gradrein.compile(make(model), model, backend=backend)
         self.plain = make(self.other)
 
     def run(self, *args, exact=True, **kwargs):

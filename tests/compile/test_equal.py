@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
+import gradrein
 
 from .helpers import B, C, D, Twins, batch, losses_of, mlp
 
@@ -127,7 +127,7 @@ def test_everything_at_once():
 
         def step(x, y):
             losses = losses_of(model, x, y)
-            ps = bridle.per_sample(losses, model)
+            ps = gradrein.per_sample(losses, model)
             numbers = {"norms": ps.norms(), "each": ps.norms(per_parameter=True), "grads": ps.grads()}
             more = [ps.dot(), ps.dot(direction), ps.cosine(), ps.cosine(direction), ps.gram(), len(ps)]
             ps.clip_(0.1, per_parameter=True, gamma=0.01, divide_by=3.0)
@@ -145,7 +145,7 @@ def test_everything_at_once():
 
 def test_noise_is_drawn_anew_from_torchs_generator():
     def make(model):
-        return lambda x, y: bridle.per_sample(losses_of(model, x, y), model).clip_(0.1, noise_multiplier=1.0)
+        return lambda x, y: gradrein.per_sample(losses_of(model, x, y), model).clip_(0.1, noise_multiplier=1.0)
 
     twins = Twins(mlp(), make)
     twins.run(*batch())
@@ -157,8 +157,8 @@ def test_some_parameters_by_name_or_none():
     def make(model):
         def step(x, y):
             losses = losses_of(model, x, y)
-            head = bridle.per_sample(losses, {"w": model[2].weight, "b": model[2].bias})
-            return head.norms(), bridle.per_sample(losses, model[0].weight).norms(), head.grads()
+            head = gradrein.per_sample(losses, {"w": model[2].weight, "b": model[2].bias})
+            return head.norms(), gradrein.per_sample(losses, model[0].weight).norms(), head.grads()
 
         return step
 
@@ -172,7 +172,7 @@ def test_autocast_inside_the_step():
         def step(x, y):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 losses = losses_of(model, x, y)
-            return bridle.per_sample(losses, model).clip_(0.5)
+            return gradrein.per_sample(losses, model).clip_(0.5)
 
         return step
 
@@ -185,7 +185,7 @@ def test_nested_inputs_and_keywords():
     def make(model):
         def step(batch, *, scale=1.0):
             losses = losses_of(model, batch["x"][0], batch["y"]) * scale
-            return {"norms": bridle.per_sample(losses, model).clip_(0.5), "scale": scale}
+            return {"norms": gradrein.per_sample(losses, model).clip_(0.5), "scale": scale}
 
         return step
 
@@ -200,7 +200,7 @@ def test_samples_without_any_gradient():
     """Zeros are usual: a masked sample, a layer whose units are dead for some samples."""
 
     def make(model):
-        return lambda x, y, mask: bridle.per_sample(losses_of(model, x, y) * mask, model).clip_(0.5)
+        return lambda x, y, mask: gradrein.per_sample(losses_of(model, x, y) * mask, model).clip_(0.5)
 
     twins = Twins(Gpt(), make)
     for mask in ([1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 0]):
@@ -221,7 +221,7 @@ def test_results_that_have_a_graph_in_the_eager_step():
     def make(model):
         def step(x, y):
             losses = losses_of(model, x, y)
-            bridle.per_sample(losses, model).clip_(0.5)
+            gradrein.per_sample(losses, model).clip_(0.5)
             return losses.mean()
 
         return step
@@ -230,7 +230,7 @@ def test_results_that_have_a_graph_in_the_eager_step():
     twins.run(*batch())
     loss = twins.captured(*batch())
     assert loss.requires_grad
-    with pytest.raises(bridle.errors.GraphFreedError, match="a compiled step returned"):
+    with pytest.raises(gradrein.errors.GraphFreedError, match="a compiled step returned"):
         loss.backward()
 
 
@@ -249,7 +249,7 @@ def test_gradients_of_two_parameters_are_two_tensors():
 def test_a_threshold_that_is_a_tensor(gamma):
     def make(model):
         def step(x, y, quantile):
-            ps = bridle.per_sample(losses_of(model, x, y), model)
+            ps = gradrein.per_sample(losses_of(model, x, y), model)
             return ps.clip_(torch.quantile(ps.norms(), quantile), gamma=gamma)
 
         return step
@@ -258,14 +258,14 @@ def test_a_threshold_that_is_a_tensor(gamma):
     twins.run(*batch(), torch.tensor(0.5))
     for quantile in (0.2, 0.7):
         twins.captured(*batch(), torch.tensor(quantile))
-    bad = bridle.compile(
-        lambda x, y, limit: bridle.per_sample(losses_of(twins.model, x, y), twins.model).clip_(limit),
+    bad = gradrein.compile(
+        lambda x, y, limit: gradrein.per_sample(losses_of(twins.model, x, y), twins.model).clip_(limit),
         twins.model,
         backend="captured",
     )
     bad(*batch(), torch.tensor(1.0))
     bad(*batch(), torch.tensor(1.0))
-    with pytest.raises(bridle.errors.ArgumentError, match="must be positive, found -1.0"):
+    with pytest.raises(gradrein.errors.ArgumentError, match="must be positive, found -1.0"):
         bad(*batch(), torch.tensor(-1.0))
 
 
@@ -274,7 +274,7 @@ def test_a_log_of_tensors():
         model.log = []
 
         def step(x, y):
-            norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+            norms = gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
             model.log.append(norms.mean())
             return norms
 
@@ -290,7 +290,7 @@ def test_inputs_that_the_step_changes():
     def make(model):
         def step(x, y):
             x.mul_(2).add_(1)
-            return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+            return gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
 
         return step
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
+import gradrein
 
 from .helpers import B, C, D, Twins, batch, clipped, losses_of, mlp
 
@@ -171,7 +171,7 @@ def test_globals_closures_and_attributes():
 
         def step(x, y):
             losses = losses_of(model, x, y) * SCALE[0] * factor["one"] * model.gain
-            return bridle.per_sample(losses, model).norms()
+            return gradrein.per_sample(losses, model).norms()
 
         return step
 
@@ -254,7 +254,7 @@ def test_inputs_that_share_memory_with_each_other():
 
     def make(model):
         def step(x, y):
-            return bridle.per_sample((model(x) + model(y).flip(0)).square(), model).norms()
+            return gradrein.per_sample((model(x) + model(y).flip(0)).square(), model).norms()
 
         return step
 
@@ -262,7 +262,7 @@ def test_inputs_that_share_memory_with_each_other():
     x, y = torch.randn(B, D), torch.randn(B, D)
     warm(twins, x, y)
     for one, other in ((x, x), (x, x.view(B, D)), (x, x.detach())):
-        with pytest.raises(bridle.errors.BatchCouplingError):
+        with pytest.raises(gradrein.errors.BatchCouplingError):
             twins.step(one, other)
     twins.captured(x, y)
 
@@ -282,7 +282,7 @@ def test_a_graph_from_before_the_step():
 
     def make(model):
         def step(h, y):
-            return bridle.per_sample(losses_of(model[1], h, y), model).norms()
+            return gradrein.per_sample(losses_of(model[1], h, y), model).norms()
 
         return step
 
@@ -295,20 +295,20 @@ def test_a_graph_from_before_the_step():
 
 
 def test_a_rule_that_is_registered_later(monkeypatch):
-    from bridle.persample.rules import registry
+    from gradrein.persample.rules import registry
 
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     monkeypatch.setattr(registry, "_REGISTERED", list(registry._REGISTERED))
     twins = Twins(mlp())
     warm(twins, *batch())
-    bridle.register_rule("AddmmBackward0", lambda ctx: torch.zeros(ctx.samples, *ctx.shape), replace=True)
+    gradrein.register_rule("AddmmBackward0", lambda ctx: torch.zeros(ctx.samples, *ctx.shape), replace=True)
     twins.eager(*batch())
 
 
 def test_grad_mode():
     twins = Twins(mlp())
     warm(twins, *batch())
-    with torch.no_grad(), pytest.raises(bridle.errors.NoGraphError):
+    with torch.no_grad(), pytest.raises(gradrein.errors.NoGraphError):
         twins.step(*batch())
     twins.captured(*batch())
 
@@ -334,7 +334,7 @@ def test_a_buffer_that_the_step_sets_anew():
 
         def step(x, y):
             model.seen += 1
-            model.last = bridle.per_sample(losses_of(model, x, y), model).norms()
+            model.last = gradrein.per_sample(losses_of(model, x, y), model).norms()
             return model.seen
 
         return step
@@ -361,14 +361,14 @@ def test_the_default_dtype():
 
 SOURCE = """
 import torch.nn.functional as F
-import bridle
+import gradrein
 
 class Scaled(Base):
     def forward(self, x):
         return self.inner(x) * factor
 
 def step(x, y):
-    return bridle.per_sample(F.cross_entropy(model(x), y, reduction="none") * factor, model).norms()
+    return gradrein.per_sample(F.cross_entropy(model(x), y, reduction="none") * factor, model).norms()
 """
 factor = 100.0  # of the same name in the module that code below claims to be of
 
@@ -384,14 +384,14 @@ def test_code_whose_globals_are_not_those_of_its_module():
     for names in (mine, theirs):
         exec(SOURCE, names)
         names["model"] = names["Scaled"]()
-    step = bridle.compile(mine["step"], mine["model"], backend="captured")
+    step = gradrein.compile(mine["step"], mine["model"], backend="captured")
     x, y = batch()
     for value in (2.0, 2.0, 3.0, 3.0, 2.0):
         mine["factor"] = value
         assert torch.equal(step(x, y), mine["step"](x, y))
     assert ": captured (" in step.explain()
     mine["model"] = theirs["model"]  # whose forward pass has other globals again
-    step = bridle.compile(mine["step"], theirs["model"], backend="captured")
+    step = gradrein.compile(mine["step"], theirs["model"], backend="captured")
     for _ in range(3):
         assert torch.equal(step(x, y), mine["step"](x, y))
     assert "the globals of the step or of a module are not those" in step.explain()
@@ -424,9 +424,9 @@ def test_methods_that_are_replaced(monkeypatch, owner, name, method):
     model, loss = Scaled(5, 3), Loss()
 
     def step(x):
-        return bridle.per_sample(loss.of(model(x)), model).norms()
+        return gradrein.per_sample(loss.of(model(x)), model).norms()
 
-    captured = bridle.compile(step, model, backend="captured")
+    captured = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
         captured(torch.randn(4, 5))
     assert ": captured (" in captured.explain()
@@ -441,9 +441,9 @@ def test_a_method_whose_code_is_replaced(monkeypatch):
     model = Scaled(5, 3)
 
     def step(x):
-        return bridle.per_sample(model(x).square().sum(1), model).norms()
+        return gradrein.per_sample(model(x).square().sum(1), model).norms()
 
-    captured, x = bridle.compile(step, model, backend="captured"), torch.randn(4, 5)
+    captured, x = gradrein.compile(step, model, backend="captured"), torch.randn(4, 5)
     for _ in range(3):
         captured(x)
     monkeypatch.setattr(Scaled.scale, "__code__", (lambda self, x: 3 * x).__code__)
@@ -452,18 +452,18 @@ def test_a_method_whose_code_is_replaced(monkeypatch):
 
 def test_what_is_read_as_a_constant_stays_eager(monkeypatch):
     model, own = mlp(), random.Random(0)
-    monkeypatch.setenv("BRIDLE_TEST", "2")
+    monkeypatch.setenv("GRADREIN_TEST", "2")
     counter = torch.zeros(())
 
     def asked(read):
         def step(x):
-            return bridle.per_sample(model(x).sum(1) * read(), model).norms()
+            return gradrein.per_sample(model(x).sum(1) * read(), model).norms()
 
-        return bridle.compile(step, model, backend="captured")
+        return gradrein.compile(step, model, backend="captured")
 
     reads = {
-        "it reads the environment (`os.getenv`)": lambda: float(os.getenv("BRIDLE_TEST")),
-        "it reads the environment (`os.environ`)": lambda: 1.0 + ("BRIDLE_TEST" in os.environ),
+        "it reads the environment (`os.getenv`)": lambda: float(os.getenv("GRADREIN_TEST")),
+        "it reads the environment (`os.environ`)": lambda: 1.0 + ("GRADREIN_TEST" in os.environ),
         "it draws from a `random.Random` of its own": lambda: own.random(),
         "it reads the version counter of a tensor (`_version`)": lambda: 1.0 + counter._version,
     }
@@ -478,9 +478,9 @@ def test_hooks_that_pack_saved_values_around_a_captured_step():
     model, packed = mlp(), []
 
     def step(x):
-        return bridle.per_sample(model(x).square().sum(1), model).norms()
+        return gradrein.per_sample(model(x).square().sum(1), model).norms()
 
-    captured, x = bridle.compile(step, model, backend="captured"), torch.randn(4, 5)
+    captured, x = gradrein.compile(step, model, backend="captured"), torch.randn(4, 5)
     for _ in range(3):
         captured(x)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):

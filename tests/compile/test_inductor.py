@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle._compile import _entry
+import gradrein
+from gradrein._compile import _entry
 
 from .helpers import C, Twins, batch, losses_of, mlp
 
@@ -42,7 +42,7 @@ def test_compiled_with_a_convolution_dropout_and_buffers():
 
 
 def test_the_fastest_is_kept_and_all_are_right(monkeypatch):
-    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    monkeypatch.setattr("gradrein._torch.fx.compiled", lambda graph, _: graph)
     twins = Twins(mlp(), backend="fastest")
     for _ in range(25):
         twins.run(*batch(), exact=False)
@@ -57,13 +57,13 @@ def test_without_a_compiler_the_captured_graph_runs_and_that_is_said_once(monkey
     def compiled(*_):
         raise RuntimeError("backend failed") from InvalidCxxCompiler()
 
-    monkeypatch.setattr("bridle._torch.fx.compiled", compiled)
+    monkeypatch.setattr("gradrein._torch.fx.compiled", compiled)
     monkeypatch.setattr(_entry, "_said", set())
     for times in (1, 0):
         twins = Twins(mlp(), backend="inductor")
         twins.run(*batch())
         if times:
-            with pytest.warns(bridle.errors.BridleWarning, match="runs uncompiled: there is no C\\+\\+ compiler"):
+            with pytest.warns(gradrein.errors.GradreinWarning, match="runs uncompiled: there is no C\\+\\+ compiler"):
                 twins.run(*batch())
         else:
             twins.run(*batch())
@@ -72,13 +72,13 @@ def test_without_a_compiler_the_captured_graph_runs_and_that_is_said_once(monkey
 
 
 def test_progress_is_shown_when_it_takes_long(monkeypatch, capsys):
-    from bridle._compile import _progress
+    from gradrein._compile import _progress
 
     monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
     twins = Twins(mlp())
     twins.run(*batch())
     twins.run(*batch())
-    assert "bridle.compile: `step` for (4, 5), (4,)" in capsys.readouterr().err
+    assert "gradrein.compile: `step` for (4, 5), (4,)" in capsys.readouterr().err
 
 
 class Own(nn.Module):
@@ -101,23 +101,23 @@ def test_a_model_that_was_compiled_already(in_place):
 
     def make(run):
         def step(x, y):
-            return bridle.per_sample(losses_of(run, x, y), model).clip_(0.5)
+            return gradrein.per_sample(losses_of(run, x, y), model).clip_(0.5)
 
         return step
 
     plain = Own()
     plain.load_state_dict(model.state_dict())
-    with pytest.raises(bridle.errors.UnsupportedOperationError, match="whole step with bridle.compile"):
+    with pytest.raises(gradrein.errors.UnsupportedOperationError, match="whole step with gradrein.compile"):
         make(compiled)(*batch())
-    step = bridle.compile(make(compiled), compiled, backend="captured")
+    step = gradrein.compile(make(compiled), compiled, backend="captured")
     for _ in range(3):
         x, y = batch()
-        expected = bridle.per_sample(losses_of(plain, x, y), plain).clip_(0.5)
+        expected = gradrein.per_sample(losses_of(plain, x, y), plain).clip_(0.5)
         assert torch.equal(step(x, y), expected)
         assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True))
     assert ": captured (" in step.explain()
 
 
-def test_importing_bridle_does_not_import_dynamo():
-    code = "import sys, bridle; assert 'torch._dynamo' not in sys.modules and 'torch._inductor' not in sys.modules"
+def test_importing_gradrein_does_not_import_dynamo():
+    code = "import sys, gradrein; assert 'torch._dynamo' not in sys.modules and 'torch._inductor' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,7 +2,7 @@
 
 import torch
 
-from bridle._torch import fx as torch_fx
+from gradrein._torch import fx as torch_fx
 
 from .helpers import Twins, batch, mlp
 

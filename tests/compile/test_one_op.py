@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle._compile import _entry
-from bridle._torch import fx
-from bridle.persample.representations import base
+import gradrein
+from gradrein._compile import _entry
+from gradrein._torch import fx
+from gradrein.persample.representations import base
 
 from .helpers import C, Twins, batch
 
@@ -46,7 +46,7 @@ def names(graph):
 def test_a_recurrent_layer_has_as_many_ops_however_long_it_runs():
     twins = Twins(Recurrent())
     short, long = (names(graph_of(twins, *batch(4, steps, 4))) for steps in (20, 30))
-    assert short.count("bridle.gate_gradients.default") == 1
+    assert short.count("gradrein.gate_gradients.default") == 1
     assert len(long) == len(short)
 
 
@@ -65,7 +65,7 @@ def test_a_compiled_recurrent_layer_does_without_what_inductor_does_not_hand_on(
 
 @pytest.mark.parametrize(("layers", "ran"), [(1, "compiled"), (2, "captured")])
 def test_recurrent_layers_upon_each_other_are_not_compiled(monkeypatch, layers, ran):
-    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    monkeypatch.setattr("gradrein._torch.fx.compiled", lambda graph, _: graph)
     twins = Twins(Recurrent(layers), backend="inductor")
     for _ in range(2):
         twins.run(*batch(4, 5, 4))
@@ -78,14 +78,14 @@ def test_a_convolution_has_as_many_ops_however_many_samples_there_are(monkeypatc
     layers = nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Conv1d(3, 4, 3), nn.Flatten(), nn.Linear(8, C)
     twins = Twins(nn.Sequential(*layers))
     few, many = (names(graph_of(twins, *batch(samples, 2, 6))) for samples in (2, 40))
-    assert few.count("bridle.weight_gradients.default") == 2
+    assert few.count("gradrein.weight_gradients.default") == 2
     assert len(many) == len(few)
 
 
 def test_norms_of_a_wide_convolution_are_one_op():
     layers = nn.Conv2d(100, 64, 2), nn.Flatten(), nn.Linear(64, C)
     found = names(graph_of(Twins(nn.Sequential(*layers)), *batch(4, 100, 2, 2)))
-    assert found.count("bridle.convolution_gram_sums.default") == 1
+    assert found.count("gradrein.convolution_gram_sums.default") == 1
 
 
 def test_explain_names_what_no_compiler_looks_into():
@@ -95,7 +95,7 @@ def test_explain_names_what_no_compiler_looks_into():
 
 
 def test_ids_of_a_table_do_not_keep_a_step_from_being_compiled(monkeypatch):
-    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    monkeypatch.setattr("gradrein._torch.fx.compiled", lambda graph, _: graph)
     twins = Twins(Words(), backend="inductor")
     for ids in ([[0, 1], [1, 1]], [[2, 2], [6, 0]]):
         twins.run(torch.tensor(ids), torch.tensor([0, 1]))
@@ -105,7 +105,7 @@ def test_ids_of_a_table_do_not_keep_a_step_from_being_compiled(monkeypatch):
 @pytest.mark.parametrize(("backend", "ran"), [("fastest", "captured"), ("inductor", "compiled")])
 def test_large_graphs_are_compiled_only_when_asked_for(monkeypatch, backend, ran):
     monkeypatch.setattr(_entry, "_OPS_AT_MOST", 10)
-    monkeypatch.setattr("bridle._torch.fx.compiled", lambda graph, _: graph)
+    monkeypatch.setattr("gradrein._torch.fx.compiled", lambda graph, _: graph)
     twins = Twins(nn.Linear(5, C), backend=backend)
     for _ in range(2):
         twins.run(*batch())
@@ -116,7 +116,7 @@ def test_large_graphs_are_compiled_only_when_asked_for(monkeypatch, backend, ran
 def test_weights_are_tested_again_when_they_have_changed():
     def make(model):
         def step(x, weights):
-            ps = bridle.per_sample(model(x).square().sum(1), model)
+            ps = gradrein.per_sample(model(x).square().sum(1), model)
             ps.weighted_(weights)
             ps.weighted_(weights * 1e-30)
             weights.mul_(1e-30)

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-import bridle
+import gradrein
 
 from .helpers import batch, clipped, mlp
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
 
 def test_each_factor_is_read_once_for_its_norm_and_no_norm_is_the_slow_one():
     model = mlp()
-    step = bridle.compile(clipped(model), model, backend="captured")
+    step = gradrein.compile(clipped(model), model, backend="captured")
     step(*batch())
     step(*batch())
     nodes = step._entries[0]._runners["captured"]._captured.graph.graph.nodes

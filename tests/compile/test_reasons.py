@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 from .helpers import B, C, D, Twins, batch, clipped, losses_of, mlp
 
@@ -86,7 +86,7 @@ class Checkpointed(nn.Module):
 
 def answers(ask, **options):
     def make(model):
-        return lambda x, y: ask(bridle.per_sample(losses_of(model, x, y), model, **options))
+        return lambda x, y: ask(gradrein.per_sample(losses_of(model, x, y), model, **options))
 
     return make
 
@@ -94,7 +94,7 @@ def answers(ask, **options):
 def with_zero_grad(model):
     def step(x, y):
         model.zero_grad()
-        return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        return gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
 
     return step
 
@@ -103,7 +103,7 @@ def with_optimizer(model):
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step(x, y):
-        norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        norms = gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
         optimizer.step()
         return norms
 
@@ -112,7 +112,7 @@ def with_optimizer(model):
 
 def that_reads_grad(model):
     def step(x, y):
-        norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        norms = gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
         if model[0].weight.grad is not None:
             norms = norms + model[0].weight.grad.sum()
         return norms
@@ -122,7 +122,7 @@ def that_reads_grad(model):
 
 def that_sets_grad(model):
     def step(x, y):
-        norms = bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        norms = gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
         model[0].weight.grad = None
         return norms
 
@@ -132,7 +132,7 @@ def that_sets_grad(model):
 def that_calls_backward(model):
     def step(x, y):
         losses = losses_of(model, x, y)
-        norms = bridle.per_sample(losses, model).norms()
+        norms = gradrein.per_sample(losses, model).norms()
         losses.sum().backward()
         return norms
 
@@ -143,7 +143,7 @@ def that_prints(model):
     def step(x, y):
         losses = losses_of(model, x, y)
         print("mean loss", float(losses.detach().mean()))
-        return bridle.per_sample(losses, model).norms()
+        return gradrein.per_sample(losses, model).norms()
 
     return step
 
@@ -189,7 +189,7 @@ def test_stays_eager_and_says_why(name):
 
 def test_coupling_is_refused_at_every_call():
     model = nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.Linear(6, C))
-    step = bridle.compile(clipped(model), model, backend="captured")
+    step = gradrein.compile(clipped(model), model, backend="captured")
     for _ in range(3):
         with pytest.raises(errors.BatchCouplingError):
             step(*batch())
@@ -199,7 +199,7 @@ def test_coupling_is_refused_at_every_call():
 def test_coupling_that_is_allowed():
     def make(model):
         def step(x, y):
-            return bridle.per_sample(losses_of(model, x, y), model, allow_coupling=True).norms()
+            return gradrein.per_sample(losses_of(model, x, y), model, allow_coupling=True).norms()
 
         return step
 
@@ -214,9 +214,9 @@ def test_errors_of_the_step_are_its_own():
     def step(x, y):
         if x.shape[0] == 2:
             raise KeyError("two")
-        return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        return gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
 
-    step = bridle.compile(step, model, backend="captured")
+    step = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
         step(*batch())
         with pytest.raises(KeyError, match="two"):
@@ -224,12 +224,12 @@ def test_errors_of_the_step_are_its_own():
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             step(*batch(B, D + 1))
         with pytest.raises(errors.ArgumentError, match="single number"):
-            bridle.compile(lambda x: bridle.per_sample(model(x).sum(), model), model)(batch()[0])
+            gradrein.compile(lambda x: gradrein.per_sample(model(x).sum(), model), model)(batch()[0])
 
 
 def test_an_error_in_clip_is_that_of_the_eager_step():
     model = mlp()
-    step = bridle.compile(answers(lambda ps: ps.clip_(-1.0))(model), model, backend="captured")
+    step = gradrein.compile(answers(lambda ps: ps.clip_(-1.0))(model), model, backend="captured")
     for _ in range(3):
         with pytest.raises(errors.ArgumentError, match="max_norm must be positive"):
             step(*batch())
@@ -237,16 +237,16 @@ def test_an_error_in_clip_is_that_of_the_eager_step():
 
 def test_what_cannot_be_compiled_at_all():
     with pytest.raises(errors.ArgumentTypeError, match="`step` must be a function"):
-        bridle.compile(3, mlp())
+        gradrein.compile(3, mlp())
     with pytest.raises(errors.ArgumentTypeError, match="`model` must be a module"):
-        bridle.compile(lambda: 0, 3)
+        gradrein.compile(lambda: 0, 3)
     with pytest.raises(errors.ArgumentError, match="backend must be"):
-        bridle.compile(lambda: 0, mlp(), backend="fast")
+        gradrein.compile(lambda: 0, mlp(), backend="fast")
 
 
 def test_a_process_group(monkeypatch):
     model = mlp()
-    step = bridle.compile(clipped(model), model, backend="captured")
+    step = gradrein.compile(clipped(model), model, backend="captured")
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     assert "a process group is initialised" in step.explain()
 
@@ -261,7 +261,7 @@ def test_many_shapes_end_in_the_eager_step():
 
 def test_before_the_first_call():
     model = mlp()
-    step = bridle.compile(clipped(model), model)
+    step = gradrein.compile(clipped(model), model)
     assert step.explain() == "`step`, backend 'fastest'\n  not called yet"
     assert step.__name__ == "step"
 
@@ -278,8 +278,8 @@ def test_dropped_samples():
 
 def test_functional_losses_of_another_model():
     model, other = mlp(), mlp()
-    step = bridle.compile(
-        lambda x, y: bridle.per_sample(F.cross_entropy(other(x), y, reduction="none"), model).norms(), model
+    step = gradrein.compile(
+        lambda x, y: gradrein.per_sample(F.cross_entropy(other(x), y, reduction="none"), model).norms(), model
     )
     for _ in range(3):
         with pytest.raises(errors.UnusedInputError):

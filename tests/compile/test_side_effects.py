@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-import bridle
+import gradrein
 
 pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
 
@@ -46,10 +46,10 @@ WRITES = {
 def test_what_is_written_is_written_once(write):
     eager = Counting(WRITES[write])
     other = copy.deepcopy(eager)
-    compiled = bridle.compile(lambda x: bridle.per_sample(other(x), other).clip_(1.0), other, backend="captured")
+    compiled = gradrein.compile(lambda x: gradrein.per_sample(other(x), other).clip_(1.0), other, backend="captured")
     for _ in range(4):
         x = torch.randn(5, 3)
-        torch.testing.assert_close(compiled(x), bridle.per_sample(eager(x), eager).clip_(1.0))
+        torch.testing.assert_close(compiled(x), gradrein.per_sample(eager(x), eager).clip_(1.0))
         for name in eager.state_dict():
             torch.testing.assert_close(other.state_dict()[name], eager.state_dict()[name], msg=name)
         torch.testing.assert_close(other.plain, eager.plain)
@@ -61,10 +61,12 @@ def test_a_frozen_body_with_batch_normalisation_in_training():
     body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).requires_grad_(False)
     eager = nn.Sequential(body, nn.Linear(4, 2))
     other = copy.deepcopy(eager)
-    compiled = bridle.compile(lambda x: bridle.per_sample(other(x).sum(1), other).norms(), other, backend="captured")
+    compiled = gradrein.compile(
+        lambda x: gradrein.per_sample(other(x).sum(1), other).norms(), other, backend="captured"
+    )
     for _ in range(4):
         x = torch.randn(8, 3)
-        torch.testing.assert_close(compiled(x), bridle.per_sample(eager(x).sum(1), eager).norms())
+        torch.testing.assert_close(compiled(x), gradrein.per_sample(eager(x).sum(1), eager).norms())
         torch.testing.assert_close(other.state_dict(), eager.state_dict())
 
 
@@ -74,12 +76,12 @@ def test_losses_that_are_changed_in_place_after_the_call(asked_before):
 
     def step(x, w):
         losses = model(x).sin().sum(1)
-        ps = bridle.per_sample(losses, model, retain_graph=True)
+        ps = gradrein.per_sample(losses, model, retain_graph=True)
         before = ps.norms() if asked_before else w
         losses *= w
-        return before, (bridle.per_sample(losses, model) if asked_before else ps).norms()
+        return before, (gradrein.per_sample(losses, model) if asked_before else ps).norms()
 
-    compiled, w = bridle.compile(step, model, backend="captured"), torch.tensor([1.0, 10.0, 100.0])
+    compiled, w = gradrein.compile(step, model, backend="captured"), torch.tensor([1.0, 10.0, 100.0])
     for _ in range(3):
         x = torch.randn(3, 3)
         torch.testing.assert_close(compiled(x, w), step(x, w))
@@ -92,9 +94,9 @@ def test_losses_that_are_changed_in_place_before_the_call_are_captured():
     def step(x):
         losses = model(x).sin().sum(1)
         losses *= 3
-        return bridle.per_sample(losses, model).norms()
+        return gradrein.per_sample(losses, model).norms()
 
-    compiled = bridle.compile(step, model, backend="captured")
+    compiled = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
         x = torch.randn(3, 3)
         torch.testing.assert_close(compiled(x), step(x))
@@ -109,8 +111,8 @@ class Doubled(TorchFunctionMode):
 
 def test_a_function_mode_around_a_step():
     model = nn.Linear(3, 2)
-    step = lambda x: bridle.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
-    compiled = bridle.compile(step, model, backend="captured")
+    step = lambda x: gradrein.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
+    compiled = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
         x = torch.randn(4, 3)
         with Doubled():
@@ -122,8 +124,8 @@ def test_a_function_mode_around_a_step():
 
 def test_methods_of_tensors_that_are_replaced(monkeypatch):
     model, old = nn.Linear(3, 2), torch.Tensor.sin
-    step = lambda x: bridle.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
-    compiled = bridle.compile(step, model, backend="captured")
+    step = lambda x: gradrein.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
+    compiled = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
         compiled(torch.randn(4, 3))
     monkeypatch.setattr(torch.Tensor, "sin", lambda self: old(self) * 2)
@@ -136,7 +138,7 @@ def _same_as_eager(make, *, around=torch.enable_grad):
     torch.manual_seed(0)
     eager = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     other = copy.deepcopy(eager)
-    plain, compiled = make(eager), bridle.compile(make(other), other, backend="captured")
+    plain, compiled = make(eager), gradrein.compile(make(other), other, backend="captured")
     for _ in range(3):
         x = torch.randn(5, 3)
         with around():
@@ -156,7 +158,7 @@ def test_a_step_that_records_inside_of_no_grad():
         def step(x):
             hidden = model[1](model[0](x))
             with torch.enable_grad():
-                return bridle.per_sample(model[2](hidden).square().sum(1), model).clip_(1.0)
+                return gradrein.per_sample(model[2](hidden).square().sum(1), model).clip_(1.0)
 
         return step
 
@@ -171,14 +173,14 @@ def test_what_is_kept_is_asked_after_the_step(keep):
     model, x, kept = nn.Linear(3, 2), torch.randn(5, 3), []
 
     def step(x):
-        found = bridle.per_sample(model(x).square().sum(1), model)
+        found = gradrein.per_sample(model(x).square().sum(1), model)
         if keep == "in an attribute":
             model.kept = found
         elif keep == "in a list":
             kept.append(found)
         return found.norms(), found if keep == "as a result" else None
 
-    compiled = bridle.compile(step, model, backend="captured")
+    compiled = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
         norms, found = compiled(x)
         asked = found or (model.kept if keep == "in an attribute" else kept[-1])
@@ -192,9 +194,9 @@ def test_numbers_that_numpy_draws():
     model, x = nn.Linear(3, 2), torch.randn(5, 3)
 
     def step(x):
-        return bridle.per_sample(model(x).square().sum(1), model).norms(), torch.as_tensor(np.random.rand(2))
+        return gradrein.per_sample(model(x).square().sum(1), model).norms(), torch.as_tensor(np.random.rand(2))
 
-    compiled = bridle.compile(step, model, backend="captured")
+    compiled = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
         state = np.random.get_state()
         _, expected = step(x)
@@ -205,7 +207,7 @@ def test_numbers_that_numpy_draws():
 def test_divided_integers_of_numpy():
     def make(model):
         return lambda x: (
-            bridle.per_sample(model(x).square().sum(1), model).clip_(1.0),
+            gradrein.per_sample(model(x).square().sum(1), model).clip_(1.0),
             torch.as_tensor(np.arange(4) / 3),
         )
 
@@ -216,17 +218,17 @@ def test_settings_that_a_step_leaves_behind():
     model, x = nn.Linear(3, 2), torch.randn(5, 3)
 
     def off(x):
-        found = bridle.per_sample(model(x).square().sum(1), model).norms()
+        found = gradrein.per_sample(model(x).square().sum(1), model).norms()
         torch.set_grad_enabled(False)
         return found
 
     def wide(x):
-        found = bridle.per_sample(model(x).square().sum(1), model).norms()
+        found = gradrein.per_sample(model(x).square().sum(1), model).norms()
         torch.set_default_dtype(torch.float64)
         return found
 
     for step, why in ((off, "it leaves gradients switched off"), (wide, "it changes a setting of torch")):
-        compiled = bridle.compile(step, model, backend="captured")
+        compiled = gradrein.compile(step, model, backend="captured")
         for _ in range(3):
             try:
                 compiled(x)

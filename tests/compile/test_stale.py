@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
+import gradrein
 
 from .test_inductor import needs_compiler
 
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
 
 def test_weights_that_are_tied_after_the_capture():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
-    step = lambda x: bridle.per_sample(model(x).square().sum(1), model).norms()  # noqa: E731
-    compiled, x = bridle.compile(step, model, backend="captured"), torch.randn(3, 4)
+    step = lambda x: gradrein.per_sample(model(x).square().sum(1), model).norms()  # noqa: E731
+    compiled, x = gradrein.compile(step, model, backend="captured"), torch.randn(3, 4)
     for _ in range(3):
         compiled(x)
     assert ": captured" in compiled.explain()
@@ -32,11 +32,11 @@ def test_an_input_that_shares_memory_with_a_weight_after_the_capture():
     def step_of(model):
         def step(x):
             x.mul_(0.5)
-            return bridle.per_sample(model(x).square().sum(1), model).norms()
+            return gradrein.per_sample(model(x).square().sum(1), model).norms()
 
         return step
 
-    compiled = bridle.compile(step_of(model), model, backend="captured")
+    compiled = gradrein.compile(step_of(model), model, backend="captured")
     for _ in range(3):
         compiled(torch.randn(4, 4))
     twin = copy.deepcopy(model)
@@ -45,8 +45,8 @@ def test_an_input_that_shares_memory_with_a_weight_after_the_capture():
 
 def test_steps_in_several_threads():
     model, failed = nn.Linear(6, 2), []
-    compiled = bridle.compile(
-        lambda x: bridle.per_sample(model(x).square().sum(1), model).norms(), model, backend="captured"
+    compiled = gradrein.compile(
+        lambda x: gradrein.per_sample(model(x).square().sum(1), model).norms(), model, backend="captured"
     )
 
     def run(rows):
@@ -67,8 +67,8 @@ def test_steps_in_several_threads():
 
 def test_another_dtype_while_there_are_gradients():
     model, x = nn.Linear(6, 2), torch.randn(4, 6)
-    step = lambda x: bridle.per_sample(model(x).square().sum(1), model).clip_(0.3)  # noqa: E731
-    compiled = bridle.compile(step, model, backend="captured")
+    step = lambda x: gradrein.per_sample(model(x).square().sum(1), model).clip_(0.3)  # noqa: E731
+    compiled = gradrein.compile(step, model, backend="captured")
     compiled(x)
     model.double()
     assert compiled(x.double()).dtype == torch.float64
@@ -76,8 +76,8 @@ def test_another_dtype_while_there_are_gradients():
 
 def classifier(backend):
     model = nn.Linear(6, 3)
-    step = lambda x, y: bridle.per_sample(F.cross_entropy(model(x), y, reduction="none"), model).clip_(0.3)  # noqa: E731
-    return model, bridle.compile(step, model, backend=backend)
+    step = lambda x, y: gradrein.per_sample(F.cross_entropy(model(x), y, reduction="none"), model).clip_(0.3)  # noqa: E731
+    return model, gradrein.compile(step, model, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["captured", pytest.param("inductor", marks=needs_compiler)])
@@ -94,10 +94,10 @@ def test_a_target_that_is_out_of_range(backend):
 
 def test_what_a_compiler_would_not_check_stays_uncompiled():
     model = nn.Linear(6, 1)
-    step = lambda x: bridle.per_sample(  # noqa: E731
+    step = lambda x: gradrein.per_sample(  # noqa: E731
         F.binary_cross_entropy(model(x).sigmoid().squeeze(1), torch.ones(len(x)), reduction="none"), model
     ).norms()
-    compiled = bridle.compile(step, model, backend="inductor")
+    compiled = gradrein.compile(step, model, backend="inductor")
     for _ in range(2):
         compiled(torch.randn(4, 6))
     assert "inductor drops the check of values in `binary_cross_entropy" in compiled.explain()

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bridle
-from bridle import errors
-from bridle._compile import _runner
+import gradrein
+from gradrein import errors
+from gradrein._compile import _runner
 
 from .helpers import B, C, D, Twins, batch, losses_of, mlp
 
@@ -50,10 +50,10 @@ def test_no_host_read_in_the_graph_and_one_after_it(monkeypatch):
     model = Everything()
 
     def step(x, y):
-        ps = bridle.per_sample(losses_of(model, x, y), model)
+        ps = gradrein.per_sample(losses_of(model, x, y), model)
         return ps.clip_(0.5), ps.norms(), ps.dot()
 
-    step = bridle.compile(step, model, backend="captured")
+    step = gradrein.compile(step, model, backend="captured")
     data = torch.randint(9, (B, 7)), torch.randint(C, (B,))
     step(*data)
     step(*data)
@@ -95,9 +95,9 @@ def test_a_norm_that_is_not_finite_raises_and_writes_nothing():
 
     def step(x, y):
         model.seen += 1
-        return bridle.per_sample(losses_of(model, x, y), model).clip_(0.5)
+        return gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
 
-    plain, step = step, bridle.compile(step, model, backend="captured")
+    plain, step = step, gradrein.compile(step, model, backend="captured")
     x, y = batch()
     step(x, y)
     step(x, y)
@@ -123,7 +123,7 @@ def test_a_norm_that_is_not_finite_raises_and_writes_nothing():
 @pytest.mark.parametrize("size", [1e-30, 1e-22, 1e-12, 1e12, 1e18])
 def test_sizes_at_the_end_of_the_dtype(size):
     def make(model):
-        return lambda x, y, s: bridle.per_sample(losses_of(model, x, y) * s, model).clip_(1e-3)
+        return lambda x, y, s: gradrein.per_sample(losses_of(model, x, y) * s, model).clip_(1e-3)
 
     twins = Twins(nn.Sequential(nn.Linear(D, 6), nn.Tanh(), nn.Linear(6, C)), make)
     one = torch.ones(B)
@@ -149,7 +149,7 @@ def test_values_that_stay_unusual_end_in_the_eager_step():
 
 def test_a_label_that_is_out_of_range():
     model = mlp()
-    step = bridle.compile(lambda x, y: bridle.per_sample(losses_of(model, x, y), model).clip_(0.5), model)
+    step = gradrein.compile(lambda x, y: gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5), model)
     x, y = batch()
     step(x, y)
     with pytest.raises(IndexError, match="out of bounds"):
@@ -162,7 +162,7 @@ def test_random_graphs_of_values():
 
     def make(model):
         def step(ids, y, mask, scale):
-            ps = bridle.per_sample(losses_of(model, ids, y) * mask * scale, model)
+            ps = gradrein.per_sample(losses_of(model, ids, y) * mask * scale, model)
             return ps.clip_(0.1), ps.norms(per_parameter=True)
 
         return step

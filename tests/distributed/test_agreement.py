@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bridle._distributed import agreement
-from bridle._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
+from gradrein._distributed import agreement
+from gradrein._distributed.fingerprints import combine_fingerprints, fingerprint, parameter_fingerprints
 
 
 def headers(words, largest, faults):

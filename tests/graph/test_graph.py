@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from bridle import graph
+from gradrein import graph
 
 
 def ops(outputs):

@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
-from bridle import graph
+from gradrein import graph
 
 
 def outputs_of(op):

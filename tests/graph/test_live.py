@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bridle import graph
+from gradrein import graph
 
 
 def test_live_tensors_and_models_are_found_and_not_kept():

@@ -6,7 +6,7 @@ import threading
 import torch
 from torch import nn
 
-from bridle import graph
+from gradrein import graph
 
 
 class Net(nn.Module):

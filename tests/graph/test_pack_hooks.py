@@ -5,7 +5,7 @@ import contextlib
 import pytest
 from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
-from bridle._torch import saved
+from gradrein._torch import saved
 
 CONTEXTS = {
     "none": (contextlib.nullcontext, False),

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bridle import graph
+from gradrein import graph
 
 
 def table(outputs, names):

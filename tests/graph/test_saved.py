@@ -10,8 +10,8 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
-from bridle import graph
-from bridle.graph import SavedState
+from gradrein import graph
+from gradrein.graph import SavedState
 
 
 def states(node, **kwargs):
@@ -149,8 +149,8 @@ def test_a_failing_unpack_hook_is_the_users_error_not_ours():
 
 @pytest.fixture
 def silent_handles(monkeypatch):
-    monkeypatch.setattr("bridle._torch.saved.READS_HANDLES", False)
-    monkeypatch.setattr("bridle.graph._saved.READS_HANDLES", False)
+    monkeypatch.setattr("gradrein._torch.saved.READS_HANDLES", False)
+    monkeypatch.setattr("gradrein.graph._saved.READS_HANDLES", False)
 
 
 def test_without_handles_one_of_several_stale_values_is_not_guessed(silent_handles):

@@ -3,14 +3,14 @@ import warnings
 import pytest
 import torch
 
-pytest.importorskip("accelerate", reason="pip install 'bridle[accelerate]'")
+pytest.importorskip("accelerate", reason="pip install 'gradrein[accelerate]'")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from accelerate import Accelerator
 
-    from bridle.integrations.accelerate import monitor
+    from gradrein.integrations.accelerate import monitor
 
-from bridle.watch import read_run
+from gradrein.watch import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

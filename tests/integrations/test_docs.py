@@ -13,7 +13,7 @@ BLOCKS = re.findall(r"^```py\n(.*?)^```", PAGE.read_text(), flags=re.MULTILINE |
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda b: re.search(r"integrations\.(\w+)", b)[1])
 def test_the_example_runs(block, tmp_path, monkeypatch):
     name = re.search(r"integrations\.(\w+)", block)[1]
-    pytest.importorskip({"notebook": "IPython"}.get(name, name), reason=f"pip install 'bridle[{name}]'")
+    pytest.importorskip({"notebook": "IPython"}.get(name, name), reason=f"pip install 'gradrein[{name}]'")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # put back afterwards

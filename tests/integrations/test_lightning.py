@@ -3,14 +3,14 @@ import warnings
 import pytest
 import torch
 
-pytest.importorskip("lightning", reason="pip install 'bridle[lightning]'")
+pytest.importorskip("lightning", reason="pip install 'gradrein[lightning]'")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import lightning.pytorch as pl
 
-    from bridle.integrations.lightning import MonitorCallback
+    from gradrein.integrations.lightning import MonitorCallback
 
-from bridle.watch import read_run
+from gradrein.watch import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns about loggers and workers
 
@@ -45,7 +45,7 @@ def test_a_fit_is_recorded(tmp_path):
     assert run.names == ["net.weight", "net.bias"]
     assert run.optimizer == "Adam"
     assert all(loss > 0 for loss in run.loss)
-    assert "bridle/norm" in trainer.callback_metrics
+    assert "gradrein/norm" in trainer.callback_metrics
 
 
 def test_norms_are_those_before_its_own_clipping(tmp_path):

@@ -13,7 +13,7 @@ def shown(monkeypatch):
         display = types.ModuleType("IPython.display")
         monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
         monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.delitem(sys.modules, "bridle.integrations.notebook", raising=False)
+    monkeypatch.delitem(sys.modules, "gradrein.integrations.notebook", raising=False)
     pages = []
 
     class Handle:
@@ -28,11 +28,11 @@ def shown(monkeypatch):
     monkeypatch.setattr(display, "HTML", str, raising=False)
     monkeypatch.setattr(display, "display", show, raising=False)
     yield pages
-    sys.modules.pop("bridle.integrations.notebook", None)
+    sys.modules.pop("gradrein.integrations.notebook", None)
 
 
 def test_the_chart_is_redrawn_in_place_and_bounded(shown):
-    from bridle.integrations.notebook import live_chart
+    from gradrein.integrations.notebook import live_chart
 
     draw = live_chart(period=0.0)
     for step in range(3000):
@@ -43,7 +43,7 @@ def test_the_chart_is_redrawn_in_place_and_bounded(shown):
 
 
 def test_it_is_redrawn_no_more_often_than_asked(shown):
-    from bridle.integrations.notebook import live_chart
+    from gradrein.integrations.notebook import live_chart
 
     draw = live_chart(period=1e9)
     for step in range(100):

@@ -21,11 +21,11 @@ def said():
 import importlib, sys
 packages = {PACKAGES!r}
 sys.modules.update(dict.fromkeys(packages.values()))
-import bridle
+import gradrein
 for name in packages:
     try:
-        importlib.import_module("bridle.integrations." + name)
-    except bridle.errors.MissingDependencyError as error:
+        importlib.import_module("gradrein.integrations." + name)
+    except gradrein.errors.MissingDependencyError as error:
         print(name, isinstance(error, ImportError), error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
@@ -35,10 +35,10 @@ for name in packages:
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_missing_extra_is_said_with_the_line_that_brings_it(name, said):
     assert said[name].startswith("True")
-    assert f"pip install 'bridle[{name}]'" in said[name]
+    assert f"pip install 'gradrein[{name}]'" in said[name]
 
 
-def test_bridle_brings_none_of_them():
-    code = f"import bridle, sys; print([m for m in {[*PACKAGES.values(), 'rich']!r} if m in sys.modules])"
+def test_gradrein_brings_none_of_them():
+    code = f"import gradrein, sys; print([m for m in {[*PACKAGES.values(), 'rich']!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.strip() == "[]"

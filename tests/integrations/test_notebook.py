@@ -11,14 +11,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 CELLS = [
     """
-import torch, bridle
-from bridle.integrations.notebook import live_chart
+import torch, gradrein
+from gradrein.integrations.notebook import live_chart
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(16, 4)
 """,
     """
-with bridle.Monitor(model, optimizer, on_step=live_chart(period=0.0)) as monitor:
+with gradrein.Monitor(model, optimizer, on_step=live_chart(period=0.0)) as monitor:
     for step in range(40):
         optimizer.zero_grad()
         model(x).square().mean().backward()
@@ -32,14 +32,14 @@ with bridle.Monitor(model, optimizer, on_step=live_chart(period=0.0)) as monitor
     "monitor.report()",
     """
 model = torch.nn.Linear(4, 1)
-per = bridle.per_sample(model(x).square().mean(1), model)
+per = gradrein.per_sample(model(x).square().mean(1), model)
 per
 """,
     """
 model(x).square().mean().backward()
-bridle.clip_(model, bridle.by_norm(0.1))
+gradrein.clip_(model, gradrein.by_norm(0.1))
 """,
-    "bridle.trace(model(x).square().mean(), model)",
+    "gradrein.trace(model(x).square().mean(), model)",
 ]
 
 

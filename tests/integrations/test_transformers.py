@@ -3,15 +3,15 @@ import warnings
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="pip install 'bridle[transformers]'")
-pytest.importorskip("accelerate", reason="the Trainer needs it: pip install 'bridle[transformers]'")
+pytest.importorskip("transformers", reason="pip install 'gradrein[transformers]'")
+pytest.importorskip("accelerate", reason="the Trainer needs it: pip install 'gradrein[transformers]'")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    from bridle.integrations.transformers import MonitorCallback
+    from gradrein.integrations.transformers import MonitorCallback
 
-from bridle.watch import read_run
+from gradrein.watch import read_run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -45,7 +45,7 @@ def test_a_training_is_recorded(tmp_path, capsys):
     assert run.threshold == 1e-3
     assert min(run.norm) > 1e-3  # before the trainer's own clipping
     assert [step for step, _ in run.noted_losses("test")] == [3, 6]
-    assert "'bridle_norm'" in capsys.readouterr().out
+    assert "'gradrein_norm'" in capsys.readouterr().out
 
 
 class Tracker(TrainerCallback):
@@ -59,7 +59,7 @@ class Tracker(TrainerCallback):
 
 
 def test_the_numbers_reach_trackers_that_come_before(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard", reason="pip install 'bridle[tensorboard]'")
+    pytest.importorskip("tensorboard", reason="pip install 'gradrein[tensorboard]'")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker, callback = Tracker(), MonitorCallback(tmp_path / "run.jsonl")
@@ -70,11 +70,11 @@ def test_the_numbers_reach_trackers_that_come_before(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
     trainer = Trainer(model=Model(), args=args, train_dataset=data(), callbacks=[tracker, callback])
     trainer.train()
-    norms = [logs["bridle_norm"] for _, logs in tracker.logged if "loss" in logs]
+    norms = [logs["gradrein_norm"] for _, logs in tracker.logged if "loss" in logs]
     assert norms == pytest.approx(read_run(tmp_path / "run.jsonl").norm)
     events = next(tmp_path.rglob("events.out.tfevents.*")).parent
     found = EventAccumulator(str(events))
     found.Reload()
-    assert [e.value for e in found.Scalars("train/bridle_norm")] == pytest.approx(norms, rel=1e-5)
+    assert [e.value for e in found.Scalars("train/gradrein_norm")] == pytest.approx(norms, rel=1e-5)
     trainer.train()  # goes on with the same record
     assert len(read_run(tmp_path / "run.jsonl").steps) == 8

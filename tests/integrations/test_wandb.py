@@ -5,16 +5,16 @@ import warnings
 import pytest
 import torch
 
-import bridle
+import gradrein
 
-wandb = pytest.importorskip("wandb", reason="pip install 'bridle[wandb]'")
+wandb = pytest.importorskip("wandb", reason="pip install 'gradrein[wandb]'")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def train(on_step, steps=3):
     net = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer, on_step=on_step) as monitor:
+    with gradrein.Monitor(net, optimizer, on_step=on_step) as monitor:
         for _ in range(steps):
             optimizer.zero_grad()
             net(torch.randn(8, 4)).square().mean().backward()
@@ -62,18 +62,18 @@ def run(tmp_path, monkeypatch):
 
 
 def test_numbers_reach_an_offline_run(run, tmp_path):
-    from bridle.integrations.wandb import scalars
+    from gradrein.integrations.wandb import scalars
 
     monitor = train(scalars(run))
     run.finish()
-    rows = [row for row in logged(tmp_path) if "bridle/norm" in row]
-    assert [row["bridle/step"] for row in rows] == [0, 1, 2]
-    assert rows[-1]["bridle/norm"] == pytest.approx(monitor.latest["norm"], rel=1e-6)
-    assert {"bridle/loss", "bridle/update", "bridle/lr"} <= set(rows[-1])
+    rows = [row for row in logged(tmp_path) if "gradrein/norm" in row]
+    assert [row["gradrein/step"] for row in rows] == [0, 1, 2]
+    assert rows[-1]["gradrein/norm"] == pytest.approx(monitor.latest["norm"], rel=1e-6)
+    assert {"gradrein/loss", "gradrein/update", "gradrein/lr"} <= set(rows[-1])
 
 
 def test_without_commit_the_scripts_own_rows_are_all_kept(run, tmp_path):
-    from bridle.integrations.wandb import scalars
+    from gradrein.integrations.wandb import scalars
 
     log = scalars(run, commit=False)
     for step in range(3):
@@ -82,6 +82,6 @@ def test_without_commit_the_scripts_own_rows_are_all_kept(run, tmp_path):
     run.finish()
     rows = logged(tmp_path)
     assert [row["mine"] for row in rows if "mine" in row] == [0, 1, 2]
-    ours = [row for row in rows if "bridle/norm" in row]
-    assert all(row["bridle/norm"] == 10.0 + row["bridle/step"] for row in ours)
-    assert ours[-1]["bridle/step"] == 2
+    ours = [row for row in rows if "gradrein/norm" in row]
+    assert all(row["gradrein/norm"] == 10.0 + row["gradrein/step"] for row in ours)
+    assert ours[-1]["gradrein/step"] == 2

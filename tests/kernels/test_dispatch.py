@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import bridle
-from bridle import _kernels, _measure
-from bridle.clip import _apply
+import gradrein
+from gradrein import _kernels, _measure
+from gradrein.clip import _apply
 
 
 class Recorder:
@@ -56,24 +56,24 @@ def parameters(*shapes, device="meta"):
 
 def test_every_operation_goes_to_the_backend_of_the_device(recorder):
     ps = parameters(3, 4)
-    bridle.clip_grad_norm_(ps, 1.0)
-    bridle.clip_grad_value_(ps, 1.0)
-    bridle.clip_(ps, bridle.by_norm(1.0), nonfinite="propagate")
+    gradrein.clip_grad_norm_(ps, 1.0)
+    gradrein.clip_grad_value_(ps, 1.0)
+    gradrein.clip_(ps, gradrein.by_norm(1.0), nonfinite="propagate")
     assert recorder.calls == [("norms", 2), ("scale_", 2), ("clamp_", 2), ("norms", 2), ("scale_", 2)]
 
 
 def test_what_it_does_not_take_is_left_to_torch(recorder):
-    bridle.clip_grad_norm_(parameters(3, (2, 2), 4), 1.0)
+    gradrein.clip_grad_norm_(parameters(3, (2, 2), 4), 1.0)
     assert recorder.calls == [("norms", 2), ("scale_", 2)]
     recorder.calls.clear()
-    bridle.clip_grad_norm_(parameters(3), 1.0, foreach=False)
+    gradrein.clip_grad_norm_(parameters(3), 1.0, foreach=False)
     assert recorder.calls == []
 
 
 def test_a_device_without_a_backend(recorder, monkeypatch):
     monkeypatch.setitem(_kernels.BACKENDS, "meta", None)
     assert _kernels.native([torch.empty(1, device="meta")], None) is None
-    bridle.clip_grad_norm_(parameters(3), 1.0)
+    gradrein.clip_grad_norm_(parameters(3), 1.0)
     assert recorder.calls == []
 
 

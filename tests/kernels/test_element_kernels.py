@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-import bridle
-from bridle import _kernels
-from bridle.policies import ByElementSpike, ByOvershoot
+import gradrein
+from gradrein import _kernels
+from gradrein.policies import ByElementSpike, ByOvershoot
 
 CPU = _kernels.BACKENDS["cpu"]
 
-pytestmark = pytest.mark.skipif(CPU is None, reason=bridle.kernel_status())
+pytestmark = pytest.mark.skipif(CPU is None, reason=gradrein.kernel_status())
 
 NARROW = [torch.float32, torch.float16, torch.bfloat16]
 SHAPES = {
@@ -170,7 +170,7 @@ def follow_policy(policy, shapes, dtypes, scale, layout, special, steps=7):
                 g.view(-1)[-1:] = special
                 g = g * 0 if special == 0 else g
             p.grad = layout(g)
-        bridle.clip_(ps, policy, nonfinite="propagate")
+        gradrein.clip_(ps, policy, nonfinite="propagate")
         found.append([p.grad.clone() for p in ps])
         with torch.no_grad():
             for p in ps:
@@ -247,5 +247,5 @@ def test_what_only_decays_has_not_overshot(native, monkeypatch):
     p, policy = torch.nn.Parameter(torch.tensor([0.9])), ByOvershoot(rate=1.0)
     for step in range(6):
         p.grad = torch.tensor([1.0 + 0.1 * step])
-        assert bridle.clip_([p], policy).norm_after == pytest.approx(1.0 + 0.001 * step, abs=0.005)
+        assert gradrein.clip_([p], policy).norm_after == pytest.approx(1.0 + 0.001 * step, abs=0.005)
         p.data *= 0.9

@@ -8,13 +8,13 @@ import threading
 import pytest
 import torch
 
-import bridle
-from bridle import _kernels
-from bridle._kernels import foreach as torch_operations
+import gradrein
+from gradrein import _kernels
+from gradrein._kernels import foreach as torch_operations
 
 CPU = _kernels.BACKENDS["cpu"]
 
-pytestmark = pytest.mark.skipif(CPU is None, reason=bridle.kernel_status())
+pytestmark = pytest.mark.skipif(CPU is None, reason=gradrein.kernel_status())
 
 SIZES = [1, 2, 63, 64, 65, 1023, 1024, 1025, 32 * 1024, 32 * 1024 + 1, 100_003]
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -216,7 +216,7 @@ def test_two_threads_at_once():
 
 def test_a_forked_process_waits_for_no_thread():
     code = (
-        "import os, torch\nfrom bridle._kernels._cpu import norm\nx = [torch.ones(2_000_000)]\nnorm(x, 1.0, 3)\n"
+        "import os, torch\nfrom gradrein._kernels._cpu import norm\nx = [torch.ones(2_000_000)]\nnorm(x, 1.0, 3)\n"
         "child = os.fork()\nif child == 0:\n    os._exit(0 if norm(x, 1.0, 3)[0] == 2_000_000 else 1)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor
 
-from bridle import _kernels
-from bridle._kernels import cpu
+from gradrein import _kernels
+from gradrein._kernels import cpu
 
 NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
 
 
 @pytest.fixture
 def no_table(monkeypatch):
-    monkeypatch.delenv("BRIDLE_NATIVE", raising=False)
+    monkeypatch.delenv("GRADREIN_NATIVE", raising=False)
     extension = SimpleNamespace(connect=lambda *given: given[2] == "table", is_dense=None)
-    monkeypatch.setitem(sys.modules, "bridle._kernels._cpu", extension)
+    monkeypatch.setitem(sys.modules, "gradrein._kernels._cpu", extension)
     monkeypatch.setattr(_kernels, "_cpu", extension, raising=False)
     for name in NAMES:
         monkeypatch.delattr(Tensor, name, raising=False)
@@ -41,19 +41,19 @@ def test_a_table_of_another_kind(no_table, monkeypatch):
 
 
 def test_no_capsule_is_no_table():
-    native = pytest.importorskip("bridle._kernels._cpu", reason="the kernels were not built")
+    native = pytest.importorskip("gradrein._kernels._cpu", reason="the kernels were not built")
     with pytest.raises(ValueError, match="PyCapsule"):
         native.connect(Tensor, Tensor, 140737488355328)
 
 
 def test_not_built(no_table, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bridle._kernels._cpu", None)
+    monkeypatch.setitem(sys.modules, "gradrein._kernels._cpu", None)
     monkeypatch.delattr(_kernels, "_cpu", raising=False)
     assert cpu.load() is None
     assert "not built" in cpu.why_unused()
 
 
 def test_switched_off(no_table, monkeypatch):
-    monkeypatch.setenv("BRIDLE_NATIVE", "0")
+    monkeypatch.setenv("GRADREIN_NATIVE", "0")
     assert cpu.load() is None
-    assert "BRIDLE_NATIVE=0" in cpu.why_unused()
+    assert "GRADREIN_NATIVE=0" in cpu.why_unused()

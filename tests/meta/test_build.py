@@ -10,12 +10,12 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 USE = """
-import torch, bridle
-from bridle import _kernels
+import torch, gradrein
+from gradrein import _kernels
 p = torch.nn.Parameter(torch.zeros(2))
 p.grad = torch.tensor([3.0, 4.0])
-assert bridle.clip_grad_norm_([p], 1.0).item() == 5
-assert bridle.clip_(p, bridle.by_value(0.7)).clipped
+assert gradrein.clip_grad_norm_([p], 1.0).item() == 5
+assert gradrein.clip_(p, gradrein.by_value(0.7)).clipped
 print("kernels" if _kernels.BACKENDS["cpu"] else "torch only")
 """
 
@@ -36,7 +36,7 @@ def test_install(compiler, tmp_path):
     pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     pip += ["--no-build-isolation", "--no-deps", "--no-index", "--target", str(target), str(source)]
     subprocess.run(pip, check=True, env={**os.environ, **hidden}, capture_output=True)
-    env = {**os.environ, "PYTHONPATH": str(target), "BRIDLE_NATIVE": "1"}
+    env = {**os.environ, "PYTHONPATH": str(target), "GRADREIN_NATIVE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", USE], check=True, env=env, cwd=tmp_path, capture_output=True, text=True
     )
@@ -44,6 +44,6 @@ def test_install(compiler, tmp_path):
 
 
 def test_kernels_can_be_switched_off():
-    env = {**os.environ, "BRIDLE_NATIVE": "0"}
+    env = {**os.environ, "GRADREIN_NATIVE": "0"}
     done = subprocess.run([sys.executable, "-c", USE], check=True, env=env, capture_output=True, text=True)
     assert done.stdout.strip() == "torch only"

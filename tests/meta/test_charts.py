@@ -26,7 +26,7 @@ def test_what_was_not_measured_is_left_out_and_said(draw, folder, capsys):
 
 
 def test_every_peer_that_was_measured_is_drawn(folder, capsys):
-    methods = ["bridle", "torch.func", "BackPACK"]
+    methods = ["gradrein", "torch.func", "BackPACK"]
     rows = [{"batch": 8, "method": "plain", "clock": {"median": 1.0}}]
     rows += [{"batch": b, "method": m, "clock": {"median": 2.0}, "gradient_error": 0} for m in methods for b in (8, 32)]
     rows += [{"batch": 32, "method": "Opacus ghost", "refused": "cannot"}]

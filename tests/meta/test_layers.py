@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src" / "bridle"
+SOURCE = Path(__file__).parents[2] / "src" / "gradrein"
 # Each package may import those before it.
 ORDER = [
     "errors",
@@ -39,7 +39,7 @@ def imports(path, parts):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = here[: len(here) - node.level + 1]
             yield node.lineno, (*base, *(node.module or "").split(".")) if node.module else base, node.names
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bridle":
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradrein":
             yield node.lineno, tuple(node.module.split(".")[1:]), node.names
 
 

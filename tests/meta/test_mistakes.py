@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle import errors, policies
-from bridle.errors import ArgumentError, ArgumentTypeError, GradientTypeError
+import gradrein
+from gradrein import errors, policies
+from gradrein.errors import ArgumentError, ArgumentTypeError, GradientTypeError
 
 
 class Step:
@@ -30,10 +30,10 @@ class Step:
 
     @property
     def per_sample(self):
-        return bridle.per_sample(self.losses, self.model)
+        return gradrein.per_sample(self.losses, self.model)
 
     def monitor(self):
-        return bridle.Monitor(self.model, self.optimizer)
+        return gradrein.Monitor(self.model, self.optimizer)
 
     def losses_in(self, mode):
         with mode:
@@ -48,7 +48,7 @@ def other_optimizer():
     return torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
 
 
-NORM = bridle.by_norm(1.0)
+NORM = gradrein.by_norm(1.0)
 
 
 class NoOrder:
@@ -75,35 +75,47 @@ class Scaler:
 
 
 MONITOR = [
-    (lambda s: bridle.Monitor(s.optimizer), ArgumentTypeError, TypeError, "found SGD", "Monitor(model, optimizer)"),
-    (lambda s: bridle.Monitor(s.optimizer, s.model), ArgumentTypeError, TypeError, "SGD", "Monitor(model, optimizer)"),
+    (lambda s: gradrein.Monitor(s.optimizer), ArgumentTypeError, TypeError, "found SGD", "Monitor(model, optimizer)"),
     (
-        lambda s: bridle.Monitor(s.model, s.model),
+        lambda s: gradrein.Monitor(s.optimizer, s.model),
+        ArgumentTypeError,
+        TypeError,
+        "SGD",
+        "Monitor(model, optimizer)",
+    ),
+    (
+        lambda s: gradrein.Monitor(s.model, s.model),
         ArgumentTypeError,
         TypeError,
         "Sequential",
         "Monitor(model, optimizer)",
     ),
-    (lambda s: bridle.Monitor(s.model.parameters()), ArgumentTypeError, TypeError, "generator", "Monitor(model"),
-    (lambda s: bridle.Monitor(3), ArgumentTypeError, TypeError, "found int: 3", "Monitor(model, optimizer)"),
+    (lambda s: gradrein.Monitor(s.model.parameters()), ArgumentTypeError, TypeError, "generator", "Monitor(model"),
+    (lambda s: gradrein.Monitor(3), ArgumentTypeError, TypeError, "found int: 3", "Monitor(model, optimizer)"),
     (
-        lambda s: bridle.Monitor(s.model, other_optimizer()),
+        lambda s: gradrein.Monitor(s.model, other_optimizer()),
         ArgumentError,
         ValueError,
         "has none of the model's parameters",
         "the model that the optimizer was built for",
     ),
-    (lambda s: bridle.Monitor(on_step=3), ArgumentTypeError, TypeError, "found int: 3", "on_step=print"),
-    (lambda s: bridle.Monitor(record=3), ArgumentTypeError, TypeError, "found int: 3", "record='run.jsonl'"),
-    (lambda s: bridle.Monitor(record=True), ArgumentTypeError, TypeError, "found bool: True", "record='run.jsonl'"),
-    (lambda s: bridle.Monitor(every=0), ArgumentError, ValueError, "found 0", "whole number of at least 1"),
-    (lambda s: bridle.Monitor(every=True), ArgumentError, ValueError, "found True", "whole number of at least 1"),
-    (lambda s: bridle.Monitor(max_bytes=1), ArgumentError, ValueError, "found 1", "at least 10000"),
-    (lambda s: bridle.Monitor(clip=True), ArgumentTypeError, TypeError, "found bool: True", "bridle.by_norm(1.0)"),
-    (lambda s: bridle.Monitor(clip=[1.0]), ArgumentTypeError, TypeError, "found list: [1.0]", "bridle.by_norm(1.0)"),
-    (lambda s: bridle.Monitor(clip=policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
-    (lambda s: bridle.Monitor(clip=-1), ArgumentError, ValueError, "found -1", "zero or more"),
-    (lambda s: bridle.Monitor(clip="zzz"), ArgumentError, ValueError, "'zzz'", "auto"),
+    (lambda s: gradrein.Monitor(on_step=3), ArgumentTypeError, TypeError, "found int: 3", "on_step=print"),
+    (lambda s: gradrein.Monitor(record=3), ArgumentTypeError, TypeError, "found int: 3", "record='run.jsonl'"),
+    (lambda s: gradrein.Monitor(record=True), ArgumentTypeError, TypeError, "found bool: True", "record='run.jsonl'"),
+    (lambda s: gradrein.Monitor(every=0), ArgumentError, ValueError, "found 0", "whole number of at least 1"),
+    (lambda s: gradrein.Monitor(every=True), ArgumentError, ValueError, "found True", "whole number of at least 1"),
+    (lambda s: gradrein.Monitor(max_bytes=1), ArgumentError, ValueError, "found 1", "at least 10000"),
+    (lambda s: gradrein.Monitor(clip=True), ArgumentTypeError, TypeError, "found bool: True", "gradrein.by_norm(1.0)"),
+    (
+        lambda s: gradrein.Monitor(clip=[1.0]),
+        ArgumentTypeError,
+        TypeError,
+        "found list: [1.0]",
+        "gradrein.by_norm(1.0)",
+    ),
+    (lambda s: gradrein.Monitor(clip=policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
+    (lambda s: gradrein.Monitor(clip=-1), ArgumentError, ValueError, "found -1", "zero or more"),
+    (lambda s: gradrein.Monitor(clip="zzz"), ArgumentError, ValueError, "'zzz'", "auto"),
     (lambda s: s.monitor().findings(), errors.RecordError, ValueError, "never started", "with monitor:"),
     (lambda s: s.monitor().report(), errors.RecordError, ValueError, "never started", "monitor.start()"),
     (lambda s: s.monitor().advice(), errors.RecordError, ValueError, "never started", "monitor.start()"),
@@ -112,118 +124,136 @@ MONITOR = [
 ]
 
 CLIP = [
-    (lambda s: bridle.Clipper(s.model, NORM), ArgumentTypeError, TypeError, "found Sequential", "Clipper(optimizer"),
-    (lambda s: bridle.Clipper(None, NORM), ArgumentTypeError, TypeError, "found NoneType", "Clipper(optimizer"),
-    (lambda s: bridle.Clipper(s.optimizer, 1.0), ArgumentTypeError, TypeError, "float: 1.0", "bridle.by_norm(1.0)"),
+    (lambda s: gradrein.Clipper(s.model, NORM), ArgumentTypeError, TypeError, "found Sequential", "Clipper(optimizer"),
+    (lambda s: gradrein.Clipper(None, NORM), ArgumentTypeError, TypeError, "found NoneType", "Clipper(optimizer"),
+    (lambda s: gradrein.Clipper(s.optimizer, 1.0), ArgumentTypeError, TypeError, "float: 1.0", "gradrein.by_norm(1.0)"),
     (
-        lambda s: bridle.Clipper(s.optimizer, None),
+        lambda s: gradrein.Clipper(s.optimizer, None),
         ArgumentTypeError,
         TypeError,
         "NoneType: None",
-        "bridle.by_norm(1.0)",
+        "gradrein.by_norm(1.0)",
     ),
-    (lambda s: bridle.Clipper(s.optimizer, policies.ByMedian), ArgumentTypeError, TypeError, "class", "ByMedian(...)"),
-    (lambda s: bridle.Clipper(s.optimizer, bridle.by_norm), ArgumentTypeError, TypeError, "function", "by_norm(1.0)"),
-    (lambda s: bridle.Clipper(s.optimizer, "zzz"), ArgumentError, ValueError, "'zzz'", "by_norm(1.0)"),
-    (lambda s: bridle.Clipper(s.optimizer, {"*": NORM}), ArgumentError, ValueError, "has none", "model=model"),
     (
-        lambda s: bridle.Clipper(s.optimizer, {"zzz": NORM, "*": NORM}, model=s.model),
+        lambda s: gradrein.Clipper(s.optimizer, policies.ByMedian),
+        ArgumentTypeError,
+        TypeError,
+        "class",
+        "ByMedian(...)",
+    ),
+    (
+        lambda s: gradrein.Clipper(s.optimizer, gradrein.by_norm),
+        ArgumentTypeError,
+        TypeError,
+        "function",
+        "by_norm(1.0)",
+    ),
+    (lambda s: gradrein.Clipper(s.optimizer, "zzz"), ArgumentError, ValueError, "'zzz'", "by_norm(1.0)"),
+    (lambda s: gradrein.Clipper(s.optimizer, {"*": NORM}), ArgumentError, ValueError, "has none", "model=model"),
+    (
+        lambda s: gradrein.Clipper(s.optimizer, {"zzz": NORM, "*": NORM}, model=s.model),
         ArgumentError,
         ValueError,
         "'zzz' is never used",
         "Names here: 0.weight",
     ),
     (
-        lambda s: bridle.Clipper(s.optimizer, {"0.*": NORM}, model=s.model),
+        lambda s: gradrein.Clipper(s.optimizer, {"0.*": NORM}, model=s.model),
         ArgumentError,
         ValueError,
         "no pattern matches the parameter '1.weight'",
         '"*" matches all',
     ),
-    (lambda s: bridle.Clipper(s.optimizer, {}, model=s.model), ArgumentError, ValueError, "0.weight", '"*" matches'),
+    (lambda s: gradrein.Clipper(s.optimizer, {}, model=s.model), ArgumentError, ValueError, "0.weight", '"*" matches'),
     (
-        lambda s: bridle.Clipper(s.optimizer, {"*": 1.0}, model=s.model),
+        lambda s: gradrein.Clipper(s.optimizer, {"*": 1.0}, model=s.model),
         ArgumentTypeError,
         TypeError,
         "1.0",
         "by_norm(1.0)",
     ),
     (
-        lambda s: bridle.Clipper(s.optimizer, {0: NORM}, model=s.model),
+        lambda s: gradrein.Clipper(s.optimizer, {0: NORM}, model=s.model),
         ArgumentTypeError,
         TypeError,
         "int: 0",
         "'head.*'",
     ),
     (
-        lambda s: bridle.Clipper(s.optimizer, NORM, model=s.optimizer),
+        lambda s: gradrein.Clipper(s.optimizer, NORM, model=s.optimizer),
         ArgumentTypeError,
         TypeError,
         "SGD",
         "model=model",
     ),
     (
-        lambda s: bridle.Clipper(s.optimizer, NORM, model=nn.Linear(1, 1)),
+        lambda s: gradrein.Clipper(s.optimizer, NORM, model=nn.Linear(1, 1)),
         ArgumentError,
         ValueError,
         "4 of the 4 parameters",
         "the model the optimizer was built for",
     ),
-    (lambda s: bridle.Clipper(s.optimizer, NORM, nonfinite="zzz"), ArgumentError, ValueError, "'zzz'", "raise, skip"),
-    (lambda s: bridle.Clipper(s.optimizer, NORM, placement=3), ArgumentError, ValueError, "int: 3", "Sharded(group)"),
+    (lambda s: gradrein.Clipper(s.optimizer, NORM, nonfinite="zzz"), ArgumentError, ValueError, "'zzz'", "raise, skip"),
+    (lambda s: gradrein.Clipper(s.optimizer, NORM, placement=3), ArgumentError, ValueError, "int: 3", "Sharded(group)"),
     (
-        lambda s: bridle.Clipper(s.optimizer, policies.ByMedian()).load_state_dict(None),
+        lambda s: gradrein.Clipper(s.optimizer, policies.ByMedian()).load_state_dict(None),
         ArgumentTypeError,
         TypeError,
         "NoneType: None",
         "state_dict()",
     ),
     (
-        lambda s: bridle.Clipper(s.optimizer, policies.ByMedian()).load_state_dict({"*": None}),
+        lambda s: gradrein.Clipper(s.optimizer, policies.ByMedian()).load_state_dict({"*": None}),
         ArgumentTypeError,
         TypeError,
         "NoneType: None",
         "state_dict()",
     ),
-    (lambda s: bridle.clip_(s.model, policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
-    (lambda s: bridle.clip_(s.model, {"*": policies.ByMedian}), ArgumentTypeError, TypeError, "class", "ByMedian(...)"),
-    (lambda s: bridle.clip_(s.model, {0: NORM}), ArgumentTypeError, TypeError, "int: 0", "'head.*'"),
-    (lambda s: bridle.clip_(s.model, {"*": 0}), ArgumentTypeError, TypeError, "int: 0", "bridle.by_norm"),
-    (lambda s: bridle.clip_(s.model, {"*": False}), ArgumentTypeError, TypeError, "bool: False", "bridle.by_norm"),
-    (lambda s: bridle.clip_(s.model, 1.0), ArgumentTypeError, ValueError, "float: 1.0", "bridle.by_norm(1.0)"),
-    (lambda s: bridle.clip_(s.model, None), ArgumentTypeError, TypeError, "NoneType: None", "bridle.by_norm(1.0)"),
-    (lambda s: bridle.clip_(NORM, s.model), GradientTypeError, TypeError, "_ByNorm", "a module, an optimizer"),
-    (lambda s: bridle.clip_(None, NORM), GradientTypeError, TypeError, "NoneType: None", "a module, an optimizer"),
-    (lambda s: bridle.clip_([s.model], NORM), errors.NotAParameterError, TypeError, "Sequential", "a module"),
+    (lambda s: gradrein.clip_(s.model, policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
     (
-        lambda s: bridle.clip_(s.model, NORM, fold_into=s.model),
+        lambda s: gradrein.clip_(s.model, {"*": policies.ByMedian}),
+        ArgumentTypeError,
+        TypeError,
+        "class",
+        "ByMedian(...)",
+    ),
+    (lambda s: gradrein.clip_(s.model, {0: NORM}), ArgumentTypeError, TypeError, "int: 0", "'head.*'"),
+    (lambda s: gradrein.clip_(s.model, {"*": 0}), ArgumentTypeError, TypeError, "int: 0", "gradrein.by_norm"),
+    (lambda s: gradrein.clip_(s.model, {"*": False}), ArgumentTypeError, TypeError, "bool: False", "gradrein.by_norm"),
+    (lambda s: gradrein.clip_(s.model, 1.0), ArgumentTypeError, ValueError, "float: 1.0", "gradrein.by_norm(1.0)"),
+    (lambda s: gradrein.clip_(s.model, None), ArgumentTypeError, TypeError, "NoneType: None", "gradrein.by_norm(1.0)"),
+    (lambda s: gradrein.clip_(NORM, s.model), GradientTypeError, TypeError, "_ByNorm", "a module, an optimizer"),
+    (lambda s: gradrein.clip_(None, NORM), GradientTypeError, TypeError, "NoneType: None", "a module, an optimizer"),
+    (lambda s: gradrein.clip_([s.model], NORM), errors.NotAParameterError, TypeError, "Sequential", "a module"),
+    (
+        lambda s: gradrein.clip_(s.model, NORM, fold_into=s.model),
         errors.FoldError,
         RuntimeError,
         "Sequential",
         "fused=True",
     ),
-    (lambda s: bridle.clip_(s.model, NORM, placement="x"), ArgumentError, ValueError, "str: 'x'", "Sharded(group)"),
+    (lambda s: gradrein.clip_(s.model, NORM, placement="x"), ArgumentError, ValueError, "str: 'x'", "Sharded(group)"),
     (
-        lambda s: bridle.distributed.Disjoint("x"),
+        lambda s: gradrein.distributed.Disjoint("x"),
         ArgumentTypeError,
         TypeError,
         "str: 'x'",
         "Disjoint(torch.distributed",
     ),
-    (lambda s: bridle.distributed.Sharded(None), ArgumentTypeError, TypeError, "NoneType", "init_process_group"),
+    (lambda s: gradrein.distributed.Sharded(None), ArgumentTypeError, TypeError, "NoneType", "init_process_group"),
     (lambda s: s.per_sample.clip_("1"), ArgumentTypeError, TypeError, "found '1'", "clip_(1.0)"),
-    (lambda s: bridle.clip_(s.model, NoOrder()), ArgumentTypeError, TypeError, "NoOrder", "p = 2.0"),
+    (lambda s: gradrein.clip_(s.model, NoOrder()), ArgumentTypeError, TypeError, "NoOrder", "p = 2.0"),
     (
-        lambda s: bridle.clip_(s.model, {"0.*": bridle.by_norm(1e-3), "*": NoDecision()}),
+        lambda s: gradrein.clip_(s.model, {"0.*": gradrein.by_norm(1e-3), "*": NoDecision()}),
         ArgumentTypeError,
         TypeError,
         "float: 0.5",
         "Scale, Clamp or Skip",
     ),
-    (lambda s: bridle.by_norm(torch.tensor(1j)), ArgumentTypeError, TypeError, "complex", "one number"),
-    (lambda s: bridle.by_norm(torch.ones(2)), ArgumentError, ValueError, "shape (2,)", "one number"),
-    (lambda s: bridle.by_unit(unit_dims="a"), ArgumentError, ValueError, "'a'", "0 or (0, 1)"),
-    (lambda s: bridle.by_unit(unit_dims=1.5), ArgumentError, ValueError, "1.5", "0 or (0, 1)"),
+    (lambda s: gradrein.by_norm(torch.tensor(1j)), ArgumentTypeError, TypeError, "complex", "one number"),
+    (lambda s: gradrein.by_norm(torch.ones(2)), ArgumentError, ValueError, "shape (2,)", "one number"),
+    (lambda s: gradrein.by_unit(unit_dims="a"), ArgumentError, ValueError, "'a'", "0 or (0, 1)"),
+    (lambda s: gradrein.by_unit(unit_dims=1.5), ArgumentError, ValueError, "1.5", "0 or (0, 1)"),
 ]
 
 POLICIES = [
@@ -253,7 +283,7 @@ POLICIES = [
     ),
     (lambda s: policies.SkipSpikes().load_state_dict(None), ArgumentTypeError, TypeError, "NoneType", "state_dict()"),
     (lambda s: policies.SkipSpikes(policies.ByMedian), ArgumentTypeError, TypeError, "the class", "ByMedian(...)"),
-    (lambda s: policies.SkipSpikes(3), ArgumentTypeError, TypeError, "int: 3", "bridle.by_norm(3)"),
+    (lambda s: policies.SkipSpikes(3), ArgumentTypeError, TypeError, "int: 3", "gradrein.by_norm(3)"),
     (lambda s: policies.SkipSpikes().see("a"), ArgumentError, ValueError, "'a'", "loss.detach()"),
     (lambda s: policies.SkipSpikes().see(None), ArgumentTypeError, TypeError, "None", "loss.detach()"),
     (lambda s: policies.SkipSpikes().see(torch.tensor(1j)), ArgumentTypeError, TypeError, "complex", "one number"),
@@ -262,137 +292,161 @@ POLICIES = [
 
 PER_SAMPLE = [
     (
-        lambda s: bridle.per_sample(s.model, s.losses),
+        lambda s: gradrein.per_sample(s.model, s.losses),
         ArgumentTypeError,
         TypeError,
         "Sequential",
         "per_sample(losses, model)",
     ),
     (
-        lambda s: bridle.per_sample(s.optimizer, s.model),
+        lambda s: gradrein.per_sample(s.optimizer, s.model),
         ArgumentTypeError,
         TypeError,
         "SGD",
         "per_sample(losses, model)",
     ),
-    (lambda s: bridle.per_sample(None, s.model), ArgumentTypeError, TypeError, "NoneType", "reduction='none'"),
-    (lambda s: bridle.per_sample([1.0, 2.0], s.model), ArgumentTypeError, TypeError, "list", "reduction='none'"),
-    (lambda s: bridle.per_sample(list(s.losses), s.model), ArgumentTypeError, TypeError, "list", "torch.stack(losses)"),
-    (lambda s: bridle.per_sample(numpy.ones(4), s.model), ArgumentTypeError, TypeError, "ndarray", "reduction='none'"),
+    (lambda s: gradrein.per_sample(None, s.model), ArgumentTypeError, TypeError, "NoneType", "reduction='none'"),
+    (lambda s: gradrein.per_sample([1.0, 2.0], s.model), ArgumentTypeError, TypeError, "list", "reduction='none'"),
     (
-        lambda s: bridle.per_sample(s.losses.mean(), s.model),
+        lambda s: gradrein.per_sample(list(s.losses), s.model),
+        ArgumentTypeError,
+        TypeError,
+        "list",
+        "torch.stack(losses)",
+    ),
+    (
+        lambda s: gradrein.per_sample(numpy.ones(4), s.model),
+        ArgumentTypeError,
+        TypeError,
+        "ndarray",
+        "reduction='none'",
+    ),
+    (
+        lambda s: gradrein.per_sample(s.losses.mean(), s.model),
         ArgumentError,
         ValueError,
         "single number",
         "reduction='none'",
     ),
     (
-        lambda s: bridle.per_sample(s.losses.to(torch.complex64), s.model),
+        lambda s: gradrein.per_sample(s.losses.to(torch.complex64), s.model),
         ArgumentError,
         ValueError,
         "complex64",
         "losses.real",
     ),
-    (lambda s: bridle.per_sample(jagged(s), s.model), ArgumentError, ValueError, "nested", "torch.stack"),
-    (lambda s: bridle.per_sample(s.losses.to_sparse(), s.model), ArgumentError, ValueError, "sparse", "to_dense()"),
+    (lambda s: gradrein.per_sample(jagged(s), s.model), ArgumentError, ValueError, "nested", "torch.stack"),
+    (lambda s: gradrein.per_sample(s.losses.to_sparse(), s.model), ArgumentError, ValueError, "sparse", "to_dense()"),
     (
-        lambda s: bridle.per_sample(s.losses.detach(), s.model),
+        lambda s: gradrein.per_sample(s.losses.detach(), s.model),
         errors.NoGraphError,
         RuntimeError,
         "no recorded",
         "gradients on",
     ),
     (
-        lambda s: bridle.per_sample(s.losses_in(torch.inference_mode()), s.model),
+        lambda s: gradrein.per_sample(s.losses_in(torch.inference_mode()), s.model),
         errors.NoGraphError,
         RuntimeError,
         "inference_mode",
         "outside",
     ),
     (
-        lambda s: bridle.per_sample(s.losses_in(torch.no_grad()), s.model),
+        lambda s: gradrein.per_sample(s.losses_in(torch.no_grad()), s.model),
         errors.NoGraphError,
         RuntimeError,
         "no_grad",
         "gradients on",
     ),
     (
-        lambda s: bridle.per_sample(s.losses, s.optimizer),
+        lambda s: gradrein.per_sample(s.losses, s.optimizer),
         GradientTypeError,
         TypeError,
         "SGD",
         "per_sample(losses, model)",
     ),
     (
-        lambda s: bridle.per_sample(s.losses, None),
+        lambda s: gradrein.per_sample(s.losses, None),
         GradientTypeError,
         TypeError,
         "NoneType",
         "per_sample(losses, model)",
     ),
-    (lambda s: bridle.per_sample(s.losses, 3), GradientTypeError, TypeError, "int: 3", "per_sample(losses, model)"),
+    (lambda s: gradrein.per_sample(s.losses, 3), GradientTypeError, TypeError, "int: 3", "per_sample(losses, model)"),
     (
-        lambda s: bridle.per_sample(s.losses, s.model.parameters),
+        lambda s: gradrein.per_sample(s.losses, s.model.parameters),
         GradientTypeError,
         TypeError,
         "method",
         "Pass the model",
     ),
     (
-        lambda s: bridle.per_sample(s.losses, [s.model]),
+        lambda s: gradrein.per_sample(s.losses, [s.model]),
         GradientTypeError,
         TypeError,
         "Sequential",
         "named_parameters()",
     ),
-    (lambda s: bridle.per_sample(s.losses, [(1, 2, 3)]), GradientTypeError, TypeError, "tuple", "a name and a tensor"),
     (
-        lambda s: bridle.per_sample(s.losses, [*s.model[0].named_parameters(), *s.model[1].named_parameters()]),
+        lambda s: gradrein.per_sample(s.losses, [(1, 2, 3)]),
+        GradientTypeError,
+        TypeError,
+        "tuple",
+        "a name and a tensor",
+    ),
+    (
+        lambda s: gradrein.per_sample(s.losses, [*s.model[0].named_parameters(), *s.model[1].named_parameters()]),
         ArgumentError,
         ValueError,
         "two parameters are called 'weight'",
         "ModuleDict",
     ),
     (
-        lambda s: bridle.per_sample(s.losses, [tuple(s.model.parameters())[:2]]),
+        lambda s: gradrein.per_sample(s.losses, [tuple(s.model.parameters())[:2]]),
         GradientTypeError,
         TypeError,
         "tuple",
         "name",
     ),
-    (lambda s: bridle.per_sample(s.losses, s.model, scaler=Scaler()), ArgumentError, ValueError, "inf", "init_scale"),
-    (lambda s: bridle.per_sample(s.losses, s.model, scaler=1), ArgumentTypeError, TypeError, "found 1", "GradScaler"),
+    (lambda s: gradrein.per_sample(s.losses, s.model, scaler=Scaler()), ArgumentError, ValueError, "inf", "init_scale"),
+    (lambda s: gradrein.per_sample(s.losses, s.model, scaler=1), ArgumentTypeError, TypeError, "found 1", "GradScaler"),
     (
-        lambda s: bridle.per_sample(s.losses, s.model, sample_groups=torch.tensor([0.0, math.nan, 1, 1])),
+        lambda s: gradrein.per_sample(s.losses, s.model, sample_groups=torch.tensor([0.0, math.nan, 1, 1])),
         ArgumentError,
         ValueError,
         "NaN",
         "int64",
     ),
     (
-        lambda s: bridle.per_sample(s.losses, s.model, sample_groups=torch.zeros(4, dtype=torch.complex64)),
+        lambda s: gradrein.per_sample(s.losses, s.model, sample_groups=torch.zeros(4, dtype=torch.complex64)),
         ArgumentError,
         ValueError,
         "complex",
         "int64",
     ),
     (
-        lambda s: bridle.per_sample(s.losses, s.model, sample_groups=[0, 0, 1, 1]),
+        lambda s: gradrein.per_sample(s.losses, s.model, sample_groups=[0, 0, 1, 1]),
         ArgumentTypeError,
         TypeError,
         "list",
         "tensor",
     ),
-    (lambda s: bridle.per_sample(s.losses, s.model, memory_budget=-1), ArgumentError, ValueError, "-1", "whole number"),
     (
-        lambda s: bridle.per_sample(s.losses, s.model, memory_budget=None),
+        lambda s: gradrein.per_sample(s.losses, s.model, memory_budget=-1),
+        ArgumentError,
+        ValueError,
+        "-1",
+        "whole number",
+    ),
+    (
+        lambda s: gradrein.per_sample(s.losses, s.model, memory_budget=None),
         ArgumentError,
         ValueError,
         "None",
         "whole number",
     ),
     (
-        lambda s: bridle.per_sample(s.losses, s.model, memory_budget="1GB"),
+        lambda s: gradrein.per_sample(s.losses, s.model, memory_budget="1GB"),
         ArgumentError,
         ValueError,
         "1GB",
@@ -423,79 +477,91 @@ PER_SAMPLE = [
     (lambda s: s.per_sample.weighted_(torch.ones(4) * 1j), ArgumentError, ValueError, "complex", "real"),
     (lambda s: s.per_sample.audit(tolerance="a"), ArgumentError, ValueError, "'a'", "is a number"),
     (lambda s: s.per_sample.audit(tolerance=-1), ArgumentError, ValueError, "-1", "not negative"),
-    (lambda s: bridle.register_rule(3, 3), ArgumentTypeError, TypeError, "found 3", "register_rule(Scale, rule)"),
-    (lambda s: bridle.call_for_per_sample_grads(3), errors.CallArgumentError, RuntimeError, "int", "nn.Module"),
+    (lambda s: gradrein.register_rule(3, 3), ArgumentTypeError, TypeError, "found 3", "register_rule(Scale, rule)"),
+    (lambda s: gradrein.call_for_per_sample_grads(3), errors.CallArgumentError, RuntimeError, "int", "nn.Module"),
 ]
 
 AUTOGRAD = [
-    (lambda s: bridle.trace(s.model, s.loss), ArgumentTypeError, TypeError, "Sequential", "bridle.trace(loss, model)"),
-    (lambda s: bridle.trace(None), ArgumentTypeError, TypeError, "NoneType", "bridle.trace(loss, model)"),
-    (lambda s: bridle.trace(s.losses, s.model), errors.NonScalarOutputError, RuntimeError, "(4,)", ".sum()"),
-    (lambda s: bridle.trace(s.loss.detach()), errors.NoGraphError, RuntimeError, "no recorded graph", "gradients on"),
-    (lambda s: bridle.trace(s.loss, s.optimizer), ArgumentTypeError, TypeError, "SGD", "Pass the model"),
-    (lambda s: bridle.trace(s.loss, s.model, gradient=3), GradientTypeError, TypeError, "found 3", "a gradient is"),
-    (lambda s: bridle.trace(s.loss, s.model, modules=3), ArgumentTypeError, TypeError, "int", "record_modules()"),
-    (lambda s: bridle.detect_nonfinite(True), ArgumentTypeError, TypeError, "bool: True", "Pass the model"),
-    (lambda s: bridle.detect_nonfinite(s.optimizer), ArgumentTypeError, TypeError, "SGD", "Pass the model"),
-    (lambda s: bridle.grad(s.loss, 3), GradientTypeError, TypeError, "found 3", "bridle.grad(loss, model)"),
-    (lambda s: bridle.grad(s.loss, None), GradientTypeError, TypeError, "None", "bridle.grad(loss, model)"),
-    (lambda s: bridle.grad(s.loss, s.optimizer), GradientTypeError, TypeError, "SGD", "optimizer.param_groups"),
-    (lambda s: bridle.grad(3, s.model), GradientTypeError, TypeError, "found 3", "bridle.grad(loss, model)"),
-    (lambda s: bridle.backward(None), GradientTypeError, TypeError, "None", "the loss"),
-    (lambda s: bridle.backward(s.loss, inputs=3), GradientTypeError, TypeError, "found 3", "parameters"),
     (
-        lambda s: bridle.autograd.find_unused_parameters(s.model, s.loss),
+        lambda s: gradrein.trace(s.model, s.loss),
+        ArgumentTypeError,
+        TypeError,
+        "Sequential",
+        "gradrein.trace(loss, model)",
+    ),
+    (lambda s: gradrein.trace(None), ArgumentTypeError, TypeError, "NoneType", "gradrein.trace(loss, model)"),
+    (lambda s: gradrein.trace(s.losses, s.model), errors.NonScalarOutputError, RuntimeError, "(4,)", ".sum()"),
+    (lambda s: gradrein.trace(s.loss.detach()), errors.NoGraphError, RuntimeError, "no recorded graph", "gradients on"),
+    (lambda s: gradrein.trace(s.loss, s.optimizer), ArgumentTypeError, TypeError, "SGD", "Pass the model"),
+    (lambda s: gradrein.trace(s.loss, s.model, gradient=3), GradientTypeError, TypeError, "found 3", "a gradient is"),
+    (lambda s: gradrein.trace(s.loss, s.model, modules=3), ArgumentTypeError, TypeError, "int", "record_modules()"),
+    (lambda s: gradrein.detect_nonfinite(True), ArgumentTypeError, TypeError, "bool: True", "Pass the model"),
+    (lambda s: gradrein.detect_nonfinite(s.optimizer), ArgumentTypeError, TypeError, "SGD", "Pass the model"),
+    (lambda s: gradrein.grad(s.loss, 3), GradientTypeError, TypeError, "found 3", "gradrein.grad(loss, model)"),
+    (lambda s: gradrein.grad(s.loss, None), GradientTypeError, TypeError, "None", "gradrein.grad(loss, model)"),
+    (lambda s: gradrein.grad(s.loss, s.optimizer), GradientTypeError, TypeError, "SGD", "optimizer.param_groups"),
+    (lambda s: gradrein.grad(3, s.model), GradientTypeError, TypeError, "found 3", "gradrein.grad(loss, model)"),
+    (lambda s: gradrein.backward(None), GradientTypeError, TypeError, "None", "the loss"),
+    (lambda s: gradrein.backward(s.loss, inputs=3), GradientTypeError, TypeError, "found 3", "parameters"),
+    (
+        lambda s: gradrein.autograd.find_unused_parameters(s.model, s.loss),
         ArgumentTypeError,
         TypeError,
         "Sequential",
         "find_unused_parameters(loss, model)",
     ),
-    (lambda s: bridle.autograd.find_unused_parameters(s.loss, 3), ArgumentTypeError, TypeError, "int: 3", "the model"),
-    (lambda s: bridle.autograd.replay(3, s.x), GradientTypeError, TypeError, "found 3", "the loss"),
+    (
+        lambda s: gradrein.autograd.find_unused_parameters(s.loss, 3),
+        ArgumentTypeError,
+        TypeError,
+        "int: 3",
+        "the model",
+    ),
+    (lambda s: gradrein.autograd.replay(3, s.x), GradientTypeError, TypeError, "found 3", "the loss"),
 ]
 
 ONES = torch.ones(2)
 
 FUNCTIONAL = [
-    (lambda s: bridle.clip_by_global_norm(3, 1.0), ArgumentTypeError, TypeError, "int: 3", "clip_by_global_norm(["),
-    (lambda s: bridle.clip_by_global_norm([3.0], 1.0), ArgumentTypeError, TypeError, "float: 3.0", "([p.grad for"),
-    (lambda s: bridle.clip_by_global_norm(s.model, 1.0), ArgumentTypeError, TypeError, "Sequential", "([p.grad for"),
-    (lambda s: bridle.clip_by_global_norm({"a": [3]}, 1.0), ArgumentTypeError, TypeError, "int: 3", "([p.grad for"),
-    (lambda s: bridle.clip_by_global_norm([ONES], torch.ones(2)), ArgumentError, ValueError, "(2,)", "one number"),
+    (lambda s: gradrein.clip_by_global_norm(3, 1.0), ArgumentTypeError, TypeError, "int: 3", "clip_by_global_norm(["),
+    (lambda s: gradrein.clip_by_global_norm([3.0], 1.0), ArgumentTypeError, TypeError, "float: 3.0", "([p.grad for"),
+    (lambda s: gradrein.clip_by_global_norm(s.model, 1.0), ArgumentTypeError, TypeError, "Sequential", "([p.grad for"),
+    (lambda s: gradrein.clip_by_global_norm({"a": [3]}, 1.0), ArgumentTypeError, TypeError, "int: 3", "([p.grad for"),
+    (lambda s: gradrein.clip_by_global_norm([ONES], torch.ones(2)), ArgumentError, ValueError, "(2,)", "one number"),
     (
-        lambda s: torch.func.grad(lambda t: bridle.clip_by_norm(t, 1.0).sum())(ONES),
+        lambda s: torch.func.grad(lambda t: gradrein.clip_by_norm(t, 1.0).sum())(ONES),
         errors.UnsupportedGradientError,
         NotImplementedError,
         "not differentiable",
         "tensor.detach()",
     ),
     (
-        lambda s: torch.func.grad(lambda t: bridle.clip_by_value(t, 0, 1).sum())(ONES),
+        lambda s: torch.func.grad(lambda t: gradrein.clip_by_value(t, 0, 1).sum())(ONES),
         errors.UnsupportedGradientError,
         NotImplementedError,
         "not differentiable",
         "tensor.detach()",
     ),
-    (lambda s: bridle.clip_by_norm(3, 1.0), ArgumentTypeError, TypeError, "int: 3", "clip_by_global_norm(["),
-    (lambda s: bridle.clip_by_norm([ONES], 1.0), ArgumentTypeError, TypeError, "list", "clip_by_global_norm(["),
-    (lambda s: bridle.clip_by_norm(ONES, 1.0, axes=5), ArgumentError, ValueError, "found 5", "axes=0"),
-    (lambda s: bridle.clip_by_norm(ONES, 1.0, axes="a"), ArgumentError, ValueError, "'a'", "axes=0"),
+    (lambda s: gradrein.clip_by_norm(3, 1.0), ArgumentTypeError, TypeError, "int: 3", "clip_by_global_norm(["),
+    (lambda s: gradrein.clip_by_norm([ONES], 1.0), ArgumentTypeError, TypeError, "list", "clip_by_global_norm(["),
+    (lambda s: gradrein.clip_by_norm(ONES, 1.0, axes=5), ArgumentError, ValueError, "found 5", "axes=0"),
+    (lambda s: gradrein.clip_by_norm(ONES, 1.0, axes="a"), ArgumentError, ValueError, "'a'", "axes=0"),
     (
-        lambda s: bridle.clip_by_norm(ONES.long(), 1.0),
+        lambda s: gradrein.clip_by_norm(ONES.long(), 1.0),
         errors.UnsupportedGradientError,
         NotImplementedError,
         "int64",
         "Convert it first",
     ),
-    (lambda s: bridle.clip_by_value(3, 0, 1), ArgumentTypeError, TypeError, "int: 3", "Pass a tensor"),
-    (lambda s: bridle.clip_by_value(ONES, 1, 0), ArgumentError, ValueError, "is 1 and clip_value_max 0", "swap them"),
-    (lambda s: bridle.clip_by_value(ONES, None, 1), ArgumentTypeError, TypeError, "None", "a number or a tensor"),
-    (lambda s: bridle.clip_by_value(ONES, math.nan, 1), ArgumentError, ValueError, "nan", "float32 can hold"),
-    (lambda s: bridle.clip_by_value(ONES, torch.ones(3), 1), ArgumentError, ValueError, "(3,)", "broadcasts"),
-    (lambda s: bridle.clip_by_value(ONES, torch.ones(3, 2), 1), ArgumentError, ValueError, "(3, 2)", "broadcasts"),
-    (lambda s: bridle.clip_by_value(ONES.long(), 0.5, 1.5), ArgumentError, ValueError, "0.5", "int64 can hold"),
+    (lambda s: gradrein.clip_by_value(3, 0, 1), ArgumentTypeError, TypeError, "int: 3", "Pass a tensor"),
+    (lambda s: gradrein.clip_by_value(ONES, 1, 0), ArgumentError, ValueError, "is 1 and clip_value_max 0", "swap them"),
+    (lambda s: gradrein.clip_by_value(ONES, None, 1), ArgumentTypeError, TypeError, "None", "a number or a tensor"),
+    (lambda s: gradrein.clip_by_value(ONES, math.nan, 1), ArgumentError, ValueError, "nan", "float32 can hold"),
+    (lambda s: gradrein.clip_by_value(ONES, torch.ones(3), 1), ArgumentError, ValueError, "(3,)", "broadcasts"),
+    (lambda s: gradrein.clip_by_value(ONES, torch.ones(3, 2), 1), ArgumentError, ValueError, "(3, 2)", "broadcasts"),
+    (lambda s: gradrein.clip_by_value(ONES.long(), 0.5, 1.5), ArgumentError, ValueError, "0.5", "int64 can hold"),
     (
-        lambda s: bridle.clip_by_value(ONES * 1j, 0, 1),
+        lambda s: gradrein.clip_by_value(ONES * 1j, 0, 1),
         errors.UnsupportedGradientError,
         NotImplementedError,
         "complex",
@@ -505,13 +571,13 @@ FUNCTIONAL = [
 
 # The drop-ins, with the exception of torch's own function.
 DROP_INS = [
-    (lambda s: bridle.clip_grad_norm_(None, 1.0), GradientTypeError, TypeError, "None", "a module"),
-    (lambda s: bridle.clip_grad_norm_([None], 1.0), errors.NotAParameterError, AttributeError, "None", "a module"),
-    (lambda s: bridle.clip_grad_norm_(s.model.parameters(), None), ArgumentTypeError, TypeError, "None", "number"),
-    (lambda s: bridle.clip_grad_norm_(s.model.parameters(), "a"), ArgumentError, ValueError, "'a'", "number"),
-    (lambda s: bridle.clip_grad_norm_(s.model.parameters(), 1.0, "a"), ArgumentError, ValueError, "'a'", "'inf'"),
-    (lambda s: bridle.clip_grad_value_(s.model.parameters(), None), ArgumentTypeError, TypeError, "None", "number"),
-    (lambda s: bridle.get_total_norm([3]), errors.NotAParameterError, AttributeError, "int: 3", "a module"),
+    (lambda s: gradrein.clip_grad_norm_(None, 1.0), GradientTypeError, TypeError, "None", "a module"),
+    (lambda s: gradrein.clip_grad_norm_([None], 1.0), errors.NotAParameterError, AttributeError, "None", "a module"),
+    (lambda s: gradrein.clip_grad_norm_(s.model.parameters(), None), ArgumentTypeError, TypeError, "None", "number"),
+    (lambda s: gradrein.clip_grad_norm_(s.model.parameters(), "a"), ArgumentError, ValueError, "'a'", "number"),
+    (lambda s: gradrein.clip_grad_norm_(s.model.parameters(), 1.0, "a"), ArgumentError, ValueError, "'a'", "'inf'"),
+    (lambda s: gradrein.clip_grad_value_(s.model.parameters(), None), ArgumentTypeError, TypeError, "None", "number"),
+    (lambda s: gradrein.get_total_norm([3]), errors.NotAParameterError, AttributeError, "int: 3", "a module"),
 ]
 
 ROWS = [*MONITOR, *CLIP, *POLICIES, *PER_SAMPLE, *AUTOGRAD, *FUNCTIONAL, *DROP_INS]
@@ -526,7 +592,7 @@ def test_a_mistake_gets_its_error_at_once(row):
         warnings.simplefilter("ignore")  # torch's, about nested tensors being a prototype
         with pytest.raises(kind) as caught:
             call(step)
-    assert isinstance(caught.value, errors.BridleError)
+    assert isinstance(caught.value, errors.GradreinError)
     assert isinstance(caught.value, builtin)
     text = str(caught.value)
     assert found in text
@@ -543,7 +609,7 @@ def test_a_wrong_clipper_leaves_no_hook():
     step = Step()
     for wrong in (1.0, policies.ByMedian, {"zzz": NORM}):
         with pytest.raises(ArgumentError):
-            bridle.Clipper(step.optimizer, wrong, model=step.model)
+            gradrein.Clipper(step.optimizer, wrong, model=step.model)
     before = [p.detach().clone() for p in step.model.parameters()]
     for p in step.model.parameters():
         p.grad = torch.full_like(p, 100.0)
@@ -555,10 +621,10 @@ def test_a_wrong_clipper_leaves_no_hook():
 def test_a_clipper_loads_all_states_or_none():
     step = Step()
     make = lambda k: {"0.*": policies.ByMedian(), "*": policies.ByMedian(k=k)}  # noqa: E731
-    with bridle.Clipper(step.optimizer, make(2.0), model=step.model) as clipper:
+    with gradrein.Clipper(step.optimizer, make(2.0), model=step.model) as clipper:
         step.optimizer.step()
         saved = clipper.state_dict()
-    with bridle.Clipper(step.optimizer, make(3.0), model=step.model) as other:
+    with gradrein.Clipper(step.optimizer, make(3.0), model=step.model) as other:
         with pytest.raises(ArgumentError, match="k=2.0"):
             other.load_state_dict(saved)
         assert other.state_dict()["0.*"]["keys"] == []
@@ -567,14 +633,15 @@ def test_a_clipper_loads_all_states_or_none():
 def test_frozen_parameters_need_no_pattern():
     step = Step()
     step.model[1].requires_grad_(False)
-    bridle.Clipper(step.optimizer, {"0.*": NORM}, model=step.model).remove()
+    gradrein.Clipper(step.optimizer, {"0.*": NORM}, model=step.model).remove()
 
 
 def test_what_is_right_is_taken():
     step = Step()
-    bridle.Monitor(step.model, step.optimizer, every=2, record=None, on_step=print, clip=torch.tensor(1.0))
-    bridle.Monitor(None, step.optimizer, clip="zscore")
+    gradrein.Monitor(step.model, step.optimizer, every=2, record=None, on_step=print, clip=torch.tensor(1.0))
+    gradrein.Monitor(None, step.optimizer, clip="zscore")
     assert (
-        len(bridle.per_sample(step.losses, step.model, memory_budget=0, sample_groups=torch.tensor([3, 3, -1, 0]))) == 3
+        len(gradrein.per_sample(step.losses, step.model, memory_budget=0, sample_groups=torch.tensor([3, 3, -1, 0])))
+        == 3
     )
     step.per_sample.clip_(torch.tensor([1.0]), gamma=0, divide_by=numpy.float32(2))

@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import bridle
-from bridle import _notebook
-from bridle.watch import Chart, Finding
+import gradrein
+from gradrein import _notebook
+from gradrein.watch import Chart, Finding
 
 EVIL = "<script>alert(1)</script>&\ud800"
 
@@ -32,18 +32,18 @@ class Evil(torch.nn.Module):
 def test_clip_report():
     model = Evil()
     model(torch.ones(2, 3)).sum().backward()
-    report = bridle.clip_(model, bridle.by_norm(0.1))
+    report = gradrein.clip_(model, gradrein.by_norm(0.1))
     assert "clipped: norm" in parsed(report._repr_html_())
     assert "<svg" in report._repr_html_()
-    both = bridle.clip_(model, {"*weight": bridle.by_norm(0.01), "*bias": bridle.by_value(0.01)})
+    both = gradrein.clip_(model, {"*weight": gradrein.by_norm(0.01), "*bias": gradrein.by_value(0.01)})
     assert "*weight" in parsed(both._repr_html_())
-    assert "nothing to clip" in parsed(bridle.clip_([], bridle.by_norm(1.0))._repr_html_())
+    assert "nothing to clip" in parsed(gradrein.clip_([], gradrein.by_norm(1.0))._repr_html_())
 
 
 def test_per_sample():
     model = Evil()
     x = torch.randn(8, 3)
-    per = bridle.per_sample(model(x).square().mean(1), model)
+    per = gradrein.per_sample(model(x).square().mean(1), model)
     text = parsed(per._repr_html_())
     assert "8 samples" in text
     assert "owners" in text
@@ -53,14 +53,14 @@ def test_per_sample():
 def test_per_sample_whose_values_were_changed_says_so():
     model = torch.nn.Linear(3, 2)
     x = torch.randn(8, 3)
-    per = bridle.per_sample(model(x).square().mean(1), model)
+    per = gradrein.per_sample(model(x).square().mean(1), model)
     x.add_(1.0)
     assert "their norms are not known" in parsed(per._repr_html_())
 
 
 def test_trace():
     model = Evil()
-    page = bridle.trace(model(torch.ones(2, 3)).sum(), model)._repr_html_()
+    page = gradrein.trace(model(torch.ones(2, 3)).sum(), model)._repr_html_()
     assert "backward:" in parsed(page)
     assert "<svg" in page
 
@@ -68,7 +68,7 @@ def test_trace():
 def test_monitor_report_and_findings():
     model = Evil()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    monitor = bridle.Monitor(model, optimizer)
+    monitor = gradrein.Monitor(model, optimizer)
     assert "not started" in parsed(monitor._repr_html_())
     with monitor:
         for t in range(5):

@@ -10,23 +10,23 @@ import sys
 import pytest
 import torch
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 
 def modules():
     return [
         info.name
-        for info in pkgutil.walk_packages(bridle.__path__, "bridle.")
+        for info in pkgutil.walk_packages(gradrein.__path__, "gradrein.")
         if not info.name.endswith(("._cpu", "__main__")) and ".integrations." not in info.name
     ]
 
 
 def test_all_is_the_public_surface():
-    public = {n for n, v in vars(bridle).items() if not n.startswith("_") and not inspect.ismodule(v)}
-    rooms = {n for n in bridle.__all__ if inspect.ismodule(getattr(bridle, n))}
-    assert public | rooms == set(bridle.__all__)
-    assert list(bridle.__all__) == sorted(bridle.__all__)
+    public = {n for n, v in vars(gradrein).items() if not n.startswith("_") and not inspect.ismodule(v)}
+    rooms = {n for n in gradrein.__all__ if inspect.ismodule(getattr(gradrein, n))}
+    assert public | rooms == set(gradrein.__all__)
+    assert list(gradrein.__all__) == sorted(gradrein.__all__)
 
 
 def test_errors_are_one_tree_drawn_in_its_docstring():
@@ -35,17 +35,17 @@ def test_errors_are_one_tree_drawn_in_its_docstring():
     for name, error in found.items():
         assert name in errors.__doc__
         if not issubclass(error, Warning):
-            assert issubclass(error, errors.BridleError)
-            if error is not errors.BridleError:
+            assert issubclass(error, errors.GradreinError)
+            if error is not errors.GradreinError:
                 assert any(
                     b.__module__ == "builtins" and issubclass(b, Exception) and b is not Exception
                     for b in error.__mro__
                 )
 
 
-@pytest.mark.parametrize("name", bridle.__all__)
+@pytest.mark.parametrize("name", gradrein.__all__)
 def test_every_public_name_is_documented(name):
-    thing = getattr(bridle, name)
+    thing = getattr(gradrein, name)
     assert inspect.getdoc(thing)
     if inspect.isfunction(thing) and name != "clip_grad_norm":
         assert ">>>" in inspect.getdoc(thing), f"{name} has no example"
@@ -54,16 +54,16 @@ def test_every_public_name_is_documented(name):
 @pytest.mark.parametrize("name", modules())
 def test_docstring_examples(name):
     module = importlib.import_module(name)
-    known = {"torch": torch, "bridle": bridle}
+    known = {"torch": torch, "gradrein": gradrein}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     result = doctest.testmod(module, extraglobs=known, optionflags=flags)
     assert result.failed == 0
 
 
 def test_import_brings_nothing_heavy():
-    code = "import torch, sys; before = set(sys.modules); import bridle; print(*sorted(set(sys.modules) - before))"
+    code = "import torch, sys; before = set(sys.modules); import gradrein; print(*sorted(set(sys.modules) - before))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     new = {name.split(".")[0] for name in done.stdout.split()}
-    assert "bridle" in new
+    assert "gradrein" in new
     heavy = {"matplotlib", "rich", "lightning", "transformers", "accelerate", "sklearn", "hypothesis", "pytest"}
     assert not new & heavy

@@ -10,23 +10,25 @@ from pathlib import Path
 
 import pytest
 
-import bridle
-from bridle import _validate, errors
+import gradrein
+from gradrein import _validate, errors
 
 API = Path(__file__).parents[2] / "docs" / "api"
 NAMESPACES = ["autograd", "distributed", "errors", "functional", "graph", "policies", "watch"]
 
 
 def public_names():
-    """The names of `bridle`, then those of its namespaces; what is torch's own in `bridle.autograd` is left out."""
-    ours = [f"bridle.{name}" for name in bridle.__all__ if not isinstance(getattr(bridle, name), types.ModuleType)]
+    """The names of `gradrein`, then those of its namespaces; what is torch's own in `gradrein.autograd` is left out."""
+    ours = [
+        f"gradrein.{name}" for name in gradrein.__all__ if not isinstance(getattr(gradrein, name), types.ModuleType)
+    ]
     for namespace in NAMESPACES:
-        module = importlib.import_module(f"bridle.{namespace}")
+        module = importlib.import_module(f"gradrein.{namespace}")
         for name in module.__all__:
             theirs = (getattr(getattr(module, name), "__module__", None) or "torch").split(".")[0] == "torch"
-            if f"bridle.{name}" not in ours and not (namespace == "autograd" and theirs):
-                ours.append(f"bridle.{namespace}.{name}")
-    return [*ours, "bridle.persample.PerSample"]
+            if f"gradrein.{name}" not in ours and not (namespace == "autograd" and theirs):
+                ours.append(f"gradrein.{namespace}.{name}")
+    return [*ours, "gradrein.persample.PerSample"]
 
 
 def found(name):
@@ -45,7 +47,7 @@ FUNCTIONS = [name for name in DOCUMENTED if inspect.isfunction(found(name))]
 
 
 def is_error(thing):
-    return inspect.isclass(thing) and issubclass(thing, errors.BridleError | Warning)
+    return inspect.isclass(thing) and issubclass(thing, errors.GradreinError | Warning)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,7 +79,7 @@ def test_its_signature_has_types(name):
 def makers(thing):
     """The functions of ours that run when it is called, where they have a source."""
     parts = [vars(thing).get(name) for name in ("__init__", "__post_init__")] if inspect.isclass(thing) else [thing]
-    ours = [one for one in parts if inspect.isfunction(one) and one.__module__.startswith("bridle")]
+    ours = [one for one in parts if inspect.isfunction(one) and one.__module__.startswith("gradrein")]
     return [one for one in ours if one.__code__.co_filename.endswith(".py")]
 
 

@@ -16,8 +16,8 @@ from urllib.parse import unquote
 import pytest
 from filelock import FileLock
 
-import bridle
-from bridle.persample import PerSample
+import gradrein
+from gradrein.persample import PerSample
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "site"))
@@ -103,16 +103,16 @@ def test_every_name_of_the_reference_says_what_to_see_also(site):
 def test_the_version_is_in_one_place(site):
     project = (ROOT / "pyproject.toml").read_text()
     assert '\ndynamic = ["version"]\n' in project
-    assert 'version = {attr = "bridle.__version__"}' in project
-    assert f"\nversion: {bridle.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"Documents bridle {bridle.__version__}." in (site / "index.html").read_text()
+    assert 'version = {attr = "gradrein.__version__"}' in project
+    assert f"\nversion: {gradrein.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"Documents gradrein {gradrein.__version__}." in (site / "index.html").read_text()
 
 
 def test_the_reference_has_the_methods_of_a_result(site):
     page = (site / "api/per-sample/index.html").read_text()
     methods = [name for name, _ in inspect.getmembers(PerSample, inspect.isfunction) if not name.startswith("_")]
     assert "clip_" in methods
-    assert not [name for name in methods if f'id="bridle.persample.PerSample.{name}"' not in page]
+    assert not [name for name in methods if f'id="gradrein.persample.PerSample.{name}"' not in page]
 
 
 def test_search_finds_the_drop_in(site):

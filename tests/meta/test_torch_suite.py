@@ -10,9 +10,9 @@ from watch.processes import run_process
 TOOL = pathlib.Path(__file__).parents[2] / "tools" / "torch_suite"
 
 TESTS = """
-import os, unittest, torch, bridle
+import os, unittest, torch, gradrein
 
-ours = torch.autograd.grad is bridle.grad
+ours = torch.autograd.grad is gradrein.grad
 
 
 class TestEndings(unittest.TestCase):
@@ -34,19 +34,19 @@ class TestEndings(unittest.TestCase):
         if not ours:
             os._exit(7)
 
-    def test_ends_the_process_with_bridle(self):
+    def test_ends_the_process_with_gradrein(self):
         if ours:
             os._exit(7)
 
     def test_is_in_place_everywhere(self):
         from torch.nn.utils import _per_sample_grad, clip_grad
         pairs = [
-            (torch.autograd.backward, bridle.backward),
-            (clip_grad.clip_grad_norm_, bridle.clip_grad_norm_),
-            (clip_grad.clip_grad_value_, bridle.clip_grad_value_),
-            (torch.nn.utils.get_total_norm, bridle.get_total_norm),
-            (torch.nn.utils.clip_grads_with_norm_, bridle.clip_grads_with_norm_),
-            (_per_sample_grad.call_for_per_sample_grads, bridle.call_for_per_sample_grads),
+            (torch.autograd.backward, gradrein.backward),
+            (clip_grad.clip_grad_norm_, gradrein.clip_grad_norm_),
+            (clip_grad.clip_grad_value_, gradrein.clip_grad_value_),
+            (torch.nn.utils.get_total_norm, gradrein.get_total_norm),
+            (torch.nn.utils.clip_grads_with_norm_, gradrein.clip_grads_with_norm_),
+            (_per_sample_grad.call_for_per_sample_grads, gradrein.call_for_per_sample_grads),
         ]
         for theirs, mine in pairs:
             self.assertEqual(theirs is mine, ours)
@@ -63,5 +63,5 @@ def test_a_folder_of_tests_that_end_in_every_way(tmp_path):
     assert told.stderr == ""
     assert "| nn/test_module_hooks.py | 7 | 4 | 2 | 2 |" in told.stdout
     assert re.search(r"::test_differs\n  AssertionError: True is not false : seen", told.stdout)
-    assert re.search(r"::test_ends_the_process_with_bridle\n  the process ended with 7", told.stdout)
+    assert re.search(r"::test_ends_the_process_with_gradrein\n  the process ended with 7", told.stdout)
     assert told.returncode == 1

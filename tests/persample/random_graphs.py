@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle.errors import BatchCouplingError, UnsupportedOperationError
+import gradrein
+from gradrein.errors import BatchCouplingError, UnsupportedOperationError
 
 from .oracle import close, flat, gradients_by_backward, loop
 from .random_steps import COUPLING, MOODS, OUTSIDE, PLAIN, C, Draws, Weights
@@ -200,7 +200,7 @@ def check_build(graph, w, build):
     losses = graph.build(w, build)
     expected = loop(losses, dict(w.named_parameters()), gradients_by_backward)
     try:
-        compare(bridle.per_sample(losses, w), expected, graph.dtype)
+        compare(gradrein.per_sample(losses, w), expected, graph.dtype)
     except BatchCouplingError:
         if not graph.couples:
             raise
@@ -211,7 +211,7 @@ def check_build(graph, w, build):
         assert not (graph.couples and coupled(graph, w, build)), "answered, though coupled"
         return "answered"
     try:
-        compare(bridle.per_sample(losses, w, allow_coupling=True), expected, graph.dtype)
+        compare(gradrein.per_sample(losses, w, allow_coupling=True), expected, graph.dtype)
     except UnsupportedOperationError as error:
         refuse_excuse(graph, w, build, error)
     return "coupled"

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch.testing._internal import common_modules
 
-import bridle
-from bridle.errors import BridleError
+import gradrein
+from gradrein.errors import GradreinError
 
 from .oracle import loop
 
@@ -61,10 +61,10 @@ def outcomes(info):
         expected = loop(losses, parameters)
         kind = "right"
         try:
-            ps = bridle.per_sample(losses, model)
-        except BridleError as error:
+            ps = gradrein.per_sample(losses, model)
+        except GradreinError as error:
             kind = type(error).__name__
-            ps = bridle.per_sample(losses, model, allow_coupling=True, allow_opaque=True)
+            ps = gradrein.per_sample(losses, model, allow_coupling=True, allow_opaque=True)
         compare(ps, expected, str(build.kwargs))
         alone = has_no_batch(model, out)
         yield "refused: one sample, no batch" if alone and kind == "BatchCouplingError" else kind

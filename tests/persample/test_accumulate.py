@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import bridle
+import gradrein
 
 
 def _inference() -> Tensor:
@@ -31,7 +31,7 @@ def _model() -> tuple[nn.Linear, Tensor]:
 
 
 def _step(model: nn.Module, x: Tensor) -> None:
-    bridle.per_sample(model(x).sum(1), model).weighted_(torch.ones(4))
+    gradrein.per_sample(model(x).sum(1), model).weighted_(torch.ones(4))
 
 
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
@@ -47,7 +47,7 @@ def test_a_gradient_is_added_whatever_was_there(before: Callable[[], Tensor]) ->
 @pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
 def test_a_compiled_step_adds_it_once(before: Callable[[], Tensor]) -> None:
     model, x = _model()
-    step = bridle.compile(lambda: _step(model, x), model, backend="captured")
+    step = gradrein.compile(lambda: _step(model, x), model, backend="captured")
     for _ in range(3):
         model.weight.grad, model.bias.grad = torch.zeros(3, 2), before()
         step()

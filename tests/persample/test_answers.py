@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 from .oracle import flat, loop
 
@@ -34,7 +34,7 @@ def test_linear_of_any_shape_and_layout(batch, steps, d_in, d_out, order, bias):
     x = torch.randn([sizes[i] for i in order] + [d_in])
     out = torch.tanh(layer(x)).movedim(order.index(0), 0)
     losses = out.flatten(1).square().sum(1) if batch else out.sum((1, 2, 3))
-    ps = bridle.per_sample(losses, layer)
+    ps = gradrein.per_sample(losses, layer)
     found = ps.grads()
     assert ps.norms().shape == (batch,)
     if batch:
@@ -64,7 +64,7 @@ def test_convolution_with_any_options(batch, groups, c_in, c_out, kernel, stride
     layer = kind(groups * c_in, groups * c_out, kernel, stride, padding, groups=groups, dilation=dilation)
     losses = layer(torch.randn(batch, groups * c_in, 9)).square().flatten(1).sum(1)
     expected = loop(losses, dict(layer.named_parameters()))
-    ps = bridle.per_sample(losses, layer)
+    ps = gradrein.per_sample(losses, layer)
     torch.testing.assert_close(flat(ps.grads()), flat(expected))
     torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
 
@@ -74,7 +74,7 @@ def test_batches_that_need_several_digits(batch):
     model, losses = model_and_losses(batch)
     out = losses()
     expected = loop(out, dict(model.named_parameters()))
-    torch.testing.assert_close(flat(bridle.per_sample(out, model).grads()), flat(expected))
+    torch.testing.assert_close(flat(gradrein.per_sample(out, model).grads()), flat(expected))
 
 
 @pytest.mark.parametrize("groups", [[0, 0, 1, 1], [7, 3, 7, 7], [1, 1, 1, 1], [3, 2, 1, 0]])
@@ -84,7 +84,7 @@ def test_groups(groups):
     each = flat(loop(out, dict(model.named_parameters())))
     numbers = torch.tensor(groups)
     expected = torch.stack([each[numbers == n].sum(0) for n in numbers.unique()])
-    ps = bridle.per_sample(out, model, sample_groups=numbers)
+    ps = gradrein.per_sample(out, model, sample_groups=numbers)
     torch.testing.assert_close(flat(ps.grads()), expected)
     torch.testing.assert_close(ps.norms(), expected.norm(dim=1))
 
@@ -94,10 +94,10 @@ def test_weights_may_be_a_function_of_the_norms():
     out = losses()
     each = flat(loop(out, dict(model.named_parameters())))
     weights = each.norm(dim=1) ** -0.5
-    bridle.per_sample(out, model).weighted_(lambda norms: norms**-0.5)
+    gradrein.per_sample(out, model).weighted_(lambda norms: norms**-0.5)
     written = torch.cat([p.grad.flatten() for p in model.parameters()])
     torch.testing.assert_close(written, weights @ each)
-    bridle.per_sample(out, model).weighted_(torch.ones(4))  # adds to what is there, as backward does
+    gradrein.per_sample(out, model).weighted_(torch.ones(4))  # adds to what is there, as backward does
     again = torch.cat([p.grad.flatten() for p in model.parameters()])
     torch.testing.assert_close(again, weights @ each + each.sum(0))
 
@@ -106,12 +106,12 @@ def test_clipping_per_parameter_and_automatic():
     model, losses = model_and_losses()
     out = losses()
     expected = loop(out, dict(model.named_parameters()))
-    bridle.per_sample(out, model).clip_(0.3, per_parameter=True)
+    gradrein.per_sample(out, model).clip_(0.3, per_parameter=True)
     for name, p in model.named_parameters():
         factor = (0.3 / expected[name].flatten(1).norm(dim=1)).clamp(max=1)
         torch.testing.assert_close(p.grad, torch.einsum("b,b...->...", factor, expected[name]) / 4)
     model.zero_grad()
-    bridle.per_sample(out, model).clip_(0.3, gamma=0.01, divide_by=1)
+    gradrein.per_sample(out, model).clip_(0.3, gamma=0.01, divide_by=1)
     factor = 0.3 / (flat(expected).norm(dim=1) + 0.01)
     written = torch.cat([p.grad.flatten() for p in model.parameters()])
     torch.testing.assert_close(written, factor @ flat(expected))
@@ -121,7 +121,7 @@ def test_noise_has_the_stated_size_and_reaches_unused_parameters():
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(100, 100)})
     losses = model["used"](torch.randn(4, 2)).squeeze(1)
     generator = torch.Generator().manual_seed(0)
-    bridle.per_sample(losses, model).clip_(2.0, noise_multiplier=3.0, generator=generator)
+    gradrein.per_sample(losses, model).clip_(2.0, noise_multiplier=3.0, generator=generator)
     assert abs(float(model["unused"].weight.grad.std()) - 2.0 * 3.0 / 4) < 0.05
 
 
@@ -129,7 +129,7 @@ def test_stats_against_their_definitions():
     model, losses = model_and_losses(batch=6)
     out = losses()
     each = flat(loop(out, dict(model.named_parameters())))
-    stats = bridle.per_sample(out, model).stats()
+    stats = gradrein.per_sample(out, model).stats()
     mean = each.mean(0)
     covariance = (each - mean).square().sum() / 5
     assert stats.trace_of_covariance == pytest.approx(float(covariance))
@@ -137,12 +137,12 @@ def test_stats_against_their_definitions():
     assert stats.squared_signal == pytest.approx(float(mean.square().sum() - covariance / 6))
     assert stats.alignment == pytest.approx(float(F.cosine_similarity(each, mean[None]).mean()))
     with pytest.raises(errors.ArgumentError, match="at least two samples are needed, found 1"):
-        bridle.per_sample(out[:1], model).stats()
+        gradrein.per_sample(out[:1], model).stats()
 
 
 def test_a_stream_is_the_gradients_in_parts():
     model, losses = model_and_losses()
-    ps = bridle.per_sample(losses(), model)
+    ps = gradrein.per_sample(losses(), model)
     parts = {}
     for name, part, block in ps.stream(samples=3):
         assert len(block) == part.stop - part.start <= 3
@@ -155,8 +155,8 @@ def test_a_scaler_is_undone_in_answers_and_kept_in_gradients():
     model, losses = model_and_losses()
     out = losses()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    expected = bridle.per_sample(out, model)
-    scaled = bridle.per_sample(scaler.scale(out), model, scaler=scaler)
+    expected = gradrein.per_sample(out, model)
+    scaled = gradrein.per_sample(scaler.scale(out), model, scaler=scaler)
     torch.testing.assert_close(scaled.norms(), expected.norms())
     torch.testing.assert_close(scaled.gram(), expected.gram())
     torch.testing.assert_close(scaled.dot(), expected.dot())
@@ -172,7 +172,7 @@ def test_autocast_is_close_to_full_precision():
     model, losses = model_and_losses()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = losses()
-    ps = bridle.per_sample(out, model)
+    ps = gradrein.per_sample(out, model)
     torch.testing.assert_close(flat(ps.grads()), flat(loop(out, dict(model.named_parameters()))), rtol=3e-2, atol=3e-2)
     assert ps.norms().dtype == torch.float32
     ps.audit()
@@ -187,8 +187,8 @@ def test_shuffled_rows_in_half_precision_are_right_or_refused(dtype, size):
     losses = (out * size).sum(1)
     expected = flat(loop(losses, dict(layer.named_parameters())))
     try:
-        found = flat(bridle.per_sample(losses, layer).grads())
-    except errors.BridleError:
+        found = flat(gradrein.per_sample(losses, layer).grads())
+    except errors.GradreinError:
         return
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * size)
 
@@ -203,7 +203,7 @@ def test_norms_survive_cancellation(dtype):
     g = (g - g.mean(1, keepdim=True)).to(dtype)
     losses = (layer(x) * g).sum((1, 2))
     exact = torch.einsum("bti,btj->bij", g.double(), x.double()).flatten(1).norm(dim=1)
-    norms = bridle.per_sample(losses, layer).norms().double()
+    norms = gradrein.per_sample(losses, layer).norms().double()
     assert bool((norms >= 0).all())
     torch.testing.assert_close(norms, exact, rtol=1e-3, atol=0)
 
@@ -222,25 +222,25 @@ def test_the_audit_finds_a_wrong_rule():
 
     w = torch.ones(3, requires_grad=True)
     losses = Twice.apply(torch.randn(4, 3), w).sum(1)
-    bridle.register_rule(Twice, lambda use: use.layout.sums(use.gradient, use.shape), replace=True)
+    gradrein.register_rule(Twice, lambda use: use.layout.sums(use.gradient, use.shape), replace=True)
     with pytest.raises(errors.AuditError, match="the weighted sum for `w` is off"):
-        bridle.per_sample(losses, {"w": w}).audit()
-    bridle.register_rule(
+        gradrein.per_sample(losses, {"w": w}).audit()
+    gradrein.register_rule(
         Twice,
         lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape),
         replace=True,
     )
-    assert bridle.per_sample(losses, {"w": w}).audit().parameters["w"] < 1e-12
+    assert gradrein.per_sample(losses, {"w": w}).audit().parameters["w"] < 1e-12
     with pytest.raises(errors.ArgumentError, match="there is a rule for `.*Twice` already"):
-        bridle.register_rule(Twice, lambda use: use.gradient)
-    bridle.register_rule(Twice, lambda use: use.gradient[0], replace=True)
+        gradrein.register_rule(Twice, lambda use: use.gradient)
+    gradrein.register_rule(Twice, lambda use: use.gradient[0], replace=True)
     with pytest.raises(errors.ArgumentError, match=r"returned shape \(3,\), expected \(4, 3\)"):
-        bridle.per_sample(losses, {"w": w})
+        gradrein.per_sample(losses, {"w": w})
 
 
 def test_the_plan_names_every_parameter():
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
-    plan = bridle.per_sample(model["a"](torch.randn(3, 2)).sum(1), model).plan()
+    plan = gradrein.per_sample(model["a"](torch.randn(3, 2)).sum(1), model).plan()
     assert plan.splitlines()[1:] == [
         "a.weight  gram",
         "a.bias    stored",
@@ -252,9 +252,9 @@ def test_the_plan_names_every_parameter():
 def test_weights_that_are_no_numbers_and_a_threshold_that_limits_nothing():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     losses = model(x).square().sum(1)
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     for weights in ([1.0] * 4, 2.0, lambda norms: 1.0):
-        with pytest.raises(bridle.errors.ArgumentError, match="weighted_: expected a tensor"):
+        with pytest.raises(gradrein.errors.ArgumentError, match="weighted_: expected a tensor"):
             ps.weighted_(weights)
     assert model.weight.grad is None
     ps.weighted_(torch.tensor([True, False, True, True]))
@@ -269,7 +269,7 @@ def test_weights_that_are_no_numbers_and_a_threshold_that_limits_nothing():
 def test_norms_that_are_handed_out_may_be_changed(per_parameter):
     """A bound for private training rests on those that were not."""
     model = torch.nn.Linear(3, 2).double()
-    ps = bridle.per_sample(model(5 * torch.randn(4, 3, dtype=torch.float64)).sum(1), model, retain_graph=True)
+    ps = gradrein.per_sample(model(5 * torch.randn(4, 3, dtype=torch.float64)).sum(1), model, retain_graph=True)
     expected = {name: g.flatten(1).norm(dim=1) for name, g in ps.grads().items()}
     ps.norms().zero_()
     for length in ps.norms(per_parameter=True).values():
@@ -281,4 +281,4 @@ def test_norms_that_are_handed_out_may_be_changed(per_parameter):
 
 def test_repr_says_how_many_samples_and_parameters():
     model = torch.nn.Linear(3, 2)
-    assert repr(bridle.per_sample(model(torch.randn(5, 3)).sum(1), model)) == "PerSample(5 samples, 2 parameters)"
+    assert repr(gradrein.per_sample(model(torch.randn(5, 3)).sum(1), model)) == "PerSample(5 samples, 2 parameters)"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
+import gradrein
 
 
 def rows_that_cancel():
@@ -29,7 +29,7 @@ def test_the_same_as_the_loop(case, inside):
     loop = [torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True) for loss in losses]
     expected = torch.tensor([sum(float(g.double().square().sum()) for g in grads) ** 0.5 for grads in loop])
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside != "answers"):
-        ps = bridle.per_sample(losses, layer)
+        ps = gradrein.per_sample(losses, layer)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside != "call"):
         norms = ps.norms()
         blocks = list(ps.stream())

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-import bridle
-from bridle.persample.representations.buffers import Buffers, Loan, _of_models
+import gradrein
+from gradrein.persample.representations.buffers import Buffers, Loan, _of_models
 
 from .oracle import loop
 
@@ -37,7 +37,7 @@ def losses(model, x):
 
 
 def split(model, x, **options):
-    return bridle.per_sample(losses(model, x), model, **{"retain_graph": False, **options})
+    return gradrein.per_sample(losses(model, x), model, **{"retain_graph": False, **options})
 
 
 def where(ps):
@@ -77,7 +77,7 @@ def test_clipped_sums_are_those_of_a_model_without_buffers(model, retain_graph):
         x, fresh = data(model), copy.deepcopy(model)
         for one in (model, fresh):
             one.zero_grad()
-            bridle.per_sample(losses(one, x), one, retain_graph=retain_graph).clip_(0.01)
+            gradrein.per_sample(losses(one, x), one, retain_graph=retain_graph).clip_(0.01)
         assert torch.equal(model.weight.grad, fresh.weight.grad)
 
 
@@ -163,14 +163,14 @@ def test_memory_that_no_call_takes_is_freed(model):
 
 
 def test_a_call_that_fails_returns_nothing(model):
-    with pytest.raises(bridle.errors.NonFiniteGradientError):
+    with pytest.raises(gradrein.errors.NonFiniteGradientError):
         split(model, data(model) * torch.nan).clip_(1.0)
     x = data(model)
     torch.testing.assert_close(split(model, x).grads()["weight"], expected(model, x))
 
 
 def test_parameters_without_a_model_have_none(model):
-    ps = bridle.per_sample(losses(model, data(model)), dict(model.named_parameters()), retain_graph=False)
+    ps = gradrein.per_sample(losses(model, data(model)), dict(model.named_parameters()), retain_graph=False)
     assert ps._loan._blocks == []
     assert model not in _of_models
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import bridle
+import gradrein
 
 from .cases import CASES
 from .oracle import flat, loop
@@ -21,7 +21,7 @@ def test_equals_the_loop(name):
     for _ in range(2):  # the second time the owners may be known
         out = losses()
         expected = loop(out, parameters_of(model))
-        ps = bridle.per_sample(out, model)
+        ps = gradrein.per_sample(out, model)
         found = ps.grads()
         assert list(found) == list(expected)
         for key in expected:
@@ -33,7 +33,7 @@ def test_every_answer(name):
     model, losses = CASES[name]()
     out = losses()
     expected = flat(loop(out, parameters_of(model)))
-    ps = bridle.per_sample(out, model, memory_budget=0)
+    ps = gradrein.per_sample(out, model, memory_budget=0)
     norms = expected.norm(dim=1)
     torch.testing.assert_close(ps.norms(), norms)
     torch.testing.assert_close(ps.gram(), expected @ expected.T)
@@ -43,7 +43,7 @@ def test_every_answer(name):
     for budget in (0, 1 << 30):
         model.zero_grad()
         limit = float(norms.median()) or 1.0
-        returned = bridle.per_sample(out, model, memory_budget=budget).clip_(limit)
+        returned = gradrein.per_sample(out, model, memory_budget=budget).clip_(limit)
         torch.testing.assert_close(returned, norms)
         factors = (limit / norms).clamp(max=1) / len(norms)
         written = [p.grad for p in model.parameters() if p.grad is not None]

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridle.persample.representations import base, conv
+from gradrein.persample.representations import base, conv
 
 OPTIONS = conv.OPTIONS
 NONE = {"stride": [1], "padding": [0], "dilation": [1], "transposed": False, "output_padding": [0], "groups": 1}

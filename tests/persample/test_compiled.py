@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch._functorch import config
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 from .oracle import flat, loop
 
@@ -45,9 +45,9 @@ def test_parameters_inside_are_refused_by_name_or_taken_slowly(dynamic):
     model = mlp()
     losses = compiled(model, dynamic=dynamic)(torch.randn(B, D)).square().sum(1)
     with pytest.raises(errors.UnsupportedOperationError, match="`0.weight` is used by .*a compiled region") as caught:
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
     assert (caught.value.op, caught.value.where) == ("CompiledFunctionBackward", "0.weight")
-    ps = bridle.per_sample(losses, model, allow_opaque=True)
+    ps = gradrein.per_sample(losses, model, allow_opaque=True)
     torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
     ps.audit()
 
@@ -57,7 +57,7 @@ def test_sizes_among_the_arguments_of_a_region():
     run = compiled(lambda x, y: model(x) * y.shape[0], dynamic=True)
     for size in (3, 5):
         losses = run(torch.randn(B, D), torch.ones(size)).square().sum(1)
-        found = bridle.per_sample(losses, model, allow_opaque=True).grads()
+        found = gradrein.per_sample(losses, model, allow_opaque=True).grads()
         torch.testing.assert_close(flat(found), flat(loop(losses, parameters(model))))
 
 
@@ -67,7 +67,7 @@ def test_a_region_without_parameters_is_passed_through(dynamic):
     between = compiled(lambda h, factor: torch.tanh(h) * factor + h.cos(), dynamic=dynamic)
     for factor in (2, 3):
         losses = model[2](between(model[0](torch.randn(B, D)), factor)).square().sum(1)
-        ps = bridle.per_sample(losses, model)
+        ps = gradrein.per_sample(losses, model)
         torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
         assert "observed by running the engine" in ps.plan()  # nobody knows what a region does with its rows
         ps.audit()
@@ -78,8 +78,8 @@ def test_coupling_inside_is_found():
     centred = compiled(lambda h: (h - h.mean(0)) / h.std(0))
     losses = model[2](torch.tanh(centred(model[0](torch.randn(B, D))))).square().sum(1)
     with pytest.raises(errors.BatchCouplingError, match="`CompiledFunctionBackward` mixes the samples"):
-        bridle.per_sample(losses, model)
-    found = bridle.per_sample(losses, model, allow_coupling=True, allow_opaque=True).grads()
+        gradrein.per_sample(losses, model)
+    found = gradrein.per_sample(losses, model, allow_coupling=True, allow_opaque=True).grads()
     torch.testing.assert_close(flat(found), flat(loop(losses, parameters(model))))
 
 
@@ -93,13 +93,13 @@ def test_a_region_that_overwrites_what_it_saved_is_refused():
     for losses in (lambda: model[2](between(model[0](x))).square().sum(1), lambda: inside(x).square().sum(1)):
         losses().sum().backward()
         with pytest.raises(errors.UnsupportedOperationError, match="donated_buffer = False"):
-            bridle.per_sample(losses(), model, allow_opaque=True).norms()
+            gradrein.per_sample(losses(), model, allow_opaque=True).norms()
 
 
 def test_a_backend_that_records_the_ops_themselves_needs_nothing():
     model = mlp()
     losses = torch.compile(model, backend="eager")(torch.randn(B, D)).square().sum(1)
-    found = bridle.per_sample(losses, model).grads()
+    found = gradrein.per_sample(losses, model).grads()
     torch.testing.assert_close(flat(found), flat(loop(losses, parameters(model))))
 
 
@@ -123,7 +123,7 @@ def test_a_step_around_it_runs_it_as_it_is(asked):
     model = mlp()
 
     def step(x):
-        return ASKED[asked](bridle.per_sample(model(x).square().sum(1), model))
+        return ASKED[asked](gradrein.per_sample(model(x).square().sum(1), model))
 
     whole = torch.compile(step, backend="eager")
     for samples in (B, B, B + 1, B):
@@ -139,8 +139,8 @@ def test_a_step_around_it_is_refused_where_the_model_is_compiled():
     model = mlp()
 
     def step(x):
-        return bridle.per_sample(model(x).square().sum(1), model).clip_(1.0)
+        return gradrein.per_sample(model(x).square().sum(1), model).clip_(1.0)
 
-    with pytest.raises(errors.UnsupportedOperationError, match=r"Compile the whole step with bridle\.compile"):
+    with pytest.raises(errors.UnsupportedOperationError, match=r"Compile the whole step with gradrein\.compile"):
         compiled(step)(torch.randn(B, D))
     assert all(p.grad is None for p in model.parameters())

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
-from bridle.errors import ArgumentError
+import gradrein
+from gradrein.errors import ArgumentError
 
 from .oracle import loop
 
@@ -113,7 +113,7 @@ def test_every_answer(name, retain_graph):
         expected = loop(losses, named)
         each = rows(expected.values())
         norms, mean = each.norm(dim=1), each.mean(0)
-        ps = bridle.per_sample(losses, named, retain_graph=retain_graph)
+        ps = gradrein.per_sample(losses, named, retain_graph=retain_graph)
         torch.testing.assert_close(ps.grads(), expected)
         torch.testing.assert_close(ps.norms(), norms)
         lengths = ps.norms(per_parameter=True)
@@ -141,13 +141,13 @@ def test_every_answer(name, retain_graph):
 def test_noise_is_as_large_in_each_real_number():
     w = complex_parameter(40_000)
     losses = (torch.zeros(2, 40_000) * w).abs().sum(1)
-    bridle.per_sample(losses, [w]).clip_(1.0, noise_multiplier=3.0, divide_by=1)
+    gradrein.per_sample(losses, [w]).clip_(1.0, noise_multiplier=3.0, divide_by=1)
     assert float(w.grad.real.std()) == pytest.approx(3.0, rel=0.05)
     assert float(w.grad.imag.std()) == pytest.approx(3.0, rel=0.05)
 
 
 def test_a_complex_direction_for_a_real_parameter():
     w = nn.Parameter(torch.randn(D))
-    ps = bridle.per_sample((torch.randn(B, D) * w).sum(1), {"w": w})
+    ps = gradrein.per_sample((torch.randn(B, D) * w).sum(1), {"w": w})
     with pytest.raises(ArgumentError, match="'w' is complex, its parameter is real"):
         ps.dot({"w": torch.ones(D, dtype=C)})

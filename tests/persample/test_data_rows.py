@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle.errors import BatchCouplingError
+import gradrein
+from gradrein.errors import BatchCouplingError
 
 from .oracle import flat, loop
 
@@ -26,15 +26,15 @@ class Model(nn.Module):
 def answered(losses, model):
     for _ in range(2):
         expected = flat(loop(losses, dict(model.named_parameters())))
-        torch.testing.assert_close(flat(bridle.per_sample(losses, model).grads()), expected)
+        torch.testing.assert_close(flat(gradrein.per_sample(losses, model).grads()), expected)
 
 
 def refused(losses, model):
     for _ in range(2):
         with pytest.raises(BatchCouplingError):
-            bridle.per_sample(losses, model)
+            gradrein.per_sample(losses, model)
     expected = flat(loop(losses, dict(model.named_parameters())))
-    torch.testing.assert_close(flat(bridle.per_sample(losses, model, allow_coupling=True).grads()), expected)
+    torch.testing.assert_close(flat(gradrein.per_sample(losses, model, allow_coupling=True).grads()), expected)
 
 
 LOOK_UPS = {
@@ -130,4 +130,4 @@ def test_windows_over_learned_positions():
     windows = torch.stack([positions[i : i + WIDTH] for i in range(SAMPLES)])
     losses = (x * windows.tanh()).sum((1, 2))
     expected = loop(losses, {"positions": positions})
-    torch.testing.assert_close(bridle.per_sample(losses, {"positions": positions}).grads(), expected)
+    torch.testing.assert_close(gradrein.per_sample(losses, {"positions": positions}).grads(), expected)

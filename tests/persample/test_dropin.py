@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle import call_for_per_sample_grads, errors
+import gradrein
+from gradrein import call_for_per_sample_grads, errors
 
 from .oracle import loop
 
@@ -294,7 +294,7 @@ def test_under_a_checkpoint(use_reentrant):
 
 
 def test_it_is_exported():
-    assert bridle.call_for_per_sample_grads is call_for_per_sample_grads
+    assert gradrein.call_for_per_sample_grads is call_for_per_sample_grads
 
 
 def test_a_packed_sequence_with_dead_units():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
+import gradrein
 
 from .cases import B, Calls, experts, flat_sum
 from .oracle import flat, loop
@@ -40,7 +40,7 @@ def test_grouped_experts(steps, retain_graph):
     for _ in range(2):
         out = losses()
         expected = loop(out, dict(model.named_parameters()))
-        ps = bridle.per_sample(out, model, retain_graph=retain_graph)
+        ps = gradrein.per_sample(out, model, retain_graph=retain_graph)
         assert "one by one" not in ps.plan(), ps.plan()
         found = ps.grads()
         for name in expected:
@@ -67,7 +67,7 @@ def test_experts_that_nobody_chose_and_rows_beyond_the_last_group():
 
     out = losses()
     expected = loop(out, {"w": weight})["w"]
-    torch.testing.assert_close(bridle.per_sample(out, {"w": weight}).grads()["w"], expected)
+    torch.testing.assert_close(gradrein.per_sample(out, {"w": weight}).grads()["w"], expected)
 
 
 def test_one_sample_that_sends_all_its_rows_to_one_expert():
@@ -81,7 +81,7 @@ def test_one_sample_that_sends_all_its_rows_to_one_expert():
     out = torch._grouped_mm(x, weight, offs=offs).square().sum(1)
     losses = torch.zeros(4).index_add(0, owner, out)
     expected = loop(losses, {"w": weight})["w"].flatten(1)
-    ps = bridle.per_sample(losses, {"w": weight})
+    ps = gradrein.per_sample(losses, {"w": weight})
     torch.testing.assert_close(ps.grads()["w"].flatten(1), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(ps.norms(), expected.norm(dim=1))
     torch.testing.assert_close(ps.dot(), expected @ expected.mean(0), rtol=1e-4, atol=1e-2)

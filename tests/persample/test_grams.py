@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
-from bridle.persample.representations import gram_cache as _grams
-from bridle.persample.representations import outer
-from bridle.persample.representations.gram_cache import GramCache
-from bridle.persample.representations.outer import Outer
+import gradrein
+from gradrein.persample.representations import gram_cache as _grams
+from gradrein.persample.representations import outer
+from gradrein.persample.representations.gram_cache import GramCache
+from gradrein.persample.representations.outer import Outer
 
 from .oracle import flat, loop
 
@@ -42,7 +42,7 @@ def test_projections_of_one_input_share_its_gram(monkeypatch):
     made = []
     real = _grams._strips
     monkeypatch.setattr(_grams, "_strips", lambda factor: made.append(factor) or real(factor))
-    ps = bridle.per_sample(model(x), model)
+    ps = gradrein.per_sample(model(x), model)
     found = ps.norms(per_parameter=True)
     assert len(made) == 4  # the input once, and the gradient of each projection
     for name, gradients in ps.grads().items():
@@ -76,7 +76,7 @@ def model_of_tokens(samples):
 def test_few_samples_are_written_down_instead_of_made_into_grams(monkeypatch, samples, stored):
     monkeypatch.setattr(outer, "TRAFFIC", 1.0)  # as if memory were faster, for small layers to pay
     model, losses = model_of_tokens(samples)
-    ps = bridle.per_sample(losses(), model)
+    ps = gradrein.per_sample(losses(), model)
     assert ps.plan().count("gram") == 2, ps.plan()
     norms = ps.clip_(1.0)
     assert ps.plan().count("gram") == 2 - stored, ps.plan()
@@ -91,6 +91,6 @@ def test_few_samples_are_written_down_instead_of_made_into_grams(monkeypatch, sa
 def test_no_gram_is_saved_beyond_the_memory_budget(monkeypatch):
     monkeypatch.setattr(outer, "TRAFFIC", 1.0)
     model, losses = model_of_tokens(2)
-    ps = bridle.per_sample(losses(), model, memory_budget=0)
+    ps = gradrein.per_sample(losses(), model, memory_budget=0)
     ps.clip_(1.0)
     assert ps.plan().count("gram") == 2, ps.plan()

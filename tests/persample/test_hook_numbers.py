@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-import bridle
-from bridle._torch import hooks
-from bridle._torch.nodes import current_sequence_nr
+import gradrein
+from gradrein._torch import hooks
+from gradrein._torch.nodes import current_sequence_nr
 
 
 def on_tensor(out):
@@ -88,7 +88,7 @@ def test_hooks_of_others_in_every_step_are_no_reason_to_ask_the_engine():
         hidden.register_hook(lambda grad: 2 * grad)
         hidden.sum().backward()
         losses = layer(torch.randn(5, 3)).square().sum(1)
-        assert "proved" in str(bridle.per_sample(losses, layer).plan())
+        assert "proved" in str(gradrein.per_sample(losses, layer).plan())
     losses = layer(torch.randn(5, 3)).square().sum(1)
     losses.register_hook(lambda grad: 2 * grad)
-    assert "alone" in str(bridle.per_sample(losses, layer).plan())
+    assert "alone" in str(gradrein.per_sample(losses, layer).plan())

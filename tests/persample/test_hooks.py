@@ -12,9 +12,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle._torch.hook_search import has_hooks
-from bridle.errors import BatchCouplingError, UnsupportedOperationError
+import gradrein
+from gradrein._torch.hook_search import has_hooks
+from gradrein.errors import BatchCouplingError, UnsupportedOperationError
 
 B, D = 5, 4
 
@@ -178,7 +178,7 @@ def check(make, register, ask, **options):
     model.register = register()
     expected = loop(model, model(x_of()))
     model.register = register()
-    ps = bridle.per_sample(model(x_of()), model, **options)
+    ps = gradrein.per_sample(model(x_of()), model, **options)
     check_answers(ps, model, expected, ask)
 
 
@@ -234,14 +234,14 @@ def test_hooks_on_parameters(ask):
         for handle in handles:
             handle.remove()
         on_parameters(model, hook)
-        check_answers(bridle.per_sample(model(x_of()), model, memory_budget=0), model, expected, ask)
+        check_answers(gradrein.per_sample(model(x_of()), model, memory_budget=0), model, expected, ask)
 
 
 def test_a_hook_that_writes_to_the_gradient_of_a_parameter_changes_no_other():
     """Gradients of the two are one tensor, seen twice."""
     a, b = (nn.Parameter(torch.ones(D, dtype=torch.float64)) for _ in range(2))
     a.register_hook(lambda g: g.zero_())
-    found = bridle.per_sample((x_of() + a + b).square().sum(1), [a, b]).grads()
+    found = gradrein.per_sample((x_of() + a + b).square().sum(1), [a, b]).grads()
     torch.testing.assert_close(list(found.values())[1], 2 * (x_of() + 2))
     assert not next(iter(found.values())).any()
 
@@ -253,12 +253,12 @@ def test_hooks_on_several_tensors_at_once(mode):
     handle = torch.autograd.graph.register_multi_grad_hook(tuple(model.parameters()), seen.append, mode=mode)
     if mode == "all":
         with pytest.raises(UnsupportedOperationError, match="register_multi_grad_hook"):
-            bridle.per_sample(model(x_of()), model)
+            gradrein.per_sample(model(x_of()), model)
         handle.remove()
     expected = loop(model, model(x_of()))
     before = list(seen)
     seen.clear()
-    check_answers(bridle.per_sample(model(x_of()), model), model, expected, "grads")
+    check_answers(gradrein.per_sample(model(x_of()), model), model, expected, "grads")
     assert len(seen) == len(before)
 
 
@@ -280,7 +280,7 @@ def test_hooks_of_modules(register, layer):
         getattr(model.get_submodule(layer), register)(hook)
         x = x_of().requires_grad_()  # else torch warns
         expected = loop(model, model(x))
-        check_answers(bridle.per_sample(model(x), model), model, expected, "grads")
+        check_answers(gradrein.per_sample(model(x), model), model, expected, "grads")
 
 
 def test_hooks_see_the_gradients_of_the_losses_and_no_others():
@@ -289,7 +289,7 @@ def test_hooks_see_the_gradients_of_the_losses_and_no_others():
     loop(model, model(x_of()))
     before = list(seen)
     seen.clear()
-    ps = bridle.per_sample(model(x_of()), model)
+    ps = gradrein.per_sample(model(x_of()), model)
     ps.norms(), ps.grads(), ps.clip_(1.0)
     torch.testing.assert_close(seen, before)
 
@@ -307,10 +307,10 @@ def test_hooks_under_a_checkpoint():
         return checkpoint(region, x_of(), use_reentrant=False).square().sum(1)
 
     expected = loop(model, losses())
-    check_answers(bridle.per_sample(losses(), model), model, expected, "grads")
+    check_answers(gradrein.per_sample(losses(), model), model, expected, "grads")
     x = x_of().requires_grad_()
     with pytest.raises(UnsupportedOperationError, match="use_reentrant=False"):
-        bridle.per_sample(checkpoint(region, x, use_reentrant=True).square().sum(1), model)
+        gradrein.per_sample(checkpoint(region, x, use_reentrant=True).square().sum(1), model)
 
 
 def test_coupling_is_refused_where_there_are_hooks():
@@ -321,9 +321,9 @@ def test_coupling_is_refused_where_there_are_hooks():
         return model(x_of()) + model(x_of()).mean()
 
     with pytest.raises(BatchCouplingError):
-        bridle.per_sample(losses(), model)
+        gradrein.per_sample(losses(), model)
     expected = loop(model, losses())
-    check_answers(bridle.per_sample(losses(), model, allow_coupling=True), model, expected, "grads")
+    check_answers(gradrein.per_sample(losses(), model, allow_coupling=True), model, expected, "grads")
 
 
 def test_data_under_a_checkpoint_is_looked_at_where_there_are_hooks():
@@ -335,7 +335,7 @@ def test_data_under_a_checkpoint_is_looked_at_where_there_are_hooks():
         return h.square().sum(1)
 
     with pytest.raises(BatchCouplingError):
-        bridle.per_sample(losses(), model)
+        gradrein.per_sample(losses(), model)
 
 
 class Same(torch.autograd.Function):
@@ -356,21 +356,21 @@ def test_a_hook_and_an_op_that_nothing_is_known_of():
     before = list(seen)
     seen.clear()
     for retain_graph in (True, False):
-        ps = bridle.per_sample(Same.apply(model(x_of())), model, retain_graph=retain_graph)
+        ps = gradrein.per_sample(Same.apply(model(x_of())), model, retain_graph=retain_graph)
         check_answers(ps, model, expected, "grads")
         torch.testing.assert_close(seen, before)
         seen.clear()
     with pytest.raises(BatchCouplingError):
-        bridle.per_sample(Same.apply(model(x_of()) + model(x_of()).mean()), model)
+        gradrein.per_sample(Same.apply(model(x_of()) + model(x_of()).mean()), model)
     with pytest.raises(UnsupportedOperationError, match="pass all parameters"):
-        bridle.per_sample(Same.apply(model(x_of())), [model.a.weight])
+        gradrein.per_sample(Same.apply(model(x_of())), [model.a.weight])
 
 
 @pytest.mark.parametrize("where", ["parameter", "product"])
 def test_a_hook_that_is_registered_between_the_call_and_the_answer(where):
     weight = nn.Parameter(torch.randn(D, D, dtype=torch.float64))
     product = weight * 1.5
-    ps = bridle.per_sample((x_of() @ product).square().sum(1), [weight])
+    ps = gradrein.per_sample((x_of() @ product).square().sum(1), [weight])
     {"parameter": weight, "product": product}[where].register_hook(lambda g: g * g.norm())
     with pytest.raises(UnsupportedOperationError, match="since"):
         ps.grads()
@@ -382,14 +382,14 @@ def test_a_hook_on_a_table_with_sparse_gradients_is_given_them():
     ids = torch.arange(B)
     losses = table(ids).square().sum(1)
     rows = [torch.autograd.grad(loss, table.weight, retain_graph=True)[0].to_dense() for loss in losses]
-    torch.testing.assert_close(bridle.per_sample(losses, table).grads()["weight"], torch.stack(rows))
+    torch.testing.assert_close(gradrein.per_sample(losses, table).grads()["weight"], torch.stack(rows))
 
 
 def test_hooks_on_inputs_are_not_run():
     model, x, calls = net(""), x_of().requires_grad_(), []
     x.register_hook(lambda g: calls.append(1))
     expected = loop(model, model(x))
-    check_answers(bridle.per_sample(model(x), model), model, expected, "grads")
+    check_answers(gradrein.per_sample(model(x), model), model, expected, "grads")
     assert not calls
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle.errors import NoGraphError
+import gradrein
+from gradrein.errors import NoGraphError
 
 ANSWERS = ["norms", "grads", "stats", "gram", "dot", "cosine", "audit"]
 
@@ -18,14 +18,14 @@ def test_the_call_is_refused():
     model = nn.Linear(3, 2)
     losses = losses_of(model)
     with torch.inference_mode(), pytest.raises(NoGraphError, match="inference_mode"):
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_answers_that_read(answer):
     model = nn.Linear(3, 2)
-    expected = getattr(bridle.per_sample(losses_of(model), model), answer)()
-    ps = bridle.per_sample(losses_of(model), model)
+    expected = getattr(gradrein.per_sample(losses_of(model), model), answer)()
+    ps = gradrein.per_sample(losses_of(model), model)
     with torch.inference_mode():
         found = getattr(ps, answer)()
     if answer in ("stats", "audit"):
@@ -36,7 +36,7 @@ def test_answers_that_read(answer):
 
 def test_gradients_in_blocks():
     model = nn.Linear(3, 2)
-    ps = bridle.per_sample(losses_of(model), model)
+    ps = gradrein.per_sample(losses_of(model), model)
     with torch.inference_mode():
         found = list(ps.stream(samples=2))
     for name, part, block in found:
@@ -47,10 +47,10 @@ def test_gradients_in_blocks():
 def test_answers_that_write(answer):
     model = nn.Linear(3, 2)
     argument = {"clip_": 1.0, "weighted_": torch.arange(4.0)}[answer]
-    getattr(bridle.per_sample(losses_of(model), model), answer)(argument)
+    getattr(gradrein.per_sample(losses_of(model), model), answer)(argument)
     expected = model.weight.grad
     model.zero_grad()
-    ps = bridle.per_sample(losses_of(model), model)
+    ps = gradrein.per_sample(losses_of(model), model)
     with torch.inference_mode():
         getattr(ps, answer)(argument)
     assert torch.equal(model.weight.grad, expected)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
-from bridle.errors import BatchCouplingError
+import gradrein
+from gradrein.errors import BatchCouplingError
 
 from .oracle import flat, loop
 
@@ -35,13 +35,13 @@ def leaf(*shape):
 
 def refused(losses, layer):
     with pytest.raises(BatchCouplingError):
-        bridle.per_sample(losses, layer)
+        gradrein.per_sample(losses, layer)
     answered(losses, layer, allow_coupling=True)
 
 
 def answered(losses, layer, **settings):
     expected = flat(loop(losses, dict(layer.named_parameters())))
-    torch.testing.assert_close(flat(bridle.per_sample(losses, layer, **settings).grads()), expected)
+    torch.testing.assert_close(flat(gradrein.per_sample(losses, layer, **settings).grads()), expected)
 
 
 @pytest.mark.parametrize("mix", MIXED.values(), ids=MIXED)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle._torch import rnn as kept
-from bridle.persample.rules import rnn
+import gradrein
+from gradrein._torch import rnn as kept
+from gradrein.persample.rules import rnn
 
 from .oracle import flat, loop
 
@@ -42,7 +42,7 @@ def seen(monkeypatch):
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_are_the_gates(seen, sizes, kind):
     layer, x = case(sizes, kind)
-    bridle.per_sample(losses_of(layer, x), layer)
+    gradrein.per_sample(losses_of(layer, x), layer)
     assert len(seen) == (1 + ("bidirectional" in kind)) * kind.get("num_layers", 1)
     for steps, gates in seen:
         if steps is not None:  # where they lie is oneDNN's affair
@@ -53,9 +53,9 @@ def test_what_is_kept_are_the_gates(seen, sizes, kind):
 @pytest.mark.parametrize("retain_graph", [True, False])
 def test_answers_are_those_of_gates_computed_again(monkeypatch, kind, retain_graph):
     layer, x = case(kind=kind)
-    found = flat(bridle.per_sample(losses_of(layer, x), layer, retain_graph=retain_graph).grads())
+    found = flat(gradrein.per_sample(losses_of(layer, x), layer, retain_graph=retain_graph).grads())
     monkeypatch.setattr(rnn, "kept_gates", lambda *_: None)
-    again = flat(bridle.per_sample(losses_of(layer, x), layer, retain_graph=retain_graph).grads())
+    again = flat(gradrein.per_sample(losses_of(layer, x), layer, retain_graph=retain_graph).grads())
     torch.testing.assert_close(found, again, rtol=1e-4, atol=1e-5)
 
 
@@ -73,7 +73,7 @@ def test_gates_that_do_not_give_the_outputs_are_not_used(monkeypatch, wrong):
     monkeypatch.setattr(rnn, "kept_gates", spoiled)
     losses = losses_of(layer, x)
     expected = loop(losses, dict(layer.named_parameters()))
-    torch.testing.assert_close(flat(bridle.per_sample(losses, layer).grads()), flat(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(flat(gradrein.per_sample(losses, layer).grads()), flat(expected), rtol=1e-4, atol=1e-4)
     assert len(changed) == 1
 
 
@@ -98,7 +98,7 @@ def test_a_large_block_is_not_read(seen, monkeypatch):
     layer, x = case()
     losses = losses_of(layer, x)
     expected = loop(losses, dict(layer.named_parameters()))
-    torch.testing.assert_close(flat(bridle.per_sample(losses, layer).grads()), flat(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(flat(gradrein.per_sample(losses, layer).grads()), flat(expected), rtol=1e-4, atol=1e-4)
     assert seen[0][0] is None
 
 
@@ -106,7 +106,7 @@ def test_finding_them_draws_nothing_and_leaves_no_gradient():
     layer, x = case((5, 9, 3, 2))
     losses = losses_of(layer, x)
     state = torch.get_rng_state()
-    bridle.per_sample(losses, layer).norms()
+    gradrein.per_sample(losses, layer).norms()
     assert torch.equal(torch.get_rng_state(), state)
     assert all(p.grad is None for p in layer.parameters())
 
@@ -114,7 +114,7 @@ def test_finding_them_draws_nothing_and_leaves_no_gradient():
 def test_a_sample_that_is_not_finite_spoils_no_other():
     layer, x = case()
     x[1] = torch.inf
-    norms = bridle.per_sample(losses_of(layer, x), layer).norms()
-    expected = bridle.per_sample(losses_of(layer, x[[0, 2, 3]]), layer).norms()
+    norms = gradrein.per_sample(losses_of(layer, x), layer).norms()
+    expected = gradrein.per_sample(losses_of(layer, x[[0, 2, 3]]), layer).norms()
     torch.testing.assert_close(norms[[0, 2, 3]], expected)
     assert not norms[1].isfinite()

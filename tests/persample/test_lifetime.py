@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
+import gradrein
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def uncollected():
 def asked(run):
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     between = model[0](torch.randn(5, 3)).tanh()
-    ps = bridle.per_sample(run(lambda h: model[1](h).sin(), between).sum(1), model)
+    ps = gradrein.per_sample(run(lambda h: model[1](h).sin(), between).sum(1), model)
     ps.clip_(1.0)
     return [weakref.ref(thing) for thing in (model[0].weight, between, ps)]
 
@@ -43,7 +43,7 @@ def test_answers(uncollected, run):
 def test_the_drop_in(uncollected):
     def called():
         model = nn.Linear(3, 2)
-        bridle.call_for_per_sample_grads(model)(torch.randn(5, 3)).sum().backward()
+        gradrein.call_for_per_sample_grads(model)(torch.randn(5, 3)).sum().backward()
         return weakref.ref(model.weight)
 
     assert called()() is None

@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-import bridle
-from bridle._torch.live_hooks import may_be_hooks
-from bridle.persample.ownership import hooks
+import gradrein
+from gradrein._torch.live_hooks import may_be_hooks
+from gradrein.persample.ownership import hooks
 
 B, D = 4, 3
 
@@ -52,7 +52,7 @@ def norms(model, x, hook=None):
     hidden = model[0](x)
     if hook is not None:
         hidden.register_hook(hook)
-    return bridle.per_sample(model[1](hidden).square().sum(1), model).norms()
+    return gradrein.per_sample(model[1](hidden).square().sum(1), model).norms()
 
 
 def net():
@@ -91,7 +91,7 @@ def test_a_hook_that_was_there_before_is_seen_on_an_old_graph(searches):
     old.register_hook(lambda g: 2 * g)
     found = [norms(model, x) for _ in range(6)][-1]
     assert searches == [False] * 6  # it is alive
-    doubled = bridle.per_sample(model[1](old).square().sum(1), model).norms()
+    doubled = gradrein.per_sample(model[1](old).square().sum(1), model).norms()
     assert searches[-1]
     assert not torch.allclose(doubled, found)
 

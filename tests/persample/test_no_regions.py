@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from bridle.persample import _tensor_regions
-from bridle.persample._arguments import read_losses
+from gradrein.persample import _tensor_regions
+from gradrein.persample._arguments import read_losses
 
 MODELS = [
     lambda: nn.Linear(4, 3),

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -16,7 +16,7 @@ def ask(bad, dtype, at=1):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).to(dtype)
     x = torch.randn(4, 3, dtype=dtype)
     x[at] = bad
-    return bridle.per_sample(model(x).square().sum(1), model)
+    return gradrein.per_sample(model(x).square().sum(1), model)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -39,7 +39,7 @@ def test_an_audit_of_what_is_not_finite_is_refused(bad, dtype, at):
 def test_statistics_and_audits_of_every_size(size):
     x = torch.randn(6, 3, dtype=torch.float64) + 1
     model = torch.nn.Linear(3, 1, bias=False, dtype=torch.float64)
-    ps = bridle.per_sample(model(x).squeeze(1) * size, model)  # gradients are size * x
+    ps = gradrein.per_sample(model(x).squeeze(1) * size, model)  # gradients are size * x
     found, mean = ps.stats(), x.mean(0)
     covariance = float((x - mean).square().sum()) / 5
     signal = float(mean.square().sum()) - covariance / 6
@@ -65,14 +65,14 @@ def test_an_audit_finds_a_wrong_rule_at_every_size(size):
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
     losses = WronglyScaled.apply(torch.randn(4, 3, dtype=torch.float64) * size, w).sum(1)
     wrong = lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape) * 1.5  # noqa: E731
-    bridle.register_rule(WronglyScaled, wrong, replace=True)
+    gradrein.register_rule(WronglyScaled, wrong, replace=True)
     with pytest.raises(errors.AuditError, match="`w` is off"):
-        bridle.per_sample(losses, {"w": w}).audit()
+        gradrein.per_sample(losses, {"w": w}).audit()
 
 
 def test_a_sparse_direction_and_one_of_integers():
     model = torch.nn.Linear(3, 1, bias=False)
-    ps = bridle.per_sample(model(torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]])).squeeze(1), model)
+    ps = gradrein.per_sample(model(torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]])).squeeze(1), model)
     direction = torch.tensor([[0, 2, 0]])
     for given in (direction, direction.double().to_sparse(), direction.float()):
         assert ps.dot({"weight": given}).tolist() == [4, 2]
@@ -82,7 +82,7 @@ def test_a_sparse_direction_and_one_of_integers():
 def test_noise_that_cannot_be_drawn_is_refused():
     model = torch.nn.Linear(3, 1)
     for size, times in ((1e-200, 1e-200), (1e200, 1e200)):
-        ps = bridle.per_sample(model(torch.randn(2, 3)).squeeze(1), model)
+        ps = gradrein.per_sample(model(torch.randn(2, 3)).squeeze(1), model)
         with pytest.raises(errors.ArgumentError, match="cannot be drawn"):
             ps.clip_(size, noise_multiplier=times)
         assert model.weight.grad is None
@@ -90,7 +90,7 @@ def test_noise_that_cannot_be_drawn_is_refused():
 
 def test_statistics_of_gradients_that_are_all_zero():
     model = torch.nn.Linear(3, 1, bias=False)
-    found = bridle.per_sample(model(torch.zeros(4, 3)).squeeze(1), model).stats()
+    found = gradrein.per_sample(model(torch.zeros(4, 3)).squeeze(1), model).stats()
     assert (found.mean_norm, found.trace_of_covariance, found.squared_signal) == (0, 0, 0)
     assert math.isnan(found.signal_to_noise)
     assert found.noise_scale == math.inf

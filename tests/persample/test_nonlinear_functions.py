@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle.persample import engine
+import gradrein
+from gradrein.persample import engine
 
 from .oracle import loop
 
@@ -58,8 +58,8 @@ def test_right(losses_of, size, options):
         truth = loop(losses_of(model, x), dict(model.named_parameters()))
         losses = losses_of(model, x)
         try:
-            found = bridle.per_sample(losses, model, **options).grads()
-        except bridle.errors.UnsupportedOperationError as error:  # the engine sees that it is not linear
+            found = gradrein.per_sample(losses, model, **options).grads()
+        except gradrein.errors.UnsupportedOperationError as error:  # the engine sees that it is not linear
             refused.append(str(error))
             continue
         for name, gradient in found.items():
@@ -78,9 +78,9 @@ def test_a_rule_vouches_for_a_function():
             return 2 * g
 
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    assert "each loss is differentiated alone" in str(bridle.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
-    bridle.register_rule(Doubled, lambda ctx: None)
-    assert "observed by running the engine" in str(bridle.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
+    assert "each loss is differentiated alone" in str(gradrein.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
+    gradrein.register_rule(Doubled, lambda ctx: None)
+    assert "observed by running the engine" in str(gradrein.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
 
 
 def test_hooks_that_pack_do_not_touch_our_own_ops():
@@ -88,9 +88,9 @@ def test_hooks_that_pack_do_not_touch_our_own_ops():
     out = model(x)
     out.register_hook(lambda g: g.clone())
     losses = out.square().sum(1)
-    expected = bridle.per_sample(losses, model).norms()
+    expected = gradrein.per_sample(losses, model).norms()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: 2 * t, lambda t: t):
-        assert torch.equal(bridle.per_sample(losses, model).norms(), expected)
+        assert torch.equal(gradrein.per_sample(losses, model).norms(), expected)
 
 
 class Halves(torch.autograd.Function):
@@ -114,7 +114,7 @@ def test_outputs_without_a_gradient(used):
     halves = Halves.apply(x, model.weight)
     losses = halves[used].sin().sum(1)
     expected = loop(losses, dict(model.named_parameters()))
-    found = bridle.per_sample(losses, model, allow_opaque=True).grads()
+    found = gradrein.per_sample(losses, model, allow_opaque=True).grads()
     torch.testing.assert_close(found, expected)
     gradients = [None, None]
     gradients[used] = halves[used].cos()

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle._torch.nodes import current_sequence_nr
-from bridle.errors import BatchCouplingError, BridleError
-from bridle.persample.engine import Losses
-from bridle.persample.ownership.find import Source
-from bridle.persample.ownership.proofs import signature_of
+import gradrein
+from gradrein._torch.nodes import current_sequence_nr
+from gradrein.errors import BatchCouplingError, GradreinError
+from gradrein.persample.engine import Losses
+from gradrein.persample.ownership.find import Source
+from gradrein.persample.ownership.proofs import signature_of
 
 from .oracle import flat, loop
 
@@ -39,8 +39,8 @@ def check(losses, parameters, **options):
     parameters = dict(parameters.named_parameters()) if isinstance(parameters, nn.Module) else parameters
     expected = loop(losses, parameters)
     try:
-        ps = bridle.per_sample(losses, parameters, **options)
-    except BridleError:
+        ps = gradrein.per_sample(losses, parameters, **options)
+    except GradreinError:
         return None
     torch.testing.assert_close(flat(ps.grads()), flat(expected))
     return ps._source
@@ -77,9 +77,9 @@ def test_indices_are_followed_in_every_dtype(dtype, move):
     m = model().to(dtype)
     for order in (torch.arange(B), torch.arange(B).flip(0)):
         out = plain(m, data().to(dtype))
-        assert bridle.per_sample(move(out, order), m)._source is Source.FOLLOWED
-        rows = bridle.per_sample(out, m).grads()
-        found = bridle.per_sample(move(out, order), m).grads()
+        assert gradrein.per_sample(move(out, order), m)._source is Source.FOLLOWED
+        rows = gradrein.per_sample(out, m).grads()
+        found = gradrein.per_sample(move(out, order), m).grads()
         assert all(torch.equal(found[name], rows[name][order]) for name in rows)
 
 
@@ -88,7 +88,7 @@ def test_more_samples_than_a_dtype_can_count():
     x, order = torch.randn(600, 2, dtype=torch.bfloat16), torch.randperm(600)
     losses = m(x)[order, 0]
     expected = torch.autograd.grad(losses[577], m.weight, retain_graph=True)[0]
-    assert torch.equal(bridle.per_sample(losses, m).grads()["weight"][577], expected)
+    assert torch.equal(gradrein.per_sample(losses, m).grads()["weight"][577], expected)
 
 
 # Hooks ------------------------------------------------------------------------------------------------------------------
@@ -139,9 +139,9 @@ def test_hooks_are_seen(hook, calls, first):
     if first:
         hook(h)
     for _ in range(calls):
-        bridle.per_sample(plain(m), m)
+        gradrein.per_sample(plain(m), m)
     if not first:
-        bridle.per_sample(losses, m)
+        gradrein.per_sample(losses, m)
         hook(h)
     check(losses, m)
     assert check(plain(m), m)
@@ -169,7 +169,7 @@ def test_a_hook_on_a_shared_value_made_long_ago():
     weight = m[0].weight * 2
     weight.register_hook(swap)
     for _ in range(20):
-        bridle.per_sample(plain(m), m)
+        gradrein.per_sample(plain(m), m)
     check(losses_above(m, torch.tanh(data() @ weight)), m)
 
 
@@ -256,7 +256,7 @@ def test_elements_of_data_that_enter_several_losses(function):
     m, x = model(), data()
     for _ in range(2):
         with pytest.raises(BatchCouplingError, match="is used for one sample by"):
-            bridle.per_sample(function(m, x), m)
+            gradrein.per_sample(function(m, x), m)
         assert check(function(m, x), m, allow_coupling=True)
 
 
@@ -316,7 +316,7 @@ def test_a_larger_kernel_over_the_batch_is_refused(kind, options):
     conv = kind(D, 2, 3, padding=1, **options)
     for _ in range(2):
         with pytest.raises(BatchCouplingError):
-            bridle.per_sample(along_the_batch(conv, data()), conv)
+            gradrein.per_sample(along_the_batch(conv, data()), conv)
 
 
 # Names -----------------------------------------------------------------------------------------------------------------

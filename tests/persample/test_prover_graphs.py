@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from bridle import graph
-from bridle.persample import _checkpoints
-from bridle.persample.engine import Losses
-from bridle.persample.ownership.ask import ask
-from bridle.persample.ownership.owners import NOBODY, SEVERAL, Owners
-from bridle.persample.ownership.proofs import signature_of
-from bridle.persample.ownership.prove import prove
+from gradrein import graph
+from gradrein.persample import _checkpoints
+from gradrein.persample.engine import Losses
+from gradrein.persample.ownership.ask import ask
+from gradrein.persample.ownership.owners import NOBODY, SEVERAL, Owners
+from gradrein.persample.ownership.proofs import signature_of
+from gradrein.persample.ownership.prove import prove
 
 from . import test_transformers
 from .cases import CASES

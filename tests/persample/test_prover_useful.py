@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from bridle import graph
-from bridle.persample.engine import Losses
-from bridle.persample.ownership.proofs import signature_of
-from bridle.persample.ownership.prove import prove
+from gradrein import graph
+from gradrein.persample.engine import Losses
+from gradrein.persample.ownership.proofs import signature_of
+from gradrein.persample.ownership.prove import prove
 
 from .truth import claims, contradictions
 

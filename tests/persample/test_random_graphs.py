@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from bridle.errors import UnsupportedOperationError
+from gradrein.errors import UnsupportedOperationError
 
 from .random_graphs import WrongError, check, coupled, described, drawn, refuse_excuse
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
+import gradrein
 
 from .oracle import flat, loop
 
@@ -36,7 +36,7 @@ def test_recurrent_layers(kind, options, dtype):
         out = layer(x if layer.batch_first else x.transpose(0, 1))[0]
         losses = out.square().sum((1, 2) if layer.batch_first else (0, 2))
         expected = loop(losses, dict(layer.named_parameters()))
-        ps = bridle.per_sample(losses, layer, retain_graph=retain_graph)
+        ps = gradrein.per_sample(losses, layer, retain_graph=retain_graph)
         tolerance = 1e-4 if dtype == torch.float32 else 1e-9
         torch.testing.assert_close(flat(ps.grads()), flat(expected), rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1), rtol=tolerance, atol=tolerance)
@@ -51,7 +51,7 @@ def test_layers_without_width(d_in, d_out, shape, retain_graph):
     losses = layer(torch.randn(*shape, d_in)).flatten(1).exp().sum(1) + other(torch.randn(B, 2)).square().sum(1)
     model = nn.ModuleList([layer, other])
     expected = loop(losses, dict(model.named_parameters()))
-    ps = bridle.per_sample(losses, model, retain_graph=retain_graph)
+    ps = gradrein.per_sample(losses, model, retain_graph=retain_graph)
     torch.testing.assert_close(ps.grads(), expected)
     torch.testing.assert_close(ps.norms(), torch.cat([g.flatten(1) for g in expected.values()], 1).norm(dim=1))
     ps.clip_(1.0)

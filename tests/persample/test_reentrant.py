@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 from .cases import B, Calls, D, T, flat_sum, images, tokens
 from .oracle import flat, loop
@@ -261,7 +261,7 @@ def both(build, seed=3):
 def test_equals_the_loop(name):
     model, losses, expected = both(CASES[name])
     state = torch.get_rng_state()
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     found = ps.grads()
     assert list(found) == list(expected)
     for key in expected:
@@ -274,7 +274,7 @@ def test_equals_the_loop(name):
 @pytest.mark.parametrize("name", CASES)
 def test_backward_is_as_it_was(name):
     model, losses, expected = both(CASES[name])
-    bridle.per_sample(losses, model).clip_(1.0)
+    gradrein.per_sample(losses, model).clip_(1.0)
     model.zero_grad()
     losses.sum().backward()
     for key, parameter in model.named_parameters():
@@ -284,7 +284,7 @@ def test_backward_is_as_it_was(name):
 def is_proved(model, losses):
     """Compare new data with the loop, and return whether the owners were proved."""
     _, found, expected = both(lambda: (model, losses))
-    ps = bridle.per_sample(found, model)
+    ps = gradrein.per_sample(found, model)
     torch.testing.assert_close(flat(ps.grads()), flat(expected))
     return "proved" in ps.plan().splitlines()[0]
 
@@ -318,7 +318,7 @@ def test_rows_moved_by_value_are_asked_every_time(place):
 def test_few_samples(count):
     model, x = block(), images(T, D)[:count].requires_grad_()
     expected = loop(flat_sum(model(x)), dict(model.named_parameters())) if count else {}
-    found = bridle.per_sample(flat_sum(checkpoint(model, x, use_reentrant=True)), model).grads()
+    found = gradrein.per_sample(flat_sum(checkpoint(model, x, use_reentrant=True)), model).grads()
     assert [len(g) for g in found.values()] == [count] * 4
     for key in expected:
         torch.testing.assert_close(found[key], expected[key])
@@ -328,13 +328,13 @@ def test_saved_tensors_may_be_elsewhere_and_recording_off():
     with torch.autograd.graph.save_on_cpu():
         model, losses, expected = both(region_after_region_with_layers_between)
     with torch.no_grad():
-        found = bridle.per_sample(losses, model).grads()
+        found = gradrein.per_sample(losses, model).grads()
     torch.testing.assert_close(flat(found), flat(expected))
 
 
 def test_groups():
     model, losses, expected = both(one_region)
-    ps = bridle.per_sample(losses, model, sample_groups=torch.tensor([0, 1, 0, 1]))
+    ps = gradrein.per_sample(losses, model, sample_groups=torch.tensor([0, 1, 0, 1]))
     for key, g in ps.grads().items():
         torch.testing.assert_close(g, torch.stack([expected[key][0::2].sum(0), expected[key][1::2].sum(0)]))
 
@@ -347,7 +347,7 @@ def test_autocast():
             return flat_sum(ckpt(model[1], model[0](x)).float())
 
     _, found, expected = both(lambda: (model, losses))
-    ps = bridle.per_sample(found, model)
+    ps = gradrein.per_sample(found, model)
     torch.testing.assert_close(flat(ps.grads()), flat(expected), rtol=2e-2, atol=1e-2)
     ps.audit()
 
@@ -355,7 +355,7 @@ def test_autocast():
 def test_inputs_without_gradient_hide_the_region_from_autograd_too():
     model, x = nn.ModuleList([nn.Linear(D, 2), nn.Linear(2, 2)]), images(T, D)
     h = checkpoint(model[0], x, use_reentrant=True)
-    ps = bridle.per_sample(flat_sum(model[1](h)), model)
+    ps = gradrein.per_sample(flat_sum(model[1](h)), model)
     assert list(ps.grads()) == ["1.weight", "1.bias"]
     assert ps.audit().unused == ("0.weight", "0.bias")
 
@@ -373,14 +373,14 @@ def test_coupling_is_found(build):
     run = build(model, x)
     _, losses, expected = both(lambda: (model, lambda ckpt: flat_sum(torch.tanh(run(ckpt)))))
     with pytest.raises(errors.BatchCouplingError, match="of the batch. Values computed with `weight`"):
-        bridle.per_sample(losses, model)
-    found = bridle.per_sample(losses, model, allow_coupling=True).grads()
+        gradrein.per_sample(losses, model)
+    found = gradrein.per_sample(losses, model, allow_coupling=True).grads()
     torch.testing.assert_close(flat(found), flat(expected))
 
 
 def refused(losses, model, text):
     with pytest.raises(errors.UnsupportedOperationError, match=text) as caught:
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
     assert caught.value.op == "CheckpointFunctionBackward"
 
 
@@ -413,7 +413,7 @@ def test_a_function_with_the_name_of_a_checkpoint_and_no_region():
     model = nn.Linear(D, 3)
     losses = flat_sum(CheckpointFunction.apply(model(images(D))))
     expected = loop(losses, dict(model.named_parameters()))
-    torch.testing.assert_close(bridle.per_sample(losses, model).grads(), expected)
+    torch.testing.assert_close(gradrein.per_sample(losses, model).grads(), expected)
 
 
 def test_a_weight_made_partly_inside_is_refused():
@@ -440,7 +440,7 @@ def test_a_freed_graph_is_refused():
     losses = checkpoint(model, x, use_reentrant=True).sum(1)
     losses.sum().backward()
     with pytest.raises(errors.GraphFreedError, match="Query before that"):
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
 
 
 def test_the_drop_in():
@@ -448,7 +448,7 @@ def test_the_drop_in():
     model.first, model.inner = nn.Linear(D, D), block()
     x = images(T, D).requires_grad_()
     expected = loop(flat_sum(model.inner(torch.tanh(model.first(x)))), {**dict(model.named_parameters()), "x": x})
-    flat_sum(bridle.call_for_per_sample_grads(model)(x)).sum().backward()
+    flat_sum(gradrein.call_for_per_sample_grads(model)(x)).sum().backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad_sample, expected[name])
     torch.testing.assert_close(x.grad, expected["x"].sum(0))

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 from .oracle import flat, loop
 
@@ -65,8 +65,8 @@ def loss_less_the_mean():
 def test_coupled_batches(build):
     model, losses, text = build()
     with pytest.raises(errors.BatchCouplingError, match=text):
-        bridle.per_sample(losses, model)
-    ps = bridle.per_sample(losses, model, allow_coupling=True)
+        gradrein.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model, allow_coupling=True)
     torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
 
 
@@ -86,9 +86,9 @@ def test_an_opaque_function_is_refused_by_name_or_taken_slowly():
     w = nn.Parameter(torch.randn(3, 2))
     losses = Opaque.apply(X, w).square().sum(1)
     with pytest.raises(errors.UnsupportedOperationError, match="`w` is used by `OpaqueBackward`") as caught:
-        bridle.per_sample(losses, {"w": w})
+        gradrein.per_sample(losses, {"w": w})
     assert (caught.value.op, caught.value.where) == ("OpaqueBackward", "w")
-    found = bridle.per_sample(losses, {"w": w}, allow_opaque=True).grads()
+    found = gradrein.per_sample(losses, {"w": w}, allow_opaque=True).grads()
     torch.testing.assert_close(found, loop(losses, {"w": w}))
 
 
@@ -108,7 +108,7 @@ def test_an_opaque_function_with_arguments_that_are_no_tensors():
     given = {"w": nn.Parameter(torch.randn(3, 3)), "b": nn.Parameter(torch.randn(3))}
     for x in (X, X.clone().requires_grad_()):
         losses = Scaled.apply("name", x, 2.0, *given.values()).square().sum(1)
-        found = bridle.per_sample(losses, given, allow_opaque=True).grads()
+        found = gradrein.per_sample(losses, given, allow_opaque=True).grads()
         torch.testing.assert_close(found, loop(losses, given))
 
 
@@ -117,7 +117,7 @@ def test_a_freed_graph():
     losses = model(X).square().sum(1)
     losses.sum().backward()
     with pytest.raises(errors.GraphFreedError, match="was freed, by a backward pass.*Query before that"):
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
 
 
 def test_a_value_changed_in_place():
@@ -126,21 +126,21 @@ def test_a_value_changed_in_place():
     losses = model(x).square().sum(1)
     x.zero_()
     with pytest.raises(errors.InplaceModifiedError, match="what `AddmmBackward0` saved as `mat1` was changed in place"):
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
 
 
 def test_losses_that_cannot_be_split():
     model = nn.Linear(3, 2)
     with pytest.raises(errors.ArgumentError, match="single number"):
-        bridle.per_sample(model(X).sum(), model)
+        gradrein.per_sample(model(X).sum(), model)
     with pytest.raises(errors.NoGraphError, match="no recorded graph"):
-        bridle.per_sample(torch.ones(4), model)
+        gradrein.per_sample(torch.ones(4), model)
     with pytest.raises(errors.ArgumentError, match=r"shape \(4,\), found \(3,\)"):
-        bridle.per_sample(model(X).sum(1), model, sample_groups=torch.zeros(3))
+        gradrein.per_sample(model(X).sum(1), model, sample_groups=torch.zeros(3))
     with pytest.raises(errors.ArgumentError, match=r"found list. \(To name ranks, use `process_group`.\)"):
-        bridle.per_sample(model(X).sum(1), model, sample_groups=[0, 1])
+        gradrein.per_sample(model(X).sum(1), model, sample_groups=[0, 1])
     with pytest.raises(errors.ArgumentError, match="`process_group` must be a process group or a device mesh"):
-        bridle.per_sample(model(X).sum(1), model, process_group=torch.zeros(3))
+        gradrein.per_sample(model(X).sum(1), model, process_group=torch.zeros(3))
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -151,34 +151,34 @@ def test_parameters_of_another_model(batch, retain_graph):
     with pytest.raises(
         errors.UnusedInputError, match="depend on none.*`0.weight`, `0.bias`, `1.weight` and 1 more"
     ) as e:
-        bridle.per_sample(losses, other, retain_graph=retain_graph)
+        gradrein.per_sample(losses, other, retain_graph=retain_graph)
     assert e.value.names == ("0.weight", "0.bias", "1.weight", "1.bias")
     with pytest.raises(errors.ArgumentError, match="no parameter requires a gradient"):
-        bridle.per_sample(model(X[:batch]).square().sum(1), other.requires_grad_(False))
+        gradrein.per_sample(model(X[:batch]).square().sum(1), other.requires_grad_(False))
 
 
 def test_one_parameter_that_is_reached_is_enough():
     model, other = nn.Linear(3, 2, bias=False), nn.Linear(3, 2)
     losses = model(X).square().sum(1)
-    assert list(bridle.per_sample(losses, [*other.parameters(), *model.parameters()]).grads()) == ["2"]
+    assert list(gradrein.per_sample(losses, [*other.parameters(), *model.parameters()]).grads()) == ["2"]
 
 
 def test_things_that_are_no_parameters():
     w = torch.ones(3, requires_grad=True)
     losses = (X * w).sum(1)
     with pytest.raises(errors.GradientTypeError, match="'0' is not a tensor but str"):
-        bridle.per_sample(losses, ["w"])
+        gradrein.per_sample(losses, ["w"])
     with pytest.raises(errors.GradientTypeError, match="'w2' was computed from other tensors"):
-        bridle.per_sample(losses, {"w2": w * 2})
+        gradrein.per_sample(losses, {"w2": w * 2})
 
 
 def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
     model = nn.Linear(3, 1)
     losses = model(X).squeeze(1) * torch.tensor([1.0, float("inf"), 1.0, 1.0])
     with pytest.raises(errors.NonFiniteGradientError, match=r"1 of 4 samples are NaN or infinite.*sample 1"):
-        bridle.per_sample(losses, model).clip_(1.0)
+        gradrein.per_sample(losses, model).clip_(1.0)
     assert model.weight.grad is None
-    bridle.per_sample(losses, model).clip_(1e9, nonfinite="drop")
+    gradrein.per_sample(losses, model).clip_(1e9, nonfinite="drop")
     torch.testing.assert_close(model.weight.grad, X[[0, 2, 3]].sum(0, keepdim=True) / 4)
 
 
@@ -186,12 +186,12 @@ def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
 def test_thresholds_that_mean_nothing(arguments):
     model = nn.Linear(3, 1)
     with pytest.raises(errors.ArgumentError, match="clip_:"):
-        bridle.per_sample(model(X).squeeze(1), model).clip_(**arguments)
+        gradrein.per_sample(model(X).squeeze(1), model).clip_(**arguments)
 
 
 def test_directions_are_checked():
     model = nn.Linear(3, 1)
-    ps = bridle.per_sample(model(X).squeeze(1), model)
+    ps = gradrein.per_sample(model(X).squeeze(1), model)
     with pytest.raises(errors.ArgumentError, match="no parameter called 'nope'"):
         ps.dot({"nope": torch.ones(1)})
     with pytest.raises(errors.ArgumentError, match=r"shape \(2,\), its parameter \(1,\)"):
@@ -214,7 +214,7 @@ def test_coupling_below_the_parameters_that_are_asked_about(losses):
     body, head = mixed_body()
     for _ in range(2):
         with pytest.raises(errors.BatchCouplingError):
-            bridle.per_sample(losses(body, head, X).square().sum(1), head)
+            gradrein.per_sample(losses(body, head, X).square().sum(1), head)
 
 
 @pytest.mark.parametrize("mix", [lambda x: x.flip(0), lambda x: x - x.mean(0), lambda x: x.cumsum(0)])
@@ -223,7 +223,7 @@ def test_inputs_that_mix_before_the_first_layer(mix):
     for _ in range(2):
         x = X.clone().requires_grad_()
         with pytest.raises(errors.BatchCouplingError, match="an input of shape|is used for one sample"):
-            bridle.per_sample((model(x) + model(mix(x))).square().sum(1), model)
+            gradrein.per_sample((model(x) + model(mix(x))).square().sum(1), model)
 
 
 def test_a_part_of_the_parameters_and_inputs_that_need_a_gradient():
@@ -231,7 +231,7 @@ def test_a_part_of_the_parameters_and_inputs_that_need_a_gradient():
     head = nn.Linear(4, 2).double()
     losses = head(body(X.clone().requires_grad_())).square().sum(1)
     for part in (head, body):
-        found = bridle.per_sample(losses, part).grads()
+        found = gradrein.per_sample(losses, part).grads()
         torch.testing.assert_close(found, loop(losses, parameters(part)))
 
 
@@ -243,8 +243,8 @@ def test_data_shifted_by_a_row_inside_a_checkpoint(retain_graph):
         return checkpoint(lambda x, z: (model(x) * z).sum(1), data[:5], other, use_reentrant=False)
 
     with pytest.raises(errors.BatchCouplingError, match="is used for one sample by .* and for another"):
-        bridle.per_sample(losses(data[1:]), model, retain_graph=retain_graph)
-    found = bridle.per_sample(losses(torch.ones(5, 3)), model, retain_graph=retain_graph).grads()
+        gradrein.per_sample(losses(data[1:]), model, retain_graph=retain_graph)
+    found = gradrein.per_sample(losses(torch.ones(5, 3)), model, retain_graph=retain_graph).grads()
     torch.testing.assert_close(found, loop(losses(torch.ones(5, 3)), dict(model.named_parameters())))
 
 
@@ -264,25 +264,25 @@ def test_a_function_whose_backward_mixes_samples():
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     losses = model[1](NormedGradient.apply(model[0](X))).square().sum(1)
     with pytest.raises(errors.UnsupportedOperationError, match="depends on the other samples of the batch.*Function"):
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
 
 
 def test_rows_that_are_rolled_over_the_batch():
     model = nn.Linear(3, 3)
-    ps = bridle.per_sample(model(X).roll((1, -1), (0, 1)).square().sum(1), model)
+    ps = gradrein.per_sample(model(X).roll((1, -1), (0, 1)).square().sum(1), model)
     assert "proved" in ps.plan()
     torch.testing.assert_close(
         ps.grads(), loop(model(X).roll((1, -1), (0, 1)).square().sum(1), dict(model.named_parameters()))
     )
     with pytest.raises(errors.BatchCouplingError):
-        bridle.per_sample((model(X).flip(0) * X).roll(1, 0).square().sum(1), model)
+        gradrein.per_sample((model(X).flip(0) * X).roll(1, 0).square().sum(1), model)
 
 
 def test_data_that_other_ops_keep_is_compared():
     model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
     losses = torch.maximum(model[0](X), X) + torch.maximum(model[1](X), X).flip(0)
     with pytest.raises(errors.BatchCouplingError, match="MaximumBackward0"):
-        bridle.per_sample(losses.square().sum(1), model)
+        gradrein.per_sample(losses.square().sum(1), model)
 
 
 def test_real_and_complex_views_of_the_same_data():
@@ -292,7 +292,7 @@ def test_real_and_complex_views_of_the_same_data():
     def losses():
         return ((torch.view_as_complex(data) @ weights["complex"]).abs() + data.reshape(4, 8) @ real).square().sum(1)
 
-    torch.testing.assert_close(bridle.per_sample(losses(), weights).grads(), loop(losses(), weights))
+    torch.testing.assert_close(gradrein.per_sample(losses(), weights).grads(), loop(losses(), weights))
 
 
 @pytest.mark.parametrize("batch", [2, 3, 4, 6])
@@ -302,9 +302,9 @@ def test_a_mask_made_from_a_weight_could_be_data_and_allow_coupling_is_right(bat
     with pytest.raises(
         errors.BatchCouplingError, match="for a mask computed from a weight, allow_coupling=True is correct"
     ):
-        bridle.per_sample(losses, [weight], retain_graph=True).norms()
+        gradrein.per_sample(losses, [weight], retain_graph=True).norms()
     expected = torch.stack([torch.autograd.grad(loss, weight, retain_graph=True)[0] for loss in losses])
-    found = bridle.per_sample(losses, [weight], allow_coupling=True).grads()["0"]
+    found = gradrein.per_sample(losses, [weight], allow_coupling=True).grads()["0"]
     torch.testing.assert_close(found, expected)
 
 
@@ -316,8 +316,8 @@ def weight_normed():
 def test_parameters_that_were_frozen_since_the_call():
     """An answer is about the moment of the call, also where a parameter is reached through a computed weight."""
     model, x = weight_normed()
-    expected = bridle.per_sample(model(x).square().sum(1), model).norms()
-    ps = bridle.per_sample(model(x).square().sum(1), model)
+    expected = gradrein.per_sample(model(x).square().sum(1), model).norms()
+    ps = gradrein.per_sample(model(x).square().sum(1), model)
     model.requires_grad_(False)
     torch.testing.assert_close(ps.norms(), expected)
 
@@ -325,7 +325,7 @@ def test_parameters_that_were_frozen_since_the_call():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_parameters_that_were_converted_since_the_call(dtype):
     model, x = weight_normed()
-    ps = bridle.per_sample(model(x).square().sum(1), model)
+    ps = gradrein.per_sample(model(x).square().sum(1), model)
     model.to(dtype)
     with pytest.raises(errors.UnsupportedOperationError, match=r"was converted from torch\.float64 .* Query before"):
         ps.clip_(1.0)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import bridle
+import gradrein
 
 from .oracle import loop
 
@@ -31,8 +31,8 @@ class Several(nn.Module):
 def test_the_same_answers(batch):
     torch.manual_seed(0)
     model, x = Several().double(), torch.randn(batch, 4, dtype=torch.float64)
-    kept = bridle.per_sample(model(x), model)
-    freed = bridle.per_sample(model(x), model, retain_graph=False)
+    kept = gradrein.per_sample(model(x), model)
+    freed = gradrein.per_sample(model(x), model, retain_graph=False)
     for name, gradients in kept.grads().items():
         torch.testing.assert_close(freed.grads()[name], gradients)
     torch.testing.assert_close(freed.norms(), kept.norms())
@@ -42,15 +42,15 @@ def test_an_op_without_a_rule_is_asked_before_it_forgets():
     torch.manual_seed(0)
     scale, x = torch.rand(3, dtype=torch.float64, requires_grad=True), torch.randn(4, 3, dtype=torch.float64)
     losses = lambda: torch.cdist(x[:, None] * 2, scale.expand(4, 1, 3).exp()).sum((1, 2))  # noqa: E731
-    kept = bridle.per_sample(losses(), {"scale": scale}).grads()["scale"]
-    freed = bridle.per_sample(losses(), {"scale": scale}, retain_graph=False).grads()["scale"]
+    kept = gradrein.per_sample(losses(), {"scale": scale}).grads()["scale"]
+    freed = gradrein.per_sample(losses(), {"scale": scale}, retain_graph=False).grads()["scale"]
     torch.testing.assert_close(freed, kept)
 
 
 def test_the_graph_is_gone():
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     losses = model(torch.randn(3, 4)).square().sum(1)
-    ps = bridle.per_sample(losses, model, retain_graph=False)
+    ps = gradrein.per_sample(losses, model, retain_graph=False)
     with pytest.raises(RuntimeError, match="retain_graph=True"):
         ps.audit()
     with pytest.raises(RuntimeError, match="second time"):
@@ -60,7 +60,7 @@ def test_the_graph_is_gone():
 def test_the_graph_is_kept_unless_told_otherwise():
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
     losses = model(torch.randn(3, 4)).square().sum(1)
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     ps.audit()
     losses.sum().backward()
 
@@ -86,7 +86,7 @@ def test_what_a_rule_gives_up_is_written_down_before_it_is_forgotten(use, below)
     losses = lambda: use(weight.exp() if below else weight, x)  # noqa: E731
     for _ in range(2):
         expected = loop(losses(), {"0": weight})["0"]
-        freed = bridle.per_sample(losses(), [weight], retain_graph=False)
+        freed = gradrein.per_sample(losses(), [weight], retain_graph=False)
         torch.testing.assert_close(freed.grads()["0"], expected)
         torch.testing.assert_close(freed.norms(), expected.flatten(1).norm(dim=1))
 
@@ -95,7 +95,7 @@ def test_elementwise_ops_are_not_run_once_per_sample():
     scale, x = torch.rand(6, requires_grad=True), torch.randn(3, 4)
     weight = torch.rand(4, 6, requires_grad=True)
     for op in (torch.mul, torch.add, torch.sub, torch.div, torch.maximum):
-        plan = bridle.per_sample(op(x @ weight, scale).square().sum(1), [scale, weight]).plan()
+        plan = gradrein.per_sample(op(x @ weight, scale).square().sum(1), [scale, weight]).plan()
         assert "one by one" not in plan, plan
 
 
@@ -104,6 +104,6 @@ def test_the_budget_is_spent_once():
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3)))
     losses = model(torch.randn(3, 4, 9, 9)).square().sum((1, 2, 3))
     two = 2 * 4 * 3 * model[0].weight.numel()
-    ps = bridle.per_sample(losses, model, retain_graph=False, memory_budget=two)
+    ps = gradrein.per_sample(losses, model, retain_graph=False, memory_budget=two)
     ps.clip_(1.0)
     assert ps.plan().count("stored") == 2, ps.plan()

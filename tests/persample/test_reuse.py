@@ -6,14 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import bridle
+import gradrein
 
 from .oracle import flat, loop
 
 
 def right(losses, model):
     expected = loop(losses, dict(model.named_parameters()))
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     torch.testing.assert_close(flat(ps.grads()), flat(expected))
     return "proved" in ps.plan().splitlines()[0]
 

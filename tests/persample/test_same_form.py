@@ -6,8 +6,8 @@ Each order has a batch size of its own, so that no order finds what another has 
 import pytest
 import torch
 
-import bridle
-from bridle.errors import BatchCouplingError, BridleError, UnsupportedOperationError
+import gradrein
+from gradrein.errors import BatchCouplingError, GradreinError, UnsupportedOperationError
 
 from .oracle import close, flat, gradients, gradients_by_backward, grouped, loop
 from .routings import COUPLED, EITHER, FREE, ROUTINGS
@@ -36,9 +36,9 @@ def built(routing, model, batch, setting):
 def asked(routing, verdict, losses, model, groups, **options):
     """Return the answers, or None where the verdict allows the refusal that came."""
     coupled = UnsupportedOperationError if routing.opaque else BatchCouplingError
-    allowed = {FREE: (), COUPLED: coupled, EITHER: BridleError}[verdict]
+    allowed = {FREE: (), COUPLED: coupled, EITHER: GradreinError}[verdict]
     try:
-        ps = bridle.per_sample(losses, model, sample_groups=groups, **options)
+        ps = gradrein.per_sample(losses, model, sample_groups=groups, **options)
         ps.grads()
     except allowed:
         return None

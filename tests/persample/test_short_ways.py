@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import bridle
-from bridle.persample import _reduce
-from bridle.persample.ownership.layout import SampleLayout
-from bridle.persample.representations import numerics
-from bridle.persample.representations.base import Dense
-from bridle.persample.representations.norms import Norms
-from bridle.persample.representations.outer import Outer
-from bridle.persample.representations.rows import first_places
+import gradrein
+from gradrein.persample import _reduce
+from gradrein.persample.ownership.layout import SampleLayout
+from gradrein.persample.representations import numerics
+from gradrein.persample.representations.base import Dense
+from gradrein.persample.representations.norms import Norms
+from gradrein.persample.representations.outer import Outer
+from gradrein.persample.representations.rows import first_places
 
 SIZES = st.sampled_from([0.0, 1e-45, 1e-30, 1e-12, 1.0, 1e12, 1e30, math.inf, math.nan])
 
@@ -54,7 +54,7 @@ def test_sums_over_many_samples_are_as_right_as_those_of_torch(samples):
     """A product of matrices adds up in float32: of a hundred thousand equal numbers it loses four digits."""
     model = nn.Linear(2, 3)
     x = torch.rand(samples, 2) + 0.5
-    bridle.per_sample(model(x).sum(1), model).weighted_(torch.full((samples,), 0.1))
+    gradrein.per_sample(model(x).sum(1), model).weighted_(torch.full((samples,), 0.1))
     torch.testing.assert_close(model.bias.grad, torch.full((3,), 0.1 * samples), rtol=4e-6, atol=0)
 
 
@@ -63,7 +63,7 @@ def test_inner_products_of_long_rows(count):
     """Of a vector of equal numbers, all cosines are one."""
     weight = nn.Parameter(torch.zeros(count))
     scale = torch.tensor([0.7, 0.2, 0.1])
-    ps = bridle.per_sample((scale[:, None] * weight).sum(1), {"weight": weight})
+    ps = gradrein.per_sample((scale[:, None] * weight).sum(1), {"weight": weight})
     torch.testing.assert_close(ps.cosine(), torch.ones(3), rtol=4e-6, atol=0)
     expected = (scale[:, None] * scale).double() * count
     torch.testing.assert_close(ps.gram().double(), expected, rtol=4e-6, atol=0)
@@ -80,7 +80,7 @@ def test_rows_that_cancel(distance):
     b = a + distance * torch.randn(256, 64)
     rows = torch.stack([a, b], 1)
     sign = torch.tensor([1.0, -1.0])[:, None]
-    ps = bridle.per_sample((model(rows) * sign).sum((1, 2)), model)
+    ps = gradrein.per_sample((model(rows) * sign).sum((1, 2)), model)
     each = torch.ones(256, 64, 1, dtype=torch.float64) * (a.double() - b.double())[:, None]
     torch.testing.assert_close(ps.norms().double(), each.flatten(1).norm(dim=1), rtol=2e-5, atol=0)
 
@@ -91,14 +91,14 @@ def test_half_gradients_of_a_bias_are_added_up_in_float32(dtype):
     model, size = nn.Linear(1, 1).to(dtype), 1000.0
     weights = (torch.rand(2, 300, 1) * size).to(dtype)
     losses = (model(torch.zeros(2, 300, 1, dtype=dtype)).float() * weights.float()).flatten(1).sum(1)
-    found = bridle.per_sample(losses, model).norms(per_parameter=True)["bias"]
+    found = gradrein.per_sample(losses, model).norms(per_parameter=True)["bias"]
     torch.testing.assert_close(found.double(), weights.double().sum((1, 2)), rtol=1e-6, atol=0)
 
 
 def test_a_sample_of_many_parameters_is_clipped_to_the_limit():
     """Gradients that are written down: four million numbers for each sample."""
     model = torch.nn.Linear(2048, 2048, bias=False)
-    ps = bridle.per_sample(model(torch.randn(2, 4096, 2048)).square().mean((1, 2)), model)
+    ps = gradrein.per_sample(model(torch.randn(2, 4096, 2048)).square().mean((1, 2)), model)
     ps.clip_(1e-4)
     written = [g.double().norm() for g in ps.grads()["weight"]]
     torch.testing.assert_close(ps.norms().double(), torch.stack(written), rtol=1e-6, atol=0)
@@ -181,7 +181,7 @@ def test_weights_that_are_cast_once_weigh_the_same(size):
 
 def test_weights_may_change_between_two_calls():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    ps = bridle.per_sample(model(x).square().sum(1), model)
+    ps = gradrein.per_sample(model(x).square().sum(1), model)
     weights = torch.ones(4)
     ps.weighted_(weights)
     first = model.weight.grad.clone()
@@ -193,16 +193,16 @@ def test_weights_may_change_between_two_calls():
 def test_losses_may_be_changed_in_place_afterwards():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     losses = model(x).square().sum(1)
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     losses.mul_(5)
     ps.audit()
-    same(ps.norms(), bridle.per_sample(model(x).square().sum(1), model).norms())
+    same(ps.norms(), gradrein.per_sample(model(x).square().sum(1), model).norms())
 
 
 def test_losses_of_one_and_of_more_dimensions_have_the_same_gradients():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    one = bridle.per_sample(model(x).square().sum(1), model).grads()
-    more = bridle.per_sample(model(x).square(), model).grads()
+    one = gradrein.per_sample(model(x).square().sum(1), model).grads()
+    more = gradrein.per_sample(model(x).square(), model).grads()
     for name, found in one.items():
         same(found, more[name])
 
@@ -210,7 +210,7 @@ def test_losses_of_one_and_of_more_dimensions_have_the_same_gradients():
 def test_gradients_that_are_there_are_added_to():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     for times in (1, 2):
-        bridle.per_sample(model(x).square().sum(1), model).weighted_(torch.ones(4))
+        gradrein.per_sample(model(x).square().sum(1), model).weighted_(torch.ones(4))
         (expected,) = torch.autograd.grad(model(x).square().sum(), model.weight)
         same(model.weight.grad, times * expected)
         assert not model.weight.grad.requires_grad

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import bridle
-from bridle import errors
+import gradrein
+from gradrein import errors
 
 from .cases import Calls
 from .oracle import flat, loop
@@ -77,7 +77,7 @@ def both(form, weights):
 def test_norms_of_every_size(form, exponents):
     weights = torch.tensor([10.0**e for e in exponents], dtype=torch.float64)
     model, losses, exact = both(form, weights)
-    norms = bridle.per_sample(losses, model).norms().double()
+    norms = gradrein.per_sample(losses, model).norms().double()
     torch.testing.assert_close(norms, exact.norm(dim=1), rtol=2e-3, atol=0)
 
 
@@ -87,7 +87,7 @@ def test_norms_of_every_size(form, exponents):
 def test_normalised_at_every_size(form, exponents, limit):
     weights = torch.tensor([10.0**e for e in exponents], dtype=torch.float64)
     model, losses, exact = both(form, weights)
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     ps.clip_(limit, gamma=0, divide_by=1)
     written = torch.cat([p.grad.double().flatten() for p in model.parameters()])
     expected = (exact / exact.norm(dim=1, keepdim=True)).sum(0) * limit
@@ -99,7 +99,7 @@ def test_normalised_at_every_size(form, exponents, limit):
 def test_cosines_of_every_size(form, size):
     model, losses, exact = both(form, torch.full((B,), size, dtype=torch.float64))
     unit = exact / exact.norm(dim=1, keepdim=True)
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     mean = exact.mean(0)
     torch.testing.assert_close(ps.cosine().double(), unit @ (mean / mean.norm()), rtol=1e-3, atol=1e-4)
 
@@ -113,7 +113,7 @@ def test_sizes_whose_squares_are_beyond_float64(size, per_parameter):
     expected = {
         name: (g / size).flatten(1).norm(dim=1) for name, g in loop(losses, dict(model.named_parameters())).items()
     }
-    found = bridle.per_sample(losses, model).norms(per_parameter=per_parameter)
+    found = gradrein.per_sample(losses, model).norms(per_parameter=per_parameter)
     if not per_parameter:
         found = {"all": found}
         expected = {"all": torch.stack(list(expected.values()), 1).norm(dim=1)}
@@ -128,7 +128,7 @@ def test_normalising_leaves_a_gradient_of_zeros_alone(per_parameter, dtype, step
     model = nn.Sequential(nn.Linear(D, 3), nn.LayerNorm(3)).to(dtype)
     losses = model(torch.randn(B, steps, D, dtype=dtype)).pow(3).sum((1, 2)) * torch.tensor([1, 0, 2, 3], dtype=dtype)
     expected = loop(losses, dict(model.named_parameters()))
-    bridle.per_sample(losses, model).clip_(1.0, gamma=0, per_parameter=per_parameter)
+    gradrein.per_sample(losses, model).clip_(1.0, gamma=0, per_parameter=per_parameter)
     all_norms = flat(expected).norm(dim=1)
     for name, p in model.named_parameters():
         norms = expected[name].flatten(1).norm(dim=1) if per_parameter else all_norms
@@ -140,7 +140,7 @@ def test_a_norm_too_small_to_be_normalised_is_named():
     model = nn.Linear(D, 1)
     losses = model(torch.randn(B, D)).squeeze(1) * 1e-320
     with pytest.raises(errors.ArgumentError, match="too small to be scaled to 1.0. Pass a larger gamma"):
-        bridle.per_sample(losses, model).clip_(1.0, gamma=0)
+        gradrein.per_sample(losses, model).clip_(1.0, gamma=0)
     assert model.weight.grad is None
 
 
@@ -155,7 +155,7 @@ def test_a_norm_too_small_to_be_normalised_is_named():
 )
 def test_arguments_that_mean_nothing(arguments):
     model = nn.Linear(D, 1)
-    ps = bridle.per_sample(model(torch.randn(B, D)).squeeze(1), model)
+    ps = gradrein.per_sample(model(torch.randn(B, D)).squeeze(1), model)
     with pytest.raises(errors.ArgumentError, match="clip_:"):
         ps.clip_(**{"max_norm": 1.0, **arguments})
 
@@ -163,5 +163,5 @@ def test_arguments_that_mean_nothing(arguments):
 def test_half_precision_norms_of_one_parameter_do_not_overflow():
     model = nn.Linear(D, 1, bias=False).half()
     losses = model(torch.full((2, D), 6e4).half()).float().squeeze(1)
-    found = bridle.per_sample(losses, model).norms(per_parameter=True)["weight"]
+    found = gradrein.per_sample(losses, model).norms(per_parameter=True)["weight"]
     torch.testing.assert_close(found, torch.full((2,), 6e4 * D**0.5, dtype=torch.float32), rtol=1e-2, atol=0)

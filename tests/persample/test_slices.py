@@ -5,10 +5,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bridle.persample.ownership.ops import Step
-from bridle.persample.ownership.ops.running import by_running
-from bridle.persample.ownership.ops.slices import by_slices
-from bridle.persample.ownership.owners import NOBODY, SEVERAL, Owners
+from gradrein.persample.ownership.ops import Step
+from gradrein.persample.ownership.ops.running import by_running
+from gradrein.persample.ownership.ops.slices import by_slices
+from gradrein.persample.ownership.owners import NOBODY, SEVERAL, Owners
 
 OPS = {
     "index": lambda x, _, dim, index: x[(slice(None),) * dim + (index,)],
@@ -61,7 +61,7 @@ def test_reading_the_index_tells_what_running_the_op_tells(name, shape, folded, 
 
 @pytest.mark.parametrize("name", ["index", "index_select", "index_add"])
 def test_the_op_is_not_run(name, monkeypatch):
-    monkeypatch.setattr("bridle.persample.ownership.ops.slices.by_running", None)
+    monkeypatch.setattr("gradrein.persample.ownership.ops.slices.by_running", None)
     x, source = torch.randn(4, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
     out = OPS[name](x, source, 0, torch.tensor([3, 1]))
     owners = Owners.of(torch.arange(len(out), dtype=torch.int32)[:, None], tuple(out.shape))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle.persample import register_rule
-from bridle.persample.ownership.ops import MOVES
-from bridle.persample.rules import rules
+import gradrein
+from gradrein.persample import register_rule
+from gradrein.persample.ownership.ops import MOVES
+from gradrein.persample.rules import rules
 
 
 # Those of Functions go by the Function: they have no name that torch knows.
@@ -36,7 +36,7 @@ def test_a_rule_can_be_written_outside_the_package():
 
     register_rule(OutsideScale, lambda ctx: ctx.layout.sums(ctx.gradient * ctx.node.saved_tensors[0], ctx.shape))
     scale, x = nn.Parameter(torch.randn(3)), torch.randn(4, 3)
-    ps = bridle.per_sample(OutsideScale.apply(x, scale).sum(1), {"scale": scale})
+    ps = gradrein.per_sample(OutsideScale.apply(x, scale).sum(1), {"scale": scale})
     torch.testing.assert_close(ps.grads()["scale"], x)
     ps.audit()
 
@@ -52,22 +52,22 @@ def test_another_function_of_the_same_name_does_not_get_the_rule():
 
     register_rule(mine, lambda ctx: ctx.layout.sums(ctx.gradient * ctx.node.saved_tensors[0], ctx.shape))
     scale, x = nn.Parameter(torch.randn(3)), torch.randn(4, 3)
-    assert bridle.per_sample(mine.apply(x, scale).sum(1), {"scale": scale}).grads()["scale"].equal(x)
-    with pytest.raises(bridle.errors.UnsupportedOperationError, match=r"register_rule\(Same, rule\)"):
-        bridle.per_sample(Same.apply(x, scale).sum(1), {"scale": scale})
-    ps = bridle.per_sample(Same.apply(x, scale).sum(1), {"scale": scale}, allow_opaque=True)
+    assert gradrein.per_sample(mine.apply(x, scale).sum(1), {"scale": scale}).grads()["scale"].equal(x)
+    with pytest.raises(gradrein.errors.UnsupportedOperationError, match=r"register_rule\(Same, rule\)"):
+        gradrein.per_sample(Same.apply(x, scale).sum(1), {"scale": scale})
+    ps = gradrein.per_sample(Same.apply(x, scale).sum(1), {"scale": scale}, allow_opaque=True)
     assert "each loss is differentiated alone" in ps.plan()
 
 
 def test_the_name_of_a_function_is_no_op():
     with pytest.raises(
-        bridle.errors.ArgumentError, match=r"other Functions may share it.*register_rule\(Scale, rule\)"
+        gradrein.errors.ArgumentError, match=r"other Functions may share it.*register_rule\(Scale, rule\)"
     ):
         register_rule("ScaleBackward", lambda ctx: ctx.gradient)
 
 
 def test_an_op_of_a_library_goes_by_name():
-    @torch.library.custom_op("bridle_tests::scaled", mutates_args=())
+    @torch.library.custom_op("gradrein_tests::scaled", mutates_args=())
     def scaled(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return x * scale
 
@@ -83,4 +83,4 @@ def test_an_op_of_a_library_goes_by_name():
     losses = scaled(x, scale).sum(1)
     rule = lambda ctx: ctx.layout.sums(ctx.gradient * ctx.node.saved_tensors[0], ctx.shape)  # noqa: E731
     register_rule(losses.grad_fn.next_functions[0][0].name(), rule)
-    assert bridle.per_sample(losses, {"scale": scale}).grads()["scale"].equal(x)
+    assert gradrein.per_sample(losses, {"scale": scale}).grads()["scale"].equal(x)

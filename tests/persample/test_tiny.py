@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle.persample.engine import Losses
-from bridle.persample.ownership.ask import ask
+import gradrein
+from gradrein.persample.engine import Losses
+from gradrein.persample.ownership.ask import ask
 
 from .oracle import flat, loop
 
@@ -70,7 +70,7 @@ def test_equals_the_loop(build, dtype, sizes):
     torch.set_default_dtype(dtype)
     model, losses = build()
     losses = losses() * torch.tensor(sizes, dtype=dtype)
-    found = bridle.per_sample(losses, model).grads()
+    found = gradrein.per_sample(losses, model).grads()
     expected = loop(losses, dict(model.named_parameters()))
     if dtype == torch.bfloat16:
         torch.testing.assert_close(flat(found) * 1e33, flat(expected) * 1e33, rtol=0.1, atol=0.1)
@@ -83,7 +83,7 @@ def test_a_tiny_row_is_nobody_elses(dtype):
     torch.set_default_dtype(dtype)
     model, losses = one_row_that_breaks_the_pattern()
     losses = losses()
-    found = bridle.per_sample(losses, model).grads()["weight"]
+    found = gradrein.per_sample(losses, model).grads()["weight"]
     assert torch.equal(found, loop(losses, {"weight": model.weight})["weight"])
 
 
@@ -91,7 +91,7 @@ def test_the_smallest_number_has_an_owner():
     x = torch.randn(B, D).sign()
     model, tiny = nn.Linear(D, 1, bias=False), torch.tensor([1.0, 5e-324, 1.0])
     losses = (model(x).squeeze(1) * tiny)[torch.tensor([0, 2, 1])]
-    found = bridle.per_sample(losses, model).grads()
+    found = gradrein.per_sample(losses, model).grads()
     torch.testing.assert_close(found, loop(losses, {"weight": model.weight}), rtol=0, atol=0)
 
 
@@ -130,6 +130,6 @@ def test_half_precision_under_losses_in_single(count, scale):
     with torch.autocast("cpu", dtype=torch.float16):
         out = model(x).float()
     losses = nn.functional.cross_entropy(out, target, reduction="none") * scale
-    found = bridle.per_sample(losses, model).grads()
+    found = gradrein.per_sample(losses, model).grads()
     expected = flat(loop(losses, dict(model.named_parameters())))
     torch.testing.assert_close(flat(found), expected, rtol=1e-2, atol=1e-3 * scale)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import bridle
+import gradrein
 
 from .oracle import flat, loop
 
@@ -75,7 +75,7 @@ def test_equals_the_loop(build, steps):
         losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none").sum(1)
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         expected = loop(losses, parameters)
-        ps = bridle.per_sample(losses, model)
+        ps = gradrein.per_sample(losses, model)
         found = ps.grads()
         assert list(found) == list(expected)
         torch.testing.assert_close(flat(found), flat(expected))
@@ -102,7 +102,7 @@ def test_gradient_checkpointing_of_either_kind(build):
 
     expected = loop(losses(False), parameters)
     for use_reentrant in (False, True):
-        ps = bridle.per_sample(losses(use_reentrant), model)
+        ps = gradrein.per_sample(losses(use_reentrant), model)
         found = ps.grads()
         assert list(found) == list(expected)
         torch.testing.assert_close(flat(found), flat(expected))

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import bridle
-from bridle.errors import InplaceModifiedError
+import gradrein
+from gradrein.errors import InplaceModifiedError
 
 from .cases import Calls
 from .oracle import flat, loop
@@ -64,7 +64,7 @@ def one_by_one():
 @pytest.mark.parametrize("quietly", [False, True])
 def test_an_input_changed_after_the_call(build, question, quietly):
     model, x = build()
-    ps = bridle.per_sample(model(x).flatten(1).square().sum(1), model)
+    ps = gradrein.per_sample(model(x).flatten(1).square().sum(1), model)
     with torch.set_grad_enabled(not quietly):
         x.mul_(1.3)
     with pytest.raises(InplaceModifiedError, match="changed in place since"):
@@ -74,7 +74,7 @@ def test_an_input_changed_after_the_call(build, question, quietly):
 
 def test_the_message():
     model, x = linear()
-    ps = bridle.per_sample(model(x).square().sum(1), model)
+    ps = gradrein.per_sample(model(x).square().sum(1), model)
     x.zero_()
     with pytest.raises(InplaceModifiedError, match=r"that the gradients of `weight` depend on.*at version 1") as caught:
         ps.norms()
@@ -83,7 +83,7 @@ def test_the_message():
 
 def test_ids_changed_after_the_call():
     model, ids = nn.Embedding(7, 3), torch.randint(7, (B, T))
-    ps = bridle.per_sample(model(ids).square().sum((1, 2)), model)
+    ps = gradrein.per_sample(model(ids).square().sum((1, 2)), model)
     ids.zero_()
     with pytest.raises(InplaceModifiedError):
         ps.norms()
@@ -91,7 +91,7 @@ def test_ids_changed_after_the_call():
 
 def test_gradients_handed_out_and_changed():
     model, x = linear()
-    ps = bridle.per_sample(model(x).square().sum(1), model)
+    ps = gradrein.per_sample(model(x).square().sum(1), model)
     ps.grads()["bias"].zero_()
     with pytest.raises(InplaceModifiedError, match="or what grads"):
         ps.norms()
@@ -101,7 +101,7 @@ def test_what_is_written_down_does_not_need_the_input_any_more():
     model, x = conv()
     losses = model(x).square().sum((1, 2))
     expected = loop(losses, dict(model.named_parameters()))
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     ps.clip_(1e9)  # writes gradients down
     assert "streamed" not in ps.plan()
     x.zero_()
@@ -112,7 +112,7 @@ def test_a_step_of_the_optimizer_does_not_matter_where_parameters_are_not_needed
     model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.LayerNorm(D), nn.Linear(D, 2))
     losses = model(torch.randn(B, T, D)).square().sum((1, 2))
     expected = loop(losses, dict(model.named_parameters()))
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     ps.clip_(1.0)
     torch.optim.SGD(model.parameters(), 0.1).step()
     torch.testing.assert_close(flat(ps.grads()), flat(expected))
@@ -124,7 +124,7 @@ def test_a_step_of_the_optimizer_does_not_matter_where_parameters_are_not_needed
 def test_a_step_of_the_optimizer_is_seen_where_parameters_are_needed_and_nothing_is_half_written():
     model = nn.Sequential(nn.Linear(D, D), nn.utils.parametrizations.weight_norm(nn.Linear(D, 2)))
     losses = model(torch.randn(B, T, D)).square().sum((1, 2))
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.5)
@@ -135,7 +135,7 @@ def test_a_step_of_the_optimizer_is_seen_where_parameters_are_needed_and_nothing
 
 def test_an_input_changed_between_two_parts_of_a_stream():
     model, x = linear_3d()
-    ps = bridle.per_sample(model(x).square().sum((1, 2)), model)
+    ps = gradrein.per_sample(model(x).square().sum((1, 2)), model)
     parts = ps.stream(samples=1)
     next(parts)
     x.zero_()
@@ -147,6 +147,6 @@ def test_inputs_that_nobody_needs_any_more_may_change():
     model, x = nn.LayerNorm(D), torch.randn(B, T, D)
     losses = F.softplus(model(x)).flatten(1).sum(1)
     expected = loop(losses, dict(model.named_parameters()))
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     x.zero_()
     torch.testing.assert_close(flat(ps.grads()), flat(expected))

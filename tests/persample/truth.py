@@ -3,11 +3,11 @@
 import torch
 from torch.autograd.graph import GradientEdge
 
-from bridle import graph
-from bridle.persample.engine import Losses
-from bridle.persample.ownership.owners import NOBODY, SEVERAL
-from bridle.persample.ownership.proofs import signature_of
-from bridle.persample.ownership.prove import prove
+from gradrein import graph
+from gradrein.persample.engine import Losses
+from gradrein.persample.ownership.owners import NOBODY, SEVERAL
+from gradrein.persample.ownership.proofs import signature_of
+from gradrein.persample.ownership.prove import prove
 
 
 def flat_losses(outputs):

@@ -5,22 +5,22 @@ import math
 import reference_impl
 import torch
 
-import bridle
+import gradrein
 
 RULES = {
-    "ByZScore": (bridle.policies.ByZScore, reference_impl.zscore),
-    "ByQuantile": (bridle.policies.ByQuantile, reference_impl.quantile),
-    "ByTrackedQuantile": (bridle.policies.ByTrackedQuantile, reference_impl.tracked_quantile),
-    "ByMedian": (bridle.policies.ByMedian, reference_impl.median),
-    "ByRunningNorm": (bridle.policies.ByRunningNorm, reference_impl.running_norm),
-    "ByStableNorm": (bridle.policies.ByStableNorm, reference_impl.stable_norm),
+    "ByZScore": (gradrein.policies.ByZScore, reference_impl.zscore),
+    "ByQuantile": (gradrein.policies.ByQuantile, reference_impl.quantile),
+    "ByTrackedQuantile": (gradrein.policies.ByTrackedQuantile, reference_impl.tracked_quantile),
+    "ByMedian": (gradrein.policies.ByMedian, reference_impl.median),
+    "ByRunningNorm": (gradrein.policies.ByRunningNorm, reference_impl.running_norm),
+    "ByStableNorm": (gradrein.policies.ByStableNorm, reference_impl.stable_norm),
 }
 """Policies that limit a norm, and their reference_impl."""
 
 ALL = {name: make for name, (make, _) in RULES.items()} | {
-    "ByElementSpike": bridle.policies.ByElementSpike,
-    "ByOvershoot": bridle.policies.ByOvershoot,
-    "SkipSpikes": bridle.policies.SkipSpikes,
+    "ByElementSpike": gradrein.policies.ByElementSpike,
+    "ByOvershoot": gradrein.policies.ByOvershoot,
+    "SkipSpikes": gradrein.policies.SkipSpikes,
 }
 """Everything with a memory."""
 

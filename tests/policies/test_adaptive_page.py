@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import bridle
-from bridle import policies
+import gradrein
+from gradrein import policies
 
 PAGE = Path(__file__).parents[2] / "docs" / "adaptive.md"
-MODULES = [f"bridle.policies.{module.name}" for module in pkgutil.iter_modules(policies.__path__)]
+MODULES = [f"gradrein.policies.{module.name}" for module in pkgutil.iter_modules(policies.__path__)]
 
 
 def test_every_block_of_the_page_runs(capsys):
@@ -42,5 +42,5 @@ def test_every_policy_has_a_row():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name):
-    found = doctest.testmod(importlib.import_module(name), extraglobs={"bridle": bridle, "torch": torch})
+    found = doctest.testmod(importlib.import_module(name), extraglobs={"gradrein": gradrein, "torch": torch})
     assert not found.failed

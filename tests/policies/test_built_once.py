@@ -9,9 +9,9 @@ import pytest
 import torch
 from cases import ALL, gradient, parameter
 
-import bridle
-from bridle.errors import BridleWarning
-from bridle.policies import ByMedian, ByZScore, SkipSpikes
+import gradrein
+from gradrein.errors import GradreinWarning
+from gradrein.policies import ByMedian, ByZScore, SkipSpikes
 
 
 def tensors_of(saved):
@@ -26,7 +26,7 @@ every_policy = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 
 def step(p, policy):
     p.grad = gradient(1.0)
-    return bridle.clip_([p], policy)
+    return gradrein.clip_([p], policy)
 
 
 @every_policy
@@ -35,7 +35,7 @@ def test_built_in_the_loop(make):
     step(p, make())
     step(p, make())
     for _ in range(3):  # not only the first time
-        with pytest.warns(BridleWarning, match=r"built again for each of the last \d calls .* Build it once"):
+        with pytest.warns(GradreinWarning, match=r"built again for each of the last \d calls .* Build it once"):
             step(p, make())
 
 
@@ -54,11 +54,11 @@ def test_an_error_instead_leaves_everything_as_it_was():
     for _ in range(2):
         step(p, ByMedian())
         q.grad = gradient(1.0)
-        bridle.clip_({"q": q}, kept)
+        gradrein.clip_({"q": q}, kept)
     before = tensors_of(kept.state_dict())
     p.grad = gradient(5.0)
-    with pytest.raises(BridleWarning):  # as the suite is configured
-        bridle.clip_({"q": q, "p": p}, {"q": kept, "p": ByMedian(ceiling=1.0)})
+    with pytest.raises(GradreinWarning):  # as the suite is configured
+        gradrein.clip_({"q": q, "p": p}, {"q": kept, "p": ByMedian(ceiling=1.0)})
     torch.testing.assert_close(p.grad, gradient(5.0))
     torch.testing.assert_close(tensors_of(kept.state_dict()), before, equal_nan=True)
 
@@ -107,7 +107,7 @@ def test_other_parameters_classes_and_longer_lives_are_silent():
 def test_stateless_policies_may_be_built_anywhere():
     p = parameter()
     for _ in range(6):
-        step(p, bridle.by_norm(1.0))
+        step(p, gradrein.by_norm(1.0))
 
 
 @every_policy

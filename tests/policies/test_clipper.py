@@ -9,8 +9,8 @@ import pytest
 import torch
 from cases import gradient, parameter
 
-import bridle
-from bridle.errors import ArgumentError, NonFiniteGradientError
+import gradrein
+from gradrein.errors import ArgumentError, NonFiniteGradientError
 
 OPTIMIZERS = {
     "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, weight_decay=0.1),
@@ -39,15 +39,15 @@ def test_is_clip_before_the_step(build):
     data = batches()
     trained = []
     for inside in (False, True):
-        model, policy = model_of(), bridle.policies.ByMedian(k=0.5, warmup=2)
+        model, policy = model_of(), gradrein.policies.ByMedian(k=0.5, warmup=2)
         optimizer = build(model.parameters())
         if inside:
-            bridle.Clipper(optimizer, policy)
+            gradrein.Clipper(optimizer, policy)
         for x in data:
             optimizer.zero_grad()
             loss_of(model, x).backward()
             if not inside:
-                bridle.clip_(model.parameters(), policy)
+                gradrein.clip_(model.parameters(), policy)
             optimizer.step()
         trained.append([p.detach() for p in model.parameters()])
     torch.testing.assert_close(trained[0], trained[1], rtol=0, atol=0)
@@ -60,9 +60,9 @@ def test_with_a_grad_scaler(build, unscaled_by_hand):
     data = batches()
     trained, states = [], []
     for scaled in (False, True):
-        model, policy = model_of(), bridle.policies.ByZScore(warmup=2)
+        model, policy = model_of(), gradrein.policies.ByZScore(warmup=2)
         optimizer = build(model.parameters())
-        clipper = bridle.Clipper(optimizer, policy)
+        clipper = gradrein.Clipper(optimizer, policy)
         scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=1024.0, growth_interval=3)
         for i, x in enumerate(data):
             optimizer.zero_grad()
@@ -86,7 +86,7 @@ def test_with_a_grad_scaler(build, unscaled_by_hand):
 def test_gradient_accumulation_clips_the_sum_once():
     p = parameter()
     optimizer = torch.optim.SGD([p], lr=1.0)
-    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    clipper = gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
     for _ in range(4):
         (p * gradient(0.5)).sum().backward()
     optimizer.step()
@@ -98,7 +98,7 @@ def test_gradient_accumulation_clips_the_sum_once():
 def test_a_closure_is_clipped_after_it_ran(by_keyword):
     p = parameter()
     optimizer = torch.optim.SGD([p], lr=1.0)
-    bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
 
     def closure():
         optimizer.zero_grad()
@@ -114,7 +114,7 @@ def test_a_closure_is_clipped_after_it_ran(by_keyword):
 def test_lbfgs():
     p = parameter()
     optimizer = torch.optim.LBFGS([p], lr=1.0, max_iter=3)
-    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    clipper = gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
 
     def closure():
         optimizer.zero_grad()
@@ -129,7 +129,7 @@ def test_lbfgs():
 def test_removed():
     p = parameter()
     optimizer = torch.optim.SGD([p], lr=1.0)
-    with bridle.Clipper(optimizer, bridle.by_norm(1.0)):
+    with gradrein.Clipper(optimizer, gradrein.by_norm(1.0)):
         pass
     p.grad = gradient(5.0)
     optimizer.step()
@@ -144,8 +144,8 @@ def test_a_skipped_step_moves_nothing(build, why):
     """Not even by momentum or weight decay, and the state of the optimizer stays."""
     model = model_of()
     optimizer = build(model.parameters())
-    policy = bridle.policies.SkipSpikes(warmup=3) if why == "spike" else bridle.by_norm(1.0)
-    clipper = bridle.Clipper(optimizer, policy, nonfinite="skip")
+    policy = gradrein.policies.SkipSpikes(warmup=3) if why == "spike" else gradrein.by_norm(1.0)
+    clipper = gradrein.Clipper(optimizer, policy, nonfinite="skip")
     for i in range(5):
         before = [p.detach().clone() for p in model.parameters()]
         for p in model.parameters():
@@ -162,7 +162,7 @@ def test_a_skipped_step_moves_nothing(build, why):
 def test_a_skipped_group_moves_nothing_and_the_others_do():
     ps = {"a": parameter(), "b": parameter()}
     optimizer = torch.optim.SGD(ps.items(), lr=1.0, momentum=0.9)
-    bridle.Clipper(optimizer, {"a": bridle.policies.SkipSpikes(warmup=2), "b": bridle.by_norm(1.0)})
+    gradrein.Clipper(optimizer, {"a": gradrein.policies.SkipSpikes(warmup=2), "b": gradrein.by_norm(1.0)})
     for norm in (1.0, 1.0, 100.0):
         before = {key: p.detach().clone() for key, p in ps.items()}
         for p in ps.values():
@@ -175,8 +175,8 @@ def test_a_skipped_group_moves_nothing_and_the_others_do():
 def test_nothing_is_read_from_a_device(no_reads):
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    policy = bridle.policies.SkipSpikes(bridle.policies.ByZScore(warmup=1))
-    bridle.Clipper(optimizer, policy, nonfinite="skip")
+    policy = gradrein.policies.SkipSpikes(gradrein.policies.ByZScore(warmup=1))
+    gradrein.Clipper(optimizer, policy, nonfinite="skip")
     for x in batches(4):
         optimizer.zero_grad()
         loss = loss_of(model, x)
@@ -189,7 +189,7 @@ def test_nothing_is_read_from_a_device(no_reads):
 def test_nonfinite_raises_with_names_before_anything_moves():
     model = model_of()
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
-    bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
     loss_of(model, batches(1)[0]).backward()
     model[2].bias.grad[0] = math.nan
     before = [p.detach().clone() for p in model.parameters()]
@@ -201,7 +201,7 @@ def test_nonfinite_raises_with_names_before_anything_moves():
 def test_dry_run_reports_only():
     p = parameter()
     optimizer = torch.optim.SGD([p], lr=1.0)
-    clipper = bridle.Clipper(optimizer, bridle.policies.SkipSpikes(bridle.by_norm(1.0), warmup=1), dry_run=True)
+    clipper = gradrein.Clipper(optimizer, gradrein.policies.SkipSpikes(gradrein.by_norm(1.0), warmup=1), dry_run=True)
     for norm in (1.0, 5.0):
         p.grad = gradient(norm)
         optimizer.step()
@@ -212,49 +212,49 @@ def test_dry_run_reports_only():
 def test_a_second_clipper_for_the_same_parameters_is_refused():
     model = model_of()
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
-    first = bridle.Clipper(optimizer, {"2.*": bridle.by_norm(0.5), "*": None})
-    for policy in (bridle.by_norm(1.0), {"*.weight": bridle.by_norm(1.0), "*": None}):
+    first = gradrein.Clipper(optimizer, {"2.*": gradrein.by_norm(0.5), "*": None})
+    for policy in (gradrein.by_norm(1.0), {"*.weight": gradrein.by_norm(1.0), "*": None}):
         with pytest.raises(ArgumentError, match=r"already has a clipper, Clipper\(SGD, .* `remove\(\)` on it first"):
-            bridle.Clipper(optimizer, policy)
-    bridle.Clipper(optimizer, bridle.by_norm(1.0), dry_run=True).remove()
-    bridle.Clipper(optimizer, {"0.*": bridle.by_norm(1.0), "*": None}).remove()
-    bridle.Clipper(torch.optim.SGD(model.parameters(), lr=0.1), bridle.by_norm(1.0))
-    assert len(copy.deepcopy(optimizer)._bridle_clippers) == 1
+            gradrein.Clipper(optimizer, policy)
+    gradrein.Clipper(optimizer, gradrein.by_norm(1.0), dry_run=True).remove()
+    gradrein.Clipper(optimizer, {"0.*": gradrein.by_norm(1.0), "*": None}).remove()
+    gradrein.Clipper(torch.optim.SGD(model.parameters(), lr=0.1), gradrein.by_norm(1.0))
+    assert len(copy.deepcopy(optimizer)._gradrein_clippers) == 1
     first.remove()
-    with bridle.Clipper(optimizer, bridle.by_norm(1.0)):
+    with gradrein.Clipper(optimizer, gradrein.by_norm(1.0)):
         pass
-    bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
 
 
 def test_patterns_take_names_from_the_model():
     model = model_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    clipper = bridle.Clipper(optimizer, {"2.*": bridle.by_norm(0.5), "*": None}, model=model)
+    clipper = gradrein.Clipper(optimizer, {"2.*": gradrein.by_norm(0.5), "*": None}, model=model)
     loss_of(model, batches(1)[0]).backward()
     optimizer.step()
     assert clipper.report.by_pattern["2.*"].norm_after <= 0.5 + 1e-6
     with pytest.raises(
         ArgumentError, match=r"4 of the 4 parameters of SGD are not in `model`, the first of shape \(4, 3\)"
     ):
-        bridle.Clipper(optimizer, bridle.by_norm(1.0), model=model_of())
+        gradrein.Clipper(optimizer, gradrein.by_norm(1.0), model=model_of())
     with pytest.raises(ArgumentError, match="`nonfinite` is one of raise"):
-        bridle.Clipper(optimizer, bridle.by_norm(1.0), nonfinite="ignore")
+        gradrein.Clipper(optimizer, gradrein.by_norm(1.0), nonfinite="ignore")
 
 
 def test_checkpoint():
     data, trained = batches(10), []
     for pause in (False, True):
         model = model_of()
-        policy = lambda: {"0.*": bridle.policies.ByZScore(warmup=2), "*": bridle.policies.ByRunningNorm(warmup=2)}  # noqa: E731
+        policy = lambda: {"0.*": gradrein.policies.ByZScore(warmup=2), "*": gradrein.policies.ByRunningNorm(warmup=2)}  # noqa: E731
         optimizer = torch.optim.SGD(model.named_parameters(), lr=0.01)
-        clipper = bridle.Clipper(optimizer, policy())
+        clipper = gradrein.Clipper(optimizer, policy())
         for i, x in enumerate(data):
             if pause and i == 5:
                 file = io.BytesIO()
                 torch.save(clipper.state_dict(), file)
                 file.seek(0)
                 clipper.remove()
-                clipper = bridle.Clipper(optimizer, policy())
+                clipper = gradrein.Clipper(optimizer, policy())
                 clipper.load_state_dict(torch.load(file, weights_only=True))
             optimizer.zero_grad()
             loss_of(model, x).backward()
@@ -263,32 +263,32 @@ def test_checkpoint():
     torch.testing.assert_close(trained[0], trained[1], rtol=0, atol=0)
     clipper.remove()
     with pytest.raises(ArgumentError, match=r"the patterns \['\*', '0\.\*'\], this clipper has .* \['\*'\]"):
-        bridle.Clipper(optimizer, bridle.policies.ByZScore()).load_state_dict(clipper.state_dict())
+        gradrein.Clipper(optimizer, gradrein.policies.ByZScore()).load_state_dict(clipper.state_dict())
 
 
 def test_fixed_policies_have_nothing_to_save():
-    clipper = bridle.Clipper(torch.optim.SGD([parameter()], lr=1.0), bridle.by_norm(1.0))
+    clipper = gradrein.Clipper(torch.optim.SGD([parameter()], lr=1.0), gradrein.by_norm(1.0))
     assert clipper.state_dict() == {}
     clipper.load_state_dict({})
 
 
 def test_what_clip_takes_is_passed_on(monkeypatch):
     p, seen = parameter(), []
-    clip = bridle.clip_
+    clip = gradrein.clip_
     monkeypatch.setattr(
-        "bridle.clip._clipper.clip_", lambda *a, **k: seen.append(k) or clip(*a, **{**k, "placement": None})
+        "gradrein.clip._clipper.clip_", lambda *a, **k: seen.append(k) or clip(*a, **{**k, "placement": None})
     )
     optimizer = torch.optim.SGD([p], lr=1.0)
-    placement = bridle.distributed.Replicated(torch.distributed.ProcessGroup(0, 1))
-    bridle.Clipper(optimizer, bridle.by_norm(1.0), nonfinite="zero", dry_run=True, placement=placement)
+    placement = gradrein.distributed.Replicated(torch.distributed.ProcessGroup(0, 1))
+    gradrein.Clipper(optimizer, gradrein.by_norm(1.0), nonfinite="zero", dry_run=True, placement=placement)
     p.grad = gradient(1.0)
     optimizer.step()
     assert seen == [{"nonfinite": "zero", "dry_run": True, "placement": placement}]
 
 
 def test_a_clipper_says_what_it_clips():
-    clipper = bridle.Clipper(torch.optim.SGD([parameter()], lr=1.0), bridle.by_norm(1.0))
-    assert repr(clipper) == f"Clipper(SGD, {bridle.by_norm(1.0)!r}, nonfinite='raise')"
+    clipper = gradrein.Clipper(torch.optim.SGD([parameter()], lr=1.0), gradrein.by_norm(1.0))
+    assert repr(clipper) == f"Clipper(SGD, {gradrein.by_norm(1.0)!r}, nonfinite='raise')"
 
 
 def through_pickle(value):
@@ -320,11 +320,11 @@ def largest_step(optimizer, gradient_norm=50.0):
 def test_a_copy_of_an_optimizer_clips(build, copied):
     model = model_of()
     optimizer = build(model.parameters())
-    clipper = bridle.Clipper(optimizer, {"0.*": bridle.by_norm(0.5), "*": bridle.by_norm(0.1)}, model=model)
+    clipper = gradrein.Clipper(optimizer, {"0.*": gradrein.by_norm(0.5), "*": gradrein.by_norm(0.1)}, model=model)
     largest_step(optimizer)
     again = copied(optimizer)
     assert type(again) is type(optimizer)
-    twin = next(iter(again._bridle_clippers))
+    twin = next(iter(again._gradrein_clippers))
     assert twin is not clipper
     assert twin.report is None
     assert largest_step(again) == largest_step(optimizer)
@@ -340,7 +340,9 @@ def test_a_copy_of_an_optimizer_clips(build, copied):
 @every_copy
 def test_a_copy_of_a_clipper_is_that_of_the_copied_optimizer(copied):
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    clipper = bridle.Clipper(optimizer, bridle.policies.SkipSpikes(bridle.by_norm(1.0), warmup=2), nonfinite="zero")
+    clipper = gradrein.Clipper(
+        optimizer, gradrein.policies.SkipSpikes(gradrein.by_norm(1.0), warmup=2), nonfinite="zero"
+    )
     for _ in range(3):
         largest_step(optimizer, 1.0)
     twin = copied(clipper)
@@ -356,7 +358,7 @@ def test_a_copy_of_a_clipper_is_that_of_the_copied_optimizer(copied):
 def test_without_a_clipper_an_optimizer_is_copied_as_torch_does(copied):
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     plain = set(vars(optimizer))
-    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    clipper = gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
     clipper.remove()
     assert set(vars(optimizer)) == plain
     assert largest_step(copied(optimizer)) > 50
@@ -367,7 +369,7 @@ def test_without_a_clipper_an_optimizer_is_copied_as_torch_does(copied):
 
 def test_a_shallow_copy_is_refused():
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    clipper = bridle.Clipper(optimizer, bridle.by_norm(1.0))
+    clipper = gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
     for shared in (optimizer, clipper):
         with pytest.raises(ArgumentError, match=r"shallow copy .* copy\.deepcopy"):
             copy.copy(shared)
@@ -382,11 +384,11 @@ def test_a_step_that_calls_its_parents_is_clipped_once():
     p = parameter()
     torch.optim.SGD([p], lr=1.0)  # torch hooks the step of a class when it makes the first of it
     optimizer = Mine([p], lr=1.0)
-    policy = bridle.policies.ByZScore(warmup=100)
+    policy = gradrein.policies.ByZScore(warmup=100)
     seen = []
     decide = policy.decide
     policy.decide = lambda grads: seen.append(1) or decide(grads)
-    bridle.Clipper(optimizer, policy)
+    gradrein.Clipper(optimizer, policy)
     for _ in range(3):
         p.grad = gradient(1.0)
         optimizer.step()

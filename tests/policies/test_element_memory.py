@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bridle
-from bridle import _kernels
-from bridle.clip._gradients import unnamed
-from bridle.policies import ByElementSpike, ByOvershoot, element_memory
-from bridle.policies.window import quantile, quantile_and_largest
+import gradrein
+from gradrein import _kernels
+from gradrein.clip._gradients import unnamed
+from gradrein.policies import ByElementSpike, ByOvershoot, element_memory
+from gradrein.policies.window import quantile, quantile_and_largest
 
 SHAPES = [(3,), (), (2, 3), (4, 3), (0,), (5,), (2, 3), (7, 2, 2), (1,), (40,)]
 MAKE = {"ByElementSpike": lambda: ByElementSpike(theta=4.0, decay=0.9, warmup=2), "ByOvershoot": ByOvershoot}
@@ -32,7 +32,7 @@ def follow(policy, ps, steps=12, missing=lambda step, i: False):
         for i, p in enumerate(ps.values()):
             g = torch.randn(p.shape, generator=rng).to(p.dtype) * (30.0 if (step + i) % 5 == 0 else 1.0)
             p.grad = None if missing(step, i) else g
-        bridle.clip_(ps, policy)
+        gradrein.clip_(ps, policy)
         found.append([None if p.grad is None else p.grad.clone() for p in ps.values()])
         with torch.no_grad():
             for p in ps.values():
@@ -116,7 +116,7 @@ def test_overshoot_of_a_sparse_gradient(dtype):
             rows = torch.randint(6, (1, 4))  # some twice: not coalesced
             table.grad = to(torch.sparse_coo_tensor(rows, torch.randn(4, 3).to(dtype), (6, 3), check_invariants=True))
             head.grad = torch.randn(3).to(dtype)
-            norms.append(bridle.clip_({"table": table, "head": head}, policy).norm_after)
+            norms.append(gradrein.clip_({"table": table, "head": head}, policy).norm_after)
             with torch.no_grad():
                 table -= 0.5 * table.grad.to_dense()
                 head -= 0.5 * head.grad
@@ -143,7 +143,7 @@ def test_the_number_of_operations_does_not_grow_with_the_number_of_tensors(make)
             for p in ps:
                 p.grad = torch.ones(4, 3)
             with Count() as count:
-                bridle.clip_(ps, policy)
+                gradrein.clip_(ps, policy)
         calls.append(count.calls)
     assert calls[1] <= calls[0] + 5
 
@@ -155,7 +155,7 @@ def test_auto_keeps_a_long_run_where_it_is(seed, decay):
     target = torch.randn(20, dtype=torch.float64)
     w = torch.nn.Parameter(torch.zeros(20, dtype=torch.float64))
     optimizer = torch.optim.SGD([w], lr=0.02, momentum=0.9, weight_decay=decay)
-    bridle.Clipper(optimizer, "auto")
+    gradrein.Clipper(optimizer, "auto")
     losses = []
     for _ in range(3000):
         w.grad = w.detach() - target + torch.randn(20, dtype=torch.float64)
@@ -199,7 +199,7 @@ def test_a_gradient_that_becomes_sparse_is_planned_anew():
             g = torch.full((4, 2), 1.0 + step + i)
             ps[name].grad = g.to_sparse() if step % 2 and name == "a" else g.clone()
             twins[name].grad = g.clone()
-        assert bridle.clip_(ps, sparse).coefficient == pytest.approx(bridle.clip_(twins, dense).coefficient)
+        assert gradrein.clip_(ps, sparse).coefficient == pytest.approx(gradrein.clip_(twins, dense).coefficient)
         for weights in (ps, twins):
             for p in weights.values():
                 p.data -= 0.1 * p.grad.to_dense()
@@ -227,7 +227,7 @@ def test_settings_beyond_the_dtype_limit_nothing(settings, dtype):
     for size in (1.0, 1.0, 1e30 if "theta" in settings or "floor" in settings else 1.5, 1.0):
         p.grad = torch.full((2,), size, dtype=dtype)
         expected = p.grad.clone()
-        bridle.clip_([p], policy)
+        gradrein.clip_([p], policy)
         assert torch.equal(p.grad, expected)
 
 
@@ -241,7 +241,7 @@ def test_theta_does_not_depend_on_the_default_dtype(default):
             policy, p = ByElementSpike(theta=3e9, warmup=1), torch.nn.Parameter(torch.zeros(1, dtype=dtype))
             for size in (1.0, 1e8):
                 p.grad = torch.full((1,), size, dtype=dtype)
-                bridle.clip_([p], policy)
+                gradrein.clip_([p], policy)
             assert p.grad.item() == pytest.approx(math.sqrt(3e9), rel=2 * torch.finfo(dtype).eps)
     finally:
         torch.set_default_dtype(before)
@@ -255,7 +255,7 @@ def test_memory_from_inference_mode(make, dtype):
         for p in ps.values():
             p.grad = torch.ones_like(p)
         policy, loaded = make(), make()
-        bridle.clip_(ps, policy)
+        gradrein.clip_(ps, policy)
         loaded.load_state_dict(policy.state_dict())
         return loaded
 
@@ -275,12 +275,12 @@ def test_parameters_of_a_bad_step_are_not_averaged(dtype):
     for step in range(3):
         p.data.add_(0.1)
         p.grad = torch.full((3,), 1.0 + step, dtype=dtype)
-        bridle.clip_([p], policy)
+        gradrein.clip_([p], policy)
     before, kept = policy.state_dict()["average"]["flat"]["parameter 0"], p.data.clone()
     p.data.fill_(math.inf)
     p.grad = torch.full((3,), math.nan, dtype=dtype)
-    bridle.clip_([p], policy, nonfinite="skip")
+    gradrein.clip_([p], policy, nonfinite="skip")
     p.grad = torch.full((3,), math.nan, dtype=dtype)
-    bridle.clip_([p], policy, nonfinite="propagate")
+    gradrein.clip_([p], policy, nonfinite="propagate")
     p.data.copy_(kept)
     assert torch.equal(policy.state_dict()["average"]["flat"]["parameter 0"], before)

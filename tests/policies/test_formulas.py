@@ -7,7 +7,7 @@ import reference_impl
 import torch
 from cases import BOUNDS, RULES, SETTINGS, gradient, parameter, recorded
 
-import bridle
+import gradrein
 
 CASES = [(name, settings) for name, variants in SETTINGS.items() for settings in variants]
 
@@ -17,7 +17,7 @@ def norms_after(policy, norms, **options):
     p, found = parameter(), []
     for norm in norms:
         p.grad = gradient(norm)
-        bridle.clip_([p], policy, nonfinite="propagate", **options)
+        gradrein.clip_([p], policy, nonfinite="propagate", **options)
         found.append(p.grad.norm().item())
     return found
 
@@ -57,7 +57,7 @@ def test_each_gradient_has_its_own_history(name, settings):
         for key, p in ps.items():
             absent = key == "b" and step % 3 == 0
             p.grad = None if absent else gradient(histories[key][step])
-        bridle.clip_(ps, policy, nonfinite="propagate")
+        gradrein.clip_(ps, policy, nonfinite="propagate")
         for key, p in ps.items():
             if p.grad is not None:
                 given[key].append(histories[key][step])
@@ -77,10 +77,10 @@ def test_element_spike(settings, bounds):
     )
     steps[20] *= 1000
     steps[5, 1] = 0.0
-    p, policy, found = parameter(), bridle.policies.ByElementSpike(**settings, **bounds), []
+    p, policy, found = parameter(), gradrein.policies.ByElementSpike(**settings, **bounds), []
     for g in steps:
         p.grad = g.clone()
-        bridle.clip_([p], policy)
+        gradrein.clip_([p], policy)
         found.append(p.grad.clone())
     for element in range(3):
         expected = reference_impl.element_spike(steps[:, element].tolist(), **settings, **bounds)
@@ -88,34 +88,34 @@ def test_element_spike(settings, bounds):
 
 
 def test_element_spike_learns_nothing_from_a_bad_gradient():
-    p, policy = parameter(), bridle.policies.ByElementSpike(theta=4.0, warmup=2)
+    p, policy = parameter(), gradrein.policies.ByElementSpike(theta=4.0, warmup=2)
     for bad in (None, None, math.nan, math.inf, None):
         p.grad = torch.ones(3, dtype=torch.float64)
         if bad is not None:
             p.grad[1] = bad
-        bridle.clip_([p], policy, nonfinite="propagate")
+        gradrein.clip_([p], policy, nonfinite="propagate")
         assert bad is None or not p.grad[1].isfinite()
     p.grad = torch.full((3,), 100.0, dtype=torch.float64)
-    bridle.clip_([p], policy)
+    gradrein.clip_([p], policy)
     assert p.grad.tolist() == pytest.approx([2.0, 2.0, 2.0])
 
 
 def test_element_spike_of_other_kinds():
     z = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     half = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    policy = bridle.policies.ByElementSpike(theta=25.0, warmup=1)
+    policy = gradrein.policies.ByElementSpike(theta=25.0, warmup=1)
     for size in (1.0, 100.0):
         z.grad, half.grad = torch.tensor([3 + 4j, 1j]) * size, torch.ones(2, dtype=torch.bfloat16).expand(2) * size
-        bridle.clip_([z, half], policy)
+        gradrein.clip_([z, half], policy)
     torch.testing.assert_close(z.grad, torch.tensor([15 + 20j, 5j]), rtol=1e-4, atol=0)
     assert half.grad.tolist() == pytest.approx([5.0, 5.0], rel=1e-2)
 
 
 def test_element_spike_of_an_expanded_gradient():
-    p, policy = torch.nn.Parameter(torch.zeros(4)), bridle.policies.ByElementSpike(theta=25.0, warmup=1)
+    p, policy = torch.nn.Parameter(torch.zeros(4)), gradrein.policies.ByElementSpike(theta=25.0, warmup=1)
     for size in (1.0, 100.0):
         p.grad = torch.tensor([size]).expand(4)
-        bridle.clip_([p], policy)
+        gradrein.clip_([p], policy)
     assert p.grad.tolist() == pytest.approx([5.0] * 4, rel=1e-4)
 
 
@@ -126,7 +126,7 @@ def test_overshoot(settings):
     """Two parameters that are really stepped, with momentum, down a bowl too steep for the step."""
     ps = [torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64)), parameter()]
     optimizer = torch.optim.SGD(ps, lr=0.3, momentum=0.5)
-    policy, path, grads, found = bridle.policies.ByOvershoot(**settings), [], [], []
+    policy, path, grads, found = gradrein.policies.ByOvershoot(**settings), [], [], []
     for step in range(300):
         ps[0].grad = 4 * ps[0].detach() + 0.1 * torch.randn(2, dtype=torch.float64)
         ps[1].grad = ps[1].detach() - 1
@@ -134,7 +134,7 @@ def test_overshoot(settings):
             ps[1].grad[0] = math.nan
         path.append(torch.cat([p.detach() for p in ps]).tolist())
         grads.append(torch.cat([p.grad for p in ps]).tolist())
-        report = bridle.clip_(ps, policy, nonfinite="skip")
+        report = gradrein.clip_(ps, policy, nonfinite="skip")
         found.append(report.norm_after)
         optimizer.step()
     expected = reference_impl.overshoot(path, grads, **settings)
@@ -148,12 +148,12 @@ def test_skips(settings, with_loss):
     norms[100:110] = [1000.0] * 10  # longer than any limit on skips
     losses = [3 + math.sin(i) for i in range(len(norms))]
     losses[60], losses[70], losses[71] = 1e6, math.nan, math.inf
-    policy, p, found = bridle.policies.SkipSpikes(**settings), parameter(), []
+    policy, p, found = gradrein.policies.SkipSpikes(**settings), parameter(), []
     for norm, loss in zip(norms, losses, strict=True):
         p.grad = gradient(norm)
         if with_loss:
             policy.see(torch.tensor(loss))
-        report = bridle.clip_([p], policy, nonfinite="propagate")
+        report = gradrein.clip_([p], policy, nonfinite="propagate")
         found.append(report.skipped)
         assert not report.skipped or (p.grad == 0).all()
     expected = reference_impl.spikes(norms, losses if with_loss else None, **settings)
@@ -162,19 +162,19 @@ def test_skips(settings, with_loss):
 
 
 def test_skip_leaves_a_calm_step_to_the_policy():
-    policy, p = bridle.policies.SkipSpikes(bridle.by_norm(0.5), warmup=2), parameter()
+    policy, p = gradrein.policies.SkipSpikes(gradrein.by_norm(0.5), warmup=2), parameter()
     for norm in (1.0, 1.0, 1.0):
         p.grad = gradient(norm)
-        report = bridle.clip_([p], policy)
+        report = gradrein.clip_([p], policy)
         assert not report.skipped
         assert report.norm_after == pytest.approx(0.5)
 
 
 def test_a_limit_is_not_rounded_for_float32():
-    p, policy = torch.nn.Parameter(torch.zeros(1)), bridle.policies.ByMedian(k=1.0, warmup=1)
+    p, policy = torch.nn.Parameter(torch.zeros(1)), gradrein.policies.ByMedian(k=1.0, warmup=1)
     for size in (1e-30, 1e30, 1e-30):
         p.grad = torch.tensor([size])
-        bridle.clip_([p], policy)
+        gradrein.clip_([p], policy)
     assert p.grad.item() == pytest.approx(1e-30)
 
 
@@ -182,12 +182,12 @@ def test_a_limit_is_not_rounded_for_float32():
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
 def test_overshoot_of_other_kinds(dtype, size):
     """The way goes against the gradient, then along it: the limit moves by exp(rate) each way, but for the pull."""
-    p, policy, found = torch.nn.Parameter(torch.ones(4, dtype=dtype)), bridle.policies.ByOvershoot(1.0, 0.2), []
+    p, policy, found = torch.nn.Parameter(torch.ones(4, dtype=dtype)), gradrein.policies.ByOvershoot(1.0, 0.2), []
     g = torch.tensor([1.0, -2.0, 2.0, 4.0]).to(dtype) * size * (1j if dtype.is_complex else 1)
     for change, gradient_now in ((0.0, g), (-0.5, g), (-0.5, -g)):
         p.data.add_(change * g / size)
         p.grad = gradient_now.clone()
-        found.append(bridle.clip_([p], policy).norm_after / (5 * size))
+        found.append(gradrein.clip_([p], policy).norm_after / (5 * size))
     up = (0.2 * math.e) ** 0.995
     expected = [0.2, up, (up / math.e) ** 0.995]
     assert found == pytest.approx(expected, rel=1e-5 if dtype != torch.bfloat16 else 2e-2)
@@ -196,11 +196,11 @@ def test_overshoot_of_other_kinds(dtype, size):
 @pytest.mark.parametrize("decay", [0.9, 0.999, 0.999999, 1 - 1e-12])
 @pytest.mark.parametrize("size", [1e-40, 1e-38, 1e-30, 1.0, 1e30])
 def test_element_spike_at_every_size_and_decay(size, decay):
-    policy, p = bridle.policies.ByElementSpike(theta=4.0, decay=decay, warmup=3), torch.nn.Parameter(torch.zeros(1))
+    policy, p = gradrein.policies.ByElementSpike(theta=4.0, decay=decay, warmup=3), torch.nn.Parameter(torch.zeros(1))
     values = [1.0, 1.5, 0.5, 1.0, 100.0]
     for value in values:
         p.grad = torch.tensor([value * size])
-        bridle.clip_([p], policy)
+        gradrein.clip_([p], policy)
     expected = reference_impl.element_spike(values, theta=4.0, decay=decay, warmup=3)[-1]
     assert p.grad.item() == pytest.approx(expected * size, rel=1e-4, abs=0)
 
@@ -210,11 +210,11 @@ def test_by_unit_takes_a_tensor():
     for ratio in (0.25, torch.tensor(0.25), torch.tensor([0.25], dtype=torch.float64)):
         p = torch.nn.Parameter(torch.ones(2, 3))
         p.grad = torch.tensor([[3.0, 4.0, 0.0], [0.1, 0.0, 0.0]])
-        bridle.clip_([p], bridle.by_unit(ratio))
+        gradrein.clip_([p], gradrein.by_unit(ratio))
         grads.append(p.grad)
     assert all(torch.equal(grads[0], g) for g in grads)
-    with pytest.raises(bridle.errors.ArgumentError, match="`ratio` must be zero or more"):
-        bridle.clip_([p], bridle.by_unit(torch.tensor(-1.0)))
+    with pytest.raises(gradrein.errors.ArgumentError, match="`ratio` must be zero or more"):
+        gradrein.clip_([p], gradrein.by_unit(torch.tensor(-1.0)))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_by_unit_takes_a_tensor():
 def test_overshoot_learns_the_same_from_numbers_and_from_tensors(settings):
     """One step from numbers is that of tensors to the bit, whatever the norms were, and whatever the state is."""
     rng = torch.Generator().manual_seed(0)
-    policy = bridle.policies.ByOvershoot(**settings)
+    policy = gradrein.policies.ByOvershoot(**settings)
     state = policy._rows.read(["*"], torch.zeros(1, dtype=torch.float64))
     odd = {5: 0.0, 20: math.inf, 21: math.nan, 30: 1e300, 31: 1e-300, 40: 5e-324, 45: 1e308}
     for step in range(60):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from cases import gradient, parameter
 
-import bridle
-from bridle.policies import (
+import gradrein
+from gradrein.policies import (
     AdaptivePolicy,
     Bounds,
     Clamp,
@@ -66,7 +66,7 @@ class ByLast(AdaptivePolicy):
 def clip(ps, policy, *norms):
     for p, norm in zip(ps, norms, strict=True):
         p.grad = gradient(norm)
-    return bridle.clip_({str(i): p for i, p in enumerate(ps)}, policy)
+    return gradrein.clip_({str(i): p for i, p in enumerate(ps)}, policy)
 
 
 def test_stateless():
@@ -74,7 +74,7 @@ def test_stateless():
     assert isinstance(policy, Policy)
     assert clip([p], policy, 9.0).norm_after == pytest.approx(3.0)
     assert not clip([p], policy, 0.5).clipped
-    report = clip([p, parameter()], {"0": policy, "1": bridle.by_norm(1.0)}, 16.0, 5.0)
+    report = clip([p, parameter()], {"0": policy, "1": gradrein.by_norm(1.0)}, 16.0, 5.0)
     assert {k: r.norm_after for k, r in report.by_pattern.items()} == pytest.approx({"0": 4.0, "1": 1.0})
 
 
@@ -85,7 +85,7 @@ def test_stateless_with_a_check_and_a_skip():
     scalar = torch.nn.Parameter(torch.tensor(1.0))
     scalar.grad = torch.tensor(7.0)
     with pytest.raises(ValueError, match="scalars: .*'s'"):
-        bridle.clip_({"s": scalar}, NoBias())
+        gradrein.clip_({"s": scalar}, NoBias())
     assert scalar.grad == 7
 
 
@@ -106,7 +106,7 @@ def test_adaptive_inherits_every_setting():
     report = clip(ps, policy, 50.0, 50.0)
     ratio = gradient(1.0).norm(p=1).item()
     assert report.norms_after == pytest.approx({"0": 2.0, "1": 10.0 * ratio})
-    with pytest.raises(bridle.errors.ArgumentError, match="swap them"):
+    with pytest.raises(gradrein.errors.ArgumentError, match="swap them"):
         ByLast(1.0, floor=2, ceiling=1)
     with pytest.raises(TypeError, match="abstract"):
         AdaptivePolicy()
@@ -115,7 +115,7 @@ def test_adaptive_inherits_every_setting():
 def test_in_a_clipper_and_around_by_others():
     p = parameter()
     optimizer = torch.optim.SGD([p], lr=1.0)
-    clipper = bridle.Clipper(optimizer, bridle.policies.SkipSpikes(ByLast(2.0)))
+    clipper = gradrein.Clipper(optimizer, gradrein.policies.SkipSpikes(ByLast(2.0)))
     p.grad = gradient(1.0)
     optimizer.step()
     assert clipper.report.norm_after == pytest.approx(1.0)
@@ -124,6 +124,6 @@ def test_in_a_clipper_and_around_by_others():
 
 def test_no_private_name_was_imported():
     for node in ast.walk(ast.parse(Path(__file__).read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bridle"):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gradrein"):
             assert not any(part.startswith("_") for part in node.module.split("."))
-            assert all(name.name in bridle.policies.__all__ for name in node.names)
+            assert all(name.name in gradrein.policies.__all__ for name in node.names)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from cases import ALL, RULES, gradient, parameter, recorded
 
-import bridle
-from bridle.errors import ArgumentError
+import gradrein
+from gradrein.errors import ArgumentError
 
 every_policy = pytest.mark.parametrize("make", ALL.values(), ids=ALL)
 
@@ -20,7 +20,7 @@ def follow(policy, norms, ps=None, **options):
     for norm in norms:
         for p in ps:
             p.grad = gradient(norm)
-        bridle.clip_(ps, policy, **{"nonfinite": "propagate", **options})
+        gradrein.clip_(ps, policy, **{"nonfinite": "propagate", **options})
         found.append([p.grad.clone() for p in ps])
     return found
 
@@ -60,7 +60,7 @@ def test_works_where_there_is_nothing_to_read(make):
     policy, p = make(), parameter("meta")
     for _ in range(3):
         p.grad = gradient(1.0, "meta")
-        bridle.clip_([p], policy, nonfinite="propagate")
+        gradrein.clip_([p], policy, nonfinite="propagate")
     assert all(t.device.type == "meta" for t in tensors_of(policy.state_dict()) if t.numel())
 
 
@@ -75,7 +75,7 @@ def test_what_is_saved_are_plain_tensors(make):
     for norm in (1.0, 2.0):
         p = parameter()
         weight.grad, p.grad = gradient(norm).as_subclass(Labelled), gradient(norm).as_subclass(Labelled)
-        bridle.clip_({"w": weight, "p": p}, policy)
+        gradrein.clip_({"w": weight, "p": p}, policy)
     assert {type(t) for t in tensors_of(policy.state_dict())} == {torch.Tensor}
     assert list(tensors_of(reloaded(policy)))
 
@@ -102,7 +102,7 @@ def test_every_step_bad_from_the_start(make):
     policy = make()
     follow(policy, [math.nan, math.inf, math.nan] * 20)
     (g,) = follow(policy, [2.0])[0]
-    first = {bridle.policies.ByStableNorm: 1.0}.get(make, 2.0)
+    first = {gradrein.policies.ByStableNorm: 1.0}.get(make, 2.0)
     assert g.norm().item() == pytest.approx(first)
 
 
@@ -129,9 +129,9 @@ def test_state_of_another_policy_is_refused(make):
 
 
 def test_state_with_other_settings_is_refused():
-    policy = bridle.policies.ByMedian(window=8)
+    policy = gradrein.policies.ByMedian(window=8)
     follow(policy, [1.0, 2.0])
-    other = bridle.policies.ByMedian(window=9)
+    other = gradrein.policies.ByMedian(window=9)
     with pytest.raises(ArgumentError, match="saved with window=8; this one has window=9"):
         other.load_state_dict(policy.state_dict())
     follow(other, [1.0])  # nothing of it was taken
@@ -139,26 +139,26 @@ def test_state_with_other_settings_is_refused():
 
 def test_state_follows_names_not_places():
     norms = {"a": 1.0, "b": 100.0}
-    policy = bridle.policies.ByRunningNorm(warmup=2)
+    policy = gradrein.policies.ByRunningNorm(warmup=2)
     ps = {name: parameter() for name in norms}
     for _ in range(3):
         for name, p in ps.items():
             p.grad = gradient(norms[name])
-        bridle.clip_(ps, policy)
-    resumed = bridle.policies.ByRunningNorm(warmup=2)
+        gradrein.clip_(ps, policy)
+    resumed = gradrein.policies.ByRunningNorm(warmup=2)
     resumed.load_state_dict(reloaded(policy))
     for name, p in ps.items():
         p.grad = gradient(1000 * norms[name])
-    bridle.clip_(dict(reversed(ps.items())), resumed)
+    gradrein.clip_(dict(reversed(ps.items())), resumed)
     assert {name: p.grad.norm().item() for name, p in ps.items()} == pytest.approx({"a": 1.05, "b": 105.0})
 
 
 def test_names_that_do_not_tell_are_not_mixed_up():
-    policy, pairs = bridle.policies.ByRunningNorm(warmup=1), [("w", parameter()), ("w", parameter())]
+    policy, pairs = gradrein.policies.ByRunningNorm(warmup=1), [("w", parameter()), ("w", parameter())]
     for size in (1.0, 1.0, 1000.0):
         for i, (_, p) in enumerate(pairs):
             p.grad = gradient(size * (1 + i))
-        bridle.clip_(pairs, policy)
+        gradrein.clip_(pairs, policy)
     assert [p.grad.norm().item() for _, p in pairs] == pytest.approx([1.05, 2.10])
 
 
@@ -173,7 +173,7 @@ def test_a_mapping_gives_each_group_its_own_state(name):
     for step in range(160):
         for key, p in ps.items():
             p.grad = gradient(norms[key][step])
-        bridle.clip_(ps, {"a.*": shared, "b.*": shared, "*": bridle.by_norm(1.0)}, nonfinite="propagate")
+        gradrein.clip_(ps, {"a.*": shared, "b.*": shared, "*": gradrein.by_norm(1.0)}, nonfinite="propagate")
         for key, p in ps.items():
             found[key].append(p.grad.norm().item())
     for key in ("a.x", "b.x"):
@@ -189,9 +189,9 @@ def test_dry_run_changes_nothing_and_learns(make, without_kernels):
     wet, dry, p, q = make(), make(), parameter(), parameter()
     for norm in norms:
         p.grad, q.grad = gradient(norm), gradient(norm)
-        done = bridle.clip_([p], wet, nonfinite="propagate")
+        done = gradrein.clip_([p], wet, nonfinite="propagate")
         version = q.grad._version
-        would = bridle.clip_([q], dry, nonfinite="propagate", dry_run=True)
+        would = gradrein.clip_([q], dry, nonfinite="propagate", dry_run=True)
         assert q.grad._version == version
         assert would.dry_run
         assert (would.clipped, would.skipped) == (done.clipped, done.skipped)
@@ -204,19 +204,19 @@ def test_dry_run_of_fixed_policies_and_bad_gradients():
     p = parameter()
     p.grad = gradient(5.0)
     for policy in (
-        bridle.by_norm(1.0),
-        bridle.by_value(0.1),
-        bridle.by_unit(0.1),
-        bridle.by_norm(1.0, per_parameter=True),
+        gradrein.by_norm(1.0),
+        gradrein.by_value(0.1),
+        gradrein.by_unit(0.1),
+        gradrein.by_norm(1.0, per_parameter=True),
     ):
-        report = bridle.clip_([p], policy, dry_run=True)
+        report = gradrein.clip_([p], policy, dry_run=True)
         assert report.clipped
         assert report.norm_after < report.norm
         assert "dry run" in str(report)
     torch.testing.assert_close(p.grad, gradient(5.0))
     p.grad[0] = math.nan
     for mode in ("raise", "zero", "skip"):
-        report = bridle.clip_([p], bridle.by_norm(1.0), nonfinite=mode, dry_run=True)
+        report = gradrein.clip_([p], gradrein.by_norm(1.0), nonfinite=mode, dry_run=True)
         assert sum(report.offenders.values()) == 1
         assert report.skipped == (mode == "skip")
     assert p.grad.isnan().sum() == 1
@@ -231,19 +231,19 @@ def test_folds_into_a_fused_optimizer(name):
         optimizer = torch.optim.SGD([p], lr=0.1, fused=True)
         for norm in (1.0, 1.1, 0.9, 500.0):
             p.grad = gradient(norm).float()
-            bridle.clip_([p], policy, fold_into=optimizer if fold else None)
+            gradrein.clip_([p], policy, fold_into=optimizer if fold else None)
             optimizer.step()
         results.append(p.detach())
     torch.testing.assert_close(results[0], results[1])
 
 
 def test_a_skip_folds_into_a_fused_optimizer():
-    p, policy = torch.nn.Parameter(torch.ones(3)), bridle.policies.SkipSpikes(warmup=2)
+    p, policy = torch.nn.Parameter(torch.ones(3)), gradrein.policies.SkipSpikes(warmup=2)
     optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=True)
     for norm in (1.0, 1.0, 500.0):
         before = p.detach().clone()
         p.grad = gradient(norm).float()
-        report = bridle.clip_([p], policy, fold_into=optimizer)
+        report = gradrein.clip_([p], policy, fold_into=optimizer)
         optimizer.step()
     assert report.skipped
     torch.testing.assert_close(p.detach(), before, rtol=0, atol=0)
@@ -252,23 +252,23 @@ def test_a_skip_folds_into_a_fused_optimizer():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bridle.policies.ByZScore(z=-1), "`z` must be between 0 and inf; found -1"),
-        (lambda: bridle.policies.ByZScore(decay=1.5), "`decay` must be between 0 and 1; found 1.5"),
-        (lambda: bridle.policies.ByQuantile(1.1), "`q` must be between 0 and 1; found 1.1"),
-        (lambda: bridle.policies.ByQuantile(math.nan), "`q` must be between 0 and 1; found nan"),
-        (lambda: bridle.policies.ByQuantile(window=0), "`window` is a whole number of at least 1; found 0"),
-        (lambda: bridle.policies.ByQuantile("much"), "`q` is a number; found 'much'"),
-        (lambda: bridle.policies.ByTrackedQuantile(rate=-0.1), "`rate` must be between"),
-        (lambda: bridle.policies.ByMedian(warmup=-1), "`warmup` is a whole number of at least 0; found -1"),
-        (lambda: bridle.policies.ByMedian(warmup=2.5), "`warmup` is a whole number"),
-        (lambda: bridle.policies.ByRunningNorm(floor=2, ceiling=1), "`floor` is 2 and `ceiling` 1; swap them"),
-        (lambda: bridle.policies.ByStableNorm(decay=1), "with a decay of 1 the state never changes"),
-        (lambda: bridle.policies.ByElementSpike(decay=1), "with a decay of 1 the state never changes"),
-        (lambda: bridle.policies.ByElementSpike(floor=2, ceiling=1), "swap them"),
-        (lambda: bridle.policies.SkipSpikes(at_most=-1), "`at_most` is a whole number"),
-        (lambda: bridle.policies.SkipSpikes(bridle.policies.SkipSpikes()), "one is enough"),
-        (lambda: bridle.policies.SkipSpikes(1.0), "a policy was expected, found float: 1.0"),
-        (lambda: bridle.policies.SkipSpikes().see(torch.ones(2)), "the loss is one number"),
+        (lambda: gradrein.policies.ByZScore(z=-1), "`z` must be between 0 and inf; found -1"),
+        (lambda: gradrein.policies.ByZScore(decay=1.5), "`decay` must be between 0 and 1; found 1.5"),
+        (lambda: gradrein.policies.ByQuantile(1.1), "`q` must be between 0 and 1; found 1.1"),
+        (lambda: gradrein.policies.ByQuantile(math.nan), "`q` must be between 0 and 1; found nan"),
+        (lambda: gradrein.policies.ByQuantile(window=0), "`window` is a whole number of at least 1; found 0"),
+        (lambda: gradrein.policies.ByQuantile("much"), "`q` is a number; found 'much'"),
+        (lambda: gradrein.policies.ByTrackedQuantile(rate=-0.1), "`rate` must be between"),
+        (lambda: gradrein.policies.ByMedian(warmup=-1), "`warmup` is a whole number of at least 0; found -1"),
+        (lambda: gradrein.policies.ByMedian(warmup=2.5), "`warmup` is a whole number"),
+        (lambda: gradrein.policies.ByRunningNorm(floor=2, ceiling=1), "`floor` is 2 and `ceiling` 1; swap them"),
+        (lambda: gradrein.policies.ByStableNorm(decay=1), "with a decay of 1 the state never changes"),
+        (lambda: gradrein.policies.ByElementSpike(decay=1), "with a decay of 1 the state never changes"),
+        (lambda: gradrein.policies.ByElementSpike(floor=2, ceiling=1), "swap them"),
+        (lambda: gradrein.policies.SkipSpikes(at_most=-1), "`at_most` is a whole number"),
+        (lambda: gradrein.policies.SkipSpikes(gradrein.policies.SkipSpikes()), "one is enough"),
+        (lambda: gradrein.policies.SkipSpikes(1.0), "a policy was expected, found float: 1.0"),
+        (lambda: gradrein.policies.SkipSpikes().see(torch.ones(2)), "the loss is one number"),
     ],
 )
 def test_arguments_that_cannot_mean_anything(call, message):
@@ -279,16 +279,16 @@ def test_arguments_that_cannot_mean_anything(call, message):
 def test_element_spike_refuses_what_it_cannot_remember():
     p = torch.nn.Parameter(torch.zeros(4))
     p.grad = torch.sparse_coo_tensor([[1]], [1.0], (4,), check_invariants=True)
-    with pytest.raises(bridle.errors.UnsupportedGradientError, match="ByElementSpike remembers every element"):
-        bridle.clip_([p], bridle.policies.ByElementSpike())
-    policy = bridle.policies.ByElementSpike()
+    with pytest.raises(gradrein.errors.UnsupportedGradientError, match="ByElementSpike remembers every element"):
+        gradrein.clip_([p], gradrein.policies.ByElementSpike())
+    policy = gradrein.policies.ByElementSpike()
     for shape in (3, 4):
         q = torch.nn.Parameter(torch.zeros(shape))
         q.grad = torch.ones(shape)
         if shape == 3:
-            bridle.clip_({"q": q}, policy)
+            gradrein.clip_({"q": q}, policy)
     with pytest.raises(ArgumentError, match=r"'q' has shape \(4,\) and had \(3,\) before"):
-        bridle.clip_({"q": q}, policy)
+        gradrein.clip_({"q": q}, policy)
 
 
 @every_policy

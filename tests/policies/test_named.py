@@ -6,9 +6,9 @@ import gc
 import pytest
 import torch
 
-import bridle
-from bridle.errors import ArgumentError
-from bridle.policies import ByMedian, ByOvershoot, named
+import gradrein
+from gradrein.errors import ArgumentError
+from gradrein.policies import ByMedian, ByOvershoot, named
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def train(net, policy, steps=30):
     for _ in range(steps):
         optimizer.zero_grad()
         net(torch.randn(8, 4, generator=rng)).pow(2).mean().backward()
-        found.append(bridle.clip_(net, policy).norm_after)
+        found.append(gradrein.clip_(net, policy).norm_after)
         optimizer.step()
     return found
 
@@ -51,7 +51,7 @@ def test_two_models_do_not_share_a_memory():
         for net, optimizer, rng, norms in zip((one, two), optimizers, rngs, found, strict=True):
             optimizer.zero_grad()
             net(torch.randn(8, 4, generator=rng)).pow(2).mean().backward()
-            norms.append(bridle.clip_(net, "auto").norm_after)
+            norms.append(gradrein.clip_(net, "auto").norm_after)
             optimizer.step()
     assert found == alone
 
@@ -77,23 +77,23 @@ def test_sets_that_change_are_pointed_out():
     for w in weights:
         w.grad = torch.ones(1)
     for n in range(1, 5):
-        bridle.clip_(weights[:n], "auto")
-    with pytest.warns(bridle.errors.BridleWarning, match="more than 4 sets"):
-        bridle.clip_(weights[:5], "auto")
+        gradrein.clip_(weights[:n], "auto")
+    with pytest.warns(gradrein.errors.GradreinWarning, match="more than 4 sets"):
+        gradrein.clip_(weights[:5], "auto")
     assert sum(key[2][0] == id(weights[0]) for key in named._kept) == 4
 
 
 def test_a_clipper_by_name():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    clipper = bridle.Clipper(optimizer, "auto")
+    clipper = gradrein.Clipper(optimizer, "auto")
     assert isinstance(clipper.policy, ByOvershoot)
     clipper.remove()
-    assert isinstance(bridle.Clipper(optimizer, {"*": "median"}, model=net).policy["*"], ByMedian)
+    assert isinstance(gradrein.Clipper(optimizer, {"*": "median"}, model=net).policy["*"], ByMedian)
     assert "*" in clipper.state_dict()
 
 
-@pytest.mark.parametrize("call", [lambda w: bridle.clip_([w], "autom"), lambda w: bridle.Monitor(clip="autom")])
+@pytest.mark.parametrize("call", [lambda w: gradrein.clip_([w], "autom"), lambda w: gradrein.Monitor(clip="autom")])
 def test_an_unknown_name(call):
     w = torch.nn.Parameter(torch.ones(1))
     w.grad = torch.ones(1)
@@ -104,4 +104,4 @@ def test_an_unknown_name(call):
 
 def test_every_name_is_a_policy():
     for name in named._NAMES:
-        assert isinstance(named.build(name), bridle.policies.Policy)
+        assert isinstance(named.build(name), gradrein.policies.Policy)

@@ -1,10 +1,10 @@
-"""`bridle.policies` is what `__all__` says, documented, with examples that run (see tests/meta)."""
+"""`gradrein.policies` is what `__all__` says, documented, with examples that run (see tests/meta)."""
 
 import inspect
 
 import pytest
 
-from bridle import policies
+from gradrein import policies
 
 
 def test_all_is_the_public_surface():

@@ -5,15 +5,15 @@ import copy
 import pytest
 import torch
 
-import bridle
-from bridle.errors import ArgumentError
-from bridle.policies import ByElementSpike, ByOvershoot
+import gradrein
+from gradrein.errors import ArgumentError
+from gradrein.policies import ByElementSpike, ByOvershoot
 
 
 def clip(policy, weight, gradient, moved=0.0, nonfinite="skip"):
     weight.data.add_(moved)
     weight.grad = torch.tensor([gradient])
-    return bridle.clip_([weight], policy, nonfinite=nonfinite).norm_after
+    return gradrein.clip_([weight], policy, nonfinite=nonfinite).norm_after
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
@@ -46,7 +46,7 @@ def test_a_damaged_state_is_refused_whole(policy, damage):
     weight, key = torch.nn.Parameter(torch.zeros(3)), "average" if isinstance(policy, ByOvershoot) else "corrected_rms"
     for size in (1.0, 2.0):
         weight.grad = torch.full((3,), size)
-        bridle.clip_([weight], policy)
+        gradrein.clip_([weight], policy)
     saved = policy.state_dict()
     damaged = copy.deepcopy(saved)
     if damage == "missing":

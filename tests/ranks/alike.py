@@ -7,7 +7,7 @@ import placements
 import torch
 import torch.distributed as dist
 
-import bridle
+import gradrein
 
 LINE = {"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((7,), "line", "0", ()), ((4, 2), "line", "0", ())]}
 SQUARE = {"seed": 3, "tensors": [((8, 6), "2d", "01", ()), ((7, 4), "2d", "0r", ()), ((4, 2), "2d", "10", ())]}
@@ -23,7 +23,7 @@ def turned(parameters, odd):
 def learned(policy, size):
     """A policy that has loaded the state of one that has seen a norm."""
     seen = type(policy)()
-    bridle.clip_(placements.grads(("w", [size])), seen)
+    gradrein.clip_(placements.grads(("w", [size])), seen)
     policy.load_state_dict(seen.state_dict())
     return policy
 
@@ -34,31 +34,33 @@ def told(policy, loss):
 
 
 CALLS = {
-    "loaded state": lambda ps, odd: bridle.clip_(ps, learned(bridle.policies.ByMedian(), 2.0 if odd else 1.0)),
-    "loaded on one rank": lambda ps, odd: bridle.clip_(
-        ps, learned(bridle.policies.ByMedian(), 1.0) if odd else bridle.policies.ByMedian()
+    "loaded state": lambda ps, odd: gradrein.clip_(ps, learned(gradrein.policies.ByMedian(), 2.0 if odd else 1.0)),
+    "loaded on one rank": lambda ps, odd: gradrein.clip_(
+        ps, learned(gradrein.policies.ByMedian(), 1.0) if odd else gradrein.policies.ByMedian()
     ),
-    "loaded into an inner policy": lambda ps, odd: bridle.clip_(
-        ps, bridle.policies.SkipSpikes(learned(bridle.policies.ByMedian(), 2.0 if odd else 1.0))
+    "loaded into an inner policy": lambda ps, odd: gradrein.clip_(
+        ps, gradrein.policies.SkipSpikes(learned(gradrein.policies.ByMedian(), 2.0 if odd else 1.0))
     ),
-    "loss": lambda ps, odd: bridle.clip_(ps, told(bridle.policies.SkipSpikes(), 2.0 if odd else 1.0)),
-    "order": lambda ps, odd: bridle.clip_grad_norm_(list(turned(ps, odd).values()), 0.1),
-    "order of names": lambda ps, odd: bridle.clip_(turned(ps, odd), bridle.by_norm(0.1, per_parameter=True)),
-    "order under torch's name": lambda ps, odd: bridle.clip_grad_norm_(turned(ps, odd), 0.1, placement={"*": None}),
-    "max_norm": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.2 if odd else 0.1),
-    "max_norm in a tensor": lambda ps, odd: bridle.clip_grad_norm_(ps, torch.tensor(0.2 if odd else 0.1)),
-    "error_if_nonfinite": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.1, error_if_nonfinite=odd),
-    "norm_type": lambda ps, odd: bridle.clip_grad_norm_(ps, 0.1, 1.0 if odd else 2.0),
-    "limit": lambda ps, odd: bridle.clip_(ps, bridle.by_norm(0.2 if odd else 0.1)),
-    "policy": lambda ps, odd: bridle.clip_(ps, bridle.by_rms(0.1) if odd else bridle.by_norm(0.1)),
-    "adaptive policy": lambda ps, odd: bridle.clip_(ps, bridle.policies.ByMedian(k=3.0 if odd else 2.0, warmup=0)),
-    "inner policy": lambda ps, odd: bridle.clip_(ps, bridle.policies.SkipSpikes(bridle.by_norm(0.2 if odd else 0.1))),
-    "patterns": lambda ps, odd: bridle.clip_(
-        ps, {"p0" if odd else "p1": bridle.by_norm(0.1), "*": bridle.by_norm(0.1)}
+    "loss": lambda ps, odd: gradrein.clip_(ps, told(gradrein.policies.SkipSpikes(), 2.0 if odd else 1.0)),
+    "order": lambda ps, odd: gradrein.clip_grad_norm_(list(turned(ps, odd).values()), 0.1),
+    "order of names": lambda ps, odd: gradrein.clip_(turned(ps, odd), gradrein.by_norm(0.1, per_parameter=True)),
+    "order under torch's name": lambda ps, odd: gradrein.clip_grad_norm_(turned(ps, odd), 0.1, placement={"*": None}),
+    "max_norm": lambda ps, odd: gradrein.clip_grad_norm_(ps, 0.2 if odd else 0.1),
+    "max_norm in a tensor": lambda ps, odd: gradrein.clip_grad_norm_(ps, torch.tensor(0.2 if odd else 0.1)),
+    "error_if_nonfinite": lambda ps, odd: gradrein.clip_grad_norm_(ps, 0.1, error_if_nonfinite=odd),
+    "norm_type": lambda ps, odd: gradrein.clip_grad_norm_(ps, 0.1, 1.0 if odd else 2.0),
+    "limit": lambda ps, odd: gradrein.clip_(ps, gradrein.by_norm(0.2 if odd else 0.1)),
+    "policy": lambda ps, odd: gradrein.clip_(ps, gradrein.by_rms(0.1) if odd else gradrein.by_norm(0.1)),
+    "adaptive policy": lambda ps, odd: gradrein.clip_(ps, gradrein.policies.ByMedian(k=3.0 if odd else 2.0, warmup=0)),
+    "inner policy": lambda ps, odd: gradrein.clip_(
+        ps, gradrein.policies.SkipSpikes(gradrein.by_norm(0.2 if odd else 0.1))
     ),
-    "nonfinite": lambda ps, odd: bridle.clip_(ps, bridle.by_norm(0.1), nonfinite="skip" if odd else "zero"),
+    "patterns": lambda ps, odd: gradrein.clip_(
+        ps, {"p0" if odd else "p1": gradrein.by_norm(0.1), "*": gradrein.by_norm(0.1)}
+    ),
+    "nonfinite": lambda ps, odd: gradrein.clip_(ps, gradrein.by_norm(0.1), nonfinite="skip" if odd else "zero"),
     "function": lambda ps, odd: (
-        bridle.clip_(ps, bridle.by_norm(0.1)) if odd else bridle.clip_grad_norm_(list(ps.values()), 0.1)
+        gradrein.clip_(ps, gradrein.by_norm(0.1)) if odd else gradrein.clip_grad_norm_(list(ps.values()), 0.1)
     ),
 }
 
@@ -75,9 +77,9 @@ def called_with_something_else(case, call, at):
 def stages_with_another_limit(at):
     rank = dist.get_rank()
     mine = placements.grads((f"layer{rank}", [3.0 + rank, 4.0]))
-    limit = bridle.by_norm(0.2 if rank == at else 0.1)
+    limit = gradrein.by_norm(0.2 if rank == at else 0.1)
     found = placements.error(
-        lambda: bridle.clip_(mine, limit, placement=bridle.distributed.Disjoint(placements.line()))
+        lambda: gradrein.clip_(mine, limit, placement=gradrein.distributed.Disjoint(placements.line()))
     )
     return (*found, mine[f"layer{rank}"].grad.tolist() == [3.0 + rank, 4.0])
 
@@ -88,8 +90,8 @@ def plain_pieces_in_another_order(at):
     before = {name: p.grad.clone() for name, p in mine.items()}
     given = turned(mine, rank == at)
     found = placements.error(
-        lambda: bridle.clip_(
-            given, bridle.by_norm(0.1, per_parameter=True), placement=bridle.distributed.Sharded(placements.line())
+        lambda: gradrein.clip_(
+            given, gradrein.by_norm(0.1, per_parameter=True), placement=gradrein.distributed.Sharded(placements.line())
         )
     )
     return (*found, all(torch.equal(p.grad, before[name]) for name, p in mine.items()))
@@ -105,10 +107,10 @@ def someone_elses_policy():
             self.rank = dist.get_rank()
 
         def decide(self, grads):
-            return bridle.by_norm(0.1).decide(grads)
+            return gradrein.by_norm(0.1).decide(grads)
 
     parameters, _ = layouts.build(LINE)
-    layouts.close(bridle.clip_(parameters, Own()).norm_after, 0.1, 6)
+    layouts.close(gradrein.clip_(parameters, Own()).norm_after, 0.1, 6)
 
 
 def two_threads(case, call):

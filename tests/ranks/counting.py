@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bridle
+import gradrein
 
 
 class Counted(TorchDispatchMode):
@@ -95,23 +95,23 @@ def torchtitan_style(parameters, max_norm):
 
 
 POLICIES = {
-    "by_norm": lambda: bridle.by_norm(1.0),
-    "by_norm, each": lambda: bridle.by_norm(1.0, per_parameter=True),
-    "by_rms": lambda: bridle.by_rms(0.1),
-    "by_value": lambda: bridle.by_value(0.1),
-    "by_norm, inf": lambda: bridle.by_norm(1.0, float("inf")),
+    "by_norm": lambda: gradrein.by_norm(1.0),
+    "by_norm, each": lambda: gradrein.by_norm(1.0, per_parameter=True),
+    "by_rms": lambda: gradrein.by_rms(0.1),
+    "by_value": lambda: gradrein.by_value(0.1),
+    "by_norm, inf": lambda: gradrein.by_norm(1.0, float("inf")),
     **{
-        name: (lambda name=name: getattr(bridle.policies, name)())
+        name: (lambda name=name: getattr(gradrein.policies, name)())
         for name in ("ByMedian", "ByQuantile", "ByRunningNorm", "ByStableNorm", "ByTrackedQuantile", "ByZScore")
     },
-    "SkipSpikes": lambda: bridle.policies.SkipSpikes(bridle.by_norm(1.0)),
+    "SkipSpikes": lambda: gradrein.policies.SkipSpikes(gradrein.by_norm(1.0)),
 }
 CALLS = {
     "torch.nn.utils.clip_grad_norm_": lambda ps: torch.nn.utils.clip_grad_norm_(ps.values(), 1.0),
     "torchtitan style": lambda ps: torchtitan_style([*ps.values()], 1.0),
-    "clip_grad_norm_": lambda ps: bridle.clip_grad_norm_(ps.values(), 1.0),
-    "get_total_norm": lambda ps: bridle.get_total_norm([p.grad for p in ps.values()]),
-    **{f"clip_, {name}": lambda ps, make=make: bridle.clip_(ps, make()) for name, make in POLICIES.items()},
+    "clip_grad_norm_": lambda ps: gradrein.clip_grad_norm_(ps.values(), 1.0),
+    "get_total_norm": lambda ps: gradrein.get_total_norm([p.grad for p in ps.values()]),
+    **{f"clip_, {name}": lambda ps, make=make: gradrein.clip_(ps, make()) for name, make in POLICIES.items()},
 }
 
 
@@ -140,7 +140,7 @@ def count_per_sample(world, width):
     model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
     fully_shard(model, mesh=init_device_mesh("cpu", (world,)))
     with Counted() as counted:
-        ps = bridle.per_sample(model(torch.ones(2, width)).square().sum(1), model)
+        ps = gradrein.per_sample(model(torch.ones(2, width)).square().sum(1), model)
         counted.found.clear()
         ps.clip_(1.0)
     return counted.found

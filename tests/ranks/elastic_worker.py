@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from rank_processes import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 
-import bridle
+import gradrein
 
 STEPS = 6
 
@@ -21,7 +21,7 @@ def build():
     torch.manual_seed(0)
     model = fully_shard(torch.nn.Linear(6, 6), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     optimizer = torch.optim.SGD(model.named_parameters(), lr=1e-4, momentum=0.9)
-    return model, optimizer, bridle.Clipper(optimizer, bridle.policies.ByMedian(window=4))
+    return model, optimizer, gradrein.Clipper(optimizer, gradrein.policies.ByMedian(window=4))
 
 
 def take_step(model, optimizer, step):

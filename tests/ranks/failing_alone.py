@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-import bridle
+import gradrein
 
 
 def all_raise(call, who, kind, reason, parameters=()):
@@ -75,7 +75,7 @@ def questions(asked):
     for name, (ask, kind, reason) in asked.items():
         for known in (False, True):
             model = cut()
-            ps = bridle.per_sample(model(inputs(4, 6)).square().sum(1), model)
+            ps = gradrein.per_sample(model(inputs(4, 6)).square().sum(1), model)
             if known:
                 ps.norms()
             for who in (0, 1):
@@ -102,7 +102,7 @@ def changed_later():
         lambda ps: ps.audit(),
     ):
         x, model = inputs(4, 6), cut(plain=False)
-        ps = bridle.per_sample(model(x).square().sum(1), model)
+        ps = gradrein.per_sample(model(x).square().sum(1), model)
         if dist.get_rank() == 1:
             x += 1
         all_raise(
@@ -115,19 +115,27 @@ def arguments():
     model = cut()
     losses = model(inputs(4, 6)).square().sum(1)
     cases = [
-        (lambda odd: bridle.per_sample(None if odd else losses, model), "ArgumentTypeError", "must be a tensor"),
-        (lambda odd: bridle.per_sample(losses.sum() if odd else losses, model), "ArgumentError", "a single number"),
-        (lambda odd: bridle.per_sample(losses.detach() if odd else losses, model), "NoGraphError", "no recorded graph"),
-        (lambda odd: bridle.per_sample(losses, 3 if odd else model), "GradientTypeError", "`parameters` must be"),
-        (lambda odd: bridle.per_sample(losses, [3] if odd else model), "GradientTypeError", "is not a tensor but int"),
-        (lambda odd: bridle.per_sample(losses, model, scaler=3 if odd else None), "ArgumentTypeError", "`scaler` is"),
+        (lambda odd: gradrein.per_sample(None if odd else losses, model), "ArgumentTypeError", "must be a tensor"),
+        (lambda odd: gradrein.per_sample(losses.sum() if odd else losses, model), "ArgumentError", "a single number"),
         (
-            lambda odd: bridle.per_sample(losses, model, sample_groups=torch.arange(3 if odd else 4)),
+            lambda odd: gradrein.per_sample(losses.detach() if odd else losses, model),
+            "NoGraphError",
+            "no recorded graph",
+        ),
+        (lambda odd: gradrein.per_sample(losses, 3 if odd else model), "GradientTypeError", "`parameters` must be"),
+        (
+            lambda odd: gradrein.per_sample(losses, [3] if odd else model),
+            "GradientTypeError",
+            "is not a tensor but int",
+        ),
+        (lambda odd: gradrein.per_sample(losses, model, scaler=3 if odd else None), "ArgumentTypeError", "`scaler` is"),
+        (
+            lambda odd: gradrein.per_sample(losses, model, sample_groups=torch.arange(3 if odd else 4)),
             "ArgumentError",
             "`sample_groups` must have",
         ),
         (
-            lambda odd: bridle.per_sample(losses, model, memory_budget=-1 if odd else 0),
+            lambda odd: gradrein.per_sample(losses, model, memory_budget=-1 if odd else 0),
             "ArgumentError",
             "`memory_budget`",
         ),
@@ -136,15 +144,15 @@ def arguments():
         for call, kind, reason in cases:
             all_raise(call, who, kind, reason, list(model.parameters()))
     for setting in ("allow_coupling", "allow_opaque", "retain_graph"):
-        all_raise_disagreement(lambda odd, s=setting: bridle.per_sample(losses, model, **{s: odd}), f"`{setting}`")
+        all_raise_disagreement(lambda odd, s=setting: gradrein.per_sample(losses, model, **{s: odd}), f"`{setting}`")
     all_raise_disagreement(
-        lambda odd: bridle.per_sample(losses, dict(model.named_parameters()) if odd else model), "is a module"
+        lambda odd: gradrein.per_sample(losses, dict(model.named_parameters()) if odd else model), "is a module"
     )
     x = inputs(4, 6)
     made = [checkpoint(model, x, use_reentrant=False), model(x)]
-    all_raise_disagreement(lambda odd: bridle.per_sample(made[odd].square().sum(1), model), "packed")
+    all_raise_disagreement(lambda odd: gradrein.per_sample(made[odd].square().sum(1), model), "packed")
     cutting(model)
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     torch.testing.assert_close(ps.norms(), lengths(alone(m := Mlp(), m(x).square().sum(1))))
 
 
@@ -155,7 +163,7 @@ def cutting(model):
     part = x @ wide.to_local().T
     made = [DTensor.from_local(part, mesh, [Partial()]).full_tensor(), part]
     all_raise(
-        lambda odd: bridle.per_sample(made[odd].square().sum(1), {"w": wide}),
+        lambda odd: gradrein.per_sample(made[odd].square().sum(1), {"w": wide}),
         1,
         "UnsupportedOperationError",
         "the losses, without a reduction over ranks",
@@ -187,7 +195,7 @@ def two_dimensions(way):
     each = lengths(alone(m := Mlp(), m(torch.cat(parts)).square().sum(1)))
 
     def ask(x=parts[row]):
-        return bridle.per_sample(model(x).square().sum(1), model, process_group=group)
+        return gradrein.per_sample(model(x).square().sum(1), model, process_group=group)
 
     torch.testing.assert_close(ask().norms(gathered=True), each)
     text = refused(lambda: ask(parts[row] + (rank == 3)), "RankError")  # other samples on a rank of the second row
@@ -196,7 +204,7 @@ def two_dimensions(way):
     parameters = list(model.parameters())
     losses = model(parts[row]).square().sum(1)
     for bad, kind in ((losses.sum(), "ArgumentError"), (None, "ArgumentTypeError")):
-        all_of_them(lambda bad=bad: bridle.per_sample(bad if rank == 3 else losses, model, process_group=group), kind)
+        all_of_them(lambda bad=bad: gradrein.per_sample(bad if rank == 3 else losses, model, process_group=group), kind)
     for name in ("a negative limit", "too many weights"):
         call, kind, reason = QUESTIONS[name]
         for known in (False, True):
@@ -219,7 +227,7 @@ def data_parallel():
     model = Mlp()
     for name in ("a negative limit", "a limit of another type", "an unknown mode", "too many weights", "no weights"):
         ask, kind, reason = QUESTIONS[name]
-        ps = bridle.per_sample(model(inputs(4, 6)).square().sum(1), model, process_group=dist.group.WORLD)
+        ps = gradrein.per_sample(model(inputs(4, 6)).square().sum(1), model, process_group=dist.group.WORLD)
         all_raise(lambda odd, ps=ps, ask=ask: ask(ps, odd), 1, kind, reason, list(model.parameters()))
     all_raise(lambda odd: ps.clip_(1.0, gamma=-1 if odd else 0), 1, "ArgumentError", "gamma is a number")
 
@@ -244,23 +252,23 @@ def _spread(mesh, place, dtype):
 
 def _refused_clipping(weights):
     cases = [
-        (lambda odd: bridle.clip_grad_norm_(weights.values(), -1.0 if odd else 1.0), "ArgumentError", "zero or more"),
-        (lambda odd: bridle.clip_grad_norm_(weights, "a" if odd else 1.0), "ArgumentError", "`max_norm` is a number"),
-        (lambda odd: bridle.clip_grad_norm_(weights, 1.0, 0 if odd else 2), "ArgumentError", "greater than zero"),
+        (lambda odd: gradrein.clip_grad_norm_(weights.values(), -1.0 if odd else 1.0), "ArgumentError", "zero or more"),
+        (lambda odd: gradrein.clip_grad_norm_(weights, "a" if odd else 1.0), "ArgumentError", "`max_norm` is a number"),
+        (lambda odd: gradrein.clip_grad_norm_(weights, 1.0, 0 if odd else 2), "ArgumentError", "greater than zero"),
         (
-            lambda odd: bridle.get_total_norm([w.grad for w in weights.values()], None if odd else 2.0),
+            lambda odd: gradrein.get_total_norm([w.grad for w in weights.values()], None if odd else 2.0),
             "ArgumentTypeError",
             "the order of a norm",
         ),
         (
-            lambda odd: bridle.clip_(weights, bridle.by_norm(1.0), nonfinite="x" if odd else "raise"),
+            lambda odd: gradrein.clip_(weights, gradrein.by_norm(1.0), nonfinite="x" if odd else "raise"),
             "ArgumentError",
             "`nonfinite` is one of",
         ),
-        (lambda odd: bridle.clip_(weights, "x" if odd else bridle.by_norm(1.0)), "ArgumentError", "x"),
-        (lambda odd: bridle.clip_(weights, 3 if odd else bridle.by_norm(1.0)), "ArgumentTypeError", "policy"),
+        (lambda odd: gradrein.clip_(weights, "x" if odd else gradrein.by_norm(1.0)), "ArgumentError", "x"),
+        (lambda odd: gradrein.clip_(weights, 3 if odd else gradrein.by_norm(1.0)), "ArgumentTypeError", "policy"),
         (
-            lambda odd: bridle.clip_(iter(weights.items()), {"v" if odd else "*": bridle.by_norm(1.0)}),
+            lambda odd: gradrein.clip_(iter(weights.items()), {"v" if odd else "*": gradrein.by_norm(1.0)}),
             "ArgumentError",
             "pattern",
         ),
@@ -269,4 +277,4 @@ def _refused_clipping(weights):
     for call, kind, reason in cases[: -2 if is_partial else None]:
         for who in (0, 1):
             all_raise(call, who, kind, reason, list(weights.values()))
-    bridle.clip_(weights, bridle.by_norm(1e6))
+    gradrein.clip_(weights, gradrein.by_norm(1e6))

@@ -10,7 +10,7 @@ import placements
 import torch
 import torch.distributed as dist
 
-import bridle
+import gradrein
 
 SPREAD = {"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((5,), "line", "r", ()), ((4,), "plain", "", ())]}
 
@@ -31,7 +31,7 @@ def nonfinite(mode, value):
     """Every rank decides the same, and knows the name and the count, whoever holds the value."""
     parameters = sick(value)
     before = pieces(parameters)
-    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite=mode))
+    kind, text = placements.error(lambda: gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite=mode))
     after = pieces(parameters)
     if mode == "raise":
         assert kind == "NonFiniteGradientError"
@@ -53,13 +53,13 @@ def nonfinite(mode, value):
 def nonfinite_by_torchs_name(value):
     parameters = sick(value)
     before = pieces(parameters)
-    kind, text = placements.error(lambda: bridle.clip_grad_norm_(parameters.values(), 0.1, error_if_nonfinite=True))
+    kind, text = placements.error(lambda: gradrein.clip_grad_norm_(parameters.values(), 0.1, error_if_nonfinite=True))
     assert kind == "NonFiniteGradientError"
     assert "parameter 0 (2 values)" in text
     assert all(
         torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
     )
-    norm = bridle.clip_grad_norm_(parameters, 0.1)
+    norm = gradrein.clip_grad_norm_(parameters, 0.1)
     assert not math.isfinite(norm.item())
 
 
@@ -67,8 +67,8 @@ def nan_in_another_stage(mode):
     rank = dist.get_rank()
     mine = placements.grads((f"layer{rank}", [math.nan if rank == 1 else 1.0]))
     kind, text = placements.error(
-        lambda: bridle.clip_(
-            mine, bridle.by_norm(0.1), nonfinite=mode, placement=bridle.distributed.Disjoint(placements.line())
+        lambda: gradrein.clip_(
+            mine, gradrein.by_norm(0.1), nonfinite=mode, placement=gradrein.distributed.Disjoint(placements.line())
         )
     )
     if mode == "raise":
@@ -85,15 +85,15 @@ def zeroed_in_one_copy(value):
     if dist.get_rank() == 1:
         parameters["p2"].grad[0] = value
     before = pieces(parameters)
-    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero"))
+    kind, text = placements.error(lambda: gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite="zero"))
     assert kind == "RankError"
     assert "not finite in plain gradients: {'p2': 1} on rank 1" in text, text
     assert all(
         torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
     )
-    bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero", dry_run=True)
+    gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite="zero", dry_run=True)
     parameters["p2"].grad[0] = value
-    bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero")
+    gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite="zero")
     layouts.assert_same_everywhere(parameters["p2"].grad.sum().item())
 
 
@@ -105,20 +105,20 @@ def zeroed_in_some_copies(sick_ranks, places):
     if rank in sick_ranks:
         copy[places[rank]] = math.nan
     before = pieces(parameters)
-    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero"))
+    kind, text = placements.error(lambda: gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite="zero"))
     assert kind == "RankError"
     assert "not finite in different places" in text
     assert all(
         torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
     )
-    kind, text = placements.error(lambda: bridle.clip_(parameters, bridle.by_norm(0.1)))
+    kind, text = placements.error(lambda: gradrein.clip_(parameters, gradrein.by_norm(0.1)))
     assert kind == "NonFiniteGradientError"
     assert "p1 (1 value)" in text, text
     copy[:] = torch.ones(5)
     copy[2] = math.nan  # the same on all ranks
     if rank == 1:
         parameters["p1"].grad = None  # which one rank lacks
-    bridle.clip_(parameters, bridle.by_norm(0.1), nonfinite="zero")
+    gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite="zero")
     assert rank == 1 or (copy.isfinite().all() and copy[2] == 0 and copy[0] > 0)
 
 
@@ -131,8 +131,8 @@ def zeroed_in_one_placed_copy(places):
         mine["embed"].grad[places[rank]] = math.nan
     before = {name: p.grad.clone() for name, p in mine.items()}
     line = placements.line()
-    placement = {"embed": bridle.distributed.Replicated(line), "*": bridle.distributed.Disjoint(line)}
-    call = lambda: bridle.clip_(mine, bridle.by_norm(0.1), nonfinite="zero", placement=placement)  # noqa: E731
+    placement = {"embed": gradrein.distributed.Replicated(line), "*": gradrein.distributed.Disjoint(line)}
+    call = lambda: gradrein.clip_(mine, gradrein.by_norm(0.1), nonfinite="zero", placement=placement)  # noqa: E731
     kind, text = placements.error(call)
     if len(set(places)) > 1:
         assert kind == "RankError"
@@ -151,8 +151,8 @@ def unit_without_a_gradient():
         parameters["p0"].grad = None
     whole = torch.nn.Parameter(torch.zeros(rows, 3))
     whole.grad = wholes[0].clone()
-    expected = bridle.clip_({"p0": whole}, bridle.by_unit())
-    layouts.close(bridle.clip_(parameters, bridle.by_unit()).norm_after, expected.norm_after, 6)
+    expected = gradrein.clip_({"p0": whole}, gradrein.by_unit())
+    layouts.close(gradrein.clip_(parameters, gradrein.by_unit()).norm_after, expected.norm_after, 6)
 
 
 def units_of_copies(missing):
@@ -162,8 +162,8 @@ def units_of_copies(missing):
     alone = {name: torch.nn.Parameter(torch.zeros_like(full)) for name, full in zip(parameters, wholes, strict=True)}
     for p, full in zip(alone.values(), wholes, strict=True):
         p.grad = full.clone()
-    policy = bridle.by_unit(0.1, eps=1.0)
-    found, expected = bridle.clip_(parameters, policy).norm_after, bridle.clip_(alone, policy).norm_after
+    policy = gradrein.by_unit(0.1, eps=1.0)
+    found, expected = gradrein.clip_(parameters, policy).norm_after, gradrein.clip_(alone, policy).norm_after
     layouts.close(found, expected, 6)
     layouts.assert_same_everywhere(found)
     layouts.assert_clipped(parameters, [p.grad for p in alone.values()], 1.0, case)
@@ -173,8 +173,8 @@ def copies_of_shards(missing):
     """Where shards are added up before copies are compared, no sum may be whole: never a smaller norm."""
     parameters, wholes = layouts.build({"seed": 3, "tensors": [((4,), "2d", "0r", missing)]})
     for call in (
-        lambda: bridle.clip_grad_norm_(parameters, 1e6).item(),
-        lambda: bridle.clip_(parameters, bridle.by_norm(1e6)).norm,
+        lambda: gradrein.clip_grad_norm_(parameters, 1e6).item(),
+        lambda: gradrein.clip_(parameters, gradrein.by_norm(1e6)).norm,
     ):
         if missing:
             kind, text = placements.error(call)
@@ -188,9 +188,9 @@ def a_limit_in_parts():
     """A number of which each rank holds a part is refused, one that each holds is taken."""
     limit = layouts.DTensor.from_local(torch.tensor(0.25), layouts.mesh("line"), [layouts.Partial()], run_check=False)
     calls = [
-        lambda ps: bridle.clip_grad_norm_(ps, limit),
-        lambda ps: bridle.clip_grad_value_(ps, limit),
-        lambda ps: bridle.clip_(ps, bridle.by_unit(limit)),
+        lambda ps: gradrein.clip_grad_norm_(ps, limit),
+        lambda ps: gradrein.clip_grad_value_(ps, limit),
+        lambda ps: gradrein.clip_(ps, gradrein.by_unit(limit)),
     ]
     for call in calls:
         parameters, _ = layouts.build(SPREAD)
@@ -200,10 +200,10 @@ def a_limit_in_parts():
         assert "Pass its `full_tensor()`" in text
         assert all(torch.equal(a, b) for a, b in zip(pieces(parameters), before, strict=True))
     whole = layouts.DTensor.from_local(torch.tensor(0.25), layouts.mesh("line"), [layouts.Replicate()], run_check=False)
-    for policy in (bridle.by_norm, bridle.by_value, bridle.by_rms, bridle.by_unit):
+    for policy in (gradrein.by_norm, gradrein.by_value, gradrein.by_rms, gradrein.by_unit):
         found = [layouts.build(SPREAD)[0] for _ in range(2)]
         for parameters, number in zip(found, (whole, 0.25), strict=True):
-            bridle.clip_(parameters, policy(number))
+            gradrein.clip_(parameters, policy(number))
         assert all(torch.equal(a, b) for a, b in zip(*map(pieces, found), strict=True))
 
 
@@ -212,7 +212,7 @@ def a_norm_in_parts():
     case = {"seed": 3, "tensors": [((8, 3), "line", "0", ())]}
     parameters, wholes = layouts.build(case)
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters.values()], math.inf)
-    bridle.clip_grads_with_norm_(parameters, 0.1, norm)
+    gradrein.clip_grads_with_norm_(parameters, 0.1, norm)
     layouts.assert_clipped(parameters, wholes, 0.1 / (wholes[0].abs().max().item() + 1e-6), case)
 
 
@@ -222,7 +222,7 @@ def partial_of_a_nan(mode):
     parameters, wholes = layouts.build(case)
     if dist.get_rank() == 1:
         parameters["p0"].grad.to_local()[0, 0] = math.nan
-    bridle.clip_(parameters, bridle.by_norm(1e6), nonfinite=mode)
+    gradrein.clip_(parameters, gradrein.by_norm(1e6), nonfinite=mode)
     expected = wholes[0].clone()
     expected[0, 0] = 0.0
     torch.testing.assert_close(layouts.piece(parameters["p0"].grad), expected if mode == "zero" else expected * 0)
@@ -231,10 +231,10 @@ def partial_of_a_nan(mode):
 def a_missing_summand(where, letters):
     """A partial gradient that one rank does not have, as its only one, or beside another, or as one of none at all."""
     calls = [
-        lambda ps: bridle.clip_grad_norm_(ps, 0.1),
-        lambda ps: bridle.clip_(ps, bridle.by_norm(0.1)),
-        lambda ps: bridle.clip_grad_value_(ps, 0.1),
-        lambda ps: bridle.clip_grads_with_norm_(ps, 0.1, 10.0),
+        lambda ps: gradrein.clip_grad_norm_(ps, 0.1),
+        lambda ps: gradrein.clip_(ps, gradrein.by_norm(0.1)),
+        lambda ps: gradrein.clip_grad_value_(ps, 0.1),
+        lambda ps: gradrein.clip_grads_with_norm_(ps, 0.1, 10.0),
     ]
     last = dist.get_world_size() - 1
     rows = [((4, 4), where, letters, ()), ((5, 3), "line", "0", ()), ((4, 4), where, letters, ())]
@@ -254,7 +254,7 @@ def a_missing_summand(where, letters):
 def values_alone():
     """An argument that one rank alone refuses, where ranks compare which gradients are partial and where not."""
     for letters in ("r", "p", "0"):
-        for call in (bridle.clip_grad_value_, lambda ps, limit: bridle.clip_grads_with_norm_(ps, limit, 1.0)):
+        for call in (gradrein.clip_grad_value_, lambda ps, limit: gradrein.clip_grads_with_norm_(ps, limit, 1.0)):
             parameters, _ = layouts.build({"seed": 3, "tensors": [((4, 4), "line", letters, ())]})
             limit = -1.0 if dist.get_rank() == 1 else 1.0
             kind, text = placements.error(lambda: call(parameters, limit))  # noqa: B023
@@ -267,7 +267,7 @@ def values():
     case = {"seed": 3, "tensors": [((4, 3), "line", "p", ()), ((5, 3), "line", "0", ()), ((4,), "line", "a", ())]}
     parameters, wholes = layouts.build(case)
     kept = [p.grad for p in parameters.values()]
-    bridle.clip_grad_value_(parameters, 0.5)
+    gradrein.clip_grad_value_(parameters, 0.5)
     assert all(p.grad is k for p, k in zip(parameters.values(), kept, strict=True))
     layouts.assert_clipped(parameters, [t.clamp(-0.5, 0.5) for t in wholes], 1.0, case)
 
@@ -278,12 +278,12 @@ def extremes():
         for p in (1.0, 2.0, 3.5, 50.0, math.inf):
             case = {"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((5,), "plain", "", ())], "size": size}
             parameters, wholes = layouts.build(case | {"dtype": torch.float64})
-            layouts.close(bridle.clip_grad_norm_(parameters, 1.0, p).item(), layouts.norm_of(wholes, p), 12)
+            layouts.close(gradrein.clip_grad_norm_(parameters, 1.0, p).item(), layouts.norm_of(wholes, p), 12)
 
 
 def adaptive(name, kwargs):
     """A hundred steps: every rank has learned the same, bit for bit, and what one process learns."""
-    policy, alone = getattr(bridle.policies, name)(**kwargs), getattr(bridle.policies, name)(**kwargs)
+    policy, alone = getattr(gradrein.policies, name)(**kwargs), getattr(gradrein.policies, name)(**kwargs)
     for step in range(100):
         size = 50.0 if step % 17 == 16 else 1.0 + step % 5
         case = {"seed": step, "size": size, "tensors": [((5, 3), "line", "0", ()), ((3,), "plain", "", ())]}
@@ -293,8 +293,8 @@ def adaptive(name, kwargs):
         whole = {key: torch.nn.Parameter(torch.zeros_like(full)) for key, full in zip(parameters, wholes, strict=True)}
         for p, full in zip(whole.values(), wholes, strict=True):
             p.grad = full * math.nan if step == 40 and full.dim() == 2 else full
-        bridle.clip_(parameters, policy, nonfinite="skip")
-        bridle.clip_(whole, alone, nonfinite="skip")
+        gradrein.clip_(parameters, policy, nonfinite="skip")
+        gradrein.clip_(whole, alone, nonfinite="skip")
     mine, theirs = tensors_in(policy.state_dict()), tensors_in(alone.state_dict())
     assert len(mine) == len(theirs) > 0
     for ours, expected in zip(mine, theirs, strict=True):
@@ -305,14 +305,14 @@ def adaptive(name, kwargs):
 
 def elements_of_a_missing_copy():
     """Copies that learn different things would be limited differently later: no rank learns or writes."""
-    rank, policy = dist.get_rank(), bridle.policies.ByElementSpike(theta=1.5, warmup=1)
+    rank, policy = dist.get_rank(), gradrein.policies.ByElementSpike(theta=1.5, warmup=1)
     for step in range(4):
         parameters, _ = layouts.build({"seed": 3, "size": 30.0 if step > 1 else 1.0, "tensors": SPREAD["tensors"]})
         if step == 2:
             before, state = pieces(parameters), tensors_in(policy.state_dict())
             if rank == 1:
                 parameters["p1"].grad = None
-            kind, text = placements.error(lambda parameters=parameters: bridle.clip_(parameters, policy))
+            kind, text = placements.error(lambda parameters=parameters: gradrein.clip_(parameters, policy))
             assert kind == "RankError", text
             assert "which copies have no gradient (ByElementSpike" in text
             assert "p1 on rank 1" in text
@@ -320,17 +320,17 @@ def elements_of_a_missing_copy():
             after = tensors_in(policy.state_dict())
             assert all(torch.equal(layouts.piece(a), layouts.piece(b)) for a, b in zip(after, state, strict=True))
         else:
-            bridle.clip_(parameters, policy)
+            gradrein.clip_(parameters, policy)
     layouts.assert_same_everywhere(parameters["p1"].grad.to_local().double().sum().item())
 
 
 def elements_of_a_missing_copy_of_a_shard(name, letters, missing):
     """Ranks that share no copy with those that lack one hear of it too."""
-    policy = bridle.policies.ByElementSpike()
+    policy = gradrein.policies.ByElementSpike()
     parameters, _ = layouts.build({"seed": 3, "tensors": [((4,), "2d", letters, ()), ((4,), "2d/b", "r", ())]})
     if dist.get_rank() in missing:
         parameters[name].grad = None
-    kind, text = placements.error(lambda: bridle.clip_(parameters, policy))
+    kind, text = placements.error(lambda: gradrein.clip_(parameters, policy))
     assert kind == "RankError"
     assert "which copies have no gradient" in text
     assert not tensors_in(policy.state_dict()["corrected_rms"])
@@ -338,7 +338,7 @@ def elements_of_a_missing_copy_of_a_shard(name, letters, missing):
 
 def elements_of_a_missing_shard():
     """It counts as zeros, in what is learned too."""
-    policy, alone = (bridle.policies.ByElementSpike(theta=1.5, warmup=1) for _ in range(2))
+    policy, alone = (gradrein.policies.ByElementSpike(theta=1.5, warmup=1) for _ in range(2))
     for step in range(4):
         missing = (1, 3) if step in (0, 2) else ()
         case = {"seed": step, "tensors": [((5, 3), "line", "0", missing), ((4,), "line", "0", missing)]}
@@ -346,7 +346,7 @@ def elements_of_a_missing_shard():
         whole = {key: torch.nn.Parameter(torch.zeros_like(full)) for key, full in zip(parameters, wholes, strict=True)}
         for p, full in zip(whole.values(), wholes, strict=True):
             p.grad = full
-        found, expected = bridle.clip_(parameters, policy).norm_after, bridle.clip_(whole, alone).norm_after
+        found, expected = gradrein.clip_(parameters, policy).norm_after, gradrein.clip_(whole, alone).norm_after
         layouts.close(found, expected, 6)
         layouts.assert_clipped(parameters, [p.grad for p in whole.values()], 1.0, case)
 
@@ -361,7 +361,7 @@ def many():
     """More parameters than one message holds."""
     case = {"seed": 3, "tensors": [((2, 2), "line", "0", ())] * 1500}
     parameters, wholes = layouts.build(case)
-    layouts.close(bridle.clip_grad_norm_(parameters, 1.0).item(), layouts.norm_of(wholes, 2.0), 6)
+    layouts.close(gradrein.clip_grad_norm_(parameters, 1.0).item(), layouts.norm_of(wholes, 2.0), 6)
 
 
 def collectives(case, call):
@@ -382,9 +382,9 @@ def collectives(case, call):
         setattr(dist, name, counting(run))
     try:
         if call == "clip_grad_norm_":
-            bridle.clip_grad_norm_(parameters, 1.0)
+            gradrein.clip_grad_norm_(parameters, 1.0)
         else:
-            bridle.clip_(parameters, {"p0": bridle.by_norm(1.0, per_parameter=True), "*": bridle.by_norm(1.0)})
+            gradrein.clip_(parameters, {"p0": gradrein.by_norm(1.0, per_parameter=True), "*": gradrein.by_norm(1.0)})
     finally:
         for name, run in kept.items():
             setattr(dist, name, run)
@@ -403,6 +403,6 @@ def clip_or_error(case, at_fault, fault):
         if fault == "fewer":
             parameters.popitem()
     start = time.monotonic()
-    kind, text = placements.error(lambda: bridle.clip_grad_norm_(parameters, 0.01))
+    kind, text = placements.error(lambda: gradrein.clip_grad_norm_(parameters, 0.01))
     untouched = [torch.equal(p.grad.to_local(), b) for p, b in zip(parameters.values(), before, strict=False)]
     return kind, text, time.monotonic() - start, untouched

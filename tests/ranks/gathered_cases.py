@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-import bridle
+import gradrein
 
 
 def one_answer(wrapped, sizes):
@@ -17,8 +17,8 @@ def one_answer(wrapped, sizes):
     parts, rank = batch(sizes, 4), dist.get_rank()
     model, alone = WRAPPED[wrapped](), twin(wrapped)
     x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-    want = bridle.per_sample(losses_of(alone, x, y), alone)
-    ps = bridle.per_sample(losses_of(model, *parts[rank]), model)
+    want = gradrein.per_sample(losses_of(alone, x, y), alone)
+    ps = gradrein.per_sample(losses_of(model, *parts[rank]), model)
     draw = torch.Generator().manual_seed(5)
     direction = {name: torch.randn(p.shape, generator=draw, dtype=p.dtype) for name, p in alone.named_parameters()}
     here = dict(zip((n for n, _ in model.named_parameters()), direction.values(), strict=True))
@@ -49,7 +49,7 @@ def disagreements():
     parts, rank = batch("uneven"), dist.get_rank()
     model = DistributedDataParallel(nn.Linear(6, 3).double())
     x, y = parts[rank]
-    ps = bridle.per_sample(losses_of(model, x, y), model)
+    ps = gradrein.per_sample(losses_of(model, x, y), model)
     direction = {"module.bias": torch.full((3,), 1.0 + rank)}
     for ask in (ps.dot, ps.cosine):
         text = refused(lambda ask=ask: ask(direction, gathered=True), "RankError")
@@ -58,7 +58,7 @@ def disagreements():
     assert "do not agree on the call" in text
     text = refused(lambda: ps.audit(gathered=True, tolerance=1e-3 + rank), "RankError")
     assert "do not agree on tolerance" in text
-    ps = bridle.per_sample(losses_of(model, x * (float("nan") if rank == 1 else 1.0), y), model)
+    ps = gradrein.per_sample(losses_of(model, x * (float("nan") if rank == 1 else 1.0), y), model)
     text = refused(lambda: ps.audit(gathered=True), "NonFiniteGradientError" if rank == 1 else "RankError")
     assert rank == 1 or "ranks [1] of the group found an error" in text
 
@@ -68,7 +68,7 @@ def used_somewhere():
     rank, parts = dist.get_rank(), batch("uneven")
     torch.manual_seed(0)
     model = nn.ModuleList(nn.Linear(6, 3) for _ in range(dist.get_world_size())).double()
-    ps = bridle.per_sample(losses_of(model[rank], *parts[rank]), model, process_group=dist.group.WORLD)
+    ps = gradrein.per_sample(losses_of(model[rank], *parts[rank]), model, process_group=dist.group.WORLD)
     blocks = []
     for branch, part in zip(model, parts, strict=True):
         each = one_by_one(branch, [part])
@@ -94,7 +94,7 @@ def pipeline():
 
     def loss(output, target):
         losses = (output - target).square().sum(1)
-        texts.append(refused(lambda: bridle.per_sample(losses, module)))
+        texts.append(refused(lambda: gradrein.per_sample(losses, module)))
         return losses.sum()
 
     stage = PipelineStage(module, rank, size, torch.device("cpu"))
@@ -120,12 +120,12 @@ def pipeline_of_one():
 
     def loss(output, target):
         losses = (output - target).square().sum(1)
-        found.append(bridle.per_sample(losses, module).norms())
+        found.append(gradrein.per_sample(losses, module).norms())
         return losses.sum()
 
     schedule = ScheduleGPipe(PipelineStage(module, 0, 1, torch.device("cpu"), group=group), 2, loss_fn=loss)
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = torch.ones(4, 3, dtype=torch.float64)
     schedule.step(x, target=y)
-    want = bridle.per_sample((module(x) - y).square().sum(1), module).norms()
+    want = gradrein.per_sample((module(x) - y).square().sum(1), module).norms()
     torch.testing.assert_close(torch.cat(found[-2:]), want)

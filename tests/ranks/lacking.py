@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-import bridle
-from bridle import policies
-from bridle.distributed import Disjoint, Replicated, Sharded
+import gradrein
+from gradrein import policies
+from gradrein.distributed import Disjoint, Replicated, Sharded
 
 
 def grid():
@@ -59,8 +59,8 @@ def on_a_slice(kind, sliced, lacking):
     if dist.get_rank() in lacking:
         parameters["p"].grad = None
     words = "lie on a part of the ranks only"
-    refused_by_all(lambda: bridle.clip_grad_norm_(parameters, 1.0), parameters, words)
-    refused_by_all(lambda: bridle.clip_(parameters, bridle.by_norm(1.0)), parameters, words)
+    refused_by_all(lambda: gradrein.clip_grad_norm_(parameters, 1.0), parameters, words)
+    refused_by_all(lambda: gradrein.clip_(parameters, gradrein.by_norm(1.0)), parameters, words)
 
 
 def on_a_slice_of_a_stage(what):
@@ -74,7 +74,7 @@ def on_a_slice_of_a_stage(what):
         mode = "zero"
         if dist.get_rank() == 0:
             layouts.piece(parameters["p"].grad)[0, 0] = math.nan
-    run = lambda: bridle.clip_(parameters, bridle.by_norm(1.0), nonfinite=mode, placement=placement)  # noqa: E731
+    run = lambda: gradrein.clip_(parameters, gradrein.by_norm(1.0), nonfinite=mode, placement=placement)  # noqa: E731
     refused_by_all(run, parameters, "lie on a part" if what == "missing" else "not finite")
 
 
@@ -90,7 +90,7 @@ def on_two_slices(what):
         layouts.piece(parameters["p"].grad)[0, 0] = math.nan if at else 1.0
     elif at:
         parameters["p"].grad = None
-    run = lambda: bridle.clip_(parameters, bridle.by_norm(limit), nonfinite=mode)  # noqa: E731
+    run = lambda: gradrein.clip_(parameters, gradrein.by_norm(limit), nonfinite=mode)  # noqa: E731
     refused_by_all(run, parameters, words)
 
 
@@ -101,7 +101,7 @@ def experts_on_some_ranks():
     if dist.get_rank() < 2:
         parameters["experts"] = spread(pair, [Shard(0)])
     placement = {"dense": None, "*": Disjoint(grid()["stage"])}
-    norm = bridle.clip_grad_norm_(parameters, 100.0, placement=placement)
+    norm = gradrein.clip_grad_norm_(parameters, 100.0, placement=placement)
     layouts.close(norm.item(), math.sqrt(24), 6)
 
 
@@ -111,8 +111,8 @@ def a_frozen_parameter_of_one_stage():
     if dist.get_rank() == 0:
         parameters["shared.pos"] = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     placement = {"shared.*": Replicated(dist.group.WORLD), "*": Disjoint(dist.group.WORLD)}
-    for policy in (policies.ByRunningNorm(), {"shared.embed": bridle.by_norm(1.0), "*": policies.ByRunningNorm()}):
-        layouts.close(bridle.clip_(parameters, policy, placement=placement).norm, math.sqrt(2), 6)
+    for policy in (policies.ByRunningNorm(), {"shared.embed": gradrein.by_norm(1.0), "*": policies.ByRunningNorm()}):
+        layouts.close(gradrein.clip_(parameters, policy, placement=placement).norm, math.sqrt(2), 6)
         parameters["shared.embed"].grad = torch.ones(2)
 
 
@@ -123,8 +123,8 @@ def a_copy_that_one_stage_lacks(order):
     if dist.get_rank() == 1:
         parameters[f"a{stage()}"].grad = None
     placement = tuple(kinds[name] for name in order)
-    for policy in (policies.ByRunningNorm(), bridle.by_norm(1.0)):
-        run = lambda policy=policy: bridle.clip_(parameters, policy, placement=placement)  # noqa: E731
+    for policy in (policies.ByRunningNorm(), gradrein.by_norm(1.0)):
+        run = lambda policy=policy: gradrein.clip_(parameters, policy, placement=placement)  # noqa: E731
         refused_by_all(run, parameters, "hold different parameters")
 
 
@@ -135,18 +135,18 @@ def a_state_after_a_step_without_a_gradient():
     grad = parts["a"].grad
     for step in range(3):
         parts["a"].grad = None if step == 0 and dist.get_rank() == 0 else grad
-        bridle.clip_(parts, policy)
+        gradrein.clip_(parts, policy)
     again = policies.ByOvershoot()
     again.load_state_dict(policy.state_dict())
-    bridle.clip_(parts, again)
+    gradrein.clip_(parts, again)
 
 
 def a_summand_that_is_only_scaled():
     """What is only measured and scaled may share memory."""
     for run in (
-        lambda ps: bridle.clip_grad_norm_(ps, 1.0),
-        lambda ps: bridle.clip_(ps, bridle.by_norm(1.0)),
-        lambda ps: bridle.clip_(ps, policies.ByMedian(ceiling=1.0)),
+        lambda ps: gradrein.clip_grad_norm_(ps, 1.0),
+        lambda ps: gradrein.clip_(ps, gradrein.by_norm(1.0)),
+        lambda ps: gradrein.clip_(ps, policies.ByMedian(ceiling=1.0)),
     ):
         p = _partial(torch.ones(2, 1).expand(2, 2) / dist.get_world_size())
         run({"w": p})
@@ -157,7 +157,7 @@ def on_no_rank_of_any_slice(kind, sliced):
     """The same where all ranks lack it: there is nothing to disagree on."""
     parameters = {"p": spread(grid()[sliced], [kind]), "q": spread(grid(), [Shard(0), Shard(0)])}
     parameters["p"].grad = None
-    layouts.close(bridle.clip_grad_norm_(parameters, 100.0).item(), math.sqrt(12), 6)
+    layouts.close(gradrein.clip_grad_norm_(parameters, 100.0).item(), math.sqrt(12), 6)
 
 
 COPIES = {
@@ -192,7 +192,7 @@ def a_nan_in_one_copy(name, at):
     first = next(iter(parameters.values()))
     if dist.get_rank() == at:
         layouts.piece(first.grad).view(-1)[0] = math.nan
-    run = lambda: bridle.clip_(parameters, bridle.by_norm(1.0), nonfinite="zero", placement=placement)  # noqa: E731
+    run = lambda: gradrein.clip_(parameters, gradrein.by_norm(1.0), nonfinite="zero", placement=placement)  # noqa: E731
     refused_by_all(run, parameters, "not finite")
 
 
@@ -200,7 +200,7 @@ def a_nan_in_all_copies():
     """The same value in all copies is zeroed."""
     parameters = {"p": spread(grid()["tp"], [Replicate()]), "q": spread(grid(), [Shard(0), Shard(0)])}
     layouts.piece(parameters["p"].grad)[0, 0] = math.nan
-    report = bridle.clip_(parameters, bridle.by_norm(100.0), nonfinite="zero")
+    report = gradrein.clip_(parameters, gradrein.by_norm(100.0), nonfinite="zero")
     layouts.close(report.norm, math.sqrt(11 + 12), 12)
 
 
@@ -218,14 +218,14 @@ def a_placed_copy(name, lacking):
     parameters = {"embed": plain(), f"layer{dist.get_rank()}": plain()}
     if dist.get_rank() in lacking:
         parameters["embed"].grad = None
-    run = lambda policy: bridle.clip_(parameters, policy, placement=placement)  # noqa: E731
+    run = lambda policy: gradrein.clip_(parameters, policy, placement=placement)  # noqa: E731
     if len(lacking) < dist.get_world_size():
         refused_by_all(lambda: run(LEARN[name]()), parameters, "some have no gradient")
         refused_by_all(lambda: run({"embed": LEARN[name](), "*": None}), parameters, "some have no gradient")
     else:
         run(LEARN[name]())
-    run({"embed": bridle.by_norm(1.0), "*": LEARN[name]()})
-    run(bridle.by_norm(1.0))
+    run({"embed": gradrein.by_norm(1.0), "*": LEARN[name]()})
+    run(gradrein.by_norm(1.0))
 
 
 def one_that_nobody_has(make):
@@ -243,7 +243,7 @@ def one_that_nobody_has(make):
             missing = name != "a" and step in (0, 2, 3)
             p.grad = None if missing else grad
             parts[name].grad = None if missing else layouts.spread(grad, "line", "0")
-        expected, found = bridle.clip_(whole, theirs), bridle.clip_(parts, ours)
+        expected, found = gradrein.clip_(whole, theirs), gradrein.clip_(parts, ours)
         layouts.close(found.norm_after, expected.norm_after, 6)
         with torch.no_grad():
             for name, p in whole.items():
@@ -255,13 +255,13 @@ def one_that_nobody_has(make):
 
 
 EMPTY = {
-    "by_unit": bridle.by_unit,
+    "by_unit": gradrein.by_unit,
     "ByElementSpike": policies.ByElementSpike,
     "ByOvershoot": policies.ByOvershoot,
     "SkipSpikes": lambda: policies.SkipSpikes(policies.ByElementSpike()),
-    "by_norm": lambda: bridle.by_norm(1.0),
-    "by_value": lambda: bridle.by_value(0.1),
-    "by_rms": lambda: bridle.by_rms(0.1),
+    "by_norm": lambda: gradrein.by_norm(1.0),
+    "by_value": lambda: gradrein.by_value(0.1),
+    "by_rms": lambda: gradrein.by_rms(0.1),
 }
 
 
@@ -273,10 +273,10 @@ def a_group_without_gradients(name, tied):
         parameters["b"].grad = parameters["a"].grad
     for _ in range(2):
         layouts.piece(parameters["a"].grad).fill_(1.0)
-        report = bridle.clip_(parameters, {"a": bridle.by_norm(1.0), "b": EMPTY[name]()})
+        report = gradrein.clip_(parameters, {"a": gradrein.by_norm(1.0), "b": EMPTY[name]()})
         layouts.close(report.norms["a"], math.sqrt(12), 6)
         layouts.close(report.norm, math.sqrt(12), 6)
-    only = bridle.clip_(parameters, {"a": None, "b": EMPTY[name]()})
+    only = gradrein.clip_(parameters, {"a": None, "b": EMPTY[name]()})
     assert "a" not in only.norms
 
 
@@ -293,7 +293,7 @@ def overlapping():
         (Replicated(world), Disjoint(world)),
     ):
         p = plain()
-        kind, text = placements.error(lambda p=p, at=placement: bridle.clip_grad_norm_({"p": p}, 1.0, placement=at))
+        kind, text = placements.error(lambda p=p, at=placement: gradrein.clip_grad_norm_({"p": p}, 1.0, placement=at))
         assert kind == "ArgumentError", (placement, text)
         assert "more than one rank in common" in text
         assert torch.equal(p.grad, torch.ones(2))
@@ -302,7 +302,7 @@ def overlapping():
         ((Sharded(tp), Replicated(world)), 4),
         ((Replicated(tp), Replicated(world)), 2),
     ):
-        right = bridle.clip_grad_norm_({"p": plain()}, 1.0, placement=placement)
+        right = gradrein.clip_grad_norm_({"p": plain()}, 1.0, placement=placement)
         layouts.close(right.item(), math.sqrt(expected), 6)
 
 
@@ -311,10 +311,10 @@ SUMMANDS = {
     "overlapping": lambda: torch.tensor([1.0, 2.0, 3.0]).unfold(0, 2, 1),
 }
 CALLS = {
-    "clip_grad_value_": lambda ps: bridle.clip_grad_value_(ps, 0.5),
-    "by_value": lambda ps: bridle.clip_(ps, bridle.by_value(0.5)),
-    "by_unit": lambda ps: bridle.clip_(ps, bridle.by_unit(0.1)),
-    "ByElementSpike": lambda ps: bridle.clip_(ps, policies.ByElementSpike(warmup=0, ceiling=0.5)),
+    "clip_grad_value_": lambda ps: gradrein.clip_grad_value_(ps, 0.5),
+    "by_value": lambda ps: gradrein.clip_(ps, gradrein.by_value(0.5)),
+    "by_unit": lambda ps: gradrein.clip_(ps, gradrein.by_unit(0.1)),
+    "ByElementSpike": lambda ps: gradrein.clip_(ps, policies.ByElementSpike(warmup=0, ceiling=0.5)),
 }
 
 
@@ -360,7 +360,7 @@ def elements_as_units(dims, letter):
     )
     whole.grad, part.grad = grad.clone(), layouts.spread(grad, "line", letter)
     for p in (whole, part):
-        bridle.clip_([p], bridle.by_unit(0.05, unit_dims=dims))
+        gradrein.clip_([p], gradrein.by_unit(0.05, unit_dims=dims))
     torch.testing.assert_close(whole.grad, torch.full(shape, 0.05))
     torch.testing.assert_close(part.grad.full_tensor(), whole.grad)
 
@@ -370,7 +370,7 @@ def another_limit(call):
     p = spread(layouts.mesh("line"), [Replicate()])
     limit = 0.5 + 0.1 * (dist.get_rank() == 0)
     run = {
-        "clip_grad_value_": lambda: bridle.clip_grad_value_([p], limit),
-        "clip_grads_with_norm_": lambda: bridle.clip_grads_with_norm_([p], limit, torch.tensor(5.0)),
+        "clip_grad_value_": lambda: gradrein.clip_grad_value_([p], limit),
+        "clip_grads_with_norm_": lambda: gradrein.clip_grads_with_norm_([p], limit, torch.tensor(5.0)),
     }[call]
     refused_by_all(run, {"p": p}, "the call")

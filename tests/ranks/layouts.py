@@ -8,9 +8,9 @@ from rank_processes import has
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-import bridle
-from bridle._distributed.collectives import all_reduce_
-from bridle._torch.dtensor import distribute_own
+import gradrein
+from gradrein._distributed.collectives import all_reduce_
+from gradrein._torch.dtensor import distribute_own
 
 # Meshes by number of ranks: shapes, orders of ranks that are not regular, and slices of another mesh ("2d/a").
 MESHES = {
@@ -135,10 +135,10 @@ def check_norm(case, p, max_norm):
     expected = norm_of(wholes, p)
     complete = not any(missing for *_, missing in case["tensors"])
     if complete:
-        halves = bridle.get_total_norm([q.grad for q in parameters.values()], p)
+        halves = gradrein.get_total_norm([q.grad for q in parameters.values()], p)
         close(halves.item(), expected, 5)
         assert type(halves) is torch.Tensor
-    norm = bridle.clip_grad_norm_(parameters.values(), max_norm, p)
+    norm = gradrein.clip_grad_norm_(parameters.values(), max_norm, p)
     assert type(norm) is torch.Tensor
     assert norm.dim() == 0
     close(norm.item(), expected, 5)
@@ -146,7 +146,7 @@ def check_norm(case, p, max_norm):
     assert_clipped(parameters, wholes, min(1.0, max_norm / (expected + 1e-6)), case)
     if complete:
         again, _ = build(case)
-        bridle.clip_grads_with_norm_(again.values(), max_norm, halves)
+        gradrein.clip_grads_with_norm_(again.values(), max_norm, halves)
         assert_clipped(again, wholes, min(1.0, max_norm / (expected + 1e-6)), case)
 
 
@@ -164,10 +164,10 @@ def check_policies(case, p):
     _, wholes = build(case)
     limit = 0.5 * max(1e-30, norm_of(wholes, p))
     for policy in (
-        bridle.by_norm(limit, p),
-        bridle.by_norm(limit, p, per_parameter=True),
-        bridle.by_rms(0.3),
-        bridle.by_value(0.4),
+        gradrein.by_norm(limit, p),
+        gradrein.by_norm(limit, p, per_parameter=True),
+        gradrein.by_rms(0.3),
+        gradrein.by_value(0.4),
     ):
         parameters, wholes = build(case)
         alone = {
@@ -175,8 +175,8 @@ def check_policies(case, p):
         }
         for q, full in zip(alone.values(), wholes, strict=True):
             q.grad = full.clone()
-        expected = bridle.clip_(alone, policy)
-        found = bridle.clip_(parameters, policy)
+        expected = gradrein.clip_(alone, policy)
+        found = gradrein.clip_(parameters, policy)
         digits = 5 if any(set("pa") & set(letters) for _, _, letters, _ in case["tensors"]) else 8
         close(found.norm, expected.norm, digits)
         close(found.norm_after, expected.norm_after, 5)

@@ -6,14 +6,14 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import reduced, spread
 
-import bridle
+import gradrein
 
 POLICIES = {
-    "by_unit": lambda: bridle.by_unit(0.05),
-    "by_unit of columns": lambda: bridle.by_unit(0.05, unit_dims=1),
-    "ByElementSpike": lambda: bridle.policies.ByElementSpike(theta=1.5, decay=0.5, warmup=1),
-    "ByOvershoot": lambda: bridle.policies.ByOvershoot(rate=1.0, start=0.5),
-    "two of them": lambda: {"p0": bridle.by_unit(0.05), "*": bridle.policies.ByElementSpike(theta=1.5, warmup=1)},
+    "by_unit": lambda: gradrein.by_unit(0.05),
+    "by_unit of columns": lambda: gradrein.by_unit(0.05, unit_dims=1),
+    "ByElementSpike": lambda: gradrein.policies.ByElementSpike(theta=1.5, decay=0.5, warmup=1),
+    "ByOvershoot": lambda: gradrein.policies.ByOvershoot(rate=1.0, start=0.5),
+    "two of them": lambda: {"p0": gradrein.by_unit(0.05), "*": gradrein.policies.ByElementSpike(theta=1.5, warmup=1)},
 }
 STEPS = 4
 
@@ -66,8 +66,8 @@ def as_in_one_process(case, name, dry_run=False):
     for step in range(STEPS):
         set_step(case, mine, step)
         set_whole(case, whole, step)
-        found = bridle.clip_(mine, ours, dry_run=dry_run)
-        expected = bridle.clip_(whole, alone, dry_run=dry_run)
+        found = gradrein.clip_(mine, ours, dry_run=dry_run)
+        expected = gradrein.clip_(whole, alone, dry_run=dry_run)
         assert found.clipped == expected.clipped or step == 0
         for what in ("norms", "norms_after"):
             for key, norm in getattr(expected, what).items():
@@ -79,9 +79,9 @@ def as_in_one_process(case, name, dry_run=False):
 
 SAVED = {
     **{name: POLICIES[name] for name in ("ByElementSpike", "ByOvershoot")},
-    "ByMedian": lambda: bridle.policies.ByMedian(window=4, per_parameter=True, warmup=1),
-    "ByZScore": lambda: bridle.policies.ByZScore(warmup=1),
-    "SkipSpikes": lambda: bridle.policies.SkipSpikes(bridle.by_norm(1.0), window=4),
+    "ByMedian": lambda: gradrein.policies.ByMedian(window=4, per_parameter=True, warmup=1),
+    "ByZScore": lambda: gradrein.policies.ByZScore(warmup=1),
+    "SkipSpikes": lambda: gradrein.policies.SkipSpikes(gradrein.by_norm(1.0), window=4),
 }
 LINE = {"seed": 5, "tensors": [((6, 3), "line", "0", ()), ((5,), "line", "0", ()), ((3, 4), "plain", "", ())]}
 
@@ -94,7 +94,7 @@ def whole_state(state):
 
 
 def clipper_of(name, parameters):
-    return bridle.Clipper(torch.optim.SGD(parameters.items(), lr=0.0), SAVED[name]())
+    return gradrein.Clipper(torch.optim.SGD(parameters.items(), lr=0.0), SAVED[name]())
 
 
 def learn_and_save(name, folder):

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
-import bridle
-from bridle._torch.dtensor import distribute_own
+import gradrein
+from gradrein._torch.dtensor import distribute_own
 
 
 class Net(torch.nn.Module):
@@ -44,7 +44,7 @@ def alone(model, steps, extra=lambda rank: True):
 def compare(model, grads, digits=5):
     """Clip what is spread; the norm and the gradients must be those of one process."""
     norm = layouts.norm_of([*grads.values()], 2.0)
-    found = bridle.clip_grad_norm_(model, norm / 2)
+    found = gradrein.clip_grad_norm_(model, norm / 2)
     layouts.close(found.item(), norm, digits)
     for name, p in model.named_parameters():
         name = name.removeprefix("module.")
@@ -93,7 +93,7 @@ def mixed_precision():
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
     compare(model, alone(reference, 1), digits=1)
     whole = [p.grad.full_tensor() for p in model.parameters()]
-    layouts.close(bridle.get_total_norm([p.grad for p in model.parameters()]).item(), layouts.norm_of(whole, 2.0), 5)
+    layouts.close(gradrein.get_total_norm([p.grad for p in model.parameters()]).item(), layouts.norm_of(whole, 2.0), 5)
 
 
 def cpu_offload():
@@ -127,7 +127,7 @@ def unused_here():
     held = [
         g if not name.startswith("extra") else g[: -(-len(g) // dist.get_world_size())] for name, g in grads.items()
     ]
-    layouts.close(bridle.clip_grad_norm_(model, 1.0).item(), layouts.norm_of(held, 2.0), 5)
+    layouts.close(gradrein.clip_grad_norm_(model, 1.0).item(), layouts.norm_of(held, 2.0), 5)
 
 
 def plain_unused_here():
@@ -139,7 +139,7 @@ def plain_unused_here():
     weight.grad = distribute_own(torch.ones(4, 2), mesh, [Shard(0)])
     bias = torch.nn.Parameter(torch.zeros(2))
     bias.grad = torch.ones(2) if dist.get_rank() == 0 else None
-    kind, text = placements.error(lambda: bridle.clip_grad_norm_([weight, bias], 1.0))
+    kind, text = placements.error(lambda: gradrein.clip_grad_norm_([weight, bias], 1.0))
     assert kind == "RankError"
     assert "do not agree on the number of gradients: 2 on rank 0; 1 on rank" in text
     assert torch.equal(weight.grad.full_tensor(), torch.ones(4, 2))
@@ -163,7 +163,7 @@ def clip_per_sample(model, steps, limit=0.1):
     for step, x in enumerate(batches(steps)[dist.get_rank()]):
         if steps > 1:
             model.set_requires_gradient_sync(step == steps - 1)
-        bridle.per_sample(model(x).square().mean(1), model).clip_(limit)
+        gradrein.per_sample(model(x).square().mean(1), model).clip_(limit)
     for p, wanted in zip(model.parameters(), clipped_alone(Net(), steps, limit), strict=True):
         torch.testing.assert_close(p.grad.full_tensor(), wanted)
 

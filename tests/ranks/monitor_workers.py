@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import bridle
+import gradrein
 
 STEPS = 12
 
@@ -43,14 +43,14 @@ def train(net, limit=None):
         (net(x) - x[:, :1]).square().mean().backward()
         if limit is not None:  # torch's own refuses plain gradients beside others
             plain = {type(p) for p in net.parameters()} != {DTensor}
-            (bridle if plain else torch.nn.utils).clip_grad_norm_(net.parameters(), limit)
+            (gradrein if plain else torch.nn.utils).clip_grad_norm_(net.parameters(), limit)
         optimizer.step()
     wholes = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in net.parameters()]
     return torch.cat([whole.flatten() for whole in wholes]).tolist()
 
 
 def record(path, kind, limit, clip):
-    with bridle.Monitor(sharded_net := sharded(kind), record=path, clip=clip) as monitor:
+    with gradrein.Monitor(sharded_net := sharded(kind), record=path, clip=clip) as monitor:
         weights = train(sharded_net, limit)
     assert monitor.stopped_because is None
     return monitor.path, weights, leaves_norms_to_be_reduced(sharded_net)
@@ -81,7 +81,7 @@ def messages(path):
     found = []
     for watched in (False, True):
         net = sharded("all")
-        monitor = bridle.Monitor(net, record=path)
+        monitor = gradrein.Monitor(net, record=path)
         with Messages() as mode:
             if watched:
                 monitor.start()
@@ -111,7 +111,7 @@ def partial(path, clip):
     net.weight.grad = DTensor.from_local(torch.ones(1, 4), mesh, [Partial()])
     net.bias.grad = DTensor.from_local(torch.full((1,), 3.0), mesh, [Replicate()])
     optimizer = Still(net.parameters())
-    with bridle.Monitor(net, optimizer, record=path, clip=clip) as monitor:
+    with gradrein.Monitor(net, optimizer, record=path, clip=clip) as monitor:
         optimizer.step()
     assert monitor.stopped_because is None
     return monitor.path
@@ -121,15 +121,15 @@ def refused(kind):
     """What is raised where ranks could not decide alike."""
     net = FullyShardedDataParallel(network(), device_id="cpu") if kind == "flattened" else sharded("all")
     try:
-        with bridle.Monitor(net, clip="1.0" if kind == "flattened" else "auto"):
+        with gradrein.Monitor(net, clip="1.0" if kind == "flattened" else "auto"):
             train(net)
-    except bridle.errors.UnsupportedGradientError as error:
+    except gradrein.errors.UnsupportedGradientError as error:
         return str(error)
     return "nothing"
 
 
 def flattened(path):
-    with bridle.Monitor(net := FullyShardedDataParallel(network(), device_id="cpu"), record=path) as monitor:
+    with gradrein.Monitor(net := FullyShardedDataParallel(network(), device_id="cpu"), record=path) as monitor:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         net(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
         optimizer.step()
@@ -141,7 +141,7 @@ def alone(path):
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     torch.manual_seed(dist.get_rank())
-    with bridle.Monitor(net, record=path) as monitor:
+    with gradrein.Monitor(net, record=path) as monitor:
         for _ in range(5):
             optimizer.zero_grad()
             net(torch.randn(4, 5, dtype=torch.float64)).square().mean().backward()
@@ -165,7 +165,7 @@ class Slow(torch.utils.data.Dataset):
 def starved(path):
     net = sharded("all")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    with bridle.Monitor(net, optimizer, record=path) as monitor:
+    with gradrein.Monitor(net, optimizer, record=path) as monitor:
         for x in torch.utils.data.DataLoader(Slow(), batch_size=4):
             optimizer.zero_grad()
             net(x).square().mean().backward()
@@ -180,7 +180,7 @@ def together(path, clip):
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     data = torch.Generator().manual_seed(dist.get_rank())
-    with bridle.Monitor(net, optimizer, record=path, clip=clip) as monitor:
+    with gradrein.Monitor(net, optimizer, record=path, clip=clip) as monitor:
         for step in range(40):
             x = torch.randn(16, 5, generator=data, dtype=torch.float64) * (10 if step % 13 == 12 else 1)
             optimizer.zero_grad()

@@ -22,8 +22,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle.persample import _reduce as _sums
+import gradrein
+from gradrein.persample import _reduce as _sums
 
 BATCHES = {"uneven": [3, 5, 1, 2], "empty": [4, 0, 3, 0], "none but one": [0, 2, 0, 0], "several digits": [1, 40, 2, 3]}
 
@@ -206,7 +206,7 @@ def same_as_one_process(wrapped, sizes):
     for step, (question, ask) in enumerate(QUESTIONS.items()):
         parts = batch(sizes, step)
         each = one_by_one(alone, parts)
-        ps = bridle.per_sample(losses_of(model, *parts[rank]), model)
+        ps = gradrein.per_sample(losses_of(model, *parts[rank]), model)
         before = sum(len(x) for x, _ in parts[:rank])
         torch.testing.assert_close(ps.norms(), lengths(each)[before : before + len(ps)])
         torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
@@ -239,7 +239,7 @@ def backward_still_works(model, alone):
         model.zero_grad()
         losses = losses_of(model, *parts[rank])
         if look:
-            bridle.per_sample(losses, model).norms()
+            gradrein.per_sample(losses, model).norms()
         losses.sum().backward()
         each = one_by_one(alone, parts)
         assert_written(model, {name: g.sum(0) / size for name, g in each.items()})
@@ -261,7 +261,7 @@ def used_on_one_rank():
     """A parameter counts as zeros where it is not used, and has no gradient if no rank uses it."""
     model = DistributedDataParallel(Branches(), find_unused_parameters=True)
     parts, size = batch("uneven"), dist.get_world_size()
-    ps = bridle.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
+    ps = gradrein.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
     norms = ps.norms(per_parameter=True, gathered=True)
     assert len(norms) == 2 * size
     ps.clip_(0.7)
@@ -289,9 +289,9 @@ def noise(wrapped):
     model, alone = WRAPPED[wrapped](), twin(wrapped)
     x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
     options = {"noise_multiplier": 1.5, "per_parameter": True, "divide_by": 16}
-    bridle.per_sample(losses_of(alone, x, y), alone).clip_(0.3, generator=torch.Generator().manual_seed(0), **options)
+    gradrein.per_sample(losses_of(alone, x, y), alone).clip_(0.3, generator=torch.Generator().manual_seed(0), **options)
     generator = torch.Generator().manual_seed(rank)
-    ps = bridle.per_sample(losses_of(model, *parts[rank]), model, memory_budget=0)
+    ps = gradrein.per_sample(losses_of(model, *parts[rank]), model, memory_budget=0)
     ps.clip_(0.3, generator=generator, **options)
     for name, p in alone.named_parameters():
         torch.testing.assert_close(whole(named(model)[name].grad), p.grad, rtol=1e-10, atol=1e-12)
@@ -302,7 +302,7 @@ def scaled(wrapped):
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model, parts = WRAPPED[wrapped](), batch("uneven")
     each = one_by_one(twin(wrapped), parts)
-    ps = bridle.per_sample(scaler.scale(losses_of(model, *parts[dist.get_rank()])), model, scaler=scaler)
+    ps = gradrein.per_sample(scaler.scale(losses_of(model, *parts[dist.get_rank()])), model, scaler=scaler)
     ps.clip_(0.7)
     assert_written(model, {name: 1024 * g for name, g in expected("flat", each, parts).items()})
     torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
@@ -318,7 +318,7 @@ def several_messages():
     _sums._BUCKET = 50
     try:
         with counted() as calls:
-            ps = bridle.per_sample(losses_of(model, *parts[rank]), model, process_group=dist.group.WORLD)
+            ps = gradrein.per_sample(losses_of(model, *parts[rank]), model, process_group=dist.group.WORLD)
             ps.clip_(0.7)
     finally:
         _sums._BUCKET = room
@@ -334,7 +334,7 @@ def half():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     model, alone = sharded(Net().float(), line(), mp_policy=policy), Net().bfloat16()
     parts = [(x.bfloat16(), y) for x, y in batch("uneven")]
-    ps = bridle.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
+    ps = gradrein.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
     ps.audit()
     each = {name: g.float() for name, g in one_by_one(alone, parts).items()}
     torch.testing.assert_close(ps.norms(gathered=True), lengths(each), rtol=3e-2, atol=1e-3)
@@ -352,25 +352,25 @@ def other_ways_to_say_it():
     for kept in (True, False):
         model = sharded(Net(), line(), reshard_after_forward=kept)
         losses = losses_of(model, *parts[rank])
-        bridle.per_sample(losses, [*model.parameters()]).clip_(0.7)
+        gradrein.per_sample(losses, [*model.parameters()]).clip_(0.7)
         assert_written(model, expected("flat", each, parts))
         model.zero_grad()
-        bridle.per_sample(losses_of(model, *parts[rank]), model, retain_graph=False).clip_(0.7)
+        gradrein.per_sample(losses_of(model, *parts[rank]), model, retain_graph=False).clip_(0.7)
         assert_written(model, expected("flat", each, parts))
-        head = bridle.per_sample(losses, model.head).norms(gathered=True)
+        head = gradrein.per_sample(losses, model.head).norms(gathered=True)
         torch.testing.assert_close(head, lengths({k: g for k, g in each.items() if k.startswith("head")}))
     plain = Net()
-    bridle.per_sample(losses_of(plain, *parts[rank]), plain, process_group=dist.group.WORLD).clip_(0.7)
+    gradrein.per_sample(losses_of(plain, *parts[rank]), plain, process_group=dist.group.WORLD).clip_(0.7)
     assert_written(plain, expected("flat", each, parts))
     plain.zero_grad()
-    bridle.per_sample(losses_of(plain, *parts[rank]), plain, process_group=line()).clip_(0.7)
+    gradrein.per_sample(losses_of(plain, *parts[rank]), plain, process_group=line()).clip_(0.7)
     assert_written(plain, expected("flat", each, parts))
     plain.zero_grad()
-    ps = bridle.per_sample(losses_of(plain, *parts[rank]), plain)  # no group: this process alone
+    ps = gradrein.per_sample(losses_of(plain, *parts[rank]), plain)  # no group: this process alone
     assert len(ps.norms(gathered=True)) == len(ps)
     wrapper = nn.ModuleDict({"net": DistributedDataParallel(Net())})
     losses = losses_of(wrapper["net"], *parts[rank]) if rank else torch.zeros(0)
-    ps = bridle.per_sample(losses, wrapper)
+    ps = gradrein.per_sample(losses, wrapper)
     ps.audit()
     ps.clip_(0.7)
     rest = [(x[:0], y[:0]) if r == 0 else (x, y) for r, (x, y) in enumerate(parts)]
@@ -390,7 +390,7 @@ def frozen():
     own = {name: g for name, g in each.items() if name.startswith("head")}
     for asked in (model, [*model.head.parameters()]):
         model.zero_grad()
-        ps = bridle.per_sample(losses_of(model, *parts[rank]), asked)
+        ps = gradrein.per_sample(losses_of(model, *parts[rank]), asked)
         torch.testing.assert_close(ps.norms(gathered=True), lengths(own))
         ps.clip_(0.7)
         wanted = expected("flat", own, parts)
@@ -405,8 +405,8 @@ def two_meshes():
     fully_shard(model.blocks[0], mesh=grid()["shard"])
     fully_shard(model, mesh=line())
     losses = losses_of(model, *parts[rank])
-    assert "the parameters are on different meshes" in refused(lambda: bridle.per_sample(losses, model))
-    ps = bridle.per_sample(losses, model.head)
+    assert "the parameters are on different meshes" in refused(lambda: gradrein.per_sample(losses, model))
+    ps = gradrein.per_sample(losses, model.head)
     each = {name: g for name, g in one_by_one(Net(), parts).items() if name.startswith("head")}
     torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
 
@@ -419,7 +419,7 @@ def pending(wrapped):
     losses_of(model, *parts[rank]).sum().backward()
     model.set_requires_gradient_sync(True)
     losses = losses_of(model, *parts[rank])
-    bridle.per_sample(losses, model).norms()
+    gradrein.per_sample(losses, model).norms()
     assert all(p.grad is None for p in model.parameters() if hasattr(p, "full_tensor"))
     losses.sum().backward()
     assert_written(model, {name: 2 * g.sum(0) / size for name, g in one_by_one(Net(), parts).items()})
@@ -430,17 +430,17 @@ def static_graph():
     model, parts = DistributedDataParallel(Net(), static_graph=True), batch("uneven")
     rank, size = dist.get_rank(), dist.get_world_size()
     each = one_by_one(Net(), parts)
-    text = refused(lambda: bridle.per_sample(losses_of(model, *parts[rank]), model))
+    text = refused(lambda: gradrein.per_sample(losses_of(model, *parts[rank]), model))
     assert "static_graph=True" in text
     assert "`model.module`" in text
-    bridle.per_sample(losses_of(model.module, *parts[rank]), model).clip_(0.7)
+    gradrein.per_sample(losses_of(model.module, *parts[rank]), model).clip_(0.7)
     assert_written(model, expected("flat", each, parts))
     model = DistributedDataParallel(Net(), static_graph=True)
     for split in (False, True, False):
         model.zero_grad()
         losses = losses_of(model, *parts[rank])
         if split:
-            bridle.per_sample(losses, model).clip_(0.7)
+            gradrein.per_sample(losses, model).clip_(0.7)
             assert_written(model, expected("flat", each, parts))
         else:
             losses.sum().backward()
@@ -452,7 +452,7 @@ def without_sync():
     model, parts = DistributedDataParallel(Net(), find_unused_parameters=True), batch("uneven")
     rank = dist.get_rank()
     with model.no_sync():
-        bridle.per_sample(losses_of(model, *parts[rank]), model).clip_(0.7)
+        gradrein.per_sample(losses_of(model, *parts[rank]), model).clip_(0.7)
     assert_written(model, expected("flat", one_by_one(Net(), parts), parts))
     backward_still_works(model, Net())
 
@@ -469,27 +469,29 @@ def refusals():
     x, y = parts[rank]
     weight = nn.Parameter(distribute_tensor(torch.ones(3, 6, dtype=torch.float64), line(), [Replicate()]))
     data = distribute_tensor(torch.ones(4, 6, dtype=torch.float64), line(), [Shard(0)])
-    text = refused(lambda: bridle.per_sample((data @ weight.T).sum(1), {}))
+    text = refused(lambda: gradrein.per_sample((data @ weight.T).sum(1), {}))
     assert "`losses` is a DTensor" in text
     for checkpointed in (False, "reentrant"):
         flat = FullyShardedDataParallel(Net(checkpointed), device_id=torch.device("cpu"), use_orig_params=True)
         for asked in (flat, flat.blocks[0]):
-            text = refused(lambda asked=asked, flat=flat: bridle.per_sample(losses_of(flat, x, y), asked))
+            text = refused(lambda asked=asked, flat=flat: gradrein.per_sample(losses_of(flat, x, y), asked))
             assert "Use torch.distributed.fsdp.fully_shard instead" in text
     model = sharded(Net(), line())
     text = refused(
-        lambda: bridle.per_sample(losses_of(model, x, y), model, process_group=dist.group.WORLD), "ArgumentError"
+        lambda: gradrein.per_sample(losses_of(model, x, y), model, process_group=dist.group.WORLD), "ArgumentError"
     )
     assert "Leave `process_group` out" in text
     others = dist.new_group([1])
     if rank == 0:
         plain = Net()
-        text = refused(lambda: bridle.per_sample(losses_of(plain, x, y), plain, process_group=others), "ArgumentError")
+        text = refused(
+            lambda: gradrein.per_sample(losses_of(plain, x, y), plain, process_group=others), "ArgumentError"
+        )
         assert "that this rank is part of" in text
-    text = refused(lambda: bridle.call_for_per_sample_grads(model))
-    assert "Use bridle.per_sample" in text
+    text = refused(lambda: gradrein.call_for_per_sample_grads(model))
+    assert "Use gradrein.per_sample" in text
     table = nn.Embedding(5, 3, sparse=True).double()
-    ps = bridle.per_sample(losses_of(table, y, y), table, process_group=dist.group.WORLD)
+    ps = gradrein.per_sample(losses_of(table, y, y), table, process_group=dist.group.WORLD)
     assert "sparse=False" in refused(lambda: ps.clip_(1.0), "UnsupportedGradientError")
     assert table.weight.grad is None
     assert ps.norms(gathered=True).shape == (sum(len(x) for x, _ in parts),)
@@ -500,21 +502,21 @@ def disagreements():
     rank, parts = dist.get_rank(), batch("uneven")
     model = DistributedDataParallel(Net())
     losses = losses_of(model, *parts[rank])
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     text = refused(lambda: ps.clip_(ps.norms().quantile(0.5)), "RankError")
     assert "do not agree on max_norm: " in text
     assert "take it of `norms(gathered=True)`" in text
     text = refused(lambda: ps.clip_(1.0) if rank else ps.weighted_(torch.ones(len(ps))), "RankError")
     assert "do not agree on the call: " in text
-    fewer = bridle.per_sample(losses, [*model.parameters()][rank > 0 :], process_group=dist.group.WORLD)
+    fewer = gradrein.per_sample(losses, [*model.parameters()][rank > 0 :], process_group=dist.group.WORLD)
     assert "do not agree on the parameters" in refused(lambda: fewer.clip_(1.0), "RankError")
     groups = torch.arange(len(ps)) + (100 * rank if rank != 1 else 1)
-    torn = bridle.per_sample(losses, model, sample_groups=groups)
+    torn = gradrein.per_sample(losses, model, sample_groups=groups)
     for ask in (lambda: torn.clip_(1.0), lambda: torn.norms(gathered=True)):
         assert "group 1 of `sample_groups` has samples on several ranks" in refused(ask, "ArgumentError")
     x, y = parts[rank]
     spoiled = x * float("nan") if rank == 1 else x
-    ps = bridle.per_sample(losses_of(model, spoiled, y), model)
+    ps = gradrein.per_sample(losses_of(model, spoiled, y), model)
     text = refused(lambda: ps.clip_(1.0), "NonFiniteGradientError")
     assert f"the gradients of 5 of {sum(len(x) for x, _ in parts)} samples (on ranks [1] of the group)" in text
     assert all(p.grad is None for p in model.parameters())
@@ -530,11 +532,11 @@ def statistics(wrapped):
     rank, parts = dist.get_rank(), batch("uneven" if dist.get_world_size() == 2 else "several digits")
     model, alone = WRAPPED[wrapped](), twin(wrapped)
     x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-    want = dataclasses.asdict(bridle.per_sample(losses_of(alone, x, y), alone).stats())
-    ps = bridle.per_sample(losses_of(model, *parts[rank]), model)
+    want = dataclasses.asdict(gradrein.per_sample(losses_of(alone, x, y), alone).stats())
+    ps = gradrein.per_sample(losses_of(model, *parts[rank]), model)
     assert dataclasses.asdict(ps.stats(gathered=True)) == pytest.approx(want, rel=1e-9)
     if wrapped == "ddp" and rank == 1:  # no other rank is asked
-        want = dataclasses.asdict(bridle.per_sample(losses_of(alone, *parts[rank]), alone).stats())
+        want = dataclasses.asdict(gradrein.per_sample(losses_of(alone, *parts[rank]), alone).stats())
         assert dataclasses.asdict(ps.stats()) == pytest.approx(want, rel=1e-9)
         assert ps.cosine().shape == (len(ps),)
 
@@ -543,7 +545,7 @@ def asked_too_late():
     """What fully_shard gathers after a step is not what the graph was recorded with."""
     model, parts = sharded(Net(), line()), batch("uneven")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    ps = bridle.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
+    ps = gradrein.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
     ps.clip_(1.0)
     optimizer.step()
     ps.norms()  # known
@@ -555,7 +557,7 @@ def whole_groups():
     rank, parts = dist.get_rank(), batch("uneven")
     model, each = DistributedDataParallel(Net()), one_by_one(Net(), parts)
     numbers = [10 * r + torch.arange(len(x)) // 2 for r, (x, _) in enumerate(parts)]
-    ps = bridle.per_sample(losses_of(model, *parts[rank]), model, sample_groups=numbers[rank])
+    ps = gradrein.per_sample(losses_of(model, *parts[rank]), model, sample_groups=numbers[rank])
     together = torch.cat(numbers)
     each = {name: torch.stack([g[together == n].sum(0) for n in together.unique()]) for name, g in each.items()}
     torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
@@ -592,7 +594,7 @@ def counted():
 def owners_are_known(wrapped):
     """What FSDP and DDP put between modules does not make a second step ask again."""
     model, parts = WRAPPED[wrapped](), batch("uneven")
-    plans = [bridle.per_sample(losses_of(model, *parts[dist.get_rank()]), model).plan() for _ in range(2)]
+    plans = [gradrein.per_sample(losses_of(model, *parts[dist.get_rank()]), model).plan() for _ in range(2)]
     if len(parts[dist.get_rank()][0]) > 1:
         assert "owners proved from the structure of the graph" in plans[1]
 
@@ -620,7 +622,7 @@ def hooks():
                 for loss in losses(alone, behind(), beside())
             ]
         )
-        found = bridle.per_sample(losses(model, behind(), beside()), model).grads()
+        found = gradrein.per_sample(losses(model, behind(), beside()), model).grads()
         torch.testing.assert_close(torch.cat([g.flatten(1) for g in found.values()], 1), each)
 
 
@@ -631,7 +633,7 @@ def used(net):
 def collectives():
     """One short message and one sum; the norms of all ranks are one more."""
     model, parts = DistributedDataParallel(Net()), batch("uneven")
-    ps = bridle.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
+    ps = gradrein.per_sample(losses_of(model, *parts[dist.get_rank()]), model)
     with counted() as calls:
         ps.norms()
         ps.grads()
@@ -656,7 +658,7 @@ def clip_or_error(wrapped, fault):
         losses = losses.detach()
 
     def ask():
-        bridle.per_sample(losses, model).clip_(1.0)
+        gradrein.per_sample(losses, model).clip_(1.0)
 
     kind, text = placements.error(ask)
     return kind, text, time.monotonic() - start, all(p.grad is None for p in model.parameters())

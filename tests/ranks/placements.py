@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-import bridle
-from bridle._torch.dtensor import distribute_own
+import gradrein
+from gradrein._torch.dtensor import distribute_own
 
 _groups = {}
 
@@ -37,14 +37,14 @@ def stages(p):
     mine = grads() if rank == size - 1 else grads((f"layer{rank}", [3.0 + rank, 4.0]))
     wholes = [torch.tensor([3.0 + r, 4.0]) for r in range(size - 1)]
     expected = layouts.norm_of(wholes, p)
-    report = bridle.clip_(mine, bridle.by_norm(expected / 2, p), placement=bridle.distributed.Disjoint(line()))
+    report = gradrein.clip_(mine, gradrein.by_norm(expected / 2, p), placement=gradrein.distributed.Disjoint(line()))
     layouts.close(report.norm, expected, 12)
     layouts.close(report.norm_after, expected / 2, 12)
     layouts.assert_same_everywhere(report.norm)
     for r, q in enumerate(mine.values(), start=rank):
         torch.testing.assert_close(q.grad, wholes[r] / 2)
     again = grads() if rank == size - 1 else grads((f"layer{rank}", [3.0 + rank, 4.0]))
-    norm = bridle.clip_grad_norm_(again.values(), 1.0, p, placement=bridle.distributed.Disjoint(line()))
+    norm = gradrein.clip_grad_norm_(again.values(), 1.0, p, placement=gradrein.distributed.Disjoint(line()))
     layouts.close(norm.item(), expected, 6)
 
 
@@ -54,13 +54,13 @@ def tied(p):
     mine = [(f"layer{rank}", [1.0 + rank])]
     if rank in (0, size - 1):
         mine.append(("embed", [2.0, 5.0]))
-    placement = {"embed": bridle.distributed.Replicated(line()), "*": bridle.distributed.Disjoint(line())}
+    placement = {"embed": gradrein.distributed.Replicated(line()), "*": gradrein.distributed.Disjoint(line())}
     wholes = [torch.tensor([1.0 + r]) for r in range(size)] + [torch.tensor([2.0, 5.0])]
-    policy = {"embed": bridle.by_norm(1.0, p), "layer*": bridle.by_norm(1.0, p)}
+    policy = {"embed": gradrein.by_norm(1.0, p), "layer*": gradrein.by_norm(1.0, p)}
     layouts.close(
-        bridle.clip_(grads(*mine), bridle.by_norm(9.0, p), placement=placement).norm, layouts.norm_of(wholes, p), 12
+        gradrein.clip_(grads(*mine), gradrein.by_norm(9.0, p), placement=placement).norm, layouts.norm_of(wholes, p), 12
     )
-    apart = bridle.clip_(grads(*mine), policy, placement=placement).by_pattern
+    apart = gradrein.clip_(grads(*mine), policy, placement=placement).by_pattern
     layouts.close(apart["embed"].norm, layouts.norm_of(wholes[-1:], p), 12)
     layouts.close(apart["layer*"].norm, layouts.norm_of(wholes[:-1], p), 12)
 
@@ -70,8 +70,8 @@ def sharded(p):
     rank, size = dist.get_rank(), dist.get_world_size()
     columns, bias = torch.arange(1.0, size + 1), torch.tensor([0.5, 2.0])
     mine = grads(("up", [columns[rank].item()]), ("bias", bias.tolist()))
-    placement = {"up": bridle.distributed.Sharded(line()), "*": None}
-    report = bridle.clip_(mine, bridle.by_norm(1.0, p, per_parameter=True), placement=placement)
+    placement = {"up": gradrein.distributed.Sharded(line()), "*": None}
+    report = gradrein.clip_(mine, gradrein.by_norm(1.0, p, per_parameter=True), placement=placement)
     layouts.close(report.norm, layouts.norm_of([columns, bias], p), 12)
     layouts.close(report.norms["up"], layouts.norm_of([columns], p), 12)
     torch.testing.assert_close(mine["up"].grad, columns[rank : rank + 1] / layouts.norm_of([columns], p))
@@ -82,9 +82,9 @@ def sharded_and_staged():
     mesh = grid()
     stage, tp = mesh.get_coordinate()
     mine = grads((f"up{stage}", [1.0 + 2 * stage + tp]), (f"gain{stage}", [10.0 + stage]))
-    over = bridle.distributed.Disjoint(mesh["stage"])
-    placement = {"up*": (bridle.distributed.Sharded(mesh["tp"].get_group()), over), "gain*": over}
-    norm = bridle.clip_grad_norm_(mine, 1.0, placement=placement)
+    over = gradrein.distributed.Disjoint(mesh["stage"])
+    placement = {"up*": (gradrein.distributed.Sharded(mesh["tp"].get_group()), over), "gain*": over}
+    norm = gradrein.clip_grad_norm_(mine, 1.0, placement=placement)
     layouts.close(norm.item(), (1 + 4 + 9 + 16 + 100 + 121) ** 0.5, 6)
     layouts.assert_same_everywhere(norm.item())
 
@@ -96,14 +96,14 @@ def dtensors_in_stages():
     full = torch.arange(6.0) + 10 * stage
     p = torch.nn.Parameter(distribute_own(torch.zeros(6), mesh["tp"], [torch.distributed.tensor.Replicate()]))
     p.grad = distribute_own(full, mesh["tp"], [torch.distributed.tensor.Shard(0)])
-    norm = bridle.clip_grad_norm_([p], 1.0, placement=bridle.distributed.Disjoint(mesh["stage"]))
+    norm = gradrein.clip_grad_norm_([p], 1.0, placement=gradrein.distributed.Disjoint(mesh["stage"]))
     layouts.close(norm.item(), layouts.norm_of([torch.arange(6.0), torch.arange(6.0) + 10], 2.0), 6)
 
 
 def error(function, *args):
     try:
         function(*args)
-    except bridle.errors.BridleError as found:
+    except gradrein.errors.GradreinError as found:
         return type(found).__name__, str(found)
     return "nothing", ""
 
@@ -112,14 +112,14 @@ def copies_that_differ():
     rank = dist.get_rank()
     mine = grads(*((f"w{k}", [1.0]) for k in range(rank + 1)))
     before = {name: q.grad.clone() for name, q in mine.items()}
-    found = error(lambda: bridle.clip_grad_norm_(mine, 0.1, placement=bridle.distributed.Replicated(line())))
+    found = error(lambda: gradrein.clip_grad_norm_(mine, 0.1, placement=gradrein.distributed.Replicated(line())))
     assert all(torch.equal(q.grad, before[name]) for name, q in mine.items())
     return found
 
 
 def copies_of_other_shapes():
     mine = grads(("w", [1.0] * (2 + dist.get_rank())))
-    found = error(lambda: bridle.clip_grad_norm_(mine, 0.1, placement=bridle.distributed.Replicated(line())))
+    found = error(lambda: gradrein.clip_grad_norm_(mine, 0.1, placement=gradrein.distributed.Replicated(line())))
     assert bool((mine["w"].grad == 1).all())
     return found
 
@@ -129,8 +129,8 @@ def dtensor_counted_twice(kind, letter):
     parameters, _ = layouts.build({"seed": 3, "tensors": [((8, 3), "line", letter, ())]})
     before = layouts.piece(parameters["p0"].grad).clone()
     mine = parameters | grads((f"expert{dist.get_rank()}", [3.0, 4.0]))
-    over = getattr(bridle.distributed, kind)(line())
-    found = error(lambda: bridle.clip_(mine, bridle.by_norm(0.1), placement=over))
+    over = getattr(gradrein.distributed, kind)(line())
+    found = error(lambda: gradrein.clip_(mine, gradrein.by_norm(0.1), placement=over))
     assert torch.equal(layouts.piece(parameters["p0"].grad), before)
     return found
 
@@ -138,38 +138,40 @@ def dtensor_counted_twice(kind, letter):
 def dtensor_beside_experts():
     parameters, wholes = layouts.build({"seed": 3, "tensors": [((8, 3), "line", "0", ()), ((5,), "line", "r", ())]})
     mine = parameters | grads((f"expert{dist.get_rank()}", [3.0, 4.0]))
-    placement = {"expert*": bridle.distributed.Disjoint(line()), "*": None}
-    norm = bridle.clip_(mine, bridle.by_norm(0.1), placement=placement).norm
+    placement = {"expert*": gradrein.distributed.Disjoint(line()), "*": None}
+    norm = gradrein.clip_(mine, gradrein.by_norm(0.1), placement=placement).norm
     every = [*wholes, *[torch.tensor([3.0, 4.0])] * dist.get_world_size()]
     layouts.close(norm, layouts.norm_of(every, 2.0), 6)
 
 
 def rms_of_plain_pieces():
     return error(
-        lambda: bridle.clip_(grads(("w", [1.0])), bridle.by_rms(1.0), placement=bridle.distributed.Sharded(line()))
+        lambda: gradrein.clip_(
+            grads(("w", [1.0])), gradrein.by_rms(1.0), placement=gradrein.distributed.Sharded(line())
+        )
     )
 
 
 def placed_twice(kind, only_on=None):
     """One memory under two placements, as one tensor or as views: which of them counts must not depend on the order."""
     memory = torch.tensor([3.0, 4.0])
-    kinds = {"a": bridle.distributed.Sharded(line()), "b": bridle.distributed.Replicated(line())}
+    kinds = {"a": gradrein.distributed.Sharded(line()), "b": gradrein.distributed.Replicated(line())}
     for placement in (kinds, dict(zip(kinds, reversed(kinds.values()), strict=True))):
         mine = grads(("a", [3.0, 4.0]), ("b", [3.0, 4.0]))
         if only_on in (None, dist.get_rank()):
             for q in mine.values():
                 q.grad = memory[:] if kind == "views" else memory
-        found = error(lambda: bridle.clip_(mine, bridle.by_norm(0.1), placement=placement))  # noqa: B023
+        found = error(lambda: gradrein.clip_(mine, gradrein.by_norm(0.1), placement=placement))  # noqa: B023
         assert all(q.grad.tolist() == [3.0, 4.0] for q in mine.values())
-    same = dict.fromkeys(kinds, bridle.distributed.Replicated(line()))
-    layouts.close(bridle.clip_(mine, bridle.by_norm(0.1), placement=same).norms["a"], 5.0, 12)
+    same = dict.fromkeys(kinds, gradrein.distributed.Replicated(line()))
+    layouts.close(gradrein.clip_(mine, gradrein.by_norm(0.1), placement=same).norms["a"], 5.0, 12)
     return found
 
 
 def spikes_in_stages():
     mine = grads((f"layer{dist.get_rank()}", [3.0, 4.0]))
-    policy = bridle.policies.ByElementSpike(ceiling=3.0)
-    report = bridle.clip_(mine, policy, placement=bridle.distributed.Disjoint(line()))
+    policy = gradrein.policies.ByElementSpike(ceiling=3.0)
+    report = gradrein.clip_(mine, policy, placement=gradrein.distributed.Disjoint(line()))
     layouts.close(report.norm, 5 * dist.get_world_size() ** 0.5, 12)
     layouts.close(*report.norms_after.values(), 18**0.5, 6)
     return error(lambda: report.norm_after)
@@ -177,17 +179,17 @@ def spikes_in_stages():
 
 def units_of_pieces():
     mine = grads(("w", [3.0, 4.0]))
-    placement = bridle.distributed.Sharded(line())
-    return error(lambda: bridle.clip_(mine, bridle.by_unit(), placement=placement))
+    placement = gradrein.distributed.Sharded(line())
+    return error(lambda: gradrein.clip_(mine, gradrein.by_unit(), placement=placement))
 
 
 def not_a_placement():
-    return error(lambda: bridle.clip_grad_norm_([torch.nn.Parameter(torch.zeros(1))], 1.0, placement=line()))
+    return error(lambda: gradrein.clip_grad_norm_([torch.nn.Parameter(torch.zeros(1))], 1.0, placement=line()))
 
 
 def no_names():
-    return error(lambda: bridle.clip_grad_norm_([torch.nn.Parameter(torch.zeros(1))], 1.0, placement={"*": None}))
+    return error(lambda: gradrein.clip_grad_norm_([torch.nn.Parameter(torch.zeros(1))], 1.0, placement={"*": None}))
 
 
 def no_pattern():
-    return error(lambda: bridle.clip_grad_norm_(grads(("w", [1.0])), 1.0, placement={"v": None}))
+    return error(lambda: gradrein.clip_grad_norm_(grads(("w", [1.0])), 1.0, placement={"v": None}))

@@ -18,7 +18,7 @@ import rank_processes
 import torch
 import torch.distributed as dist
 
-import bridle
+import gradrein
 
 WHOLE = {"line": 1, "shuffled": 1, "2d": 2, "crossed": 2, "turned": 2, "3d": 3}  # meshes of all ranks
 SLICES = {"2d/a": 1, "2d/b": 1, "turned/a": 1, "3d/ac": 2}
@@ -61,7 +61,7 @@ class Refusing:
             raise ValueError("not here")
 
     def decide(self, grads):
-        return bridle.by_norm(0.01).decide(grads)
+        return gradrein.by_norm(0.01).decide(grads)
 
 
 def clip(parameters, how, odd, fault):
@@ -69,11 +69,11 @@ def clip(parameters, how, odd, fault):
     p = 3.0 if odd and fault == "order of the norm" else 2.0
     other = odd and fault == "function"
     if (how == "clip_grad_norm_") != other and fault not in ("policy", "nonfinite", "refuses"):
-        bridle.clip_grad_norm_(parameters, limit, p, error_if_nonfinite=True)
+        gradrein.clip_grad_norm_(parameters, limit, p, error_if_nonfinite=True)
         return
-    policy = bridle.by_rms(0.001) if odd and fault == "policy" else bridle.by_norm(limit, p)
+    policy = gradrein.by_rms(0.001) if odd and fault == "policy" else gradrein.by_norm(limit, p)
     policy = Refusing(odd) if fault == "refuses" else policy
-    bridle.clip_(parameters, policy, nonfinite="skip" if odd and fault == "nonfinite" else "raise")
+    gradrein.clip_(parameters, policy, nonfinite="skip" if odd and fault == "nonfinite" else "raise")
 
 
 def prepare(parameters, fault):

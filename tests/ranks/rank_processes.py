@@ -17,7 +17,7 @@ import torch.distributed.fsdp as fsdp
 
 # A fork of a server that has imported torch starts in a fraction of the time that importing it takes.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.tensor", "bridle"])
+_CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "torch.distributed.tensor", "gradrein"])
 
 
 class RankProcesses:

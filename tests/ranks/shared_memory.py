@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-import bridle
+import gradrein
 
 
 def another(grad):
@@ -31,17 +31,17 @@ def build(case, shared, as_plain=False, only_on=None):
 
 
 CALLS = {
-    "clip_grad_norm_": lambda ps: bridle.clip_grad_norm_(ps, 0.3).item(),
-    "infinity": lambda ps: bridle.clip_grad_norm_(ps, 0.3, float("inf")).item(),
-    "get_total_norm": lambda ps: bridle.get_total_norm([p.grad for p in ps.values()]).item(),
-    "clip_grads_with_norm_": lambda ps: bridle.clip_grads_with_norm_(ps, 0.3, 2.0) or 0.0,
-    "clip_grad_value_": lambda ps: bridle.clip_grad_value_(ps, 0.4) or 0.0,
-    "by_norm": lambda ps: bridle.clip_(ps, bridle.by_norm(0.3)).norm,
-    "per_parameter": lambda ps: bridle.clip_(ps, bridle.by_norm(0.3, per_parameter=True)).norm_after,
-    "by_rms": lambda ps: bridle.clip_(ps, bridle.by_rms(0.1)).norm_after,
-    "by_value": lambda ps: bridle.clip_(ps, bridle.by_value(0.4)).norm_after,
-    "by_unit": lambda ps: bridle.clip_(ps, bridle.by_unit(0.4)).norm_after,
-    "ByElementSpike": lambda ps: bridle.clip_(ps, bridle.policies.ByElementSpike(ceiling=0.4)).norm_after,
+    "clip_grad_norm_": lambda ps: gradrein.clip_grad_norm_(ps, 0.3).item(),
+    "infinity": lambda ps: gradrein.clip_grad_norm_(ps, 0.3, float("inf")).item(),
+    "get_total_norm": lambda ps: gradrein.get_total_norm([p.grad for p in ps.values()]).item(),
+    "clip_grads_with_norm_": lambda ps: gradrein.clip_grads_with_norm_(ps, 0.3, 2.0) or 0.0,
+    "clip_grad_value_": lambda ps: gradrein.clip_grad_value_(ps, 0.4) or 0.0,
+    "by_norm": lambda ps: gradrein.clip_(ps, gradrein.by_norm(0.3)).norm,
+    "per_parameter": lambda ps: gradrein.clip_(ps, gradrein.by_norm(0.3, per_parameter=True)).norm_after,
+    "by_rms": lambda ps: gradrein.clip_(ps, gradrein.by_rms(0.1)).norm_after,
+    "by_value": lambda ps: gradrein.clip_(ps, gradrein.by_value(0.4)).norm_after,
+    "by_unit": lambda ps: gradrein.clip_(ps, gradrein.by_unit(0.4)).norm_after,
+    "ByElementSpike": lambda ps: gradrein.clip_(ps, gradrein.policies.ByElementSpike(ceiling=0.4)).norm_after,
 }
 
 
@@ -61,7 +61,7 @@ def copies_shared_on_one_rank(case, shared):
     parameters, _ = build(case, shared, only_on=0)
     before = [p.grad.full_tensor().clone() for p in parameters.values()]
     expected = layouts.norm_of(before, 2.0)
-    norm = bridle.clip_grad_norm_(parameters, 0.3).item()
+    norm = gradrein.clip_grad_norm_(parameters, 0.3).item()
     layouts.close(norm, expected, 5)
     layouts.assert_same_everywhere(norm)
     for p, b in zip(parameters.values(), before, strict=True):
@@ -81,8 +81,8 @@ def refused(rows):
         parameters[name] = torch.nn.Parameter(torch.zeros_like(grad))
         parameters[name].grad = grad
     for call in (
-        lambda: bridle.clip_grad_norm_(parameters, 0.1),
-        lambda: bridle.clip_(parameters, bridle.by_norm(0.1)),
+        lambda: gradrein.clip_grad_norm_(parameters, 0.1),
+        lambda: gradrein.clip_(parameters, gradrein.by_norm(0.1)),
     ):
         kind, text = placements.error(call)
         assert kind == ("UnsupportedGradientError" if dist.get_rank() < rows else "RankError"), text
@@ -102,9 +102,9 @@ def partial_refused(kind, only_on=None):
         parameters[name] = torch.nn.Parameter(torch.zeros_like(like))
         parameters[name].grad = grad
     for call in (
-        lambda: bridle.clip_grad_value_(parameters.values(), 0.5),
-        lambda: bridle.clip_(parameters, bridle.by_value(0.5)),
-        lambda: bridle.clip_grad_norm_(parameters.values(), 0.5),
+        lambda: gradrein.clip_grad_value_(parameters.values(), 0.5),
+        lambda: gradrein.clip_(parameters, gradrein.by_value(0.5)),
+        lambda: gradrein.clip_grad_norm_(parameters.values(), 0.5),
     ):
         found, text = placements.error(call)
         assert found == ("UnsupportedGradientError" if here else "RankError"), text

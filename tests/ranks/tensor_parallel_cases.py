@@ -24,8 +24,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-import bridle
-from bridle.errors import ArgumentError, UnsupportedOperationError
+import gradrein
+from gradrein.errors import ArgumentError, UnsupportedOperationError
 
 WORDS, LONG, WIDTH, HEADS = 12, 4, 8, 4
 
@@ -198,7 +198,7 @@ def same_as_one_process(plan, options=""):
     for step, (question, ask) in enumerate(QUESTIONS.items()):
         x = tokens([5, 1, 3, 2][step], step)
         each = one_by_one(alone, x)
-        ps = bridle.per_sample(losses_of(model, x), model)
+        ps = gradrein.per_sample(losses_of(model, x), model)
         torch.testing.assert_close(ps.norms(), lengths(each))
         assert_same_bits(ps.norms())
         for name, found in ps.norms(per_parameter=True).items():
@@ -222,7 +222,7 @@ def same_as_one_process(plan, options=""):
 def backward_still_works(model, alone):
     x = tokens(3, 77)
     losses = losses_of(model, x)
-    bridle.per_sample(losses, model).norms()
+    gradrein.per_sample(losses, model).norms()
     losses.sum().backward()
     each = one_by_one(alone, x)
     for name, p in model.named_parameters():
@@ -253,7 +253,7 @@ def two_dimensions(plan, data, sizes=(3, 2)):
         parts = [tokens(size, 10 * step + i) for i, size in enumerate(sizes)]
         x = torch.cat(parts)
         each = one_by_one(alone, x)
-        ps = bridle.per_sample(losses_of(model, parts[row]), model, process_group=group)
+        ps = gradrein.per_sample(losses_of(model, parts[row]), model, process_group=group)
         mine = slice(sum(sizes[:row]), sum(sizes[: row + 1]))
         torch.testing.assert_close(ps.norms(), lengths(each)[mine])
         torch.testing.assert_close(ps.norms(gathered=True), lengths(each))
@@ -272,8 +272,8 @@ def every_answer(plan):
     """What is asked of one process is answered here: products, statistics, parts of a batch, of a model, of a graph."""
     x, alone, model = tokens(4), twin(plan), planned(plan, tensor_mesh())
     each = one_by_one(alone, x)
-    want = bridle.per_sample(losses_of(alone, x), alone)
-    ps = bridle.per_sample(losses_of(model, x), model)
+    want = gradrein.per_sample(losses_of(alone, x), alone)
+    ps = gradrein.per_sample(losses_of(model, x), model)
     direction = {
         name: torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(5))
         for name, p in alone.named_parameters()
@@ -291,7 +291,7 @@ def every_answer(plan):
     groups = torch.tensor([7, 7, 1, 1])
     together = {name: torch.stack([g[2:].sum(0), g[:2].sum(0)]) for name, g in each.items()}
     for parameters in (model, dict(model.named_parameters())):
-        ps = bridle.per_sample(
+        ps = gradrein.per_sample(
             losses_of(model, x), parameters, sample_groups=groups, retain_graph=False, memory_budget=0
         )
         torch.testing.assert_close(ps.norms(), lengths(together))
@@ -306,11 +306,11 @@ def part_of_a_model(plan):
     each = one_by_one(alone, x)
     for prefix in ("block.down", "last", "block.attention.q"):
         own = {name: g for name, g in each.items() if name.startswith(prefix)}
-        ps = bridle.per_sample(losses_of(model, x), model.get_submodule(prefix))
+        ps = gradrein.per_sample(losses_of(model, x), model.get_submodule(prefix))
         torch.testing.assert_close(ps.norms(), lengths(own))
     for name, p in model.named_parameters():
         p.requires_grad_(name.startswith("last"))
-    ps = bridle.per_sample(losses_of(model, x), model)
+    ps = gradrein.per_sample(losses_of(model, x), model)
     torch.testing.assert_close(ps.norms(), lengths({name: g for name, g in each.items() if name.startswith("last")}))
     ps.clip_(0.7)
     own = expected("flat", {name: g for name, g in each.items() if name.startswith("last")}, [(x, x)])
@@ -328,8 +328,8 @@ def noise(plan, data="none"):
         parts, row = [tokens(3), tokens(1, 1)], mesh.get_local_rank("dp")
     options = {"noise_multiplier": 1.5, "divide_by": 16}
     losses = losses_of(alone, torch.cat(parts))
-    bridle.per_sample(losses, alone).clip_(0.3, generator=torch.Generator().manual_seed(0), **options)
-    ps = bridle.per_sample(losses_of(model, parts[row]), model, process_group=group)
+    gradrein.per_sample(losses, alone).clip_(0.3, generator=torch.Generator().manual_seed(0), **options)
+    ps = gradrein.per_sample(losses_of(model, parts[row]), model, process_group=group)
     ps.clip_(0.3, generator=torch.Generator().manual_seed(seed), **options)
     for name, p in alone.named_parameters():
         found = whole(dict(model.named_parameters())[name].grad)
@@ -343,7 +343,7 @@ def half():
     x, alone = tokens(5), twin("sequence").bfloat16()
     model = sequence(twin("sequence").bfloat16(), tensor_mesh())
     each = {name: g.float() for name, g in one_by_one(alone, x).items()}
-    ps = bridle.per_sample(scaler.scale(losses_of(model, x)), model, scaler=scaler)
+    ps = gradrein.per_sample(scaler.scale(losses_of(model, x)), model, scaler=scaler)
     ps.audit()
     torch.testing.assert_close(ps.norms(), lengths(each), rtol=5e-2, atol=1e-2)
     ps.weighted_(torch.ones(5))
@@ -362,7 +362,7 @@ def not_finite():
         net.words.weight.data[11] = torch.inf
     model = megatron(twin("megatron"), tensor_mesh())
     model.words.weight.data[11] = torch.inf
-    ps = bridle.per_sample(losses_of(model, x), model)
+    ps = gradrein.per_sample(losses_of(model, x), model)
     assert "the gradients of 1 of 4 samples are NaN" in refused(lambda: ps.clip_(1.0), "NonFiniteGradientError")
     ps.clip_(0.7, nonfinite="drop")
     each = one_by_one(alone, x[[0, 1, 3]])
@@ -385,7 +385,7 @@ def uneven():
     names, parameters = zip(*alone.named_parameters(), strict=True)
     rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in alone(x).square().sum((1, 2))]
     each = {name: torch.stack([row[i] for row in rows]) for i, name in enumerate(names)}
-    ps = bridle.per_sample(model(x).square().sum((1, 2)), model)
+    ps = gradrein.per_sample(model(x).square().sum((1, 2)), model)
     torch.testing.assert_close(ps.norms(), lengths(each))
     for name, g in ps.grads().items():
         torch.testing.assert_close(whole(g), each[name])
@@ -413,38 +413,40 @@ def refusals():
     mesh, rank = tensor_mesh(), dist.get_rank()
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mlp = parallelize_module(Norms(), mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    text = refused(lambda: bridle.per_sample(mlp(x).sum(1), mlp))
+    text = refused(lambda: gradrein.per_sample(mlp(x).sum(1), mlp))
     assert "`scale` is a plain tensor, and is used on a part of an activation with placements" in text
     assert "SequenceParallel() for a norm layer" in text
     up = parallelize_module(nn.Linear(6, 8).double(), mesh, ColwiseParallel())
-    text = refused(lambda: bridle.per_sample(up(x).sum(1), up))
+    text = refused(lambda: gradrein.per_sample(up(x).sum(1), up))
     assert "is made into the losses, without a reduction over ranks" in text
-    text = refused(lambda: bridle.per_sample((distribute_tensor(x, mesh, [Replicate()]) @ up.weight.T).sum(1), up))
+    text = refused(lambda: gradrein.per_sample((distribute_tensor(x, mesh, [Replicate()]) @ up.weight.T).sum(1), up))
     assert "losses.full_tensor()" in text
     whole_up = parallelize_module(nn.Linear(6, 8).double(), mesh, ColwiseParallel(output_layouts=Replicate()))
     losses = (whole_up(x) - rank).square().sum(1)  # targets of another batch
-    assert "is not the same on all ranks" in refused(lambda: bridle.per_sample(losses, whole_up), "RankError")
+    assert "is not the same on all ranks" in refused(lambda: gradrein.per_sample(losses, whole_up), "RankError")
     losses = whole_up(x).sum(1)[: 2 + min(rank, 1)]
-    assert "do not agree on the number of samples" in refused(lambda: bridle.per_sample(losses, whole_up), "RankError")
+    assert "do not agree on the number of samples" in refused(
+        lambda: gradrein.per_sample(losses, whole_up), "RankError"
+    )
     out = whole_up(x)
     out.register_hook(lambda g: g * 2)
-    text = refused(lambda: bridle.per_sample(out.sum(1), whole_up))
+    text = refused(lambda: gradrein.per_sample(out.sum(1), whole_up))
     assert "it has a hook" in text
     kept = whole_up.weight.register_hook(lambda g: g)
-    assert "a hook" in refused(lambda: bridle.per_sample(whole_up(x).sum(1), whole_up))
+    assert "a hook" in refused(lambda: gradrein.per_sample(whole_up(x).sum(1), whole_up))
     kept.remove()
-    ps = bridle.per_sample(whole_up(x).sum(1), whole_up)
+    ps = gradrein.per_sample(whole_up(x).sum(1), whole_up)
     assert "do not agree on max_norm" in refused(lambda: ps.clip_(1.0 + rank), "RankError")
     text = refused(lambda: ps.weighted_(torch.arange(4.0) + rank), "RankError")
     assert "do not agree on what is about the samples" in text
     text = refused(lambda: ps.dot({"weight": torch.full((8, 6), 1.0 + rank)}), "RankError")
     assert "do not agree on the length of `direction`" in text
     groups = torch.tensor([0, 0, 1, 1]).roll(rank)
-    text = refused(lambda: bridle.per_sample(whole_up(x).sum(1), whole_up, sample_groups=groups), "RankError")
+    text = refused(lambda: gradrein.per_sample(whole_up(x).sum(1), whole_up, sample_groups=groups), "RankError")
     assert "do not agree on `sample_groups`" in text
     spread = distribute_tensor(torch.ones(8, 6), mesh, [Shard(0)])
     assert "full_tensor()" in refused(lambda: ps.dot({"weight": spread}), "ArgumentError")
-    text = refused(lambda: bridle.per_sample((whole_up(x) @ whole_up(x).T).sum(1), whole_up))
+    text = refused(lambda: gradrein.per_sample((whole_up(x) @ whole_up(x).T).sum(1), whole_up))
     assert "losses that depend on other samples" in text
     assert all(p.grad is None for net in (mlp, up, whole_up) for p in net.parameters())
 
@@ -454,19 +456,21 @@ def local_use():
     mesh = tensor_mesh()
     x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     weight = nn.Parameter(distribute_tensor(torch.ones(3, 6, dtype=torch.float64), mesh, [Replicate()]))
-    ps = bridle.per_sample((x @ weight.to_local().T).sum(1), {"weight": weight})
+    ps = gradrein.per_sample((x @ weight.to_local().T).sum(1), {"weight": weight})
     torch.testing.assert_close(whole(ps.grads()["weight"]), x[:, None].expand(4, 3, 6))
     rows = slice(3 * mesh.get_local_rank(), 3 * mesh.get_local_rank() + 3)
     hidden = (x @ weight.to_local().T).repeat(1, mesh.size())[:, rows]  # by hand, which to_local() does not know of
     text = refused(
-        lambda: bridle.per_sample(DTensor.from_local(hidden, mesh, [Shard(1)]).full_tensor().sum(1), {"weight": weight})
+        lambda: gradrein.per_sample(
+            DTensor.from_local(hidden, mesh, [Shard(1)]).full_tensor().sum(1), {"weight": weight}
+        )
     )
     assert f"is converted to a plain tensor, and used for one with placements [{Shard(1)!r}]" in text
     assert "redistribute(placements=[...])" in text
     plain = nn.Parameter(torch.ones(6, 3, dtype=torch.float64))
     there = DTensor.from_local(plain, mesh, [Replicate()])
     text = refused(
-        lambda: bridle.per_sample(
+        lambda: gradrein.per_sample(
             (distribute_tensor(x, mesh, [Replicate()]) @ there).full_tensor().sum(1), {"w": plain}
         )
     )
@@ -477,10 +481,10 @@ def local_use():
 def collectives():
     """One message for the norms; nothing in the rules of column- and row-wise layers."""
     model, x = planned("by words", tensor_mesh()), tokens(3)
-    bridle.per_sample(losses_of(model, x), model)
+    gradrein.per_sample(losses_of(model, x), model)
     losses = losses_of(model, x)
     with persample_cases.counted() as calls:
-        ps = bridle.per_sample(losses, model)
+        ps = gradrein.per_sample(losses, model)
     assert calls == ["all_reduce"]
     with persample_cases.counted() as calls:
         ps.norms()
@@ -501,10 +505,10 @@ def hooks_elsewhere():
         other(torch.ones(1, 2)).register_hook(lambda g: g * 2)
         torch.optim.SGD(model.parameters(), lr=0.1).register_step_post_hook(lambda *_: None)
         model.register_forward_hook(lambda *_: None)
-        assert torch.isfinite(bridle.per_sample(losses_of(model, x), model).norms()).all(), step
+        assert torch.isfinite(gradrein.per_sample(losses_of(model, x), model).norms()).all(), step
     hooked = losses_of(model, x)
     hooked.grad_fn.next_functions[0][0].register_prehook(lambda grads: tuple(2 * g for g in grads))
     with pytest.raises(UnsupportedOperationError, match="it has a hook"):
-        bridle.per_sample(hooked, model)
+        gradrein.per_sample(hooked, model)
     with pytest.raises(ArgumentError, match="have the same samples"):
-        bridle.per_sample(losses_of(model, x), model, process_group=dist.group.WORLD)
+        gradrein.per_sample(losses_of(model, x), model, process_group=dist.group.WORLD)

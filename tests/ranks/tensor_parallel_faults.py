@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-import bridle
+import gradrein
 
 NOT_SAME = "is not the same on all ranks of the tensor-parallel mesh"
 
@@ -52,7 +52,7 @@ def cut(mesh=None, **options):
 
 
 def ask(model, x):
-    return bridle.per_sample(model(x).square().flatten(1).sum(1), model)
+    return gradrein.per_sample(model(x).square().flatten(1).sum(1), model)
 
 
 def alone(model, losses):
@@ -81,7 +81,7 @@ def different_copies():
         torch.manual_seed(1)
         model = cut(dropout=0.5)
         torch.manual_seed(seed)
-        with contextlib.nullcontext() if same else pytest.raises(bridle.errors.RankError, match=NOT_SAME):
+        with contextlib.nullcontext() if same else pytest.raises(gradrein.errors.RankError, match=NOT_SAME):
             ask(model, inputs(4, 6)).audit()
     model = cut(inside=0.5)
     torch.manual_seed(rank)  # masks of shards: each rank its own
@@ -104,7 +104,7 @@ def different_inside_a_checkpoint():
     for seed, same in [(0, True), (rank, False)]:
         model = cut(dropout=0.5, checkpointed=True)
         torch.manual_seed(seed)
-        with contextlib.nullcontext() if same else pytest.raises(bridle.errors.RankError, match=NOT_SAME):
+        with contextlib.nullcontext() if same else pytest.raises(gradrein.errors.RankError, match=NOT_SAME):
             ask(model, inputs(4, 6)).audit()
 
 
@@ -115,13 +115,13 @@ def losses_apart():
         model = cut().to(dtype)
         losses = model(inputs(4, 6).to(dtype)).square().sum(1)
         losses = losses / losses.detach() * torch.tensor([1e6, 1, 1, 1e-6], dtype=dtype)
-        bridle.per_sample(losses, model)
+        gradrein.per_sample(losses, model)
         for sample in range(4):
             odd = losses + losses.detach() * by * rank * (torch.arange(4) == sample)
-            text = refused(lambda odd=odd, m=model: bridle.per_sample(odd, m), "RankError")
+            text = refused(lambda odd=odd, m=model: gradrein.per_sample(odd, m), "RankError")
             assert "the tensor of losses " + NOT_SAME in text
         nan = losses.where((torch.arange(4) != 1) | (rank == 0), torch.nan)
-        assert NOT_SAME in refused(lambda m=model, nan=nan: bridle.per_sample(nan, m), "RankError")
+        assert NOT_SAME in refused(lambda m=model, nan=nan: gradrein.per_sample(nan, m), "RankError")
 
 
 def differ_by_rounding():
@@ -149,7 +149,7 @@ def memory_nobody_wrote():
         garbage = [torch.full((size,), float(dist.get_rank() + step)) for size in (1 << 12, 28672, 1 << 15) * 9]
         del garbage
         out = model(plain(inputs(4, 3, 6, dtype=torch.float32))[0])
-        bridle.per_sample(out.square().flatten(1).sum(1), both).audit()
+        gradrein.per_sample(out.square().flatten(1).sum(1), both).audit()
 
 
 def changed_in_place():
@@ -162,8 +162,8 @@ def changed_in_place():
                 x += 1
             with contextlib.ExitStack() as stack:
                 if when != "never":
-                    stack.enter_context(pytest.raises(bridle.errors.InplaceModifiedError, match="changed in place"))
-                ps = bridle.per_sample(losses, model)
+                    stack.enter_context(pytest.raises(gradrein.errors.InplaceModifiedError, match="changed in place"))
+                ps = gradrein.per_sample(losses, model)
                 if when == "after":
                     x += 1
                 ps.norms()
@@ -179,14 +179,14 @@ def changed_in_place():
     model = cut()
     h = model.plain(x)
     h += 1  # recorded, and before it is used
-    ps = bridle.per_sample(model.down(F.gelu(model.up(h))).square().sum(1), model)
+    ps = gradrein.per_sample(model.down(F.gelu(model.up(h))).square().sum(1), model)
     m = Mlp()
     assert_same(ps, alone(m, m.down(F.gelu(m.up(m.plain(x) + 1))).square().sum(1)))
     h = model.plain(inputs(4, 3, 6))
     up = model.up(h)
     h += 1
     losses = (model.down(F.gelu(up)).sum(-1) + h.sum(-1)).sum(1)
-    assert "x = x + y" in refused(lambda: bridle.per_sample(losses, model), "InplaceModifiedError")
+    assert "x = x + y" in refused(lambda: gradrein.per_sample(losses, model), "InplaceModifiedError")
 
 
 def crossings():
@@ -210,20 +210,20 @@ def crossings():
         (hidden.to_local(), Replicate(), "by DTensor.from_local with Replicate()"),
     ]:
         made = DTensor.from_local(taken, mesh, [place]).full_tensor().square().sum(1)
-        text = refused(lambda made=made: bridle.per_sample(made, {"w": wide}))
+        text = refused(lambda made=made: gradrein.per_sample(made, {"w": wide}))
         assert said in text, text
     partial = DTensor.from_local(x @ wide.to_local().T @ torch.ones(4, 2).double(), mesh, [Partial()])
-    text = refused(lambda: bridle.per_sample(partial.to_local().square().sum(1), {"w": wide}))
+    text = refused(lambda: gradrein.per_sample(partial.to_local().square().sum(1), {"w": wide}))
     assert "partial sums" in text
     taken = everything.to_local(grad_placements=[Partial()])  # its gradient would count twice
-    text = refused(lambda: bridle.per_sample(taken.square().sum(1), {"w": wide}))
+    text = refused(lambda: gradrein.per_sample(taken.square().sum(1), {"w": wide}))
     assert "taken out by to_local(grad_placements=[Partial(sum)]) is made into the losses" in text
     # By hand and right: a layer by rows, and a parameter that each rank uses on its part.
     narrow = nn.Parameter(distribute_tensor(second, mesh, [Shard(1)]))
     scale = nn.Parameter(distribute_tensor(torch.rand(4, dtype=torch.float64), mesh, [Replicate()]))
     part = (x @ wide.to_local().T).tanh() * scale.to_local(grad_placements=[Partial()])
     made = DTensor.from_local(part @ narrow.to_local().T, mesh, [Partial()]).full_tensor()
-    ps = bridle.per_sample(made.square().sum(1), {"w": wide, "n": narrow, "s": scale})
+    ps = gradrein.per_sample(made.square().sum(1), {"w": wide, "n": narrow, "s": scale})
     whole_ones = [t.clone().requires_grad_() for t in (weight, second, whole(scale.detach()))]
     losses = (((x @ whole_ones[0].T).tanh() * whole_ones[2].repeat(2)) @ whole_ones[1].T).square().sum(1)
     rows = [torch.autograd.grad(loss, whole_ones, retain_graph=True) for loss in losses]
@@ -237,9 +237,9 @@ def not_differentiable():
     model = parallelize_module(nn.Linear(6, 8).double(), mesh, plan)
     with loss_parallel():
         losses = F.cross_entropy(model(x), torch.tensor([0, 3, 7, 5]), reduction="none").full_tensor()
-        ps = bridle.per_sample(losses, model)
+        ps = gradrein.per_sample(losses, model)
         ps.audit()
-    for question in (lambda: bridle.per_sample(losses, model), ps.audit):
+    for question in (lambda: gradrein.per_sample(losses, model), ps.audit):
         assert "inside `with loss_parallel():`" in refused(question)
     for op in (lambda h: h.cumprod(1), lambda h: h.split(4, 1)[0], lambda h: h.prod(1, keepdim=True)):
         try:
@@ -250,11 +250,11 @@ def not_differentiable():
         try:
             rows = [torch.autograd.grad(loss, parameters.values(), retain_graph=True) for loss in losses]
         except Exception:
-            text = refused(lambda losses=losses: bridle.per_sample(losses, model))
+            text = refused(lambda losses=losses: gradrein.per_sample(losses, model))
             assert "an op on DTensors that torch cannot differentiate here" in text
         else:  # by a newer torch
             each = {name: torch.stack([whole(row[i]) for row in rows]) for i, name in enumerate(parameters)}
-            assert_same(bridle.per_sample(losses, model), each)
+            assert_same(gradrein.per_sample(losses, model), each)
 
 
 def two_dimensional_mesh():
@@ -268,12 +268,12 @@ def two_dimensional_mesh():
         hidden = DTensor.from_local(x, mesh, [Replicate(), Replicate()]) @ wide.T
         losses = hidden.full_tensor().square().sum(1)
         if same:
-            ps = bridle.per_sample(losses, {"w": wide})
+            ps = gradrein.per_sample(losses, {"w": wide})
             w = weight.clone().requires_grad_()
             rows = [torch.autograd.grad(loss, w, retain_graph=True)[0] for loss in (x @ w.T).square().sum(1)]
             assert_same(ps, {"w": torch.stack(rows)})
         else:
-            refused(lambda losses=losses: bridle.per_sample(losses, {"w": wide}), "RankError")
+            refused(lambda losses=losses: gradrein.per_sample(losses, {"w": wide}), "RankError")
 
 
 def data_parallel_wrapper():
@@ -284,7 +284,7 @@ def data_parallel_wrapper():
     wrapped = DistributedDataParallel(model, device_mesh=mesh["dp"])
     local = dict(wrapped.named_parameters())
     for parameters in (wrapped, local, held):
-        text = refused(lambda p=parameters: bridle.per_sample(wrapped(inputs(4, 6)).square().sum(1), p))
+        text = refused(lambda p=parameters: gradrein.per_sample(wrapped(inputs(4, 6)).square().sum(1), p))
         assert "has replaced the DTensors of a tensor-parallel model" in text
         assert "fully_shard" in text
 
@@ -301,7 +301,7 @@ def summed_over_ranks():
         hidden = (DTensor.from_local(x, mesh, [Replicate()]) @ first.T).redistribute(placements=[Replicate()])
         made = use(hidden.to_local(grad_placements=[Partial()]), second.to_local())
         losses = DTensor.from_local(made, mesh, [place]).full_tensor().square().sum(1)
-        return bridle.per_sample(losses, {"first": first, "second": second})
+        return gradrein.per_sample(losses, {"first": first, "second": second})
 
     for use, place, same in [
         (lambda h, w: h.tanh() @ w.T, Shard(1), lambda h, w: h.tanh() @ w.T),
@@ -367,10 +367,10 @@ def plain_collectives():
         if not is_differentiable(reduce):
             continue
         losses = reduce(down(up(x).tanh())).square().sum(1)
-        text = refused(lambda losses=losses: bridle.per_sample(losses, model))
+        text = refused(lambda losses=losses: gradrein.per_sample(losses, model))
         assert "is a collective, on plain tensors" in text
     losses = Reduced.apply(down(up(Copied.apply(plain(x))).tanh())).square().sum(1)
-    text = refused(lambda: bridle.per_sample(losses, model))
+    text = refused(lambda: gradrein.per_sample(losses, model))
     assert "has run a collective in its backward" in text
     assert all(p.grad is None for p in model.parameters())
 
@@ -393,12 +393,12 @@ def one_rank_alone():
     losses = model(x).square().sum(1)
     if rank == 0:
         x += 1
-    text = refused(lambda: bridle.per_sample(losses, model), "RankError" if rank else "InplaceModifiedError")
+    text = refused(lambda: gradrein.per_sample(losses, model), "RankError" if rank else "InplaceModifiedError")
     assert "was changed in place since the DTensor was made" in text
     out = model(inputs(4, 6))
     if rank == 0:
         out.register_hook(lambda g: 2 * g)
-    text = refused(lambda: bridle.per_sample(out.square().sum(1), model), "RankError")
+    text = refused(lambda: gradrein.per_sample(out.square().sum(1), model), "RankError")
     assert "do not agree on the recorded graph" in text
 
 
@@ -427,11 +427,11 @@ def other_parameters():
     losses = model(x).square().sum(1)
     everything = list(model.parameters())
     for passed in [(model.up, model.down), (everything, everything[::-1]), (model.down, model)]:
-        text = refused(lambda passed=passed: bridle.per_sample(losses, passed[rank]), "RankError")
+        text = refused(lambda passed=passed: gradrein.per_sample(losses, passed[rank]), "RankError")
         assert "do not agree on the parameters that were passed" in text
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     text = refused(lambda: ps.weighted_(lambda norms: torch.ones_like(norms) * (1 + rank)), "RankError")
     assert "weighted_ with what its function returned" in text
     assert all(p.grad is None for p in model.parameters())
     losses.sum().backward()
-    refused(lambda: bridle.per_sample(losses, model), "GraphFreedError")
+    refused(lambda: gradrein.per_sample(losses, model), "GraphFreedError")

@@ -4,7 +4,7 @@ import lacking
 import pytest
 from torch.distributed.tensor import Replicate, Shard
 
-from bridle import policies
+from gradrein import policies
 
 
 @pytest.mark.parametrize("kind", [Replicate(), Shard(0)], ids=str)

@@ -6,15 +6,15 @@ import monitor_workers
 import pytest
 import torch
 
-import bridle
-from bridle.watch import read_run
-from bridle.watch.analysis.findings import find
-from bridle.watch.analysis.rank_table import warnings
+import gradrein
+from gradrein.watch import read_run
+from gradrein.watch.analysis.findings import find
+from gradrein.watch.analysis.rank_table import warnings
 
 
 def one_process(folder, limit, clip):
     net = monitor_workers.network()
-    with bridle.Monitor(net, record=folder / "alone.jsonl", clip=clip) as monitor:
+    with gradrein.Monitor(net, record=folder / "alone.jsonl", clip=clip) as monitor:
         weights = monitor_workers.train(net, limit)
     return read_run(monitor.path), weights
 

@@ -1,6 +1,6 @@
 import pytest
 
-from bridle.watch.analysis import findings
+from gradrein.watch.analysis import findings
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import math
 import random
 from pathlib import Path
 
-from bridle.watch import Run
-from bridle.watch.run.merge import merge_ranks
+from gradrein.watch import Run
+from gradrein.watch.run.merge import merge_ranks
 
 NAMES = [f"blocks.{i}.{kind}" for i in range(6) for kind in ("weight", "bias")]
 
@@ -15,7 +15,7 @@ def healthy(n=400, seed=0, **columns):
     r = random.Random(seed)
     level = [2.0 * math.exp(-3 * t / n) + 0.2 for t in range(n)]
     norm = [v * math.exp(0.3 * r.gauss(0, 1)) for v in level]
-    run = Run(Path("run.jsonl"), {"bridle": 2, "argv": ["train.py"]}, "SGD", list(NAMES), [64, 8] * 6, [True] * 12)
+    run = Run(Path("run.jsonl"), {"gradrein": 2, "argv": ["train.py"]}, "SGD", list(NAMES), [64, 8] * 6, [True] * 12)
     run.steps.extend(range(n))
     run.loss.extend(v * math.exp(0.15 * r.gauss(0, 1)) for v in level)
     run.norm.extend(norm)

@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-import bridle
-from bridle.watch._clip_policy import policy_of
-from bridle.watch.analysis.divergence import divergence
-from bridle.watch.analysis.statistics import quantile
-from bridle.watch.analysis.verdict import verdict_on
-from bridle.watch.report.report import report_on
-from bridle.watch.run.run import NonfiniteStep
+import gradrein
+from gradrein.watch._clip_policy import policy_of
+from gradrein.watch.analysis.divergence import divergence
+from gradrein.watch.analysis.statistics import quantile
+from gradrein.watch.analysis.verdict import verdict_on
+from gradrein.watch.report.report import report_on
+from gradrein.watch.run.run import NonfiniteStep
 
 from .runs import healthy
 from .test_findings import (
@@ -88,8 +88,8 @@ def test_lines_to_paste_have_the_names_and_the_place(indent):
     text = str(report_on(with_sites(heavy_tailed(), "opt.step()  # at last", indent)))
     line = " " * indent + "torch.nn.utils.clip_grad_norm_(net.parameters(), "
     assert f"in train.py, before line 44: opt.step()  # at last\n        | {line}" in text
-    assert 'clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot(), nonfinite="skip")' in text
-    assert isinstance(policy_of("auto"), bridle.policies.ByOvershoot)
+    assert 'clipper = gradrein.Clipper(opt, gradrein.policies.ByOvershoot(), nonfinite="skip")' in text
+    assert isinstance(policy_of("auto"), gradrein.policies.ByOvershoot)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_lines_to_paste_have_the_names_and_the_place(indent):
 def test_where_a_line_has_no_sure_place_beside_the_step_a_clipper_is_made(step):
     text = str(report_on(with_sites(heavy_tailed(), step)))
     assert "clip_grad_norm_" not in text
-    assert "once, after the optimizer is made and before the training loop\n        | import bridle\n" in text
-    assert "| clipper = bridle.Clipper(opt, bridle.by_norm(" in text
+    assert "once, after the optimizer is made and before the training loop\n        | import gradrein\n" in text
+    assert "| clipper = gradrein.Clipper(opt, gradrein.by_norm(" in text
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_for_adam_a_lower_learning_rate_comes_with_auto():
     assert advice.actions[0].paste.where == "train.py, where the optimizer is made, and once after it"
     assert advice.actions[0].paste.lines == [
         "Adam(..., lr=0.05)",
-        "import bridle",
-        'clipper = bridle.Clipper(opt, bridle.policies.ByOvershoot(), nonfinite="skip")',
+        "import gradrein",
+        'clipper = gradrein.Clipper(opt, gradrein.policies.ByOvershoot(), nonfinite="skip")',
     ]
     assert advice.actions[1].do == "lower the learning rate to 0.05"
     assert (advice.policy, advice.learning_rate) == ("auto", 0.05)

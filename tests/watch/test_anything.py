@@ -1,4 +1,4 @@
-"""`bridle report` on anything: a clear error, or a report of what could be read."""
+"""`gradrein report` on anything: a clear error, or a report of what could be read."""
 
 import json
 import math
@@ -8,12 +8,12 @@ import string
 
 import pytest
 
-from bridle.errors import RecordError, RecordWriteError
-from bridle.watch import read_report, read_run
-from bridle.watch.report.html import to_html
-from bridle_cli import main
+from gradrein.errors import RecordError, RecordWriteError
+from gradrein.watch import read_report, read_run
+from gradrein.watch.report.html import to_html
+from gradrein_cli import main
 
-HEADER = {"bridle": 2, "torch": "2.13", "argv": ["train.py"], "clip": None, "every": 1}
+HEADER = {"gradrein": 2, "torch": "2.13", "argv": ["train.py"], "clip": None, "every": 1}
 NAMES = ["body.0.weight", "body.0.bias", "head.weight"]
 OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": NAMES, "sizes": [4, 2, 2], "groups": [3], "trained": [True] * 3}
 RANK = {"rank": 0, "world": 2, "launch": "here", "process": ["host", 1]}
@@ -110,13 +110,13 @@ def test_records_changed_at_random_give_a_report_or_a_clear_error(tmp_path, seed
     ("content", "why"),
     [
         (b"\x7fELF\x02\x01\x01\x00" * 100 + b"\n", "line 1 .* is not JSON"),
-        (b'{"bridle": 2}\n' + b"[" * 50_000 + b"]" * 50_000 + b"\n", "line 2 .* nested too deeply"),
-        (b'{"bridle": 2, "a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}\n", "line 1 .* nested too deeply"),
-        (b'{"bridle": 2, "rank": 0, "world": 1' + b"0" * 400 + b', "launch": "x"}\n', "its header says it is rank 0"),
-        (b'{"bridle": 2, "rank": -1, "world": 2, "launch": "x"}\n', "its header says it is rank -1"),
-        (b'{"bridle": 1' + b"0" * 5000 + b"}\n", "line 1 .* is not JSON"),
-        (b'{"bridle": 2}\n"\xff\xfe"\n', "line 2 .* is not JSON"),
-        (b'{"bridle": "' + b"x" * (1 << 25), "too long"),
+        (b'{"gradrein": 2}\n' + b"[" * 50_000 + b"]" * 50_000 + b"\n", "line 2 .* nested too deeply"),
+        (b'{"gradrein": 2, "a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}\n", "line 1 .* nested too deeply"),
+        (b'{"gradrein": 2, "rank": 0, "world": 1' + b"0" * 400 + b', "launch": "x"}\n', "its header says it is rank 0"),
+        (b'{"gradrein": 2, "rank": -1, "world": 2, "launch": "x"}\n', "its header says it is rank -1"),
+        (b'{"gradrein": 1' + b"0" * 5000 + b"}\n", "line 1 .* is not JSON"),
+        (b'{"gradrein": 2}\n"\xff\xfe"\n', "line 2 .* is not JSON"),
+        (b'{"gradrein": "' + b"x" * (1 << 25), "too long"),
     ],
 )
 def test_what_is_no_record_gives_a_clear_error(tmp_path, content, why, capsys):
@@ -161,7 +161,7 @@ def test_damaged_lines_are_left_out_and_said(tmp_path):
 
 
 def test_more_numbers_than_memory_should_hold_are_merged(tmp_path, monkeypatch):
-    from bridle.watch.run import reader
+    from gradrein.watch.run import reader
 
     monkeypatch.setattr(reader, "_MOST_NUMBERS", 1000)
     path = tmp_path / "run.jsonl"
@@ -224,7 +224,7 @@ def test_a_file_that_is_no_page_of_ours_is_left_alone_unless_it_is_named(record,
     assert page.read_text() == "<html>mine</html>"
     assert main(["report", str(record), "-o", str(page)]) == 0
     assert main(["report", str(record)]) == 0  # now it is ours
-    assert "not a page of bridle" in capsys.readouterr().err
+    assert "not a page of gradrein" in capsys.readouterr().err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.html", "run.jsonl"]
 
 
@@ -247,7 +247,7 @@ def test_a_value_that_is_nearly_zero_beside_large_ones(tmp_path):
 @pytest.mark.parametrize("end", ["", "\\", '"', '\\"'])
 def test_brackets_beside_each_other_or_in_strings_are_not_nested(tmp_path, end):
     path = tmp_path / "run.jsonl"
-    header = {"bridle": 2, "a": [[]] * 1000, "b": "[" * 1000 + end, "c": end + "{" * 1000}
+    header = {"gradrein": 2, "a": [[]] * 1000, "b": "[" * 1000 + end, "c": end + "{" * 1000}
     path.write_text(json.dumps(header) + "\n")
     assert read_run(path).header["c"] == header["c"]
     path.write_text(json.dumps(header).replace("[]", "[" * 300 + "]" * 300) + "\n")

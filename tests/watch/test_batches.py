@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler
 
-import bridle
-from bridle.watch import read_run
-from bridle.watch.analysis.samples import _tail, samples_of
-from bridle.watch.record.batches import BatchTracker
+import gradrein
+from gradrein.watch import read_run
+from gradrein.watch.analysis.samples import _tail, samples_of
+from gradrein.watch.record.batches import BatchTracker
 
 from .runs import healthy
 
@@ -30,7 +30,7 @@ def train(loader, path, epochs=10, before_step=lambda _: None, **options):
     """Return the run, and the rows each step was taken on."""
     weight, true = torch.nn.Parameter(torch.ones(1)), []
     optimizer = torch.optim.SGD([weight], lr=1e-9)  # the weight stays where it is: norms are what the data makes them
-    with bridle.Monitor(optimizer=optimizer, record=path, **options) as monitor:
+    with gradrein.Monitor(optimizer=optimizer, record=path, **options) as monitor:
         for _ in range(epochs):
             for batch in loader:
                 optimizer.zero_grad()
@@ -98,7 +98,7 @@ def test_a_step_of_several_backward_passes_has_the_rows_of_all(tmp_path):
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1e-9)
     true = []
-    with bridle.Monitor(optimizer=optimizer, record=tmp_path / "run.jsonl", every=2):
+    with gradrein.Monitor(optimizer=optimizer, record=tmp_path / "run.jsonl", every=2):
         for _ in range(8):
             rows = []
             for i, batch in enumerate(DataLoader(Rows(), 6)):
@@ -149,7 +149,7 @@ def test_a_sample_that_cannot_be_loaded_does_not_shift_what_follows(tmp_path):
     it, weight = iter(DataLoader(Failing(), 6)), torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1e-9)
     failed, true = 0, []
-    with bridle.Monitor(optimizer=optimizer, record=tmp_path / "run.jsonl") as monitor:
+    with gradrein.Monitor(optimizer=optimizer, record=tmp_path / "run.jsonl") as monitor:
         while True:
             try:
                 batch = next(it)
@@ -175,14 +175,14 @@ class Odd(torch.utils.data.dataloader._SingleProcessDataLoaderIter):
 
 def test_an_iterator_that_cannot_be_remembered_is_left_alone(tmp_path):
     loader = DataLoader(Rows(), 6)
-    with bridle.Monitor(record=tmp_path / "run.jsonl"):
+    with gradrein.Monitor(record=tmp_path / "run.jsonl"):
         assert len(list(Odd(loader))) == len(list(loader)) == 20
 
 
 def test_what_was_replaced_is_put_back(tmp_path):
     kind = torch.utils.data.dataloader._BaseDataLoaderIter
     before = [kind.__next__, kind._next_index, kind._reset]
-    with bridle.Monitor(record=tmp_path / "run.jsonl"):
+    with gradrein.Monitor(record=tmp_path / "run.jsonl"):
         assert kind._next_index is not before[1]
     assert [kind.__next__, kind._next_index, kind._reset] == before
 

@@ -12,10 +12,10 @@ from torch.nn.utils import clip_grad_value_ as torch_clip_grad_value_
 from torch.nn.utils import clip_grads_with_norm_ as torch_clip_grads_with_norm_
 from torch.nn.utils import get_total_norm as torch_get_total_norm
 
-import bridle
-from bridle import clip_, clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
-from bridle.errors import BridleWarning
-from bridle.watch import read_run
+import gradrein
+from gradrein import clip_, clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
+from gradrein.errors import GradreinWarning
+from gradrein.watch import read_run
 
 from .processes import run_process
 
@@ -35,8 +35,8 @@ BY_NORM = {
     "ours": lambda net: clip_grad_norm_(net.parameters(), LIMIT),
     "ours, of a module, by keyword": lambda net: clip_grad_norm_(parameters=net, max_norm=LIMIT),
     "ours in two halves": with_norm(clip_grads_with_norm_, get_total_norm),
-    "clip_": lambda net: clip_(net, bridle.by_norm(LIMIT)),
-    "clip_ by patterns": lambda net: clip_(net, {"*": bridle.by_norm(LIMIT)}),
+    "clip_": lambda net: clip_(net, gradrein.by_norm(LIMIT)),
+    "clip_ by patterns": lambda net: clip_(net, {"*": gradrein.by_norm(LIMIT)}),
     "torch's": lambda net: torch_clip_grad_norm_(net.parameters(), LIMIT),
     "torch's, by keyword": lambda net: torch_clip_grad_norm_(parameters=list(net.parameters()), max_norm=LIMIT),
     "torch's in two halves": with_norm(torch_clip_grads_with_norm_, torch_get_total_norm),
@@ -45,13 +45,13 @@ BY_NORM = {
 OTHERWISE = {
     "by value": lambda net: clip_grad_value_(net, 0.01),
     "torch's by value": lambda net: torch_clip_grad_value_(net.parameters(), 0.01),
-    "by parameter": lambda net: clip_(net, bridle.by_norm(0.1, per_parameter=True)),
-    "by unit": lambda net: clip_(net, bridle.by_unit(1e-3)),
-    "a part of the model": lambda net: clip_(net[2], bridle.by_norm(0.1)),
+    "by parameter": lambda net: clip_(net, gradrein.by_norm(0.1, per_parameter=True)),
+    "by unit": lambda net: clip_(net, gradrein.by_unit(1e-3)),
+    "a part of the model": lambda net: clip_(net[2], gradrein.by_norm(0.1)),
     "by the largest": lambda net: clip_grad_norm_(net, 0.01, "inf"),
     "twice": lambda net: (clip_grad_norm_(net, 2 * LIMIT), torch_clip_grad_norm_(net.parameters(), LIMIT)),
-    "by value, then by norm": lambda net: (clip_grad_value_(net, 0.1), clip_(net, bridle.by_norm(LIMIT))),
-    "parts apart": lambda net: [clip_(part, bridle.by_norm(0.1)) for part in (net[0], net[2])],
+    "by value, then by norm": lambda net: (clip_grad_value_(net, 0.1), clip_(net, gradrein.by_norm(LIMIT))),
+    "parts apart": lambda net: [clip_(part, gradrein.by_norm(0.1)) for part in (net[0], net[2])],
 }
 
 LARGEST = OTHERWISE["by the largest"]
@@ -85,7 +85,7 @@ def train(net, optimizer, clip=lambda net: None, steps=3):
 def test_the_norms_are_those_before_clipping(clip):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         before, after = train(net, optimizer, clip)
     run = read_run(monitor.path)
     for row, true in zip(run.norms, before, strict=True):
@@ -105,10 +105,10 @@ def test_a_threshold_that_is_not_reached_is_no_clipping(name):
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     high = {
         "ours": lambda net: clip_grad_norm_(net, 1e6),
-        "clip_": lambda net: clip_(net, bridle.by_norm(1e6)),
+        "clip_": lambda net: clip_(net, gradrein.by_norm(1e6)),
         "torch's": lambda net: torch_clip_grad_norm_(net.parameters(), 1e6),
     }
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         before, _ = train(net, optimizer, high[name])
     run = read_run(monitor.path)
     assert run.clip == [1.0, 1.0, 1.0]
@@ -121,14 +121,14 @@ def test_a_threshold_that_is_not_reached_is_no_clipping(name):
     [
         lambda net: clip_grad_norm_(net, math.inf),
         lambda net: torch_clip_grad_norm_(net.parameters(), math.inf),
-        lambda net: clip_(net, bridle.by_norm(LIMIT), dry_run=True),
+        lambda net: clip_(net, gradrein.by_norm(LIMIT), dry_run=True),
         lambda net: get_total_norm([p.grad for p in net.parameters()]),
     ],
 )
 def test_only_measuring_is_no_clipping(look):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, look)
     assert all(map(math.isnan, read_run(monitor.path).clip))
 
@@ -141,8 +141,8 @@ def test_a_run_clipped_twice_is_recorded_as_both(who, own):
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     clip = (lambda net: None) if who == "clipper" else BY_NORM["torch's"]
     if who != "script":
-        bridle.Clipper(optimizer, bridle.by_norm(0.2))
-    with bridle.Monitor(net, optimizer, clip=own) as monitor:
+        gradrein.Clipper(optimizer, gradrein.by_norm(0.2))
+    with gradrein.Monitor(net, optimizer, clip=own) as monitor:
         before, _ = train(net, optimizer, clip)
     run = read_run(monitor.path)
     tightest = min(own, LIMIT if who == "script" else 0.2)
@@ -155,9 +155,9 @@ def test_a_run_clipped_twice_is_recorded_as_both(who, own):
 def test_a_clipper_attached_while_the_monitor_is_on_is_seen():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, steps=1)
-        with bridle.Clipper(optimizer, bridle.by_norm(LIMIT)):
+        with gradrein.Clipper(optimizer, gradrein.by_norm(LIMIT)):
             before, _ = train(net, optimizer, steps=2)
     run = read_run(monitor.path)
     assert math.isnan(run.clip[0])
@@ -169,7 +169,7 @@ def test_what_is_added_after_clipping_is_not_taken_for_clipped():
     """Gradients that are written again are recorded as the optimizer gets them."""
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         net(torch.ones(2, 4)).sum().backward()
         clip_grad_norm_(net, 1e-3)
         net(torch.ones(2, 4)).sum().backward()  # accumulates
@@ -183,10 +183,10 @@ def test_what_is_added_after_clipping_is_not_taken_for_clipped():
 def test_one_backward_two_optimizers_each_with_its_own_clipping():
     net = model()
     optimizers = [torch.optim.SGD(net[i].parameters(), lr=1e-3) for i in (0, 2)]
-    with bridle.Monitor(net) as monitor:
+    with gradrein.Monitor(net) as monitor:
         net(torch.ones(2, 4)).sum().backward()
         clip_grad_norm_(net[0], 1e-3)
-        clip_(net[2], bridle.by_norm(1e-2))
+        clip_(net[2], gradrein.by_norm(1e-2))
         true = [math.hypot(*norms(net[i])) for i in (0, 2)]
         for optimizer in optimizers:
             optimizer.step()
@@ -204,8 +204,8 @@ def test_scaled_gradients_are_clipped_after_they_are_unscaled(fused, by):
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     if by == "clipper":
-        bridle.Clipper(optimizer, bridle.by_norm(1.0))
-    with bridle.Monitor(None, optimizer, clip=1.0 if by == "monitor" else None) as monitor:
+        gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
+    with gradrein.Monitor(None, optimizer, clip=1.0 if by == "monitor" else None) as monitor:
         scaler.scale((weight * torch.tensor([30.0, 40.0])).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -220,7 +220,7 @@ def test_the_scripts_clipping_with_a_scaler_and_the_monitors(fused):
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with bridle.Monitor(None, optimizer, clip=5.0) as monitor:
+    with gradrein.Monitor(None, optimizer, clip=5.0) as monitor:
         scaler.scale((weight * torch.tensor([30.0, 40.0])).sum()).backward()
         scaler.unscale_(optimizer)
         torch_clip_grad_norm_([weight], 1.0)
@@ -239,10 +239,10 @@ def test_a_skipped_step_moves_nothing_and_is_recorded(make, why, by):
     weight = nn.Parameter(torch.ones(3))
     options = {"momentum": 0.9, "weight_decay": 0.1} if make is torch.optim.SGD else {}
     optimizer = make([weight], lr=0.1, **options)
-    policy = bridle.policies.SkipSpikes(warmup=3)
+    policy = gradrein.policies.SkipSpikes(warmup=3)
     if by == "clipper":
-        bridle.Clipper(optimizer, policy, nonfinite="skip")
-    with bridle.Monitor(None, optimizer, clip=policy if by == "monitor" else None) as monitor:
+        gradrein.Clipper(optimizer, policy, nonfinite="skip")
+    with gradrein.Monitor(None, optimizer, clip=policy if by == "monitor" else None) as monitor:
         for t in range(6):
             before = weight.detach().clone()
             weight.grad = torch.ones(3)
@@ -263,9 +263,9 @@ def test_a_skipped_step_moves_nothing_and_is_recorded(make, why, by):
 def test_a_folded_coefficient_is_recorded(beside):
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    with bridle.Monitor(None, optimizer, clip=0.5 if beside else None) as monitor:
+    with gradrein.Monitor(None, optimizer, clip=0.5 if beside else None) as monitor:
         weight.grad = torch.tensor([30.0, 40.0])
-        clip_([weight], bridle.by_norm(1.0), fold_into=optimizer)
+        clip_([weight], gradrein.by_norm(1.0), fold_into=optimizer)
         optimizer.step()
     length = 0.5 if beside else 1.0
     assert weight.detach().norm().item() == pytest.approx(length, rel=1e-5)
@@ -277,7 +277,7 @@ def test_a_folded_coefficient_is_recorded(beside):
 def test_torchs_functions_are_as_before_afterwards():
     functions = torch_clip_grad_norm_, torch_clip_grad_value_, torch_clip_grads_with_norm_
     before = [f.__closure__[0].cell_contents for f in functions]
-    with bridle.Monitor(), bridle.Monitor():
+    with gradrein.Monitor(), gradrein.Monitor():
         assert [f.__closure__[0].cell_contents for f in functions] != before
     assert [f.__closure__[0].cell_contents for f in functions] == before
 
@@ -290,7 +290,7 @@ def test_errors_and_warnings_of_torch_stay_torchs():
         return [(one.category, str(one.message)) for one in caught]
 
     expected = said_of_nothing()  # older torch says nothing
-    with bridle.Monitor():
+    with gradrein.Monitor():
         with pytest.raises(TypeError, match="missing 1 required positional argument"):
             torch_clip_grad_norm_([nn.Parameter(torch.ones(1))])
         with pytest.raises(AttributeError):
@@ -303,8 +303,8 @@ def test_a_torch_that_is_built_otherwise_is_named(monkeypatch):
         return torch.tensor(1.0)
 
     monkeypatch.setattr(torch.nn.utils.clip_grad, "clip_grad_norm_", clip_grad_norm_)
-    with pytest.warns(BridleWarning, match="`clip_grad_norm_` of torch"):
-        monitor = bridle.Monitor().start()
+    with pytest.warns(GradreinWarning, match="`clip_grad_norm_` of torch"):
+        monitor = gradrein.Monitor().start()
     monitor.stop()
     assert torch.nn.utils.clip_grad.clip_grad_norm_ is clip_grad_norm_
 
@@ -313,20 +313,20 @@ def test_compiled_clipping_is_left_alone():
     weight = nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([3.0, 4.0])
     clip = torch.compile(lambda w: torch_clip_grad_norm_([w], 1.0), backend="eager")
-    with bridle.Monitor():
+    with gradrein.Monitor():
         assert clip(weight).item() == 5.0
     assert weight.grad.norm().item() == pytest.approx(1.0, rel=1e-5)
 
 
 def test_nobody_is_notified_in_a_forked_child(tmp_path):
     code = """
-import os, torch, bridle
-from bridle import _events
-monitor = bridle.Monitor(record="run.jsonl").start()
+import os, torch, gradrein
+from gradrein import _events
+monitor = gradrein.Monitor(record="run.jsonl").start()
 if os.fork() == 0:
     assert not _events._subscribers
     w = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([w], lr=1.0)
-    w.sum().backward(); bridle.clip_grad_norm_([w], 0.1); o.step()
+    w.sum().backward(); gradrein.clip_grad_norm_([w], 0.1); o.step()
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 monitor.stop()

@@ -1,4 +1,4 @@
-"""`bridle watch` runs a script as it would run alone."""
+"""`gradrein watch` runs a script as it would run alone."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bridle.watch import read_run
-from bridle_cli import main
+from gradrein.watch import read_run
+from gradrein_cli import main
 
 from .forked import run_forked
 from .processes import LIMIT, killed_after, run_process, start
@@ -91,28 +91,28 @@ def folder(tmp_path):
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_script_runs_as_it_would_alone(folder, context):
     plain = run(folder, "work/facts.py", context, "--flag", text="a line\n")
-    watched = run(folder, "-m", "bridle", "watch", "work/facts.py", context, "--flag", text="a line\n")
+    watched = run(folder, "-m", "gradrein", "watch", "work/facts.py", context, "--flag", text="a line\n")
     assert plain.returncode == 7, plain.stderr
     assert watched.returncode == 7
     assert watched.stdout == plain.stdout
     assert "read: a line" in plain.stdout
     assert watched.stderr.startswith("to stderr\n")
-    record = read_run(folder / "facts.bridle.jsonl")  # beside where it was run, not beside the script
+    record = read_run(folder / "facts.gradrein.jsonl")  # beside where it was run, not beside the script
     assert len(record.steps) == 4  # the workers wrote nothing
     assert "No findings" in watched.stderr
 
 
 def test_a_traceback_is_the_scripts_own(folder):
     plain = run(folder, "work/fails.py")
-    watched = run(folder, "-m", "bridle", "watch", "work/fails.py")
+    watched = run(folder, "-m", "gradrein", "watch", "work/fails.py")
     assert watched.returncode == plain.returncode == 1
-    shown = watched.stderr.split("bridle: no optimizer step was seen")[0]
+    shown = watched.stderr.split("gradrein: no optimizer step was seen")[0]
     assert shown == plain.stderr
     assert "watch" not in shown.replace(str(folder), "")
 
 
 def test_a_module_runs_as_with_python_m(folder):
-    watched = run(folder / "work", "-m", "bridle", "watch", "-m", "facts", "fork", text="x\n")
+    watched = run(folder / "work", "-m", "gradrein", "watch", "-m", "facts", "fork", text="x\n")
     plain = run(folder / "work", "-m", "facts", "fork", text="x\n")
     assert watched.returncode == plain.returncode == 7
     assert "read: x" in watched.stdout
@@ -120,7 +120,7 @@ def test_a_module_runs_as_with_python_m(folder):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_it_as_it_would_and_the_record_is_whole(folder, number):
-    args = [sys.executable, "-m", "bridle", "watch", "--record", "run.jsonl", "work/trains.py"]
+    args = [sys.executable, "-m", "gradrein", "watch", "--record", "run.jsonl", "work/trains.py"]
     child = start(args, cwd=folder)
     with killed_after(LIMIT, child):
         assert child.stdout.readline() == "ready\n"
@@ -137,12 +137,12 @@ def test_nan_is_traced_to_its_operation(folder):
     script = "import torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
     script += "(w * 0).sqrt().sum().backward()\no.step()\n"
     (folder / "nan.py").write_text(script)
-    watched = run_forked(folder, "-m", "bridle", "watch", "nan.py")
+    watched = run_forked(folder, "-m", "gradrein", "watch", "nan.py")
     assert watched.returncode == 0
     assert "gradients were not finite: first at step 0, in parameter 0" in watched.stderr
-    watched = run_forked(folder, "-m", "bridle", "watch", "--anomaly", "nan.py")
+    watched = run_forked(folder, "-m", "gradrein", "watch", "--anomaly", "nan.py")
     assert watched.returncode == 1
-    found = read_run(folder / "nan-2.bridle.jsonl")
+    found = read_run(folder / "nan-2.gradrein.jsonl")
     assert any("returned nan values" in line.get("anomaly", "") for line in found.notes)
 
 
@@ -150,16 +150,16 @@ def test_a_script_may_go_to_another_folder(folder):
     script = "import os, torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
     script += "os.chdir('work')\n(w * 50).sum().backward()\no.step()\n"
     (folder / "moves.py").write_text(script)
-    watched = run_forked(folder, "-m", "bridle", "watch", "moves.py")
+    watched = run_forked(folder, "-m", "gradrein", "watch", "moves.py")
     assert "SGD, 1 steps recorded" in watched.stderr
-    assert len(read_run(folder / "moves.bridle.jsonl").steps) == 1
+    assert len(read_run(folder / "moves.gradrein.jsonl").steps) == 1
 
 
 def test_clipping_from_outside(folder):
     script = "import torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
     script += "(w * 50).sum().backward()\no.step()\nprint(w.item())\n"
     (folder / "one.py").write_text(script)
-    watched = run_forked(folder, "-m", "bridle", "watch", "--clip", "0.5", "one.py")
+    watched = run_forked(folder, "-m", "gradrein", "watch", "--clip", "0.5", "one.py")
     assert watched.stdout == "-0.5\n"
 
 
@@ -178,7 +178,7 @@ def test_a_mistake_is_said_and_is_2(args, why, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("x.py").touch()
     Path("folder").mkdir()
-    monkeypatch.setattr(sys, "argv", ["bridle"])
+    monkeypatch.setattr(sys, "argv", ["gradrein"])
     monkeypatch.setattr("atexit.register", lambda *_: None)
     assert main(args) == 2
     assert why in capsys.readouterr().err
@@ -207,7 +207,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)  # as `head` does, here before the first line
     try:
-        ended = run_process([sys.executable, "-m", "bridle", "report", str(path)], stdout=writer)
+        ended = run_process([sys.executable, "-m", "gradrein", "report", str(path)], stdout=writer)
     finally:
         os.close(writer)
     assert (ended.returncode, ended.stderr) == (0, "")

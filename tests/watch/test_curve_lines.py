@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridle.watch.record.curves.lines import TableReader, heading_of, read_line
+from gradrein.watch.record.curves.lines import TableReader, heading_of, read_line
 
 STYLES = {
     "plain": ("epoch 3  train 0.4012  test 0.5123", [("test", 0.5123)]),

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import bridle
-from bridle.watch import read_run
-from bridle.watch.record.curves.criterion import _NAMES
+import gradrein
+from gradrein.watch import read_run
+from gradrein.watch.record.curves.criterion import _NAMES
 
 
 def mse(a, b):
@@ -34,7 +34,7 @@ def run_epochs():
         torch.manual_seed(0)
         net = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-        with bridle.Monitor(net, optimizer, **options) as monitor:
+        with gradrein.Monitor(net, optimizer, **options) as monitor:
             for epoch in range(5):
                 train(net, optimizer, loss=loss)
                 after_epoch(epoch, net, monitor)
@@ -75,9 +75,9 @@ def test_the_last_value_of_a_progress_bar_counts(run_epochs, capsys):
 
 def test_streams_are_the_same_objects_and_left_as_they_were():
     before = sys.stdout, dict(vars(sys.stdout))
-    with bridle.Monitor():
+    with gradrein.Monitor():
         assert sys.stdout is before[0]
-        with bridle.Monitor():
+        with gradrein.Monitor():
             assert print("x") is None
             assert sys.stdout.write("val loss 0.3\n") == 13
     assert dict(vars(sys.stdout)) == before[1]
@@ -89,7 +89,7 @@ def test_a_stream_that_cannot_be_read_is_written_to(monkeypatch):
 
     stream = Closed()
     monkeypatch.setattr(sys, "stdout", stream)
-    with bridle.Monitor():
+    with gradrein.Monitor():
         print("val loss 0.1")
     assert stream.getvalue() == "val loss 0.1\n"
 
@@ -111,7 +111,7 @@ def test_the_criterion_without_gradients(run_epochs, mode):
 def test_a_loss_at_every_step_is_no_test_loss():
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         for _ in range(40):
             train(net, optimizer, steps=1)
             with torch.no_grad():
@@ -123,7 +123,7 @@ def test_loss_functions_are_left_as_they_were_and_give_what_they_gave():
     before = {name: getattr(F, name) for name in _NAMES}
     x, y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
     plain = F.cross_entropy(x, y, reduction="none")
-    with bridle.Monitor():
+    with gradrein.Monitor():
         assert torch.equal(F.cross_entropy(x, y, reduction="none"), plain)
         assert torch.func.vmap(F.mse_loss)(x.detach(), x.detach()).shape == (4,)
         with pytest.raises(TypeError):
@@ -149,7 +149,7 @@ def test_a_subclass_finds_torchs_function_by_identity():
             seen.append(func)
             return super().__torch_function__(func, types, args, kwargs or {})
 
-    with bridle.Monitor():
+    with gradrein.Monitor():
         F.mse_loss(torch.ones(2).as_subclass(Mine), torch.zeros(2))
         assert F.mse_loss is not original
     assert original in seen
@@ -191,7 +191,7 @@ def test_notes_and_one_curve_for_one_loss(run_epochs):
 def test_where_the_script_calls_backward_and_step(run_epochs):
     net = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer)
     backward, step = (n for n in read_run(monitor.path).notes if "site" in n)
     assert backward["file"] == step["file"] == __file__
@@ -213,7 +213,7 @@ def test_where_the_script_calls_backward_and_step(run_epochs):
 def test_how_the_loss_is_put_together(loss, expected):
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    with bridle.Monitor() as monitor:
+    with gradrein.Monitor() as monitor:
         loss(weight).backward()
         optimizer.step()
     site = next(n for n in read_run(monitor.path).notes if n.get("site") == "backward")

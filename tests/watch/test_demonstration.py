@@ -13,7 +13,7 @@ from statistics import median
 
 import pytest
 
-import bridle
+import gradrein
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SEEDS = range(3)
@@ -26,12 +26,12 @@ def swing(losses):
 
 def test_the_script_does_not_mention_us():
     text = (EXAMPLES / "weighted_power_loss.py").read_text()
-    assert "bridle" not in text
+    assert "gradrein" not in text
     assert "clip" not in text
 
 
 def example(name):
-    pytest.importorskip("sklearn", reason="pip install 'bridle[demo]'")
+    pytest.importorskip("sklearn", reason="pip install 'gradrein[demo]'")
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -44,7 +44,7 @@ def test_clipping_steadies_it(monkeypatch, capsys):
 
     def train(seed, clip):
         monkeypatch.setattr(sys, "argv", ["script", "--seed", str(seed), "--epochs", "20"])
-        with bridle.Monitor(clip=clip):
+        with gradrein.Monitor(clip=clip):
             script.main()
         return [float(found) for found in re.findall(r"test\s+(\S+)", capsys.readouterr().out)]
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from bridle.watch._fail_on import EXIT_CODE
-from bridle_cli import main
+from gradrein.watch._fail_on import EXIT_CODE
+from gradrein_cli import main
 
 from .forked import run_forked
 from .test_anything import HEADER, valid
@@ -28,14 +28,14 @@ sys.exit(int(sys.argv[2]))
 
 def watch(folder, names, *args):
     (folder / "train.py").write_text(SCRIPT)
-    return run_forked(folder, "-m", "bridle", "watch", "--fail-on", names, "train.py", *args)
+    return run_forked(folder, "-m", "gradrein", "watch", "--fail-on", names, "train.py", *args)
 
 
 def test_a_script_that_ends_well_fails_by_its_findings(tmp_path):
     done = watch(tmp_path, "spikes,nonfinite", "10", "0")
     assert done.returncode == EXIT_CODE == 99
     assert done.stdout == "end\n"
-    assert done.stderr.startswith("bridle: --fail-on: nonfinite: gradients were not finite")
+    assert done.stderr.startswith("gradrein: --fail-on: nonfinite: gradients were not finite")
     assert "10 steps recorded" in done.stderr  # the report is there as well
 
 
@@ -76,4 +76,4 @@ def test_several_processes_are_told_to_ask_afterwards(tmp_path, monkeypatch, cap
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["watch", "--fail-on", "spikes", str(tmp_path / "train.py")]) == 2
-    assert "bridle report --fail-on" in capsys.readouterr().err
+    assert "gradrein report --fail-on" in capsys.readouterr().err

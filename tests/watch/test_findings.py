@@ -5,9 +5,9 @@ import random
 
 import pytest
 
-from bridle.watch.analysis.findings import TABLE, find
-from bridle.watch.report.report import report_on
-from bridle.watch.run.run import NonfiniteStep
+from gradrein.watch.analysis.findings import TABLE, find
+from gradrein.watch.report.report import report_on
+from gradrein.watch.run.run import NonfiniteStep
 
 from .runs import NAMES, apart, healthy, late, left_out, starved
 

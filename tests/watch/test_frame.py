@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from bridle.errors import MissingDependencyError
+from gradrein.errors import MissingDependencyError
 
 from .runs import healthy
 

@@ -3,9 +3,9 @@
 import ast
 from pathlib import Path
 
-import bridle.watch
+import gradrein.watch
 
-ROOT = Path(bridle.watch.__file__).parent
+ROOT = Path(gradrein.watch.__file__).parent
 MAY_IMPORT = {
     "run": {"run"},
     "record": {"record", "run"},
@@ -16,13 +16,13 @@ MAY_IMPORT = {
 
 def imported(path):
     """Return the folders of watch that a file imports from."""
-    package = ("bridle", "watch", *path.relative_to(ROOT).parent.parts)
+    package = ("gradrein", "watch", *path.relative_to(ROOT).parent.parts)
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             target = (*package[: len(package) - node.level + 1], *(node.module or "").split("."))
             names = [(*target, alias.name) for alias in node.names]
-            found |= {name[2] for name in names if name[:2] == ("bridle", "watch") and len(name) > 2}
+            found |= {name[2] for name in names if name[:2] == ("gradrein", "watch") and len(name) > 2}
     return found & set(MAY_IMPORT)
 
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 
 import pytest
 
-from bridle.watch import _live_line
+from gradrein.watch import _live_line
 
 from .processes import LIMIT, killed_after, start
 
-pytest.importorskip("rich", reason="pip install 'bridle[watch]'")
+pytest.importorskip("rich", reason="pip install 'gradrein[watch]'")
 LATEST = {"step": 12.0, "loss": 0.5, "norm": 2.0, "lr": 0.1}
 
 
@@ -97,7 +97,7 @@ def test_on_a_real_terminal_the_scripts_output_is_whole(tmp_path):
         "    print('epoch', i)\n"
     )
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "bridle", "watch", "--record", tmp_path / "run.jsonl", script]
+    command = [sys.executable, "-m", "gradrein", "watch", "--record", tmp_path / "run.jsonl", script]
     terminal = {"stdin": slave, "stdout": slave, "stderr": slave}
     child = start(command, env={"TERM": os.environ.get("TERM", "xterm")}, **terminal)
     os.close(slave)
@@ -111,4 +111,4 @@ def test_on_a_real_terminal_the_scripts_output_is_whole(tmp_path):
     text = shown.decode()
     assert all(f"epoch {i}\r\n" in text for i in range(8))
     assert "\x1b[2K" in text
-    assert "bridle" in text.split("epoch 7")[0]
+    assert "gradrein" in text.split("epoch 7")[0]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle.errors import ArgumentError
-from bridle.watch import read_run
+import gradrein
+from gradrein.errors import ArgumentError
+from gradrein.watch import read_run
 
 
 def model():
@@ -37,7 +37,7 @@ def test_the_numbers_are_those_of_the_run(tmp_path):
         lambda *_: expected.append([p.grad.norm().item() for p in net.parameters()])
     )
     weights = []
-    with bridle.Monitor(net, optimizer, record=path):
+    with gradrein.Monitor(net, optimizer, record=path):
         weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
         losses = train(net, optimizer, 1)
         weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
@@ -60,7 +60,7 @@ def test_training_is_bit_for_bit_the_same(make):
     one = make(plain.parameters(), lr=0.1)
     two = make(watched.parameters(), lr=0.1)
     train(plain, one)
-    with bridle.Monitor(watched, two):
+    with gradrein.Monitor(watched, two):
         train(watched, two)
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
 
@@ -68,9 +68,9 @@ def test_training_is_bit_for_bit_the_same(make):
 def test_it_leaves_nothing_behind():
     before = torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale
     net = model()
-    with bridle.Monitor(net):
+    with gradrein.Monitor(net):
         assert torch.autograd.backward is not before[0]
-        with bridle.Monitor(net):
+        with gradrein.Monitor(net):
             pass
         assert torch.autograd.backward is not before[0]
     assert before == (torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale)
@@ -79,7 +79,7 @@ def test_it_leaves_nothing_behind():
 def test_the_cosine_is_that_of_step_and_next_gradient():
     weight = nn.Parameter(torch.tensor([1.0]))
     optimizer = torch.optim.SGD([weight], lr=1.5)
-    with bridle.Monitor(None, optimizer) as monitor:
+    with gradrein.Monitor(None, optimizer) as monitor:
         for _ in range(3):
             optimizer.zero_grad()
             (weight.square().sum() / 2).backward()
@@ -92,7 +92,7 @@ def test_the_cosine_is_that_of_step_and_next_gradient():
 def test_names_are_found_without_the_model():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor() as monitor:
+    with gradrein.Monitor() as monitor:
         train(net, optimizer, 1)
     assert read_run(monitor.path).names == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
@@ -100,7 +100,7 @@ def test_names_are_found_without_the_model():
 def test_accumulated_losses_are_summed():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         values = []
         for _ in range(4):
             loss = net(torch.randn(8, 4)).square().mean() / 4
@@ -114,7 +114,7 @@ def test_two_optimizers_of_one_backward_have_the_same_loss():
     net = model()
     one = torch.optim.SGD(net[0].parameters(), lr=0.1)
     two = torch.optim.Adam(net[2].parameters(), lr=0.1)
-    with bridle.Monitor(net) as monitor:
+    with gradrein.Monitor(net) as monitor:
         loss = net(torch.randn(8, 4)).square().mean()
         loss.backward()
         one.step()
@@ -138,7 +138,7 @@ def test_a_closure_is_recorded_and_clipped():
         seen.append(loss.item())
         return loss
 
-    with bridle.Monitor(net, optimizer, clip=1e-3) as monitor:
+    with gradrein.Monitor(net, optimizer, clip=1e-3) as monitor:
         optimizer.step(closure)
         assert math.sqrt(sum(p.grad.norm().item() ** 2 for p in net.parameters())) < 1.001e-3
     run = read_run(monitor.path)
@@ -155,7 +155,7 @@ def test_a_step_that_calls_its_parents_is_one_step():
     net = model()
     torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer = Mine(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 3)
     assert monitor.steps == 3
     assert len(read_run(monitor.path).steps) == 3
@@ -172,7 +172,7 @@ def test_a_step_that_uses_another_optimizer_is_one_step():
 
     net = model()
     optimizer = Outer(net.parameters())
-    with bridle.Monitor(net, clip="zscore") as monitor:
+    with gradrein.Monitor(net, clip="zscore") as monitor:
         train(net, optimizer, 3)
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)  # one that steps by itself is recorded
     assert monitor.steps == 4
@@ -190,7 +190,7 @@ def test_after_a_step_that_raised_it_goes_on():
 
     net = model()
     optimizer = Fragile(net.parameters(), lr=0.0)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         with pytest.raises(RuntimeError, match="out of luck"):
             train(net, optimizer, 1)
         optimizer.param_groups[0]["lr"] = 0.1
@@ -200,9 +200,9 @@ def test_after_a_step_that_raised_it_goes_on():
 
 def test_norms_are_those_before_the_scripts_own_clipping():
     plain, clipped = model(), model()
-    with bridle.Monitor(plain) as first:
+    with gradrein.Monitor(plain) as first:
         train(plain, torch.optim.SGD(plain.parameters(), lr=0.0), 4)
-    with bridle.Monitor(clipped) as second:
+    with gradrein.Monitor(clipped) as second:
         train(clipped, torch.optim.SGD(clipped.parameters(), lr=0.0), 4, clip=0.1)
     a, b = read_run(first.path), read_run(second.path)
     assert b.norm == pytest.approx(a.norm, rel=1e-5)
@@ -214,10 +214,10 @@ def test_norms_are_those_before_the_scripts_own_clipping():
 def test_our_own_backward_and_clipping_are_recorded_as_well():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         loss = net(torch.randn(8, 4)).square().mean()
-        bridle.backward(loss)
-        norm = bridle.clip_grad_norm_(net.parameters(), 0.01)
+        gradrein.backward(loss)
+        norm = gradrein.clip_grad_norm_(net.parameters(), 0.01)
         optimizer.step()
     run = read_run(monitor.path)
     assert run.loss == pytest.approx([loss.item()], rel=1e-6)
@@ -229,9 +229,9 @@ def test_our_own_backward_and_clipping_are_recorded_as_well():
 def test_clipping_is_recorded_whatever_it_was_given(passed):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         net(torch.randn(8, 4)).square().mean().backward()
-        norm = bridle.clip_grad_norm_(passed(net), 0.01)
+        norm = gradrein.clip_grad_norm_(passed(net), 0.01)
         optimizer.step()
     assert read_run(monitor.path).norm == pytest.approx([norm.item()], rel=1e-5)
 
@@ -240,7 +240,7 @@ def test_clipping_is_recorded_whatever_it_was_given(passed):
 def test_norms_are_those_before_clipping_by_another_norm(order):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         for limit in (0.01, 100.0):
             optimizer.zero_grad()
             net(torch.ones(8, 4)).square().mean().backward()
@@ -254,7 +254,7 @@ def test_norms_are_those_before_clipping_by_another_norm(order):
 def test_clipping_holds_every_step():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    with bridle.Monitor(net, optimizer, clip=0.01) as monitor:
+    with gradrein.Monitor(net, optimizer, clip=0.01) as monitor:
         before = torch.cat([p.detach().flatten() for p in net.parameters()])
         train(net, optimizer, 1)
         after = torch.cat([p.detach().flatten() for p in net.parameters()])
@@ -266,7 +266,7 @@ def test_clipping_holds_every_step():
 def test_auto_holds_a_run_that_would_diverge_and_a_bad_step_leaves_no_trace():
     weight = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], lr=2.5)  # beyond 2 over the curvature
-    with bridle.Monitor(None, optimizer, clip="auto") as monitor:
+    with gradrein.Monitor(None, optimizer, clip="auto") as monitor:
         for t in range(100):
             optimizer.zero_grad()
             (weight.square().sum() / 2).backward()
@@ -282,7 +282,7 @@ def test_auto_holds_a_run_that_would_diverge_and_a_bad_step_leaves_no_trace():
 def test_policies_go_by_name_and_each_optimizer_has_its_own():
     net = model()
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (net[0], net[2])]
-    with bridle.Monitor(net, clip="zscore") as monitor:
+    with gradrein.Monitor(net, clip="zscore") as monitor:
         for _ in range(3):
             net(torch.randn(8, 4)).square().mean().backward()
             for optimizer in optimizers:
@@ -295,7 +295,7 @@ def test_policies_go_by_name_and_each_optimizer_has_its_own():
 def test_every_records_fewer_and_clips_all():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer, every=3, clip=1e-6) as monitor:
+    with gradrein.Monitor(net, optimizer, every=3, clip=1e-6) as monitor:
         before = net[0].weight.detach().clone()
         train(net, optimizer, 7)
         assert float((net[0].weight.detach() - before).norm()) < 1e-6
@@ -310,7 +310,7 @@ def test_every_records_fewer_and_clips_all():
 def test_bad_values_are_named():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 1)
         net(torch.randn(4, 4)).sum().backward()
         net[2].weight.grad[0, :3] = math.nan
@@ -323,7 +323,7 @@ def test_frozen_sparse_and_missing_gradients():
     table = nn.Embedding(5, 3, sparse=True)
     unused = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([*table.parameters(), unused], lr=0.1)
-    with bridle.Monitor(None, optimizer) as monitor:
+    with gradrein.Monitor(None, optimizer) as monitor:
         for _ in range(12):
             optimizer.zero_grad()
             table(torch.tensor([1, 1])).sum().backward()
@@ -337,7 +337,7 @@ def test_a_scaled_loss_is_recorded_unscaled():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         loss = net(torch.randn(8, 4)).square().mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -361,7 +361,7 @@ def test_a_scaled_loss_is_recorded_unscaled():
 def test_new_parameters_are_introduced_again():
     net = model()
     optimizer = torch.optim.SGD(net[0].parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 2)
         optimizer.add_param_group({"params": list(net[2].parameters()), "lr": 0.01})
         train(net, optimizer, 2)
@@ -372,7 +372,7 @@ def test_on_step_is_called_at_each_step():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     received = []
-    with bridle.Monitor(net, optimizer, on_step=received.append) as monitor:
+    with gradrein.Monitor(net, optimizer, on_step=received.append) as monitor:
         train(net, optimizer, 2)
     assert [t["step"] for t in received] == [0.0, 1.0]
     assert set(received[1]) == {"step", "loss", "norm", "update", "lr"}
@@ -382,9 +382,9 @@ def test_on_step_is_called_at_each_step():
 def test_recording_that_cannot_go_on_does_not_stop_the_run(monkeypatch):
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 1)
-        monkeypatch.setattr("bridle.watch.record.measure.Meter.measure_step", lambda *_: 1 / 0)
+        monkeypatch.setattr("gradrein.watch.record.measure.Meter.measure_step", lambda *_: 1 / 0)
         train(net, optimizer, 2)
     assert monitor.steps == 3
     assert "ZeroDivisionError" in monitor.stopped_because
@@ -395,13 +395,13 @@ def test_recording_that_cannot_go_on_does_not_stop_the_run(monkeypatch):
 )
 def test_what_cannot_mean_anything_is_refused(wrong):
     with pytest.raises(ArgumentError):
-        bridle.Monitor(**wrong)
+        gradrein.Monitor(**wrong)
 
 
 def test_a_monitor_that_is_started_again_goes_on():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    monitor = bridle.Monitor(net, optimizer, clip=0.01)
+    monitor = gradrein.Monitor(net, optimizer, clip=0.01)
     for steps, total in ((4, 4), (2, 6)):
         with monitor:
             train(net, optimizer, steps)
@@ -421,7 +421,7 @@ def test_a_monitor_that_is_on_is_not_started_twice():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     before = torch.autograd.backward
-    with bridle.Monitor(net, optimizer).start() as monitor, monitor:
+    with gradrein.Monitor(net, optimizer).start() as monitor, monitor:
         train(net, optimizer, 1)
         monitor.start()
         with monitor:
@@ -437,7 +437,7 @@ def test_a_monitor_that_is_on_is_not_started_twice():
 def test_hooks_that_somebody_clears_stop_recording_and_not_the_run():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 2)
         optimizer._optimizer_step_pre_hooks.clear()
         train(net, optimizer, 2)
@@ -449,7 +449,7 @@ def test_a_checkpointed_loss_is_counted_once():
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     x = torch.randn(8, 4, requires_grad=True)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         loss = torch.utils.checkpoint.checkpoint(lambda x: net(x).square().mean(), x, use_reentrant=True)
         loss.backward()
         optimizer.step()
@@ -457,7 +457,7 @@ def test_a_checkpointed_loss_is_counted_once():
 
 
 def test_notes_become_the_test_loss():
-    with bridle.Monitor() as monitor:
+    with gradrein.Monitor() as monitor:
         monitor.note("test", loss=0.25)
     assert read_run(monitor.path).noted_losses("test") == [(0, 0.25)]
 
@@ -467,7 +467,7 @@ def test_a_healthy_run_is_found_healthy():
     net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     true = torch.randn(4, 1)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         for _ in range(300):
             x = torch.randn(64, 4)
             optimizer.zero_grad()
@@ -481,7 +481,7 @@ def test_a_learning_rate_at_the_edge_is_found():
     net = nn.Linear(3, 1, bias=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.98)
     x = torch.eye(3)
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         for _ in range(120):
             optimizer.zero_grad()
             (net(x).square().sum()).backward()
@@ -493,10 +493,10 @@ def test_a_learning_rate_at_the_edge_is_found():
 def test_what_is_sampled_is_measured_on_those_elements(stride, monkeypatch):
     net = model()
     total = sum(p.numel() for p in net.parameters())
-    monkeypatch.setattr("bridle.watch.record.measure._MAX_COMPARED", -(-total // stride))
+    monkeypatch.setattr("gradrein.watch.record.measure._MAX_COMPARED", -(-total // stride))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     look = lambda: torch.cat([p.detach().reshape(-1)[::stride] for p in net.parameters()])  # noqa: E731
-    with bridle.Monitor(net, optimizer) as monitor:
+    with gradrein.Monitor(net, optimizer) as monitor:
         before = look()
         train(net, optimizer, 1)
         after = look()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import bridle
-from bridle.watch import read_run
-from bridle.watch.record.file import RecordFile
+import gradrein
+from gradrein.watch import read_run
+from gradrein.watch.record.file import RecordFile
 
 from .forked import run_forked
 from .processes import run_process
@@ -33,12 +33,12 @@ print("end", round(float(weight.detach().sum()), 3), flush=True)
 
 def watch(folder, *options, event="pass", last="sys.exit(3)"):
     (folder / "train.py").write_text(TRAINS.format(event=event, last=last))
-    return run_forked(folder, "-m", "bridle", "watch", *options, "train.py")
+    return run_forked(folder, "-m", "gradrein", "watch", *options, "train.py")
 
 
 def ours(done):
-    """What bridle says, without the report."""
-    return [line for line in done.stderr.splitlines() if line.startswith("bridle: ")]
+    """What gradrein says, without the report."""
+    return [line for line in done.stderr.splitlines() if line.startswith("gradrein: ")]
 
 
 def check(done, *words):
@@ -85,15 +85,15 @@ def test_a_missing_folder_is_made_and_a_name_that_is_taken_is_numbered(tmp_path)
     for name in ("run.jsonl", "run-2.jsonl"):
         done = watch(tmp_path, "--record", "logs/run.jsonl")
         assert done.returncode == 3
-        assert f"The page: bridle report {tmp_path / 'logs' / name}" in done.stderr
+        assert f"The page: gradrein report {tmp_path / 'logs' / name}" in done.stderr
         assert len(read_run(tmp_path / "logs" / name).steps) == 60
-    assert "bridle: logs/run.jsonl is not empty: this run is recorded in logs/run-2.jsonl." in done.stderr
+    assert "gradrein: logs/run.jsonl is not empty: this run is recorded in logs/run-2.jsonl." in done.stderr
 
 
 def test_without_stderr_nothing_goes_to_stdout_or_into_the_record(tmp_path):
     event = "os.write(2, b'to stderr') if sys.stderr else None"
     (tmp_path / "train.py").write_text(TRAINS.format(event=event, last="sys.exit(3)"))
-    command = [sys.executable, "-m", "bridle", "watch", "--record", "run.jsonl", "train.py"]
+    command = [sys.executable, "-m", "gradrein", "watch", "--record", "run.jsonl", "train.py"]
     done = run_process(command, cwd=tmp_path, preexec_fn=lambda: os.close(2))
     assert done.returncode == 3
     assert done.stdout.splitlines() == [done.stdout.strip()]
@@ -109,7 +109,7 @@ def test_a_script_that_exits_at_once_leaves_a_whole_record(tmp_path):
 def test_scripts_without_steps_are_told_what_is_observed(tmp_path):
     (tmp_path / "hand.py").write_text("import torch\nw = torch.ones(1, requires_grad=True)\n(w * 2).sum().backward()\n")
     (tmp_path / "none.py").write_text("import torch\n")
-    hand, none = (run_forked(tmp_path, "-m", "bridle", "watch", f"{name}.py") for name in ("hand", "none"))
+    hand, none = (run_forked(tmp_path, "-m", "gradrein", "watch", f"{name}.py") for name in ("hand", "none"))
     assert "There were 1 backward passes" in hand.stderr
     assert "There was no backward pass either" in none.stderr
     assert hand.returncode == none.returncode == 0
@@ -120,15 +120,15 @@ def test_a_folder_is_run_as_python_runs_it(tmp_path):
     (tmp_path / "app" / "beside.py").write_text("X = 7\n")
     (tmp_path / "app" / "__main__.py").write_text("import sys, beside\nprint(beside.X, sys.argv, __name__)\n")
     plain = run_process([sys.executable, "app", "a"], cwd=tmp_path)
-    done = run_process([sys.executable, "-m", "bridle", "watch", "app", "a"], cwd=tmp_path)
+    done = run_process([sys.executable, "-m", "gradrein", "watch", "app", "a"], cwd=tmp_path)
     assert done.stdout == plain.stdout
-    assert (tmp_path / "app.bridle.jsonl").exists()
+    assert (tmp_path / "app.gradrein.jsonl").exists()
     (tmp_path / "app" / "__main__.py").unlink()
-    done = run_process([sys.executable, "-m", "bridle", "watch", "app"], cwd=tmp_path)
+    done = run_process([sys.executable, "-m", "gradrein", "watch", "app"], cwd=tmp_path)
     assert done.returncode == 2
     assert (
         done.stderr
-        == "bridle: can't run 'app': it is a folder without a __main__.py. Name the script in it, such as app/beside.py.\n"
+        == "gradrein: can't run 'app': it is a folder without a __main__.py. Name the script in it, such as app/beside.py.\n"
     )
 
 
@@ -158,7 +158,7 @@ def test_a_write_that_fails_half_way_leaves_whole_lines(tmp_path, monkeypatch, o
         full.append(True)
         return original(descriptor, data[: len(data) // 2])
 
-    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl") as monitor:
+    with gradrein.Monitor(None, optimizer, record=tmp_path / "run.jsonl") as monitor:
         monkeypatch.setattr(os, "write", fill)
         steps(4, optimizer)
         monkeypatch.undo()
@@ -177,7 +177,7 @@ def test_a_record_that_cannot_be_thinned_stops_and_leaves_nothing_behind(tmp_pat
     def refuse(self, data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl", max_bytes=10_000) as monitor:
+    with gradrein.Monitor(None, optimizer, record=tmp_path / "run.jsonl", max_bytes=10_000) as monitor:
         monkeypatch.setattr(Path, "write_bytes", refuse)
         steps(100, optimizer)
     assert "No space left" in monitor.stopped_because
@@ -188,7 +188,7 @@ def test_a_record_that_cannot_be_thinned_stops_and_leaves_nothing_behind(tmp_pat
 @pytest.mark.parametrize("how", ["moved", "replaced"])
 def test_a_file_in_its_place_is_not_touched(tmp_path, optimizer, how):
     path = tmp_path / "run.jsonl"
-    with bridle.Monitor(None, optimizer, record=path, max_bytes=10_000) as monitor:
+    with gradrein.Monitor(None, optimizer, record=path, max_bytes=10_000) as monitor:
         steps(5, optimizer)
         path.rename(tmp_path / "elsewhere.jsonl")
         if how == "replaced":
@@ -200,7 +200,7 @@ def test_a_file_in_its_place_is_not_touched(tmp_path, optimizer, how):
 
 
 def test_a_forked_child_writes_nothing(tmp_path, optimizer):
-    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl") as monitor:
+    with gradrein.Monitor(None, optimizer, record=tmp_path / "run.jsonl") as monitor:
         steps(2, optimizer)
         child = os.fork()
         if child == 0:
@@ -239,11 +239,11 @@ def test_lbfgs_is_told_what_clipping_does_to_it(optimizer, capsys):
         loss.backward()
         return loss
 
-    with bridle.Monitor(None, lbfgs, clip=1.0) as monitor:
+    with gradrein.Monitor(None, lbfgs, clip=1.0) as monitor:
         lbfgs.step(closure)
         lbfgs.step(closure)
     assert capsys.readouterr().err.count("LBFGS is clipped") == 1
     assert any("LBFGS is clipped" in warning for warning in monitor.report().warnings)
-    with bridle.Monitor(None, lbfgs) as monitor:
+    with gradrein.Monitor(None, lbfgs) as monitor:
         lbfgs.step(closure)
     assert monitor.report().warnings == []

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import bridle
-from bridle.errors import ArgumentError, BridleWarning, RecordWriteError
-from bridle.watch import read_run
-from bridle.watch.record.claim import claim
-from bridle.watch.run.rank_files import RankInfo
+import gradrein
+from gradrein.errors import ArgumentError, GradreinWarning, RecordWriteError
+from gradrein.watch import read_run
+from gradrein.watch.record.claim import claim
+from gradrein.watch.run.rank_files import RankInfo
 
 
 def train(steps, optimizer=None):
@@ -28,12 +28,12 @@ def train(steps, optimizer=None):
 
 def test_a_second_run_under_one_name_is_numbered(tmp_path):
     path = tmp_path / "run.jsonl"
-    with bridle.Monitor(record=path):
+    with gradrein.Monitor(record=path):
         train(3)
     first = path.read_bytes()
     with (
-        pytest.warns(BridleWarning, match=r"run\.jsonl is not empty: .*run-2\.jsonl"),
-        bridle.Monitor(record=path) as second,
+        pytest.warns(GradreinWarning, match=r"run\.jsonl is not empty: .*run-2\.jsonl"),
+        gradrein.Monitor(record=path) as second,
     ):
         train(5)
     assert path.read_bytes() == first
@@ -44,7 +44,7 @@ def test_a_second_run_under_one_name_is_numbered(tmp_path):
 def test_a_file_that_is_no_record_is_left_alone(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
-    with pytest.warns(BridleWarning), bridle.Monitor(record=script):
+    with pytest.warns(GradreinWarning), gradrein.Monitor(record=script):
         train(1)
     assert script.read_text() == "print(1)\n"
 
@@ -52,23 +52,23 @@ def test_a_file_that_is_no_record_is_left_alone(tmp_path):
 def test_an_empty_file_is_used(tmp_path):
     path = tmp_path / "run.jsonl"
     path.touch()
-    with bridle.Monitor(record=path):
+    with gradrein.Monitor(record=path):
         train(2)
     assert len(read_run(path).steps) == 2
 
 
 def test_two_monitors_at_once_have_a_file_each(tmp_path):
     path = tmp_path / "run.jsonl"
-    with bridle.Monitor(record=path) as one:
+    with gradrein.Monitor(record=path) as one:
         train(1)
-        with pytest.warns(BridleWarning), bridle.Monitor(record=path) as two:
+        with pytest.warns(GradreinWarning), gradrein.Monitor(record=path) as two:
             train(2)
     assert [len(read_run(m.path, optimizer=0).steps) for m in (one, two)] == [1, 2]
     assert read_run(one.path).n_optimizers == 2
 
 
 def test_two_processes_have_a_file_each(tmp_path):
-    code = "import sys; from pathlib import Path; from bridle.watch.record.claim import claim\n"
+    code = "import sys; from pathlib import Path; from gradrein.watch.record.claim import claim\n"
     code += "sys.stdin.readline(); p = claim(Path('run.jsonl'), None); p.write_text('x'); print(p.name)"
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": tmp_path}
@@ -85,11 +85,11 @@ def test_ranks_of_one_launch_agree_on_the_number(tmp_path):
         for rank in (1, 0):
             file = claim(tmp_path / "run.jsonl", RankInfo(rank, 2, launch))
             assert file == tmp_path / f"{name}.rank{rank}.jsonl"
-            file.write_text(json.dumps({"bridle": 2, "launch": launch}) + "\n")
+            file.write_text(json.dumps({"gradrein": 2, "launch": launch}) + "\n")
 
 
 def test_a_missing_folder_is_made(tmp_path):
-    with bridle.Monitor(record=tmp_path / "a" / "b" / "run.jsonl") as monitor:
+    with gradrein.Monitor(record=tmp_path / "a" / "b" / "run.jsonl") as monitor:
         train(1)
     assert len(read_run(monitor.path).steps) == 1
 
@@ -101,12 +101,12 @@ def test_what_is_no_file_is_refused(tmp_path, kind):
     path = tmp_path / "there"
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     with pytest.raises(ArgumentError, match=r"`record` names the file to write; .*there is"):
-        bridle.Monitor(record=path).start()
+        gradrein.Monitor(record=path).start()
 
 
 def test_a_record_that_cannot_be_written_is_refused_before_the_run(tmp_path):
     (tmp_path / "file").touch()
-    monitor = bridle.Monitor(record=tmp_path / "file" / "run.jsonl")
+    monitor = gradrein.Monitor(record=tmp_path / "file" / "run.jsonl")
     before = torch.autograd.backward
     with pytest.raises(RecordWriteError, match=r"run\.jsonl cannot be written: ") as caught, monitor:
         pass
@@ -116,13 +116,13 @@ def test_a_record_that_cannot_be_written_is_refused_before_the_run(tmp_path):
 
 def test_a_dangling_link_is_left_alone(tmp_path):
     (tmp_path / "run.jsonl").symlink_to(tmp_path / "nowhere")
-    with pytest.warns(BridleWarning), bridle.Monitor(record=tmp_path / "run.jsonl") as monitor:
+    with pytest.warns(GradreinWarning), gradrein.Monitor(record=tmp_path / "run.jsonl") as monitor:
         train(1)
     assert Path(monitor.path).name == "run-2.jsonl"
 
 
 def test_a_record_that_was_deleted_between_two_blocks_begins_anew(tmp_path):
-    monitor = bridle.Monitor(record=tmp_path / "run.jsonl")
+    monitor = gradrein.Monitor(record=tmp_path / "run.jsonl")
     with monitor:
         optimizer = train(2)
     Path(monitor.path).unlink()
@@ -132,7 +132,7 @@ def test_a_record_that_was_deleted_between_two_blocks_begins_anew(tmp_path):
 
 
 def test_notes_go_into_the_record_also_after_the_run(tmp_path):
-    monitor = bridle.Monitor(record=tmp_path / "run.jsonl")
+    monitor = gradrein.Monitor(record=tmp_path / "run.jsonl")
     with pytest.raises(ArgumentError, match="start"):
         monitor.note("test", loss=1.0)
     with monitor:
@@ -146,18 +146,18 @@ def test_notes_go_into_the_record_also_after_the_run(tmp_path):
 
 @pytest.mark.parametrize("values", [{"loss": torch.ones(2)}, {"loss": [1.0]}, {"after": 3}, {"note": "x"}])
 def test_a_note_that_a_line_cannot_hold_is_refused(tmp_path, values):
-    with bridle.Monitor(record=tmp_path / "run.jsonl") as monitor, pytest.raises(ArgumentError, match="note: "):
+    with gradrein.Monitor(record=tmp_path / "run.jsonl") as monitor, pytest.raises(ArgumentError, match="note: "):
         monitor.note("test", **values)
     assert read_run(monitor.path).notes == []
 
 
 def test_notes_do_not_make_the_record_be_rewritten_at_each_step(tmp_path, monkeypatch):
-    from bridle.watch.record.file import RecordFile
+    from gradrein.watch.record.file import RecordFile
 
     rewritten = []
     original = RecordFile.rewrite
     monkeypatch.setattr(RecordFile, "rewrite", lambda self, data: (rewritten.append(1), original(self, data)))
-    with bridle.Monitor(record=tmp_path / "run.jsonl", max_bytes=10_000) as monitor:
+    with gradrein.Monitor(record=tmp_path / "run.jsonl", max_bytes=10_000) as monitor:
         optimizer = train(1)
         for _ in range(300):
             monitor.note("epoch", text="x" * 100)

@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from bridle.watch.report.charts import Axis
-from bridle.watch.report.html import to_html
-from bridle.watch.report.report import report_on
+from gradrein.watch.report.charts import Axis
+from gradrein.watch.report.html import to_html
+from gradrein.watch.report.report import report_on
 
 from .processes import run_process
 from .runs import healthy, in_part

@@ -2,9 +2,9 @@
 
 import re
 
-from bridle.watch.report.html import to_html
-from bridle.watch.report.html_advice import marked
-from bridle.watch.report.report import report_on
+from gradrein.watch.report.html import to_html
+from gradrein.watch.report.html_advice import marked
+from gradrein.watch.report.report import report_on
 
 from .test_findings import cubed
 
@@ -16,5 +16,5 @@ def test_names_are_code_and_everything_is_escaped():
 
 def test_no_backtick_is_left_on_the_page():
     text = re.sub(r"<style>.*?</style>|<pre>.*?</pre>", "", to_html([report_on(cubed())]), flags=re.DOTALL)
-    assert "<code>bridle.per_sample(losses, model).norms()</code>" in text  # losses come first
+    assert "<code>gradrein.per_sample(losses, model).norms()</code>" in text  # losses come first
     assert "`" not in text

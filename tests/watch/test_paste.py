@@ -1,4 +1,4 @@
-"""The lines to paste have the script's names, stand at the right line, and do what `bridle watch` would."""
+"""The lines to paste have the script's names, stand at the right line, and do what `gradrein watch` would."""
 
 import dataclasses
 import re
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bridle.watch import read_run
-from bridle.watch.analysis.paste import paste_auto, paste_clip, paste_rate, paste_rate_and_auto, paste_rates
-from bridle.watch.analysis.sites import label_of
-from bridle.watch.record.assignment import find_assignment
-from bridle.watch.report.report import report_on
+from gradrein.watch import read_run
+from gradrein.watch.analysis.paste import paste_auto, paste_clip, paste_rate, paste_rate_and_auto, paste_rates
+from gradrein.watch.analysis.sites import label_of
+from gradrein.watch.record.assignment import find_assignment
+from gradrein.watch.report.report import report_on
 
 from .forked import run_forked
 from .test_findings import swinging
@@ -53,7 +53,7 @@ print(first.param_groups[0]["lr"], second.param_groups[0]["lr"])
 
 def run_python(folder: Path, source: str, *options: str) -> str:
     (folder / "train.py").write_text(source)
-    done = run_forked(folder, *(["-m", "bridle", "watch", *options] if options else []), "train.py")
+    done = run_forked(folder, *(["-m", "gradrein", "watch", *options] if options else []), "train.py")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -81,7 +81,7 @@ def test_every_line_works_where_it_is_said_to_go(tmp_path):
     assert paste_auto(run).where.startswith("train.py, after lines 5 to 8: made = torch.optim.SGD(")
     assert (
         paste_auto(run).lines[-1]
-        == '    clipper = bridle.Clipper(made, bridle.policies.ByOvershoot(), nonfinite="skip")'
+        == '    clipper = gradrein.Clipper(made, gradrein.policies.ByOvershoot(), nonfinite="skip")'
     )
     assert run_python(tmp_path, pasted(ONE, paste_auto(run))) == "0.5\n"
     assert run_python(tmp_path, pasted(ONE, paste_clip(run, 1.5))) == "0.5\n"
@@ -89,7 +89,7 @@ def test_every_line_works_where_it_is_said_to_go(tmp_path):
     assert run_python(tmp_path, pasted(ONE, paste_rate(run, 0.25))) == "0.25\n"
     both = pasted(ONE, paste_rate_and_auto(run, 0.25))
     assert run_python(tmp_path, both) == "0.25\n"
-    assert both.count("made = ") == both.count("bridle.Clipper(made,") == 1
+    assert both.count("made = ") == both.count("gradrein.Clipper(made,") == 1
 
 
 def test_of_several_optimizers_all_are_changed_as_the_options_do(tmp_path):
@@ -145,7 +145,7 @@ def test_a_framework_is_told_where_it_is_configured(library, place, line):
     run.notes.append({"site": "step", "opt": 0, "file": "x.py", "line": 1, "text": "", "indent": 0, "library": library})
     assert (paste_rate(run, 0.1).place, paste_rate(run, 0.1).lines) == (place, [line])
     assert paste_auto(run).place == "where the trainer is configured"
-    assert f"from bridle.integrations.{library} import MonitorCallback" in paste_auto(run).lines
+    assert f"from gradrein.integrations.{library} import MonitorCallback" in paste_auto(run).lines
     assert "in where" not in str(report_on(run))
 
 

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from bridle.watch.analysis.findings import find
-from bridle.watch.run.merge import merge_ranks
+from gradrein.watch.analysis.findings import find
+from gradrein.watch.run.merge import merge_ranks
 
 from .runs import NAMES, apart, late, left_out, ranks, starved
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import bridle
-from bridle.errors import ArgumentError, RecordError
-from bridle.watch import _watch, read_run
-from bridle.watch.analysis.rank_table import warnings
-from bridle.watch.report import background
-from bridle.watch.report.report import report_on
-from bridle.watch.run.rank_files import (
+import gradrein
+from gradrein.errors import ArgumentError, RecordError
+from gradrein.watch import _watch, read_run
+from gradrein.watch.analysis.rank_table import warnings
+from gradrein.watch.report import background
+from gradrein.watch.report.report import report_on
+from gradrein.watch.run.rank_files import (
     RankInfo,
     default_name,
     free_name,
@@ -26,7 +26,7 @@ from bridle.watch.run.rank_files import (
     rank_info,
     run_file,
 )
-from bridle_cli import main
+from gradrein_cli import main
 
 from .test_monitor import model, train
 
@@ -35,7 +35,7 @@ SIZES = {"w": (7, 3), "v": (5,)}
 
 def write(folder, rank, steps, *, world=2, launch="here", shards=(None, None), end=(None,), name="run.jsonl", more=()):
     """A record of one rank, of two parameters."""
-    header = {"bridle": 2, **RankInfo(rank, world, launch).header()}
+    header = {"gradrein": 2, **RankInfo(rank, world, launch).header()}
     optimizer = {"optimizer": "SGD", "opt": 0, "names": ["w", "v"], "sizes": [21, 5], "groups": [2],
                  "trained": [True, True], "shards": list(shards)}  # fmt: skip
     lines = [header, optimizer, *steps, *more, *({"ended": why, "after": len(steps)} for why in end)]
@@ -53,7 +53,7 @@ def as_rank(monkeypatch, rank, world=2, launch="one"):
         monkeypatch.setenv(key, str(found))
 
 
-@pytest.mark.parametrize("name", ["run.jsonl", "train.bridle.jsonl", "run", "a.b/run.jsonl", "x.rank3.jsonl"])
+@pytest.mark.parametrize("name", ["run.jsonl", "train.gradrein.jsonl", "run", "a.b/run.jsonl", "x.rank3.jsonl"])
 def test_a_name_goes_with_its_rank_and_back(name):
     file = rank_file(Path(name), 12)
     assert ".rank12" in file.name
@@ -73,7 +73,7 @@ def test_a_monitor_names_its_record_by_its_rank(tmp_path, monkeypatch):
         as_rank(monkeypatch, rank)
         net = model()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        with bridle.Monitor(net, optimizer, record=tmp_path / "run.jsonl") as monitor:
+        with gradrein.Monitor(net, optimizer, record=tmp_path / "run.jsonl") as monitor:
             train(net, optimizer, 3)
         assert monitor.path == str(tmp_path / f"run.rank{rank}.jsonl")
     run = read_run(tmp_path / "run.rank1.jsonl")  # any of them leads to all
@@ -92,7 +92,7 @@ def test_waiting_for_data_is_measured_on_ranks(tmp_path, monkeypatch):
     as_rank(monkeypatch, 0)
     net = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with bridle.Monitor(net, optimizer, record=tmp_path / "run.jsonl") as monitor:
+    with gradrein.Monitor(net, optimizer, record=tmp_path / "run.jsonl") as monitor:
         for x in torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=8):
             optimizer.zero_grad()
             net(x).square().mean().backward()
@@ -106,7 +106,7 @@ def test_waiting_for_data_is_measured_on_ranks(tmp_path, monkeypatch):
 def test_an_error_is_said_to_have_ended_it(tmp_path, monkeypatch):
     as_rank(monkeypatch, 0)
     net = model()
-    monitor = bridle.Monitor(net, record=tmp_path / "run.jsonl")
+    monitor = gradrein.Monitor(net, record=tmp_path / "run.jsonl")
 
     def fail():
         with monitor:
@@ -124,10 +124,10 @@ def test_an_error_is_said_to_have_ended_it(tmp_path, monkeypatch):
 
 def test_a_run_of_one_process_has_the_record_it_had(tmp_path):
     net = model()
-    with bridle.Monitor(net, record=tmp_path / "run.jsonl") as monitor:
+    with gradrein.Monitor(net, record=tmp_path / "run.jsonl") as monitor:
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
     lines = [json.loads(line) for line in Path(monitor.path).read_text().splitlines()]
-    assert set(lines[0]) == {"bridle", "torch", "python", "argv", "clip", "every"}
+    assert set(lines[0]) == {"gradrein", "torch", "python", "argv", "clip", "every"}
     assert "shards" not in lines[1]
     assert not {"host_s", "backward_s", "data_s", "partial_sums"} & set(lines[-1])
     assert lines[-1]["step"] == 1
@@ -135,18 +135,18 @@ def test_a_run_of_one_process_has_the_record_it_had(tmp_path):
 
 def test_ranks_of_one_launch_find_the_same_free_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert free_name(default_name("train.py"), None) == Path("train.bridle.jsonl")
-    for launch, expected in (("first", "train.bridle.jsonl"), ("second", "train-2.bridle.jsonl")):
+    assert free_name(default_name("train.py"), None) == Path("train.gradrein.jsonl")
+    for launch, expected in (("first", "train.gradrein.jsonl"), ("second", "train-2.gradrein.jsonl")):
         for rank in (1, 0):
             here = RankInfo(rank, 2, launch)
             assert free_name(default_name("train.py"), here) == Path(expected)
             write(tmp_path, rank, [], launch=launch, name=expected)
     # An earlier run of which one rank left nothing does not lead the next one astray.
-    rank_file(Path("train-2.bridle.jsonl"), 0).unlink()
+    rank_file(Path("train-2.gradrein.jsonl"), 0).unlink()
     assert {free_name(default_name("train.py"), RankInfo(rank, 2, "third")) for rank in (0, 1)} == {
-        Path("train-3.bridle.jsonl")
+        Path("train-3.gradrein.jsonl")
     }
-    assert free_name(default_name("train.py"), None) == Path("train-3.bridle.jsonl")
+    assert free_name(default_name("train.py"), None) == Path("train-3.gradrein.jsonl")
 
 
 def test_shards_are_put_together_and_copies_count_once(tmp_path):
@@ -260,7 +260,9 @@ def test_what_is_no_single_run_is_refused(tmp_path):
 
 def test_an_optimizer_that_only_one_rank_has_got_to(tmp_path):
     write(tmp_path, 0, [step(0, [1.0, 1.0])])
-    rank_file(tmp_path / "run.jsonl", 1).write_text(json.dumps({"bridle": 2, **RankInfo(1, 2, "here").header()}) + "\n")
+    rank_file(tmp_path / "run.jsonl", 1).write_text(
+        json.dumps({"gradrein": 2, **RankInfo(1, 2, "here").header()}) + "\n"
+    )
     run = read_run(tmp_path / "run.rank0.jsonl")
     assert [len(one.steps) for one in run.ranks] == [1, 0]
     with pytest.raises(RecordError, match="no optimizer 3"):
@@ -296,6 +298,6 @@ def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monke
     monkeypatch.setattr(os, "fork", refuse)
     assert background.start_reporter(tmp_path / "run.jsonl", RankInfo(0, 2, "here")) is None
     as_rank(monkeypatch, 0)
-    monitor = bridle.Monitor(record=tmp_path / "run.jsonl").start()
+    monitor = gradrein.Monitor(record=tmp_path / "run.jsonl").start()
     _watch._conclude(monitor, None, os.getpid(), rank_info(), None)
-    assert capsys.readouterr().err == f"bridle: when all ranks have ended: bridle report {monitor.path}\n"
+    assert capsys.readouterr().err == f"gradrein: when all ranks have ended: gradrein report {monitor.path}\n"

@@ -4,13 +4,13 @@ from pathlib import Path
 import pytest
 import torch
 
-import bridle
-from bridle.errors import RecordError
-from bridle.watch import read_run
-from bridle.watch.record.writer import Writer, rounded
-from bridle.watch.run import schema
+import gradrein
+from gradrein.errors import RecordError
+from gradrein.watch import read_run
+from gradrein.watch.record.writer import Writer, rounded
+from gradrein.watch.run import schema
 
-HEADER = {"bridle": 2}
+HEADER = {"gradrein": 2}
 OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": ["w"], "sizes": [1], "groups": [1], "trained": [True]}
 
 
@@ -36,6 +36,13 @@ def test_what_is_written_is_read_back(tmp_path):
     assert run.norm == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert run.names == ["w"]
     assert run.n_steps == [1] * 5
+
+
+def test_a_record_from_before_the_renaming_opens(tmp_path):
+    path = tmp_path / "train.bridle.jsonl"
+    write(path, [step(t) for t in range(3)]).close()
+    path.write_text(path.read_text().replace('"gradrein"', '"bridle"', 1))
+    assert read_run(path).steps == [0, 1, 2]
 
 
 def test_every_line_is_on_disk_before_the_next_step(tmp_path):
@@ -101,11 +108,11 @@ def test_numbers_that_json_has_not_become_words():
     ("text", "why"),
     [
         ("", "no header"),
-        ('{"bridle": 99}\n', "version 99"),
+        ('{"gradrein": 99}\n', "version 99"),
         ('{"a": 1}\n', "no header"),
-        ('{"bridle": 2}\nnonsense\n{"step": 0}\n', "line 2"),
-        ('{"bridle": 2}\n[1]\n', "line 2"),
-        ('{"bridle"', "first line"),
+        ('{"gradrein": 2}\nnonsense\n{"step": 0}\n', "line 2"),
+        ('{"gradrein": 2}\n[1]\n', "line 2"),
+        ('{"gradrein"', "first line"),
     ],
 )
 def test_what_is_no_record_is_refused(tmp_path, text, why):
@@ -139,7 +146,7 @@ def test_every_key_is_in_the_schema(tmp_path, monkeypatch):
         monkeypatch.setenv(key, found)
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    with bridle.Monitor(None, optimizer, record=tmp_path / "run.jsonl", clip=0.5) as monitor:
+    with gradrein.Monitor(None, optimizer, record=tmp_path / "run.jsonl", clip=0.5) as monitor:
         for t in range(4):
             optimizer.zero_grad()
             for _ in range(2):

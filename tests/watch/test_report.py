@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-import bridle
-from bridle.errors import ArgumentError
-from bridle.watch import Finding, read_report, register_finding
-from bridle.watch.analysis import findings
-from bridle.watch.report.report import report_on
+import gradrein
+from gradrein.errors import ArgumentError
+from gradrein.watch import Finding, read_report, register_finding
+from gradrein.watch.analysis import findings
+from gradrein.watch.report.report import report_on
 
 from .processes import run_process
 from .runs import healthy
@@ -54,7 +54,7 @@ def train_two(steps=60, poison=None):
     torch.manual_seed(0)
     nets = [nn.Linear(4, 1), nn.Linear(4, 1)]
     optimizers = [torch.optim.Adam(net.parameters(), lr=1e-3) for net in nets]
-    with bridle.Monitor(nn.ModuleDict(dict(zip(("d", "g"), nets, strict=True)))) as monitor:
+    with gradrein.Monitor(nn.ModuleDict(dict(zip(("d", "g"), nets, strict=True)))) as monitor:
         for t in range(steps):
             for i, (net, optimizer) in enumerate(zip(nets, optimizers, strict=True)):
                 optimizer.zero_grad()
@@ -92,8 +92,8 @@ def test_two_healthy_optimizers_have_no_findings():
 
 OWN = """
 import torch
-import bridle
-from bridle.watch import Chart, Finding, Run, register_finding
+import gradrein
+from gradrein.watch import Chart, Finding, Run, register_finding
 
 @register_finding
 def small_batch(run: Run) -> Finding | None:
@@ -111,7 +111,7 @@ for _ in range(40):
     optimizer.zero_grad()
     weight.square().sum().backward()
     optimizer.step()
-report = bridle.watch.read_report("run.jsonl")
+report = gradrein.watch.read_report("run.jsonl")
 print([finding.name for finding in report.findings], report.advice.threshold is not None)
 report.write_page("own.html")
 """
@@ -120,7 +120,7 @@ report.write_page("own.html")
 def test_a_finding_can_be_written_outside_the_package(tmp_path):
     assert "._" not in OWN  # nothing private
     (tmp_path / "own.py").write_text(OWN)
-    command = [sys.executable, "-m", "bridle", "watch", "--record", "run.jsonl", "own.py"]
+    command = [sys.executable, "-m", "gradrein", "watch", "--record", "run.jsonl", "own.py"]
     done = run_process(command, cwd=tmp_path)
     assert done.stdout == "['small_batch'] True\n", done.stderr
     assert "1. 40 steps & counting [small_batch]" in done.stderr

@@ -1,4 +1,4 @@
-"""`bridle --version` says what a bug report needs."""
+"""`gradrein --version` says what a bug report needs."""
 
 import platform
 import sys
@@ -6,23 +6,23 @@ import sys
 import pytest
 import torch
 
-import bridle
-import bridle_cli
-from bridle.watch import _show_version
-from bridle.watch._fail_on import EXIT_CODE
+import gradrein
+import gradrein_cli
+from gradrein.watch import _show_version
+from gradrein.watch._fail_on import EXIT_CODE
 
 from .processes import run_process
 
 
 def test_it_says_what_is_in_use(capsys):
     with pytest.raises(SystemExit) as ended:
-        bridle_cli.main(["--version"])
+        gradrein_cli.main(["--version"])
     assert ended.value.code == 0
     first, second, third, fourth = capsys.readouterr().out.splitlines()
-    assert first == f"bridle {bridle.__version__}"
+    assert first == f"gradrein {gradrein.__version__}"
     assert second.startswith(f"torch {torch.__version__}")
     assert third == f"Python {platform.python_version()}"
-    assert fourth == f"clipping on the CPU: {bridle.kernel_status()}"
+    assert fourth == f"clipping on the CPU: {gradrein.kernel_status()}"
 
 
 def test_a_torch_that_was_not_tested_is_no_secret(monkeypatch):
@@ -33,13 +33,13 @@ def test_a_torch_that_was_not_tested_is_no_secret(monkeypatch):
 
 
 def test_the_kernels_switched_off():
-    done = run_process([sys.executable, "-m", "bridle", "--version"], env={"BRIDLE_NATIVE": "0"})
+    done = run_process([sys.executable, "-m", "gradrein", "--version"], env={"GRADREIN_NATIVE": "0"})
     assert done.returncode == 0
-    assert "torch operations: BRIDLE_NATIVE=0 is set" in done.stdout
+    assert "torch operations: GRADREIN_NATIVE=0 is set" in done.stdout
 
 
 def test_the_help_does_not_wait_for_torch():
-    code = "import sys, bridle_cli\ntry: bridle_cli.main(['--help'])\nfinally: print('torch' in sys.modules)"
+    code = "import sys, gradrein_cli\ntry: gradrein_cli.main(['--help'])\nfinally: print('torch' in sys.modules)"
     done = run_process([sys.executable, "-c", code])
     assert "watch" in done.stdout
     assert done.stdout.endswith("False\n"), done.stdout
@@ -47,5 +47,5 @@ def test_the_help_does_not_wait_for_torch():
 
 def test_the_help_names_the_exit_code(capsys):
     with pytest.raises(SystemExit):
-        bridle_cli.main(["watch", "--help"])
+        gradrein_cli.main(["watch", "--help"])
     assert f"exit with {EXIT_CODE} if" in capsys.readouterr().out

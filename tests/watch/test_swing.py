@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bridle.watch.analysis.swing import find_swing
+from gradrein.watch.analysis.swing import find_swing
 
 PATH = Path(__file__).parents[2] / "benchmarks" / "swing_calibration.py"
 SPEC = importlib.util.spec_from_file_location("swing_calibration", PATH)

@@ -1,4 +1,4 @@
-"""`torchrun ... -m bridle watch train.py`: the whole way, with real processes."""
+"""`torchrun ... -m gradrein watch train.py`: the whole way, with real processes."""
 
 import sys
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import bridle
-from bridle.watch import read_run
-from bridle.watch.analysis.findings import find
+import gradrein
+from gradrein.watch import read_run
+from gradrein.watch.analysis.findings import find
 
 from .processes import run_process
 
@@ -52,9 +52,9 @@ time.sleep(0.5)
 
 def torchrun(folder, *arguments):
     (folder / "train.py").write_text(TRAIN)
-    here = str(Path(bridle.__file__).parents[1])
+    here = str(Path(gradrein.__file__).parents[1])
     env = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "bridle", "watch"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gradrein", "watch"]
     return run_process([*launch, *arguments], cwd=folder, env=env)
 
 
@@ -66,9 +66,9 @@ def test_ranks_that_train_together(tmp_path):
     assert done.stderr.count("No findings") == 1  # one rank reports
     assert "SGD, 40 steps recorded on each of 2 ranks" in done.stderr
     assert {file.name for file in tmp_path.iterdir()} == {
-        "train.py", "train.bridle.rank0.jsonl", "train.bridle.rank1.jsonl", "train.bridle.html"
+        "train.py", "train.gradrein.rank0.jsonl", "train.gradrein.rank1.jsonl", "train.gradrein.html"
     }  # fmt: skip
-    run = read_run(tmp_path / "train.bridle.rank0.jsonl")
+    run = read_run(tmp_path / "train.gradrein.rank0.jsonl")
     assert run.ranks[0].norms == run.ranks[1].norms
     assert run.ranks[0].loss != run.ranks[1].loss
 
@@ -99,7 +99,7 @@ def test_shards_are_clipped_and_recorded_as_one_process_does(tmp_path):
     net = torch.nn.Sequential(torch.nn.Linear(8, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     data = torch.Generator().manual_seed(0)
-    with bridle.Monitor(net, record=tmp_path / "alone.jsonl", clip=0.5) as monitor:
+    with gradrein.Monitor(net, record=tmp_path / "alone.jsonl", clip=0.5) as monitor:
         for _ in range(40):
             x = torch.randn(16, 8, generator=data)
             optimizer.zero_grad()

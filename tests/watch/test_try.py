@@ -1,4 +1,4 @@
-"""`bridle watch --try`: the script as it is, then with what was advised, side by side."""
+"""`gradrein watch --try`: the script as it is, then with what was advised, side by side."""
 
 import dataclasses
 import math
@@ -9,12 +9,12 @@ import time
 import pytest
 import torch
 
-from bridle.errors import ArgumentError
-from bridle.watch import read_run
-from bridle.watch._lr_scale import LearningRateScale
-from bridle.watch._try import candidates, comparison
-from bridle.watch.analysis.compare import Outcome, above_lowest
-from bridle.watch.report.report import report_on
+from gradrein.errors import ArgumentError
+from gradrein.watch import read_run
+from gradrein.watch._lr_scale import LearningRateScale
+from gradrein.watch._try import candidates, comparison
+from gradrein.watch.analysis.compare import Outcome, above_lowest
+from gradrein.watch.report.report import report_on
 
 from .forked import run_forked
 from .processes import killed_after, start
@@ -39,7 +39,7 @@ for step in range(150):
 def test_the_runs_are_compared_and_kept(tmp_path):
     (tmp_path / "train.py").write_text(BOUNCES)
     options = ["--try", "--record", "tried", "--steps", "120"]
-    done = run_forked(tmp_path, "-m", "bridle", "watch", *options, "train.py")
+    done = run_forked(tmp_path, "-m", "gradrein", "watch", *options, "train.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert "run 1: as it is" in done.stderr
@@ -63,7 +63,7 @@ def test_a_change_of_two_options_is_one_trial(tmp_path):
 
 def test_one_interrupt_keeps_what_is_there(tmp_path):
     (tmp_path / "train.py").write_text(BOUNCES.replace("range(150)", "range(10**9)"))
-    command = [sys.executable, "-m", "bridle", "watch", "--try", "--record", "tried", "train.py"]
+    command = [sys.executable, "-m", "gradrein", "watch", "--try", "--record", "tried", "train.py"]
     process = start(command, cwd=tmp_path)
     with killed_after(200, process):
         record = tmp_path / "tried" / "as-it-is.jsonl"
@@ -80,14 +80,14 @@ def test_one_interrupt_keeps_what_is_there(tmp_path):
 
 def test_a_script_that_fails_is_shown(tmp_path):
     (tmp_path / "train.py").write_text("raise ValueError('no data')")
-    done = run_forked(tmp_path, "-m", "bridle", "watch", "--try", "train.py")
+    done = run_forked(tmp_path, "-m", "gradrein", "watch", "--try", "train.py")
     assert done.returncode == 1
     assert "ValueError: no data" in done.stderr
 
 
 def test_a_healthy_script_is_run_once(tmp_path):
     (tmp_path / "train.py").write_text(BOUNCES.replace("lr=0.9, momentum=0.95", "lr=0.05"))
-    done = run_forked(tmp_path, "-m", "bridle", "watch", "--try", "--record", "t", "train.py")
+    done = run_forked(tmp_path, "-m", "gradrein", "watch", "--try", "--record", "t", "train.py")
     assert done.returncode == 0
     assert "There is nothing to try" in done.stderr
     assert [p.name for p in (tmp_path / "t").glob("*.jsonl")] == ["as-it-is.jsonl"]

@@ -22,8 +22,8 @@ import torch
 from cases import Case, cases
 from transformers import logging
 
-import bridle
-from bridle.errors import BridleError
+import gradrein
+from gradrein.errors import GradreinError
 
 TOLERANCE = 1e-4  # several models compute norms or attention in float32 even when they are float64
 
@@ -58,7 +58,7 @@ def error_of(case: Case, batch: int) -> float:
     scale = max(float(torch.stack([g.norm() for g in sample]).norm()) for sample in expected)
     if not 0 < scale < math.inf:
         raise EmptyCaseError(f"the largest norm of a sample is {scale}: nothing to compare")
-    got = bridle.per_sample(losses, case.model, retain_graph=True).grads()
+    got = gradrein.per_sample(losses, case.model, retain_graph=True).grads()
     worst = 0.0
     for index, name in enumerate(named):
         want = torch.stack([sample[index] for sample in expected])
@@ -77,7 +77,7 @@ def judge(case: Case) -> dict[str, object]:
         worst = max(error_of(case, batch) for batch in (0, 1))
     except EmptyCaseError as error:
         return {"outcome": "not built", "why": str(error)}
-    except BridleError as error:
+    except GradreinError as error:
         return {"outcome": "refused", "why": f"{type(error).__name__}: {error}"[:400]}
     except TimeoutError as error:
         return {"outcome": "too slow", "why": str(error)}

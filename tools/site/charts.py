@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -13,10 +12,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from page import SHORT as MODELS
+from tables import read_results
 
 ROOT = Path(__file__).parents[2]
 RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
-plt.rcParams.update({"svg.hashsalt": "bridle", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
+plt.rcParams.update({"svg.hashsalt": "gradrein", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False})
 OURS, THEIRS = "#3f51b5", "#b0b7c6"
 PERSAMPLE = "python benchmarks/persample.py"
 PEERS = {
@@ -32,7 +32,7 @@ PEERS = {
 def rows(name: str) -> list[dict[str, object]]:
     """Return the rows of a result file; none if it was not measured."""
     path = RESULTS / f"{name}.json"
-    return json.loads(path.read_text())["rows"] if path.exists() else []
+    return read_results(path)["rows"] if path.exists() else []
 
 
 def left_out(chart: str, found: object, command: str) -> bool:
@@ -69,7 +69,7 @@ def per_sample_methods() -> None:
         clipped = [r for r in lines if "gradient_error" in r and isinstance(r["clock"], dict)]
         names = [str(r["method"]) for r in clipped]
         values = [r["clock"]["median"] for r in clipped]
-        colors = [OURS if name.startswith("bridle") else THEIRS for name in names]
+        colors = [OURS if name.startswith("gradrein") else THEIRS for name in names]
         bars = panel.barh(names, values, color=colors)
         panel.bar_label(bars, [f" {value:.3g}" for value in values])
         panel.axvline(1, color="black", linewidth=0.8)
@@ -89,7 +89,7 @@ def per_sample_batches() -> None:
     found = {model: lines for model, lines in found.items() if lines}
     alone = [model for model, lines in found.items() if not {r["method"] for r in lines} & set(PEERS)]
     if alone:
-        methods = " ".join(f'"{method}"' for method in ("plain", "bridle", *PEERS))
+        methods = " ".join(f'"{method}"' for method in ("plain", "gradrein", *PEERS))
         print(f"per-sample-batches shows no peers: {PERSAMPLE} --batches {' '.join(alone)} --methods {methods}")
     if left_out("per-sample-batches", found, f"{PERSAMPLE} --batches"):
         return
@@ -113,8 +113,8 @@ def per_sample_batches() -> None:
 
 def look(method: str) -> dict[str, object]:
     """Return the colour and line of a method, the same in every panel."""
-    if method.startswith("bridle"):
-        return {"color": OURS, "marker": "o", "linewidth": 2, "linestyle": "-" if method == "bridle" else "--"}
+    if method.startswith("gradrein"):
+        return {"color": OURS, "marker": "o", "linewidth": 2, "linestyle": "-" if method == "gradrein" else "--"}
     return {"color": PEERS.get(method, "#697086"), "marker": ".", "linewidth": 1.3}
 
 
@@ -135,7 +135,7 @@ def growth_with_ranks() -> None:
     layouts = list(dict.fromkeys(str(r["layout"]) for r in lines))
     figure, panels = grid(len(layouts))
     for panel, layout in zip(panels, layouts, strict=True):
-        for call, color in (("torch", "#697086"), ("bridle", OURS)):
+        for call, color in (("torch", "#697086"), ("gradrein", OURS)):
             points = [(r["ranks"], r["bytes"]) for r in lines if r["layout"] == layout and r["call"] == call]
             panel.plot(*zip(*points, strict=True), "o-", color=color, label=call)
         ranks = sorted({r["ranks"] for r in lines})
@@ -159,7 +159,7 @@ def clip_limit() -> None:
         return
     figure, axes = plt.subplots(figsize=(7, 3), layout="constrained")
     places = range(len(lines))
-    for shift, name, color in ((-0.2, "torch", THEIRS), (0.2, "bridle", OURS)):
+    for shift, name, color in ((-0.2, "torch", THEIRS), (0.2, "gradrein", OURS)):
         values = [r["milliseconds"][name] / r["milliseconds"]["limit"] for r in lines]
         bars = axes.bar([p + shift for p in places], values, 0.38, label=name, color=color)
         axes.bar_label(bars, [f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values], fontsize=8)

@@ -48,7 +48,7 @@ class Diagram:
 
 
 def graph() -> Diagram:
-    d = Diagram(760, 300, "The forward pass records a graph; bridle reads it")
+    d = Diagram(760, 300, "The forward pass records a graph; gradrein reads it")
     for x, name, saved in (
         (30, "Linear", "saves x, W"),
         (200, "ReLU", "saves its output"),
@@ -115,7 +115,7 @@ def record() -> Diagram:
     d.text(20, 26, "during training", kind="small")
     d.box(20, 40, 150, 50, "your script", "c", "unchanged")
     d.box(230, 40, 150, 50, "events", "", "backward, clip, step")
-    d.box(440, 40, 150, 50, "train.bridle.jsonl", "shared", "a line per step")
+    d.box(440, 40, 150, 50, "train.gradrein.jsonl", "shared", "a line per step")
     d.arrow(170, 65, 228, 65)
     d.arrow(380, 65, 438, 65)
     d.text(20, 146, "afterwards", kind="small")

@@ -1,7 +1,7 @@
 """Write the two pages that can be opened from the site, each from a real run: python tools/site/live.py [folder].
 
-`trace.html` is the page of `bridle.trace` for one backward pass of a small transformer. `report.html` is the page of
-`bridle watch` for examples/weighted_power_loss.py, run as it stands and again with the clipping that was advised.
+`trace.html` is the page of `gradrein.trace` for one backward pass of a small transformer. `report.html` is the page of
+`gradrein watch` for examples/weighted_power_loss.py, run as it stands and again with the clipping that was advised.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 
-import bridle
-from bridle.watch import Report, read_report
+import gradrein
+from gradrein.watch import Report, read_report
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "examples/weighted_power_loss.py"
@@ -42,14 +42,14 @@ def trace_page(path: Path) -> None:
     torch.manual_seed(0)
     model = Classifier()
     tokens, classes = torch.randint(50, (8, 12)), torch.randint(5, (8,))
-    with bridle.graph.record_modules(model) as record:
+    with gradrein.graph.record_modules(model) as record:
         loss = F.cross_entropy(model(tokens), classes)
-    bridle.trace(loss, model, modules=record).to_html(path)
+    gradrein.trace(loss, model, modules=record).to_html(path)
 
 
 def watched(record: Path, *options: str) -> Report:
-    """Run the example under `bridle watch` and return its report."""
-    command = [sys.executable, "-m", "bridle", "watch", "--record", str(record), *options, SCRIPT]
+    """Run the example under `gradrein watch` and return its report."""
+    command = [sys.executable, "-m", "gradrein", "watch", "--record", str(record), *options, SCRIPT]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
     if done.returncode:
         sys.exit(f"{SCRIPT} ended with {done.returncode}:\n{done.stderr.decode()}")

@@ -1,4 +1,4 @@
-"""Run torch's own tests, with torch and then with bridle in its place, and show where the two differ.
+"""Run torch's own tests, with torch and then with gradrein in its place, and show where the two differ.
 
     python tools/torch_suite TORCH_SRC [--files PART] [--out FOLDER]
 
@@ -20,7 +20,7 @@ from known import KNOWN
 HERE = Path(__file__).parent
 TIME_LIMIT = 300.0  # seconds for one test
 
-# File of torch's test folder, and which of its tests are about something that bridle replaces.
+# File of torch's test folder, and which of its tests are about something that gradrein replaces.
 SUITE = {
     "test_autograd.py": "",
     "autograd/test_complex.py": "",
@@ -58,17 +58,17 @@ def main() -> int:
 
 
 def compare(tests: Path, file: str, keywords: str, out: Path) -> tuple[tuple[str, int, int, int], dict[str, str]]:
-    """Run one file with torch, then what passed with bridle; what differs is run again, with both."""
+    """Run one file with torch, then what passed with gradrein; what differs is run again, with both."""
     slug = file.replace("/", "_").removesuffix(".py")
     plain = run(tests, file, keywords, "torch", out / f"{slug}.torch.jsonl")
     passed = {test for test, (outcome, _) in plain.items() if outcome == "passed"}
-    ours = run(tests, file, keywords, "bridle", out / f"{slug}.bridle.jsonl", passed)
+    ours = run(tests, file, keywords, "gradrein", out / f"{slug}.gradrein.jsonl", passed)
     suspects = {test for test in passed if ours.get(test, ("lost", ""))[0] != "passed"}
     if suspects:
         again = run(tests, file, keywords, "torch", out / f"{slug}.torch-again.jsonl", suspects)
         steady = {test for test, (outcome, _) in again.items() if outcome == "passed"}
         passed -= suspects - steady
-        ours |= run(tests, file, keywords, "bridle", out / f"{slug}.bridle-again.jsonl", steady)
+        ours |= run(tests, file, keywords, "gradrein", out / f"{slug}.gradrein-again.jsonl", steady)
     differences = {test: ours.get(test, ("lost", ""))[1] for test in passed if ours.get(test, ("lost",))[0] != "passed"}
     return (file, len(plain), len(passed), len(passed) - len(differences)), differences
 
@@ -140,7 +140,10 @@ def _read(journal: Path) -> dict[str, tuple[str, str]]:
 def as_table(rows: list[tuple[str, int, int, int]]) -> str:
     """Return the rows as a table in markdown, with their sum."""
     total = ("all", *(sum(row[column] for row in rows) for column in (1, 2, 3)))
-    lines = ["| torch's file | run | pass with torch | pass with bridle | differ |", "| --- | --: | --: | --: | --: |"]
+    lines = [
+        "| torch's file | run | pass with torch | pass with gradrein | differ |",
+        "| --- | --: | --: | --: | --: |",
+    ]
     lines += [f"| {name} | {n} | {plain} | {ours} | {plain - ours} |" for name, n, plain, ours in [*rows, total]]
     return "\n".join(lines)
 

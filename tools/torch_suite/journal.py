@@ -19,9 +19,9 @@ def pytest_configure():
     """Stop at once where the functions under test are not those that were asked for."""
     import replacements  # only now: what it replaces must be imported after sitecustomize, not before
 
-    wanted = os.environ["TORCH_SUITE_RUNS"] == "bridle"
+    wanted = os.environ["TORCH_SUITE_RUNS"] == "gradrein"
     if replacements.installed() != wanted:
-        pytest.exit(f"bridle's functions in torch's place: wanted {wanted}, found {not wanted}", returncode=3)
+        pytest.exit(f"gradrein's functions in torch's place: wanted {wanted}, found {not wanted}", returncode=3)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,4 +1,4 @@
-"""bridle's functions in the place of torch's, in every module that holds them."""
+"""gradrein's functions in the place of torch's, in every module that holds them."""
 
 import sys
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.utils._per_sample_grad
 import torch.testing._internal.common_utils  # holds some of them, as every test file does
 
-import bridle
+import gradrein
 
 _PLACES = {
     torch.autograd: ("backward", "grad"),
@@ -14,16 +14,16 @@ _PLACES = {
     torch.nn.utils._per_sample_grad: ("call_for_per_sample_grads",),
 }
 _REPLACED = {
-    id(getattr(place, name)): (getattr(place, name), getattr(bridle, name))
+    id(getattr(place, name)): (getattr(place, name), getattr(gradrein, name))
     for place, names in _PLACES.items()
     for name in names
 }
 
 
 def install() -> None:
-    """Replace torch's functions in every imported module but bridle's own."""
+    """Replace torch's functions in every imported module but gradrein's own."""
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "bridle" or module is sys.modules[__name__]:
+        if name.partition(".")[0] == "gradrein" or module is sys.modules[__name__]:
             continue
         for attribute, value in list(vars(module).items()) if hasattr(module, "__dict__") else []:
             if id(value) in _REPLACED:
@@ -32,4 +32,4 @@ def install() -> None:
 
 def installed() -> bool:
     """Tell whether none of torch's functions is left in its place."""
-    return all(getattr(place, name) is getattr(bridle, name) for place, names in _PLACES.items() for name in names)
+    return all(getattr(place, name) is getattr(gradrein, name) for place, names in _PLACES.items() for name in names)

@@ -1,8 +1,8 @@
-"""What holds in every process that a test starts: bridle's functions in torch's place, and ranks without GPUs."""
+"""What holds in every process that a test starts: gradrein's functions in torch's place, and ranks without GPUs."""
 
 import os
 
-if os.environ.get("TORCH_SUITE_RUNS") == "bridle":
+if os.environ.get("TORCH_SUITE_RUNS") == "gradrein":
     import replacements
 
     replacements.install()

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib import pyplot as plt
 
-import bridle
+import gradrein
 
 torch.manual_seed(0)
 teacher = torch.randn(16, 4)
@@ -20,7 +20,7 @@ for step in range(201):
     y = (x @ teacher + torch.randn(1024, 4)).argmax(1)
     losses = F.cross_entropy(model(x), y, reduction="none")
     if step % 20 == 0:
-        stats = bridle.per_sample(losses, model).stats()
+        stats = gradrein.per_sample(losses, model).stats()
         steps.append(step)
         scales.append(stats.noise_scale)
     optimizer.zero_grad()

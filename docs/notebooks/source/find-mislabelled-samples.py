@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from matplotlib import pyplot as plt
 
-import bridle
+import gradrein
 
 torch.manual_seed(0)
 x = torch.randn(400, 8)
@@ -25,7 +25,7 @@ for _ in range(40):
 # One call for the norm of each sample's gradient and its angle to the mean. The model is an ordinary model.
 # %%
 losses = F.cross_entropy(model(x), y, reduction="none")
-ps = bridle.per_sample(losses, model)
+ps = gradrein.per_sample(losses, model)
 norms, cosine = ps.norms(), ps.cosine()
 
 is_wrong = torch.zeros(400, dtype=torch.bool)

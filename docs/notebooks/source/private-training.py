@@ -6,7 +6,7 @@
 import torch
 import torch.nn.functional as F
 
-import bridle
+import gradrein
 
 SAMPLES, EXPECTED, STEPS, NORM, NOISE = 600, 60, 60, 1.0, 1.1
 torch.manual_seed(0)
@@ -18,7 +18,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 for step in range(STEPS):
     chosen = torch.rand(SAMPLES) < EXPECTED / SAMPLES  # Poisson sampling, which the accountant counts with
     losses = F.cross_entropy(model(x[chosen]), y[chosen], reduction="none")
-    ps = bridle.per_sample(losses, model)
+    ps = gradrein.per_sample(losses, model)
     if step == 0:
         ps.audit()  # the sum of what was split is what autograd gives
     optimizer.zero_grad()

@@ -9,7 +9,7 @@ import tempfile
 import torch
 from matplotlib import pyplot as plt
 
-import bridle
+import gradrein
 
 torch.manual_seed(0)
 x = torch.randn(512, 8)
@@ -22,7 +22,7 @@ def train(clip=None, record="run.jsonl"):
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     test = []
-    with bridle.Monitor(model, optimizer, record=record, clip=clip) as monitor:
+    with gradrein.Monitor(model, optimizer, record=record, clip=clip) as monitor:
         for step in range(400):
             rows = torch.randint(512, (16,))
             optimizer.zero_grad()

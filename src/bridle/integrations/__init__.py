@@ -1,1 +1,0 @@
-"""Thin layers between `bridle.Monitor` and other packages. Import the one you need."""

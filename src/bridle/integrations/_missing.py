@@ -1,9 +1,0 @@
-from ..errors import MissingDependencyError
-
-
-def missing(package: str, extra: str) -> MissingDependencyError:
-    """Return the error for a missing package, with the line that installs it."""
-    return MissingDependencyError(
-        f"bridle.integrations.{extra} needs the package {package}, which is not installed: "
-        f"pip install 'bridle[{extra}]'."
-    )

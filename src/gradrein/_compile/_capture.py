@@ -1,0 +1,277 @@
+"""From a graph that Dynamo read to one graph of ATen ops: forward pass, pruned backward pass, rules, answers.
+
+The trace runs on tensors without values, so that nothing in the graph can be a number of the step it was made in.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from .. import graph
+from .._torch import fx as torch_fx
+from .._torch.nodes import identity
+from .._torch.storage import is_fake, storage_of
+from ..errors import GradreinError
+from ..persample import PerSample, per_sample, rules, tracing
+from ..persample.ownership.find import Source
+from ._stand_in import asked
+
+
+class NotCapturedError(Exception):
+    """A step cannot be captured, for the reason given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A step as one graph.
+
+    The graph returns one flag that says whether the rest may be used, what the step returns, the new values of inputs
+    that it changes, and what it adds to ``.grad``.
+
+    Attributes:
+        graph: the graph.
+        with_history: for each output of the step, whether it has a graph in the eager step.
+        same: outputs of the step that are inputs, and which.
+        changed: inputs that the step changes in place.
+        written: inputs to whose ``.grad`` it adds, once for each time.
+        is_random: whether it draws random numbers.
+    """
+
+    graph: fx.GraphModule
+    with_history: tuple[bool, ...]
+    same: dict[int, int]
+    changed: tuple[int, ...]
+    written: tuple[int, ...]
+    is_random: bool
+
+    def split(self, found: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Tensor], Sequence[Tensor]]:
+        """Return outputs, new values and gradients among the outputs of the graph."""
+        start = 1 + len(self.with_history)
+        end = start + len(self.changed)
+        return found[1:start], found[start:end], found[end:]
+
+
+def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
+    """Trace a step.
+
+    Raises:
+        NotCapturedError: it reads values, or its owners do not follow from structure.
+    """
+    try:
+        return _capture(step, inputs, model)
+    except GradreinError as error:
+        raise NotCapturedError(str(error).split("\n")[0]) from error
+    except RuntimeError as error:  # torch's, about a value that was to be read
+        raise NotCapturedError(_in_words(error)) from error
+
+
+def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
+    changed = _changed(step, inputs)
+    mode = torch_fx.fake_mode()
+    fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
+    seen: dict[str, Any] = {}
+
+    def run(*given: Tensor) -> list[Tensor]:
+        tracer = _Tracer(given, _Held(model, inputs, given))
+        own = [x.clone() if i in changed else x for i, x in enumerate(given)]
+        with tracer.active():
+            outputs = list(step(*own))
+        seen["history"] = tuple(isinstance(out, Tensor) and out.requires_grad for out in outputs)
+        number = {id(x): i for i, x in enumerate(own)}
+        seen["written"] = tuple(number[id(parameter)] for parameter, _ in tracer.written)
+        same = seen["same"] = {i: number[id(out)] for i, out in enumerate(outputs) if id(out) in number}
+        flag = tracer.flag()
+        outputs = [flag if i in same else out for i, out in enumerate(outputs)]
+        _refuse_aliases(outputs, [own[i] for i in changed])
+        return [flag, *outputs, *(own[i] for i in changed), *(g for _, g in tracer.written)]
+
+    with mode, torch.enable_grad():
+        traced = torch_fx.trace(run, fakes)
+    _refuse_fakes(traced)
+    torch_fx.check_targets(traced)
+    is_random = any(torch_fx.is_random(node) for node in traced.graph.nodes)
+    return Captured(traced, seen["history"], seen["same"], changed, seen["written"], is_random)
+
+
+class _Tracer:
+    """Collects conditions and what is to be written, and answers the questions of a step."""
+
+    def __init__(self, given: Sequence[Tensor], held: "_Held") -> None:
+        self._recorder = torch_fx.tracer_in_use()
+        self._held, self._conditions = held, [torch.ones((), dtype=torch.bool, device=given[0].device)]
+        self._sizes: list[tuple[Tensor, Tensor]] = []
+        self._asked_about: dict[tuple[int, object], Tensor] = {}
+        self.written: list[tuple[Tensor, Tensor]] = []
+        self._made: dict[tuple[Any, ...], tuple[Tensor, int, PerSample]] = {}
+
+    def assume(self, condition: Tensor) -> None:
+        self._conditions.append(condition)
+
+    def assume_sizes(self, sizes: Tensor, exempt: Tensor) -> None:
+        self._sizes.append((sizes, exempt))
+
+    def is_new(self, tensor: Tensor, question: object) -> bool:
+        key = id(tensor), question
+        is_new = key not in self._asked_about
+        self._asked_about[key] = tensor  # kept, so that its id is
+        return is_new
+
+    def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
+        self.written.append((parameter, gradient))
+
+    def structure(self) -> AbstractContextManager[None]:
+        return torch_fx.without_tracing()
+
+    def constant(self, tensor: Tensor) -> Tensor | None:
+        return torch_fx.computed(tensor, self._recorder) if is_fake(tensor) else tensor
+
+    def flag(self) -> Tensor:
+        """Return whether everything held that was assumed."""
+        device = self._conditions[0].device
+        flag = torch.stack([one.to(device) for one in self._conditions]).all()
+        if not self._sizes:
+            return flag
+        sizes, exempt = (torch.cat([one.to(device) for one in some]) for some in zip(*self._sizes, strict=True))
+        return flag & ((sizes > 1) & (sizes < torch.inf) | (exempt == 0)).all()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        tracing.local.tracer, asked.answer = self, self._answer
+        try:
+            yield
+        finally:
+            tracing.local.tracer = asked.answer = None
+
+    def _answer(
+        self,
+        question: str,
+        settings: tuple[tuple[str, Any], ...],
+        names: tuple[str, ...],
+        options: tuple[Any, ...],
+        losses: Tensor,
+        parameters: list[Tensor],
+        others: list[Tensor],
+    ) -> list[Tensor]:
+        # Made once for the same losses; they are kept, so that their id is.
+        key = (id(losses), names, options, tuple(map(id, parameters)))
+        if key not in self._made:
+            made = self._per_sample(losses, dict(zip(names, parameters, strict=True)), options)
+            self._made[key] = losses, losses._version, made
+        _, version, ps = self._made[key]
+        if losses._version != version:
+            raise NotCapturedError("the losses are changed in place after per_sample was called")
+        given = dict(settings)
+        if question == "begin":
+            return [losses.new_zeros(())]
+        if question == "each":
+            return list(ps.norms(per_parameter=True).values())
+        if question == "grads":
+            return list(ps.grads().values())
+        if question == "stats":
+            return list(ps._stats(ps._ranks).unbind())
+        if question == "weighted_":
+            ps.weighted_(others[0])
+            return [losses.new_zeros(())]
+        if question == "clip_" and others:
+            given["max_norm"] = others[0]
+        if "direction" in given:
+            given["direction"] = dict(zip(given["direction"], others, strict=True))
+        found: Tensor = getattr(ps, question)(**given)
+        return [found]
+
+    def _per_sample(self, losses: Tensor, named: dict[str, Tensor], options: tuple[Any, ...]) -> PerSample:
+        budget, retain_graph, allow_coupling, allow_opaque = options
+        own = rules.registered()
+        foreign = [graph.op(node) for node in graph.reachable([losses]) if identity(node) in own]
+        if foreign:
+            raise NotCapturedError(f"`{foreign[0]}` has a registered rule, which may read anything")
+        ps = per_sample(
+            losses,
+            self._held.asked(named),
+            memory_budget=budget,
+            retain_graph=retain_graph,
+            allow_coupling=allow_coupling,
+            allow_opaque=allow_opaque,
+        )
+        if ps._source is not Source.PROVED:
+            how = "" if ps._source is None else f": owners are {ps._source.value}"
+            raise NotCapturedError(f"the owner of each row does not follow from the structure of the graph{how}")
+        return ps
+
+
+class _Held(nn.Module):
+    """The model as the trace knows it: its parameters and buffers without values."""
+
+    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+        super().__init__()
+        fake = {id(real): one for real, one in zip(inputs, given, strict=True)}
+        self._others = [[fake[id(x)] for x in some if id(x) in fake] for some in (model.parameters(), model.buffers())]
+        self._asked: dict[str, Tensor] = {}
+
+    def asked(self, named: dict[str, Tensor]) -> "_Held":
+        """Return the model, with these as its parameters by name."""
+        self._asked = named
+        return self
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[Any]:
+        return iter(self._asked.items())
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:  # noqa: ARG002
+        return iter(self._others[0])
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:  # noqa: ARG002
+        return iter(self._others[1])
+
+
+def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return the inputs that a step changes in place, found by running it without values."""
+    with torch_fx.fake_mode() as mode, torch_fx.Writes() as writes:
+        fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
+        before = [(x._version, *_form(x)) for x in fakes]
+        step(*fakes)
+    changed = []
+    for i, (x, (version, *form)) in enumerate(zip(fakes, before, strict=True)):
+        if list(_form(x)) != form:
+            raise NotCapturedError("it changes the shape, the memory or requires_grad of an input")
+        if x._version != version:
+            changed.append(i)
+        elif storage_of(x) in writes.storages:
+            raise NotCapturedError(
+                "it writes to a tensor in a way that torch does not count: through `.data`, `torch._foreach_*`, or as "
+                "running statistics"
+            )
+    memory = [storage_of(x) for x in inputs]
+    for i in changed:
+        if inputs[i].requires_grad:
+            raise NotCapturedError("it changes a tensor in place that needs a gradient")
+        if memory.count(memory[i]) > 1:
+            raise NotCapturedError("it changes a tensor in place that shares its memory with another")
+    return tuple(changed)
+
+
+def _form(x: Tensor) -> tuple[Any, ...]:
+    return x.shape, x.stride(), x.storage_offset(), x.requires_grad, storage_of(x)
+
+
+def _refuse_aliases(outputs: Sequence[Any], changed: Sequence[Tensor]) -> None:
+    memory = {storage_of(x) for x in changed}
+    if any(isinstance(out, Tensor) and storage_of(out) in memory for out in outputs):
+        raise NotCapturedError("it returns a view of a tensor that it changes in place")
+
+
+def _refuse_fakes(traced: fx.GraphModule) -> None:
+    """Refuse a graph that holds a tensor without values: something was computed where nothing may be."""
+    held = [getattr(traced, str(node.target)) for node in traced.graph.nodes if node.op == "get_attr"]
+    if any(isinstance(value, Tensor) and is_fake(value) for value in held):
+        raise NotCapturedError("a value of the step was needed to find owners")
+
+
+def _in_words(error: Exception) -> str:
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    if "DataDependent" in kind or "DynamicOutputShape" in kind or "GuardOnDataDependent" in kind:
+        return f"it reads values of tensors, or makes shapes of them ({text[:120]})"
+    return f"{kind}: {text[:200]}"

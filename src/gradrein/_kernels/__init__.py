@@ -1,0 +1,111 @@
+"""Norm, scale and clamp over many tensors: a native backend per device, torch operations for everything else.
+
+A backend also takes a step of the policies that remember every element.
+
+A kernel for another device is one file beside `cpu.py` and one entry of `BACKENDS`.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .._torch.modes import fakes_values
+from . import cpu
+
+
+class Backend(Protocol):
+    """Native kernels for the tensors of one kind of device.
+
+    None and False mean that some tensor is not one the backend takes; then nothing was done.
+    """
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Return whether the kernels take this tensor."""
+
+    def kinds(self, tensors: list[Tensor]) -> bytes | None:
+        """Return what is equal for tensors of the same dtypes and shapes only: soon found for thousands of them."""
+
+    def takes_factor(self, factor: float | Tensor) -> bool:
+        """Return whether the kernels take this factor of `scale_` or limit of `clamp_`."""
+
+    def norms(self, tensors: list[Tensor], p: float) -> Tensor | None:
+        """Return the p-norm of each tensor as a vector on their device, in the accumulation dtype."""
+
+    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool, bool] | None:
+        """Return the p-norm of all, whether any is float64, and whether two may be in the same memory.
+
+        None where a number would have to be waited for.
+        """
+
+    def scale_(self, tensors: list[Tensor], by: float | Tensor) -> bool:
+        """Multiply in place by one number, or each tensor by its entry of a vector."""
+
+    def clamp_(self, tensors: list[Tensor], limit: float | Tensor) -> bool:
+        """Limit every element to `[-limit, limit]` in place."""
+
+    def follow_(
+        self, parameters: list[Tensor], grads: list[Tensor], average: Tensor, share: float
+    ) -> tuple[float, ...] | None:
+        """Move an average of parameters, end to end in float32, by a share of the way w from it to where they are, p.
+
+        Return the sums of w w, w p, p p, w g and p g, g being the gradients.
+        """
+
+    def limit_spikes_(
+        self, grads: list[Tensor], rms: Tensor, settings: Tensor, floor: float, ceiling: float
+    ) -> tuple[Tensor, list[int]] | None:
+        """Return a limit for each element, and the indices of gradients that exceed theirs; let the history learn.
+
+        Only the limits of those gradients are set, to infinity where no element nearby is over its own.
+
+        Args:
+            grads: The gradients.
+            rms: What each element was so far, end to end in float32. Changed in place.
+            settings: Four float64 rows with a value for each gradient: how many times `rms` the limit is; how much the
+                old and the new value count; and whether to learn from the gradient and to limit it at all.
+            floor: The smallest limit.
+            ceiling: The largest limit, and the limit without a history.
+        """
+
+
+BACKENDS: dict[str, Backend | None] = {"cpu": cpu.load()}
+"""By device type. `GRADREIN_NATIVE=0` in the environment switches native backends off."""
+
+
+def kernel_status() -> str:
+    """Return whether clipping on the CPU uses the C kernel or torch operations, and in the latter case why.
+
+    Both give the same results. `gradrein --version` prints this too.
+
+    Examples:
+        >>> import gradrein
+        >>> gradrein.kernel_status().partition(":")[0] in ("C kernel", "torch operations")
+        True
+
+    See Also:
+        [`gradrein.clip_`][], [`gradrein.compile`][]
+    """
+    if BACKENDS["cpu"] is not None:
+        return "C kernel"
+    return f"torch operations: {cpu.why_unused() or 'switched off in this process'}"
+
+
+def native(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor = 1.0) -> Backend | None:
+    """Return the backend of the first tensor's device.
+
+    None where it has none, the factor is not one it takes, the plain loop was asked for (`foreach=False`), a graph is
+    being compiled or tensors are fake.
+    """
+    if foreach is False or not tensors or torch.compiler.is_compiling() or fakes_values(tensors):
+        return None
+    backend = BACKENDS.get(tensors[0].device.type)
+    return backend if backend is not None and backend.takes_factor(factor) else None
+
+
+def partition(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor = 1.0) -> tuple[list[int], list[int]]:
+    """Return the indices of tensors that one native backend takes, and of those left to torch."""
+    supported = [t for t in tensors if BACKENDS.get(t.device.type) is not None]
+    backend = native(supported[:1], foreach, factor)
+    taken = [i for i, t in enumerate(tensors) if backend is not None and backend.takes(t)]
+    return taken, sorted(set(range(len(tensors))) - set(taken))

@@ -1,0 +1,174 @@
+"""`grad`: return gradients, single or batched, in the structure of the inputs."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, TypeAlias, overload
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from .._torch.engine import torch_grad
+from .._torch.modes import traces_autograd
+from ..errors import ArgumentError, BackwardError
+from ._arguments import Gradients, as_inputs, as_outputs, batch_size, gradients_for
+from ._batched import run_batched
+from ._engine import dispatch_override, overriding_tensors, run
+from ._engine_call import EngineCall, Inputs
+
+_ONLY_INPUTS = (
+    "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate gradient for "
+    "other parts of the graph, please use torch.autograd.backward."
+)
+_Outputs: TypeAlias = Tensor | GradientEdge | Sequence[Tensor] | Sequence[GradientEdge]
+
+
+@overload
+def grad(
+    outputs: _Outputs,
+    inputs: _Outputs,
+    grad_outputs: Gradients = ...,
+    retain_graph: bool | None = ...,
+    create_graph: bool = ...,
+    only_inputs: bool = ...,
+    allow_unused: bool | None = ...,
+    is_grads_batched: bool = ...,
+    materialize_grads: bool = ...,
+    *,
+    chunk_size: int | None = ...,
+) -> tuple[Tensor, ...]: ...
+
+
+@overload
+def grad(
+    outputs: _Outputs,
+    inputs: dict[str, Tensor] | nn.Module,
+    grad_outputs: Gradients = ...,
+    retain_graph: bool | None = ...,
+    create_graph: bool = ...,
+    only_inputs: bool = ...,
+    allow_unused: bool | None = ...,
+    is_grads_batched: bool = ...,
+    materialize_grads: bool = ...,
+    *,
+    chunk_size: int | None = ...,
+) -> dict[str, Tensor]: ...
+
+
+def grad(
+    outputs: _Outputs,
+    inputs: _Outputs | dict[str, Tensor] | nn.Module,
+    grad_outputs: Gradients = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, ...] | dict[str, Tensor]:
+    """Return the gradients of `outputs` with respect to `inputs`, without changing ``.grad``.
+
+    Semantics are those of `torch.autograd.grad`. In addition, `inputs` may be a module, `chunk_size` bounds
+    the memory of a batch, and a custom Function that cannot be vectorised runs in a loop, with a warning.
+
+    Args:
+        outputs: one or several tensors or edges to differentiate; their gradients are summed.
+        inputs: one or several tensors or edges, a dict of tensors, or a module (its trainable parameters).
+        grad_outputs: the gradient of each output. None means 1 and is allowed only for a scalar.
+        retain_graph: keep the graph for another pass. None means the value of `create_graph`.
+        create_graph: make the gradients differentiable.
+        only_inputs: deprecated and ignored.
+        allow_unused: return None for an input that no output depends on, instead of raising. None means the value
+            of `materialize_grads`.
+        is_grads_batched: the first dimension of every grad output is a batch, and so is that of the result.
+        materialize_grads: return zeros for an input that no output depends on.
+        chunk_size: how many gradients of the batch to vectorise at once; None means all.
+
+    Returns:
+        A tuple with one gradient per input; a dict with the same names if `inputs` has names.
+
+    Raises:
+        BackwardError: always one of its subclasses; each is also a `RuntimeError`.
+        ArgumentError: (a `ValueError`) the arguments contradict each other.
+
+    Examples:
+        >>> import torch, gradrein
+        >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> gradrein.grad(x.square().sum(), x)
+        (tensor([2., 4.]),)
+        >>> gradrein.grad(x.square(), x, torch.eye(2), is_grads_batched=True, chunk_size=1)
+        (tensor([[2., 0.],
+                [0., 4.]]),)
+
+    See Also:
+        [`gradrein.backward`][], [`gradrein.autograd.find_unused_parameters`][]
+    """
+    _check(materialize_grads, allow_unused, is_grads_batched, chunk_size)
+    allow_unused = materialize_grads if allow_unused is None else allow_unused
+    starts, wanted = as_outputs(outputs), as_inputs(inputs, "grad")
+    overridden = overriding_tensors(starts, wanted)
+    if overridden or (traces_autograd() and chunk_size is None):
+        theirs = {
+            "grad_outputs": grad_outputs,
+            "retain_graph": retain_graph,
+            "create_graph": create_graph,
+            "only_inputs": only_inputs,
+            "allow_unused": allow_unused,
+            "is_grads_batched": is_grads_batched,
+            "materialize_grads": materialize_grads,
+        }
+        if overridden:
+            found = dispatch_override(
+                torch.autograd.grad, overridden, EngineCall(starts, wanted), starts, wanted.values, **theirs
+            )
+        else:
+            found = torch_grad(starts, wanted.values, **theirs)
+        return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
+    if not only_inputs:
+        warnings.warn(_ONLY_INPUTS, FutureWarning, stacklevel=2)
+    call = EngineCall(
+        starts,
+        wanted,
+        gradients_for(starts, grad_outputs, batched=is_grads_batched),
+        retain_graph=create_graph if retain_graph is None else retain_graph,
+        create_graph=create_graph,
+        allow_unused=allow_unused,
+    )
+    size = batch_size(call.grads) if is_grads_batched else None
+    found = run(call) if size is None else run_batched(call, size, chunk_size)
+    if materialize_grads:
+        found = _with_zeros(found, wanted, size, create_graph)
+    return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
+
+
+def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_size: int | None) -> None:
+    if materialize and allow_unused is False:
+        raise ArgumentError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
+        )
+    if chunk_size is None:
+        return
+    if not batched:
+        raise ArgumentError("chunk_size divides a batch of gradients: it needs is_grads_batched=True.")
+    if not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ArgumentError(f"chunk_size must be None or an int of at least 1, got {chunk_size!r}.")
+
+
+def _with_zeros(found: Sequence[Tensor | None], wanted: Inputs, size: int | None, create_graph: bool) -> Any:
+    return tuple(
+        _zeros(value, size, create_graph) if gradient is None else gradient
+        for gradient, value in zip(found, wanted.values, strict=True)
+    )
+
+
+def _zeros(value: Tensor | GradientEdge, size: int | None, create_graph: bool) -> Tensor:
+    if isinstance(value, GradientEdge):
+        raise BackwardError(
+            "materialize_grads cannot be used when the given input is a GradientEdge\n"
+            "There is no tensor whose shape the zeros could have. Pass the tensor instead of its edge."
+        )
+    if size is None:
+        return torch.zeros_like(value, requires_grad=create_graph)
+    return value.new_zeros((size, *value.shape), requires_grad=create_graph)

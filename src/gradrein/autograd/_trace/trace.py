@@ -1,0 +1,173 @@
+"""`trace`: an ordinary backward pass on torch's engine, recorded by hooks on its nodes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from ... import graph
+from ...errors import ArgumentTypeError
+from .._arguments import check_has_graph, check_is_loss, check_model, gradients_for
+from .grad_stats import GradStats, Meter, combine
+from .records import NodeRecord
+from .result import Trace
+
+# Ops whose backward passes on every value of its gradient, in another shape.
+_RESHAPES = frozenset(
+    f"{name}Backward{number}"
+    for name in ("Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View")
+    for number in range(3)
+)
+
+
+def trace(
+    loss: Tensor,
+    model: nn.Module | None = None,
+    *,
+    gradient: Tensor | None = None,
+    retain_graph: bool = False,
+    norms: bool = True,
+    modules: graph.ModuleRecord | None = None,
+) -> Trace:
+    """Run ``loss.backward()`` and record what every node did.
+
+    The pass is torch's own: same ``.grad``, hooks and communication, and the graph is freed as usual. The result
+    holds only numbers and names; it keeps neither gradients nor the graph alive.
+
+    Args:
+        loss: the tensor to differentiate.
+        model: the model whose parameter names to use. Without it, the live modules of the process are searched,
+            which takes some milliseconds.
+        gradient: the gradient of `loss`, if it is not a scalar.
+        retain_graph: keep the graph for another pass.
+        norms: measure every gradient. If False, only shapes and times are recorded, which costs less.
+        modules: the result of `graph.record_modules` for the forward pass. With it, the module of every node is
+            known; without it, a node that uses no parameter is assigned to the last known module before it.
+
+    Returns:
+        The trace. Print it for a table by module.
+
+    Raises:
+        ArgumentError: (a ValueError and TypeError) `loss` is not a tensor, or `model` is not a module.
+        BackwardError: (a RuntimeError) `loss` has no graph, or is not a scalar and no `gradient` was passed.
+
+    Examples:
+        >>> import torch, gradrein
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        >>> with torch.no_grad():
+        ...     _ = model[0].weight.fill_(1.0), model[0].bias.zero_()
+        >>> trace = gradrein.trace(model(torch.tensor([[1.0, -3.0]])).sum(), model)
+        >>> for node in trace.nodes:
+        ...     print(node.op, node.outgoing and f"{node.outgoing.zeros} of {node.outgoing.size} are zero")
+        SumBackward0 0 of 2 are zero
+        ReluBackward0 2 of 2 are zero
+        AddmmBackward0 6 of 6 are zero
+        AccumulateGrad None
+        TBackward0 4 of 4 are zero
+        AccumulateGrad None
+
+    See Also:
+        [`gradrein.autograd.Trace`][], [`gradrein.detect_nonfinite`][], [`gradrein.autograd.replay`][],
+        [`gradrein.graph.record_modules`][]
+    """
+    check_is_loss(loss, "trace")
+    check_has_graph(loss, "trace")
+    if model is not None:
+        check_model(model, "trace")
+    if modules is not None and not isinstance(modules, graph.ModuleRecord):
+        raise ArgumentTypeError(
+            f"trace: `modules` is what graph.record_modules() yields, found {type(modules).__name__}."
+        )
+    gradients_for((loss,), gradient, batched=False)
+    recorded = graph.read(loss)
+    names = graph.find_names(model)
+    recorder = _Recorder(len(recorded.nodes), Meter() if norms else None)
+    handles = [handle for index, node in enumerate(recorded.nodes) for handle in recorder.hook(index, node)]
+    started = perf_counter()
+    try:
+        torch.autograd.backward(loss, gradient, retain_graph=retain_graph)
+    finally:
+        seconds = perf_counter() - started
+        for handle in handles:
+            handle.remove()
+    locations = graph.locate_nodes(recorded, names, modules)
+    return Trace(_records(recorded, names, locations, recorder), seconds)
+
+
+@dataclass
+class _Recorder:
+    """What the hooks record, by the index of the node.
+
+    The hooks hold no node: that would be a reference cycle.
+    """
+
+    count: int
+    meter: Meter | None
+    started: list[float] = field(init=False)
+    seconds: list[float] = field(init=False)
+    incoming: list[GradStats | None] = field(init=False)
+    outgoing: list[tuple[GradStats | None, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started, self.seconds = [0.0] * self.count, [0.0] * self.count
+        self.incoming, self.outgoing = [None] * self.count, [()] * self.count
+
+    def hook(self, index: int, node: Node) -> list[Any]:
+        meter, started, seconds = self.meter, self.started, self.seconds
+        reshapes = graph.op(node) in _RESHAPES
+
+        def before(_: Sequence[Tensor | None]) -> None:
+            started[index] = perf_counter()
+
+        def after(grads_out: Sequence[Tensor | None], grads_in: Sequence[Tensor | None]) -> None:
+            seconds[index] = perf_counter() - started[index]
+            if meter is not None:
+                self.incoming[index] = combine([meter(gradient) for gradient in grads_in])
+                if reshapes:
+                    _reuse_if_view(meter, grads_out[0], grads_in[0])
+                self.outgoing[index] = tuple(meter(gradient) for gradient in grads_out)
+
+        return [node.register_prehook(before), node.register_hook(after)]
+
+
+def _reuse_if_view(meter: Meter, moved: Tensor | None, gradient: Tensor | None) -> None:
+    if moved is None or gradient is None or moved.layout != torch.strided or moved.is_nested:
+        return
+    same_memory = moved.data_ptr() == gradient.data_ptr()
+    if same_memory and moved.numel() == gradient.numel() and moved.dtype == gradient.dtype:
+        meter.reuse(moved, gradient)
+
+
+def _records(
+    recorded: graph.Graph, names: graph.Names, locations: dict[Node, graph.NodeLocation], recorder: _Recorder
+) -> tuple[NodeRecord, ...]:
+    index_of = {node: index for index, node in enumerate(recorded.nodes)}
+    records = []
+    for index, node in enumerate(recorded.nodes):
+        parameter = names.of(graph.leaf_tensor(node)) if graph.is_leaf(node) else None
+        location = locations.get(node)
+        module = location.module if location is not None else None
+        shape, dtype, _ = graph.describe(node)[0]
+        edges = [(at, index_of[used]) for at, (used, _) in enumerate(node.next_functions) if used is not None]
+        outgoing = recorder.outgoing[index] or (None,) * len(node.next_functions)
+        records.append(
+            NodeRecord(
+                index=index,
+                op=graph.op(node),
+                module=parameter.rpartition(".")[0] if parameter is not None else module,
+                exact=parameter is not None or (location is not None and location.exact),
+                parameter=parameter,
+                shape=shape,
+                dtype=dtype,
+                incoming=recorder.incoming[index],
+                outgoing=combine(outgoing),
+                seconds=recorder.seconds[index],
+                targets=tuple(target for _, target in edges),
+                sent=tuple(outgoing[at] for at, _ in edges),
+            )
+        )
+    return tuple(records)

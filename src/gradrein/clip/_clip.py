@@ -1,0 +1,316 @@
+"""`clip_`: measure, decide, apply."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from .. import _measure
+from .._devices import has_no_values
+from .._validate import read_threshold
+from ..distributed import PlacementSpec
+from ..errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    GradreinError,
+    NonFiniteGradientError,
+    UnsupportedGradientError,
+)
+from ..policies import Clamp, Policy, Scale, Skip
+from ..policies.base import check
+from ..policies.named import Rules, kept_for
+from . import _apply
+from ._describe import describe_policy
+from ._failures import tell_others
+from ._fold import check_fold, fold
+from ._gradients import Gradients, count_alike, measure_together, refusals_told
+from ._locks import one_at_a_time
+from ._notify import notify_clip_policy
+from ._parameters import Target, named
+from ._patterns import assign
+from ._report import ClipReport, Outcome
+from ._shard_layouts import on_several_ranks
+
+NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
+_NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cannot trace the call
+
+
+@notify_clip_policy
+def clip_(
+    target: Target,
+    policy: Rules,
+    *,
+    nonfinite: NonFinite = "raise",
+    fold_into: torch.optim.Optimizer | None = None,
+    dry_run: bool = False,
+    placement: PlacementSpec | None = None,
+) -> ClipReport:
+    """Clip gradients in place by a policy, and report what was done.
+
+    No choice of arguments turns a finite gradient into a NaN or infinite one.
+
+    Args:
+        target: A module, an optimizer, `named_parameters()`, a dict, a tensor or an iterable of tensors.
+        policy: A policy such as `by_norm(1.0)`, or a mapping from name patterns to policies. The first pattern that
+            matches a name wins, each group has its own norm, and None leaves a group unchanged. A policy that needs no
+            arguments may be passed by name: `"auto"`. Its state is then kept as long as these parameters exist.
+        nonfinite: What to do if a gradient has NaN or infinite values. `"raise"` raises an error that names them and
+            changes nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to
+            zero. `"zero"` sets those values to zero and clips the rest. `"propagate"` does not check: gradients that
+            share a norm with a non-finite one stay unchanged, because there is no factor to scale them by; a limit on
+            each value, as in `by_value`, applies to infinite values too and leaves NaN, as `clip_grad_value_` does.
+        fold_into: A fused optimizer that multiplies by the coefficient (and skips) inside its own step, so that
+            the gradients are not written here. Only for policies with one coefficient for all gradients, such as
+            `by_norm`.
+        dry_run: Change nothing and raise nothing about values: the report says what would have been done. Adaptive
+            policies update their state as usual.
+        placement: How plain tensors are distributed over ranks: `Disjoint`, `Sharded` or `Replicated` of
+            `gradrein.distributed`, several of them, or a mapping from name patterns to those. Not needed for DTensors.
+
+    Returns:
+        A `ClipReport`; it reads from the device only when a property is used.
+
+    Raises:
+        NonFiniteGradientError: (a RuntimeError) A gradient is not finite and `nonfinite="raise"`.
+        ArgumentError: (a ValueError) An unused pattern, a parameter that no pattern matches, or an unknown mode.
+        FoldError: (a RuntimeError) The optimizer or the policy cannot be folded.
+        RankError: (a RuntimeError) Ranks passed different parameters, or one of them exited or timed out.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+        >>> model(torch.ones(2, 4)).sum().backward()
+        >>> report = gradrein.clip_(model, {"1.*": gradrein.by_norm(0.5), "*": gradrein.by_norm(1.0)})
+        >>> report.by_pattern["1.*"].norm_after <= 0.5 + 1e-6
+        True
+
+    See Also:
+        [`gradrein.Clipper`][], [`gradrein.by_norm`][], [`gradrein.policies.Policy`][],
+        [`gradrein.distributed.Placement`][]
+    """
+    names, parameters = named(target)
+    try:
+        if nonfinite not in _NONFINITE:
+            raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
+        rules = kept_for(policy, parameters)
+    except GradreinError as error:
+        tell_others(error, lambda call: Gradients.of(names, parameters, placement, call))
+        raise
+    with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):
+        call = lambda: f"clip_({describe_policy(rules, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
+        grads = Gradients.of(names, parameters, placement, call)
+        try:
+            parts = assign(rules, grads)
+            if fold_into is not None:
+                check_fold(fold_into, parts, grads)
+        except GradreinError as error:
+            tell_others(error, lambda _: grads)
+            raise
+        return _clip(grads, parts, nonfinite, fold_into, dry_run)
+
+
+def _clip(
+    grads: Gradients,
+    parts: list[tuple[str, Policy | None, Gradients]],
+    nonfinite: NonFinite,
+    fold_into: torch.optim.Optimizer | None,
+    dry_run: bool,
+) -> ClipReport:
+    """Refuse, measure, decide, and only then write."""
+    active = [
+        (pattern, rule, part) for pattern, rule, part in parts if rule is not None and (part.tensors or grads.sharded)
+    ]
+    measured = [(part, rule.p) for _, rule, part in active]
+    with refusals_told(measured):
+        for _, rule, part in active:
+            check(rule, part)
+            if nonfinite == "zero":
+                part.refuse_shared_elements()
+        if nonfinite == "skip":  # which also zeroes gradients without a policy
+            _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
+    measure_together(measured)
+    # What has no gradient on any rank is left out, as in one process.
+    elsewhere = grads.sharded is not None and grads.sharded.shards.has_placement
+    active = [each for each in active if each[2].tensors or elsewhere]
+    bad, counts = _find_nonfinite([(rule, part) for _, rule, part in active], nonfinite, dry_run)
+    skipped = bad if nonfinite == "skip" else False
+    decided = [_decide(rule, part) for _, rule, part in active]
+    if fold_into is not None and active and not dry_run:
+        fold(fold_into, decided[0][0], skipped | decided[0][1])
+    writes = fold_into is None and not dry_run
+    looked = nonfinite != "propagate" and not dry_run  # so that no norm is NaN any more
+    writes_now = writes and skipped is not True
+    # Ranks exchange norms before any of them writes.
+    expected = [
+        _predict_norms(decision, part, rule.p) if part.sharded is not None or not writes_now else None
+        for (_, rule, part), (decision, _) in zip(active, decided, strict=True)
+    ]
+    outcomes = [
+        _clip_group(pattern, rule.p, part, decision, skip, after, writes_now, looked)
+        for (pattern, rule, part), (decision, skip), after in zip(active, decided, expected, strict=True)
+    ]
+    if skipped is not False and writes:
+        _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
+    return ClipReport(outcomes, skipped, counts, dry_run)
+
+
+def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor]:
+    """Return what to do with the gradients of a policy, and whether to set them to zero instead."""
+    decision = rule.decide(part)
+    if not isinstance(decision, (Scale, Clamp, Skip)):
+        raise ArgumentTypeError(
+            f"a policy must return Scale, Clamp or Skip of gradrein.policies; {type(rule).__name__} returned "
+            f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."
+        )
+    if isinstance(decision, Skip):
+        return decision.otherwise, bool(decision.when) if part.readable_now() else decision.when
+    return decision, False
+
+
+def _clip_group(
+    pattern: str,
+    p: float,
+    part: Gradients,
+    decision: Scale | Clamp,
+    skipped: bool | Tensor,
+    after: Tensor | None,
+    writes: bool,
+    looked: bool,
+) -> Outcome:
+    """Apply the decision of one policy to its gradients."""
+    before, terms = part.norms(p), part.norm_terms(p)
+    beside_nan = False if looked else _limits_beside_nan(decision, part, before)
+    if writes:
+        measured = _apply_decision(decision, part, p)
+        after = measured if after is None else after
+    if writes and skipped is not False:
+        _apply.zero_(part.local, skipped if isinstance(skipped, Tensor) else None)
+    return Outcome(pattern, p, part, before, terms, decision, after, skipped, beside_nan)
+
+
+def _limits_beside_nan(decision: Scale | Clamp, part: Gradients, norms: Tensor) -> bool | Tensor:
+    """Return whether a gradient with a NaN also holds values above the limit: its norm does not tell."""
+    if not isinstance(decision, Clamp) or not isinstance(decision.limit, float | Tensor):
+        return False
+    values = part.values
+    if part.readable_now():
+        values = [v for v, norm in zip(values, norms.tolist(), strict=True) if math.isnan(norm)]
+    return _measure.any_above(values, decision.limit) if values else False
+
+
+def _find_nonfinite(
+    active: list[tuple[Policy, Gradients]], mode: NonFinite, dry_run: bool
+) -> tuple[bool | Tensor, list[tuple[Gradients, Tensor]]]:
+    """Return whether any norm is not finite (a tensor where reading it would wait), and the counts for each gradient.
+
+    The norms tell, so the usual finite step costs no further pass where values can be read.
+    """
+    if mode == "propagate" or not active:
+        return False, []
+    waits = not all(part.readable_now() for _, part in active)
+    bad = _any_nonfinite(active)
+    if mode == "raise" and not dry_run and has_no_values(bad):
+        raise UnsupportedGradientError(
+            "the gradients are on the meta device or fake: they have shapes and no values, so that none can be "
+            'found to be finite. Pass nonfinite="propagate", which does not look.'
+        )
+    if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
+        return False, []
+    parts = [part for _, part in active]
+    counted = count_alike(parts) if mode == "zero" and not dry_run else [part.count_nonfinite() for part in parts]
+    counts = list(zip(parts, counted, strict=True))
+    if dry_run:
+        return (bad if waits else True), counts
+    if mode == "raise":
+        raise _nonfinite(active, ClipReport([], False, counts).offenders)
+    if mode == "zero":
+        _zero_nonfinite(active, [part.values if waits else _with_any(part.values, n) for part, n in counts], waits)
+    return (bad if waits else True), counts
+
+
+def _any_nonfinite(active: list[tuple[Policy, Gradients]]) -> Tensor:
+    totals = [part.total_norm(rule.p) for rule, part in active]
+    return torch.stack([torch.isfinite(each).to(totals[0].device) for each in totals]).all().logical_not()
+
+
+def _with_any(values: list[Tensor], counts: Tensor) -> list[Tensor]:
+    return [v for v, n in zip(values, counts.tolist(), strict=True) if n]
+
+
+def _zero_nonfinite(active: list[tuple[Policy, Gradients]], offending: list[list[Tensor]], waits: bool) -> None:
+    """Zero what is not finite and measure again; restore and raise where even that norm exceeds float64."""
+    copies = [[] if waits else _apply.stored_copies(values) for values in offending]
+    for (_, part), values in zip(active, offending, strict=True):
+        _apply.zero_nonfinite_(values)
+        part.invalidate()
+    try:
+        measure_together([(part, rule.p) for rule, part in active])
+        if not waits and bool(_any_nonfinite(active)):
+            raise _nonfinite(active, {})
+    except GradreinError:
+        for values, kept in zip(offending, copies, strict=True):
+            _apply.restore_(values, kept)
+        raise
+    for _, part in active:
+        part.write_back_partial()
+
+
+def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]) -> NonFiniteGradientError:
+    if not offenders:
+        why = active[0][1].why_not_finite()
+        return NonFiniteGradientError(f'{why}. No gradient was changed. Pass nonfinite="skip" to zero the whole step.')
+    found = f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite: "
+    return NonFiniteGradientError(
+        f"{found}{_measure.list_offenders(offenders)}. No gradient was changed. "
+        'Pass nonfinite="skip" to zero the whole step or "zero" to zero only those values.',
+        offenders,
+    )
+
+
+def _predict_norms(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
+    """Return the norms after a decision that is not applied, where they do not follow from it."""
+    if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
+        return part.over_ranks(_measure.norms(_apply.clamped(part.values, decision.limit), p), p)
+    if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
+        pairs = zip(part.values, decision.by, strict=True)
+        return part.over_ranks(_measure.norms([g.detach() * factor for g, factor in pairs], p), p)
+    return None
+
+
+def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
+    """Change the gradients. Return their norms where they have to be measured. Below the limit nothing is written."""
+    now = part.readable_now()
+    if isinstance(decision, Clamp):
+        if not isinstance(decision.limit, float | Tensor):
+            if part.sharded is None and all(limit is None for limit in decision.limit):
+                return part.norms(p)
+            _apply.clamp_each_(part.values, decision.limit)
+            return _measured_after(part, p)
+        limit = read_threshold(decision.limit, "limit") if now else decision.limit
+        if not now or not bool((part.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
+            _apply.clamp_(part.values, limit)
+            part.write_back_partial()
+        return None
+    return _scale(decision, part, p, now)
+
+
+def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | None:
+    by = decision.by
+    if isinstance(by, Tensor):
+        if not now:
+            _apply.scale_(part.local, by)
+        elif by.dim() == 0:
+            if (factor := by.item()) != 1:
+                _apply.scale_(part.local, factor)
+        elif bool((by != 1).any()):
+            _apply.scale_(part.local, by)
+        return None
+    _apply.scale_slices_(part.values, by)
+    return _measured_after(part, p)
+
+
+def _measured_after(part: Gradients, p: float) -> Tensor | None:
+    part.write_back_partial()
+    return _measure.norms(part.values, p) if part.sharded is None else None

@@ -1,0 +1,341 @@
+"""Every error gradrein raises.
+
+Each is also a subclass of a built-in exception, so `except RuntimeError` around a torch call keeps working
+when the import line changes.
+
+```
+GradreinError
+├── ArgumentError (ValueError)                 an argument with an invalid value
+│   ├── ArgumentTypeError (TypeError)          an argument of the wrong type
+│   └── CallArgumentError (RuntimeError)       the same, where torch's own function raises RuntimeError
+├── GradientTypeError (TypeError)              something that is not a parameter where one is expected
+│   └── NotAParameterError (AttributeError)    the same, where torch's own function raises AttributeError
+├── UnsupportedGradientError (NotImplementedError)   a kind of gradient that is not supported, by name
+├── UnsupportedOperationError (NotImplementedError)  an op that cannot be handled exactly
+│   └── BatchCouplingError                     one sample's loss depends on another sample
+├── NonFiniteGradientError (RuntimeError)      a NaN or infinite gradient, with parameter names
+├── BackwardError (RuntimeError)               a backward pass that could not run, and the cause
+│   ├── UnusedInputError                       inputs without a gradient, by name and with the reason
+│   ├── GraphFreedError                        a graph that was already freed, and where it is entered
+│   ├── InplaceModifiedError                   saved values that were changed in place
+│   ├── NoGraphError                           an output that has no recorded graph, and why
+│   ├── NonScalarOutputError                   an output that is not a real scalar, without a gradient
+│   ├── GradientMismatchError                  gradients whose number, shape, dtype or device do not match
+│   └── ReplayError                            a graph that `autograd.replay` cannot run correctly
+├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
+├── RankError (RuntimeError)                   ranks that do not agree, or one that exited or timed out
+├── UnsupportedDeviceError (RuntimeError)      a code path that this device does not support
+├── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
+├── RecordError (ValueError)                   a file that is not a record of a run, or is damaged
+│   └── RecordWriteError (OSError)             a record that cannot be written
+└── MissingDependencyError (ImportError)       an optional package is not installed
+GradreinWarning (UserWarning)                    the call was executed, but is probably a mistake
+```
+
+Each message says where the problem is, what was found, and what to do.
+"""
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "AuditError",
+    "BackwardError",
+    "BatchCouplingError",
+    "CallArgumentError",
+    "FoldError",
+    "GradientMismatchError",
+    "GradientTypeError",
+    "GradreinError",
+    "GradreinWarning",
+    "GraphFreedError",
+    "InplaceModifiedError",
+    "MissingDependencyError",
+    "NoGraphError",
+    "NonFiniteGradientError",
+    "NonScalarOutputError",
+    "NotAParameterError",
+    "RankError",
+    "RecordError",
+    "RecordWriteError",
+    "ReplayError",
+    "UnsupportedDeviceError",
+    "UnsupportedGradientError",
+    "UnsupportedOperationError",
+    "UnusedInputError",
+]
+
+
+class GradreinError(Exception):
+    """The base class: `except gradrein.errors.GradreinError` catches everything that gradrein raises on purpose.
+
+    See Also:
+        [`gradrein.errors.GradreinWarning`][]
+    """
+
+
+class ArgumentError(GradreinError, ValueError):
+    """An argument with an invalid value, such as a negative threshold.
+
+    See Also:
+        [`gradrein.errors.ArgumentTypeError`][], [`gradrein.errors.CallArgumentError`][]
+    """
+
+
+class CallArgumentError(ArgumentError, RuntimeError):
+    """An invalid argument, in a drop-in for a torch function that raises RuntimeError.
+
+    See Also:
+        [`gradrein.errors.ArgumentError`][], [`gradrein.call_for_per_sample_grads`][]
+    """
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    """An argument of the wrong type, such as None for a threshold.
+
+    See Also:
+        [`gradrein.errors.ArgumentError`][]
+    """
+
+
+class GradientTypeError(GradreinError, TypeError):
+    """Something that is not a parameter where one is expected.
+
+    See Also:
+        [`gradrein.errors.NotAParameterError`][], [`gradrein.clip_`][]
+    """
+
+
+class NotAParameterError(GradientTypeError, AttributeError):
+    """Something that is not a parameter, such as None, where torch's functions raise AttributeError.
+
+    See Also:
+        [`gradrein.clip_grad_norm_`][], [`gradrein.errors.GradientTypeError`][]
+    """
+
+
+class UnsupportedGradientError(GradreinError, NotImplementedError):
+    """A kind of gradient (integer, nested) that is not supported; the message says which.
+
+    See Also:
+        [`gradrein.clip_`][]
+    """
+
+
+class NonFiniteGradientError(GradreinError, RuntimeError):
+    """A gradient has NaN or infinite values.
+
+    Attributes:
+        offenders: name of each parameter whose gradient is not finite, with the number of such values.
+        node: the op where it began, by torch's name; None if the origin was not searched for or not found.
+        module: path of the module that op belongs to.
+        operand: torch's name for the saved value that caused it.
+        rows: indices into the first dimension of that value, which is usually the sample.
+
+    See Also:
+        [`gradrein.clip_`][], [`gradrein.detect_nonfinite`][]
+    """
+
+    def __init__(
+        self,
+        message: str,
+        offenders: dict[str, int] | None = None,
+        *,
+        node: str | None = None,
+        module: str | None = None,
+        operand: str | None = None,
+        rows: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.offenders = offenders or {}
+        self.node = node
+        self.module = module
+        self.operand = operand
+        self.rows = rows
+
+
+class BackwardError(GradreinError, RuntimeError):
+    """A backward pass that could not run. The message is torch's first line, then the cause and what to do.
+
+    See Also:
+        [`gradrein.backward`][], [`gradrein.grad`][]
+    """
+
+
+class UnusedInputError(BackwardError):
+    """Inputs that get no gradient.
+
+    Attributes:
+        names: the name of each, or its index if it has no name.
+
+    See Also:
+        [`gradrein.grad`][], [`gradrein.autograd.find_unused_parameters`][]
+    """
+
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
+
+
+class GraphFreedError(BackwardError):
+    """A backward pass through a graph that an earlier one has freed.
+
+    Attributes:
+        crossings: each place where this graph enters the freed one; empty if it is the same graph.
+
+    See Also:
+        [`gradrein.backward`][]
+    """
+
+    def __init__(self, message: str, crossings: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.crossings = crossings
+
+
+class InplaceModifiedError(BackwardError):
+    """Values saved for the backward pass were changed in place.
+
+    Attributes:
+        stale: a description of each, with its op, module, versions and what probably wrote it.
+
+    See Also:
+        [`gradrein.backward`][], [`gradrein.graph.saved`][]
+    """
+
+    def __init__(self, message: str, stale: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.stale = stale
+
+
+class NoGraphError(BackwardError):
+    """An output that has no recorded graph.
+
+    Attributes:
+        causes: the possible causes that were found.
+
+    See Also:
+        [`gradrein.backward`][], [`gradrein.per_sample`][]
+    """
+
+    def __init__(self, message: str, causes: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.causes = causes
+
+
+class NonScalarOutputError(BackwardError):
+    """An output that is not a real scalar, without a gradient given for it.
+
+    See Also:
+        [`gradrein.backward`][]
+    """
+
+
+class GradientMismatchError(BackwardError):
+    """Gradients that do not match the outputs in number, shape, dtype or device.
+
+    See Also:
+        [`gradrein.backward`][], [`gradrein.grad`][]
+    """
+
+
+class ReplayError(BackwardError):
+    """`autograd.replay` cannot run this graph correctly; the message says why.
+
+    See Also:
+        [`gradrein.autograd.replay`][]
+    """
+
+
+class RecordError(GradreinError, ValueError):
+    """A file that is not the record of a run, has another version, or is damaged.
+
+    See Also:
+        [`gradrein.watch.read_run`][]
+    """
+
+
+class RecordWriteError(RecordError, OSError):
+    """A record that cannot be written to the requested file. Raised before the run begins, never during it.
+
+    See Also:
+        [`gradrein.Monitor`][]
+    """
+
+
+class MissingDependencyError(GradreinError, ImportError):
+    """An optional package is not installed; the message has the install command.
+
+    See Also:
+        [`gradrein.Monitor`][]
+    """
+
+
+class UnsupportedDeviceError(GradreinError, RuntimeError):
+    """An explicitly requested code path is not available on the tensors' device.
+
+    See Also:
+        [`gradrein.clip_grad_norm_`][]
+    """
+
+
+class RankError(GradreinError, RuntimeError):
+    """The ranks of a process group disagree about a call or its parameters, or one of them exited or timed out.
+
+    See Also:
+        [`gradrein.clip_`][], [`gradrein.distributed.Placement`][]
+    """
+
+
+class UnsupportedOperationError(GradreinError, NotImplementedError):
+    """An op in the recorded graph that cannot be handled exactly, such as one whose per-sample gradients are unknown.
+
+    Attributes:
+        op: torch's name for the op.
+        where: the parameter or module where it occurs.
+
+    See Also:
+        [`gradrein.per_sample`][], [`gradrein.register_rule`][]
+    """
+
+    def __init__(self, message: str, op: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+        self.where = where
+
+
+class BatchCouplingError(UnsupportedOperationError):
+    """The loss of one sample depends on the data of another, as with batch normalisation in training mode.
+
+    See Also:
+        [`gradrein.per_sample`][]
+    """
+
+
+class AuditError(GradreinError, RuntimeError):
+    """Per-sample gradients do not add up to the gradient that autograd computes.
+
+    Attributes:
+        parameter: the name of that parameter.
+
+    See Also:
+        [`gradrein.persample.PerSample`][]
+    """
+
+    def __init__(self, message: str, parameter: str = "") -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class FoldError(GradreinError, RuntimeError):
+    """The optimizer cannot apply the clipping coefficient in its own step.
+
+    See Also:
+        [`gradrein.clip_`][], [`gradrein.Clipper`][]
+    """
+
+
+class GradreinWarning(UserWarning):
+    """The call was executed, but is probably a mistake.
+
+    See Also:
+        [`gradrein.errors.GradreinError`][]
+    """

@@ -1,0 +1,155 @@
+"""Names of tensors: given by the user, found in live modules, or found in the caller's variables.
+
+The search of the whole process takes milliseconds, so it runs only after something has gone wrong.
+"""
+
+import gc
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from types import FrameType
+from typing import TypeAlias
+
+from torch import Tensor, nn
+
+from .._torch import modules
+
+NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class Names:
+    """Names of parameters and buffers, by identity.
+
+    A tensor with several names gets the first one.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+        >>> names = gradrein.graph.find_names(model)
+        >>> names.of(model[0].bias), names.module_of(model[0].bias)
+        ('0.bias', '0')
+
+    See Also:
+        [`gradrein.graph.find_names`][]
+    """
+
+    # The tensors are held as well, so that their ids are not reused.
+    _by_id: Mapping[int, tuple[str, Tensor]]
+
+    def of(self, tensor: Tensor) -> str | None:
+        """Return the name of this tensor (by identity), or None."""
+        return self._by_id[id(tensor)][0] if id(tensor) in self._by_id else None
+
+    def module_of(self, tensor: Tensor) -> str | None:
+        """Return the path of the module that owns this tensor, '' for the model itself, None if it has no name."""
+        name = self.of(tensor)
+        return None if name is None else name.rpartition(".")[0]
+
+
+def find_names(source: NameSource | None = None) -> Names:
+    """Return names for parameters and buffers.
+
+    Args:
+        source: a model, a mapping from names to tensors, or pairs such as `named_parameters()`. Without it,
+            search every live module of the process; names then begin with the class of the outermost
+            module. That takes milliseconds and is meant for error reporting.
+
+    Returns:
+        The names.
+
+    Examples:
+        >>> import torch
+        >>> from gradrein import graph
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        >>> graph.find_names(model).of(model[0].bias)
+        '0.bias'
+        >>> graph.find_names().of(model[0].bias)
+        'Sequential.0.bias'
+
+    See Also:
+        [`gradrein.graph.variable_name`][], [`gradrein.graph.locate_nodes`][]
+    """
+    if source is None:
+        pairs = [pair for root in live_models() for pair in _named(root, type(root).__name__)]
+    elif isinstance(source, nn.Module):
+        pairs = list(_named(source, ""))
+    else:
+        pairs = list(source.items() if isinstance(source, Mapping) else source)
+    return Names({id(tensor): (name, tensor) for name, tensor in reversed(pairs)})
+
+
+def variable_name(tensor: Tensor) -> str | None:
+    """Return the name of a variable in the calling code that holds this tensor, or None.
+
+    Examples:
+        >>> gradrein.graph.variable_name(torch.zeros(4)) is None  # no variable holds it
+        True
+
+    See Also:
+        [`gradrein.graph.find_names`][]
+    """
+    frame = sys._getframe().f_back
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        name = None if module.partition(".")[0] in ("gradrein", "torch") else _name_in(frame, tensor)
+        if name is not None:
+            return name
+        frame = frame.f_back
+    return None
+
+
+def live_tensors() -> list[Tensor]:
+    """Return every live tensor whose autograd metadata can be read.
+
+    Examples:
+        >>> x = torch.zeros(4)
+        >>> any(found is x for found in gradrein.graph.live_tensors())
+        True
+
+    See Also:
+        [`gradrein.graph.variable_name`][]
+    """
+    return [o for o in gc.get_objects() if issubclass(type(o), Tensor) and _is_readable(o)]
+
+
+def live_models() -> list[nn.Module]:
+    """Return every live module that is not part of another module, the largest first.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        >>> any(found is model for found in gradrein.graph.live_models())
+        True
+
+    See Also:
+        [`gradrein.graph.find_names`][]
+    """
+    # By type, not isinstance: that would trigger lazy proxies.
+    found = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    inside = {id(child) for module in found for _, child in modules.children(module)}
+    outermost = [module for module in found if id(module) not in inside]
+    return sorted(outermost, key=lambda model: -sum(1 for _ in modules.submodules(model)))
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    """Return whether the metadata can be read; torch refuses for some views, and a subclass may do anything."""
+    try:
+        _ = tensor.grad_fn, tensor.requires_grad, tensor.output_nr, tensor.shape
+    except Exception:
+        return False
+    return True
+
+
+def _name_in(frame: FrameType, tensor: Tensor) -> str | None:
+    variables = frame.f_locals
+    # A debugger or a test runner adds names that are not identifiers.
+    name = next((name for name, value in variables.items() if value is tensor and str(name).isidentifier()), None)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        # `f_locals` is a copy that the frame would keep, and with it everything its variables hold now.
+        variables.clear()
+    return name
+
+
+def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    return chain(modules.parameters(root, prefix), modules.buffers(root, prefix))

@@ -1,0 +1,9 @@
+from ..errors import MissingDependencyError
+
+
+def missing(package: str, extra: str) -> MissingDependencyError:
+    """Return the error for a missing package, with the line that installs it."""
+    return MissingDependencyError(
+        f"gradrein.integrations.{extra} needs the package {package}, which is not installed: "
+        f"pip install 'gradrein[{extra}]'."
+    )

@@ -1,0 +1,134 @@
+"""The proof, on a live step, that nothing was missed and every sample got its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..errors import AuditError, NonFiniteGradientError
+from .representations.base import SampleGrads
+from .representations.norms import Norms
+from .representations.numerics import double, row_norms
+
+# Makes norms of whole vectors of those of their parts, by name; `dict` where there are no others.
+Lengths: TypeAlias = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit compared, all of it passed.
+
+    Attributes:
+        parameters: largest error of each parameter's weighted sum, relative to autograd's own gradient.
+        norms: largest relative error of the norms that were computed a second way.
+        unused: parameters that no loss depends on, by autograd's own account.
+    """
+
+    parameters: dict[str, float]
+    norms: float
+    unused: tuple[str, ...]
+
+
+def audit(
+    norms: Norms,
+    names: list[str],
+    forms: dict[str, SampleGrads],
+    engine: Callable[[Tensor], dict[str, Tensor]],
+    tolerance: float,
+    eps: float,
+    lengths: Lengths = dict,
+) -> Audit:
+    """Compare with the engine under weights that tell every sample from every other.
+
+    A weighted sum of gradients is the gradient of the weighted losses. Were a row given to the wrong sample,
+    or a use of a parameter missed, the two would differ for nearly all weights; they are random here, and
+    once more all equal.
+    """
+    _refuse_nonfinite(norms)
+    samples = len(norms.total)
+    sizes = {name: _size(each) for name, each in norms.each.items()}
+    # A gradient that is zero but for rounding, such as that of a key's bias, is measured against the largest.
+    floor = 1e4 * eps * max(sizes.values(), default=0.0)
+    generator = torch.Generator().manual_seed(7)
+    errors: dict[str, float] = {}
+    covered: set[str] = set()
+    for weights in (torch.ones(samples), torch.randn(samples, generator=generator)):
+        truth = engine(weights)
+        covered |= truth.keys()
+        for name, (size, gap) in _gaps(truth, forms, weights.double(), lengths).items():
+            scale = max(size, sizes[name], floor)
+            error = gap / scale if scale else gap
+            errors[name] = max(errors.get(name, 0.0), error)
+            if not error <= tolerance:  # nor if it is NaN
+                raise AuditError(
+                    f"audit: the weighted sum for `{name}` is off by {error:.1e}, relative to "
+                    "autograd's own gradient. A hook or a custom Function that is not linear in the gradient does "
+                    "this: sums say nothing about such a model. Without one, please report the model: this is a bug in "
+                    "gradrein, or in a registered rule.",
+                    name,
+                )
+    worst = _norms_error(norms, forms, tolerance, floor, lengths)
+    return Audit(errors, worst, tuple(n for n in names if n not in covered))
+
+
+def _gaps(
+    truth: dict[str, Tensor], forms: dict[str, SampleGrads], weights: Tensor, lengths: Lengths
+) -> dict[str, tuple[float, float]]:
+    """Return, for each parameter, the norm of autograd's gradient and of its difference to the weighted sum."""
+    sizes: dict[str, Tensor] = {}
+    for name, expected in truth.items():
+        if name not in forms:
+            raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
+        expected = expected.to_dense() if expected.is_sparse else expected
+        found = forms[name].weighted(weights)
+        found = found.to_dense() if found.is_sparse else found
+        both = double(expected), double(found) - double(expected)
+        sizes[name] = torch.cat([row_norms(values[None]) for values in both])
+    return {name: (float(both[0]), float(both[1])) for name, both in lengths(sizes).items()}
+
+
+def _refuse_nonfinite(norms: Norms) -> None:
+    bad = (~norms.total.isfinite()).nonzero().squeeze(1).tolist()
+    if bad:
+        raise NonFiniteGradientError(
+            f"audit: the gradients of {len(bad)} of {len(norms.total)} samples are NaN or infinite, the first being "
+            f"sample {bad[0]}, so sums over samples cannot be compared. `norms()` shows which; audit a finite batch."
+        )
+
+
+def _size(values: Tensor) -> float:
+    """Return the norm of a tensor, at every size that float64 has."""
+    return float(row_norms(double(values)[None])[0])
+
+
+def _norms_error(
+    norms: Norms, forms: dict[str, SampleGrads], tolerance: float, floor: float, lengths: Lengths
+) -> float:
+    """Compare the norms of one sample with those of its gradient written down."""
+    worst = 0.0
+    if not len(norms.total):
+        return worst
+    for name, written in lengths({name: row_norms(form.dense(slice(0, 1))) for name, form in forms.items()}).items():
+        direct, short = float(written[0]), float(norms.each[name][0])
+        scale = max(direct, floor)
+        gap = abs(direct - short) / scale if scale else short
+        if not gap <= 10 * tolerance:
+            raise AuditError(f"audit: two ways to the norm of `{name}` differ by {gap:.1e}.", name)
+        worst = max(worst, gap)
+    return worst
+
+
+def worst_of(audits: Tensor, names: list[str]) -> Audit:
+    """Return what the audits of several ranks found together, given `as_row` of each."""
+    largest = audits.amax(0)
+    errors = {name: float(x) for name, x in zip(names, largest[2:], strict=True) if x >= 0}
+    return Audit(errors, float(largest[1]), tuple(name for name in names if name not in errors))
+
+
+def as_row(found: Audit | None, names: list[str]) -> Tensor:
+    """Return an audit as numbers: whether it failed, the error of norms and of each parameter, -1 for unused ones."""
+    if found is None:
+        return torch.tensor([1.0, 0.0, *(-1.0 for _ in names)], dtype=torch.float64)
+    return torch.tensor([0.0, found.norms, *(found.parameters.get(name, -1.0) for name in names)], dtype=torch.float64)

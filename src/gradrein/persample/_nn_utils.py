@@ -1,0 +1,226 @@
+"""torch's own entry point for per-sample gradients, by the same name and contract."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from .. import graph
+from .._torch import fsdp, trees
+from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
+from . import _checkpoints, engine
+from ._output_batch import Value, losses_of
+from ._per_sample import per_sample
+from ._result import PerSample
+from .engine import Losses
+
+_Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
+
+
+def call_for_per_sample_grads(
+    module: nn.Module, *, batch_size: int | None = None, loss_reduction: str = "sum", batch_first: bool = True
+) -> Callable[..., Any]:
+    """Return the module's forward such that backward gives every trainable parameter a ``grad_sample``.
+
+    A drop-in for ``torch.nn.utils._per_sample_grad.call_for_per_sample_grads``, for any module. After
+    backward ``parameter.grad_sample`` has shape (batch, *parameter.shape), ``parameter.grad`` is unchanged,
+    and frozen or unused parameters have neither.
+
+    Args:
+        module: the module to call.
+        batch_size: the number of samples; by default that of the tensors among the arguments.
+        loss_reduction: "sum", or "mean" if the loss will divide by the batch size, which is then undone.
+        batch_first: whether the samples are the first dimension of inputs and outputs; otherwise the second. Packed
+            sequences and the states of recurrent layers are recognised.
+
+    Returns:
+        A function to call like the module.
+
+    Raises:
+        CallArgumentError: an argument has the wrong type, a parameter still has a ``grad_sample``,
+            (when the result is called) the batch size cannot be determined or matches no input, or (in backward) the
+            outputs have no dimension that separates the samples.
+        UnsupportedOperationError: the gradient of an input is differentiated a second time.
+
+    Examples:
+        >>> import torch
+        >>> from gradrein import call_for_per_sample_grads
+        >>> model = torch.nn.Linear(4, 3)
+        >>> call = call_for_per_sample_grads(model, batch_size=5, loss_reduction="mean")
+        >>> call(torch.randn(5, 4)).mean().backward()
+        >>> model.weight.grad_sample.shape, model.weight.grad
+        (torch.Size([5, 3, 4]), None)
+
+    See Also:
+        [`gradrein.per_sample`][]
+    """
+    _check(module, batch_size, loss_reduction)
+    for name, parameter in module.named_parameters():
+        if getattr(parameter, "grad_sample", None) is not None:
+            raise CallArgumentError(
+                f"call_for_per_sample_grads: `{name}` still holds a grad_sample, and new ones would be "
+                "added to it. Set its grad_sample to None first."
+            )
+
+    @wraps(module.forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return _call(module, args, kwargs, batch_size, loss_reduction == "mean", 0 if batch_first else 1)
+
+    return forward
+
+
+def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
+    if loss_reduction not in ("sum", "mean"):
+        raise CallArgumentError(
+            f"call_for_per_sample_grads: loss_reduction must be 'sum' or 'mean', found {loss_reduction!r}."
+        )
+    if not isinstance(module, nn.Module):
+        raise CallArgumentError(f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}.")
+    if fsdp.sharded_states(module.parameters()):
+        raise UnsupportedOperationError(
+            "call_for_per_sample_grads: the module is sharded by fully_shard, and a backward pass through it would "
+            "gather its parameters a different number of times on each rank. Use gradrein.per_sample, which gathers "
+            "them itself."
+        )
+    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
+        raise CallArgumentError(
+            f"call_for_per_sample_grads: batch_size must be None or an integer, found {type(batch_size).__name__}."
+        )
+    if batch_size is not None and batch_size < 1:
+        raise CallArgumentError(f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}.")
+
+
+def _batch_size(module: nn.Module, units: list[Any], first: int) -> int:
+    """Return the number of samples, as the inputs have it."""
+    tensors = [unit for unit in units if isinstance(unit, Tensor)]
+    packed = [unit for unit in units if isinstance(unit, PackedSequence)]
+    if isinstance(module, nn.RNNBase):  # what follows is a state, which has its samples second
+        tensors = tensors[:1]
+    sizes = sorted({int(unit.batch_sizes[0]) for unit in packed})
+    sizes = sizes or sorted({tensor.shape[first] for tensor in tensors if tensor.dim() > first})
+    if len(sizes) != 1:
+        found = f"sizes {sizes}" if sizes else "no tensor that has one"
+        raise CallArgumentError(
+            f"call_for_per_sample_grads: the batch size cannot be determined from dimension {first} of the inputs: "
+            f"found {found}. Pass batch_size."
+        )
+    return sizes[0]
+
+
+def _require_samples(units: list[Any], count: int, first: int) -> None:
+    """Refuse a batch size that no input has."""
+    sizes = {int(unit.batch_sizes[0]) for unit in units if isinstance(unit, PackedSequence)}
+    sizes |= {unit.shape[first] for unit in units if isinstance(unit, Tensor) and unit.dim() > first}
+    if sizes and count not in sizes:
+        raise CallArgumentError(
+            f"call_for_per_sample_grads: batch_size is {count}, and no input has that many samples: dimension {first} "
+            f"of the inputs has sizes {sorted(sizes)}."
+        )
+
+
+def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mean: bool, first: int) -> Any:
+    """Run the module on inputs cut off from their history, and hand its outputs on through one node."""
+    given, rebuild = trees.flatten((args, kwargs))
+    count = _batch_size(module, given, first) if batch_size is None else batch_size
+    _require_samples(given, count, first)
+    inner = [_asked(unit) for unit in given]
+    inner_args, inner_kwargs = rebuild(inner)
+    outputs, rebuild_outputs = trees.flatten(module(*inner_args, **inner_kwargs))
+    live = [i for i, out in enumerate(outputs) if _needs_gradient(out)]
+    if not live:
+        return rebuild_outputs(outputs)
+    where = [i for i, unit in enumerate(given) if _needs_gradient(unit)]
+
+    def split(gradients: list[Tensor]) -> list[Tensor | None]:
+        pairs = [(Value.of(outputs[i]), g) for i, g in zip(live, gradients, strict=True)]
+        losses = losses_of(pairs, [Value.of(unit) for unit in inner if _is_value(unit)], count, first)
+        with suppress(UnusedInputError):  # outputs may depend on inputs alone
+            if any(parameter.requires_grad for parameter in module.parameters()):
+                _hand_out(per_sample(losses, module), module, count if mean else 1)
+        if not where:
+            return []
+        root = _checkpoints.inline_checkpoints(Losses(losses, torch.arange(count), count)).root
+        edges = [graph.edge_of(_tensor(inner[i])) for i in where]
+        return list(engine.gradients_at(root, torch.ones_like(root), edges))
+
+    # Inputs may need no gradient, and yet the node must be in the graph.
+    start = torch.zeros((), requires_grad=True)
+    handed: tuple[Tensor, ...] = PerSampleGrads.apply(  # type: ignore[no-untyped-call]
+        split, [_tensor(outputs[i]) for i in live], start, *(_tensor(given[i]) for i in where)
+    )
+    by_place = {i: _replaced(outputs[i], out) for i, out in zip(live, handed, strict=True)}
+    return rebuild_outputs([by_place.get(i, out) for i, out in enumerate(outputs)])
+
+
+def _hand_out(ps: PerSample, module: nn.Module, factor: int) -> None:
+    blocks = {name: block * factor for name, block in ps.grads().items()}
+    for name, block in blocks.items():
+        parameter: Any = module.get_parameter(name)
+        held = getattr(parameter, "grad_sample", None)
+        parameter.grad_sample = block if held is None else held + block
+
+
+def _is_value(unit: Any) -> bool:
+    return isinstance(unit, Tensor | PackedSequence)
+
+
+def _needs_gradient(unit: Any) -> bool:
+    return _is_value(unit) and _tensor(unit).requires_grad
+
+
+def _tensor(unit: Any) -> Tensor:
+    return unit.data if isinstance(unit, PackedSequence) else unit
+
+
+def _replaced(unit: Any, tensor: Tensor) -> Any:
+    return unit._replace(data=tensor) if isinstance(unit, PackedSequence) else tensor
+
+
+def _asked(unit: Any) -> Any:
+    """Return an input whose samples can be asked for: where it stands in the graph shows whose it is."""
+    if not _is_value(unit):
+        return unit
+    x = _tensor(unit)
+    can_ask = (x.is_floating_point() or x.is_complex()) and x.dim() > 0
+    return _replaced(unit, x.detach().requires_grad_(can_ask))
+
+
+class PerSampleGrads(torch.autograd.Function):
+    """The node through which outputs are handed on: its backward splits the gradient it gets."""
+
+    @staticmethod
+    def forward(ctx: Any, split: _Split, outputs: list[Tensor], _start: Tensor, *_inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.split = split
+        return tuple(out.detach().clone() for out in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        with torch.no_grad():
+            found = ctx.split(list(gradients))
+        if torch.is_grad_enabled():
+            found = [None if g is None else _once(g) for g in found]
+        return None, None, None, *found
+
+
+def _once(gradient: Tensor) -> Any:
+    return _Once.apply(gradient.detach().requires_grad_())  # type: ignore[no-untyped-call]
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that cannot be differentiated again: what it was made of is cut off."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ARG004
+        raise UnsupportedOperationError(
+            "call_for_per_sample_grads: the gradient of an input is differentiated a second time (create_graph=True, "
+            "as for a gradient penalty), which is not supported. Compute the penalty with the module itself.",
+            "PerSampleGradsBackward",
+        )

@@ -1,0 +1,115 @@
+"""Tests on values: read at once, or while a step is traced collected into one flag that is read at its end.
+
+A traced step has no values. It takes the branch that nearly every step takes, and its tracer collects the conditions
+under which that is right. Where one of them does not hold, what was traced must not be used.
+"""
+
+import functools
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Tensor])
+
+
+class Tracer(Protocol):
+    """What traces a step."""
+
+    def assume(self, condition: Tensor) -> None:
+        """Collect a condition under which what is traced is right."""
+
+    def assume_sizes(self, sizes: Tensor, exempt: Tensor) -> None:
+        """Collect numbers that have to be above one and finite, but where `exempt` is zero; all are tested at once."""
+
+    def is_new(self, tensor: Tensor, question: object) -> bool:
+        """Return whether a question about a tensor comes up for the first time."""
+
+    def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
+        """Collect what is to be added to the ``.grad`` of a parameter."""
+
+    def structure(self) -> AbstractContextManager[None]:
+        """Return a context that is not traced: for tensors that follow from the structure of a graph alone."""
+
+    def constant(self, tensor: Tensor) -> Tensor | None:
+        """Return the value of a traced tensor that depends on no input; None if it does."""
+
+
+class _Local(threading.local):
+    tracer: Tracer | None = None
+
+
+class _Flags:
+    """What the Python of a step sees while Dynamo reads it.
+
+    Attributes:
+        stand_in: makes what stands in for a `PerSample`.
+    """
+
+    stand_in: Callable[..., Any] | None = None
+
+
+local, flags = _Local(), _Flags()
+
+
+def is_traced() -> bool:
+    """Return whether values are not there to be read."""
+    return local.tracer is not None
+
+
+def all_hold(condition: Tensor | bool) -> bool:
+    """Return whether a condition holds for every element, which it nearly always does."""
+    if isinstance(condition, bool):
+        return condition
+    if local.tracer is None:
+        return bool(condition.all())
+    local.tracer.assume(condition.all())
+    return True
+
+
+def is_new(tensor: Tensor, question: object) -> bool:
+    """Return whether a condition on a tensor is yet to be tested."""
+    return local.tracer is None or local.tracer.is_new(tensor, question)
+
+
+def number(value: float | Tensor) -> float | Tensor:
+    """Return a number, or while a step is traced, what stands for it."""
+    return value.detach().double() if local.tracer is not None and isinstance(value, Tensor) else float(value)
+
+
+def structure() -> AbstractContextManager[None]:
+    """Return a context for tensors that follow from the structure of a graph alone, and may be read."""
+    return nullcontext() if local.tracer is None else local.tracer.structure()
+
+
+def constant(tensor: Tensor) -> Tensor | None:
+    """Return a tensor whose values may be read, or None where they differ from step to step and are not there."""
+    return tensor if local.tracer is None else local.tracer.constant(tensor)
+
+
+def as_one_op(function: F, form: Callable[..., Tensor], arguments: str) -> F:
+    """Return a function that a traced step holds as one op, to be run as it is written.
+
+    A loop would be as many kernels to compile, which takes minutes, and those of torch are no slower.
+
+    Args:
+        function: computes a new tensor, and reads no values.
+        form: computes an empty, contiguous tensor of the same shape from the same arguments.
+        arguments: those of the function, as in the schema of an op.
+    """
+    return function if local.tracer is None else _op(function, form, arguments)
+
+
+@functools.cache
+def _op(function: Any, form: Callable[..., Tensor], arguments: str) -> Any:
+    def run(*args: Any) -> Tensor:
+        found: Tensor = function(*args)
+        return found.contiguous()  # as the form says
+
+    schema = f"({arguments}) -> Tensor"
+    op = torch.library.custom_op(f"gradrein::{function.__name__}", run, mutates_args=(), schema=schema)
+    op.register_fake(form)
+    return op

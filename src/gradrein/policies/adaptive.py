@@ -1,0 +1,148 @@
+"""What adaptive policies share: warm-up, bounds, a memory that no bad step spoils, checkpoints."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from .._validate import count, floor_and_ceiling, norm_order
+from .base import GradientView, Scale, clip_factor
+from .built_once import BuiltOnce
+from .state import State, StateRows, accept_finite
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Warm-up, floor and ceiling for the rows of one call.
+
+    Attributes:
+        warm: Which rows are still in warm-up.
+        floor: The smallest limit.
+        ceiling: The largest limit, and the limit during warm-up.
+
+    Examples:
+        >>> from gradrein.policies import Bounds
+        >>> Bounds(warm=torch.tensor([False, True]), floor=1.0, ceiling=5.0).clamp(torch.tensor([0.5, 2.0]))
+        tensor([1., 5.])
+
+    See Also:
+        [`gradrein.policies.AdaptivePolicy`][]
+    """
+
+    warm: Tensor
+    floor: float
+    ceiling: float
+
+    def clamp(self, limit: Tensor) -> Tensor:
+        """Return the limit within bounds; the ceiling during warm-up and where the limit is unknown (NaN)."""
+        known = torch.isnan(limit).logical_not() & self.warm.logical_not()
+        return torch.where(known, limit.clamp(self.floor, self.ceiling), self.ceiling)
+
+
+@dataclass(eq=False, kw_only=True)
+class AdaptivePolicy(BuiltOnce, ABC):
+    """Base class of policies that limit a norm by the norms they have seen. Subclass it and write `init` and `update`.
+
+    Norms that are zero, infinite or NaN do not change the state. The state is on the device of the gradients, and
+    nothing is read from the device.
+
+    Args:
+        per_parameter: Keep statistics of each gradient separately instead of their total norm.
+        warmup: The number of norms to see before clipping by them; until then only `ceiling` applies.
+        floor: A norm below this is never clipped.
+        ceiling: A norm above this is always clipped.
+        p: The order of the norm.
+
+    Raises:
+        ArgumentError: (a ValueError) A setting is out of range.
+
+    Examples:
+        >>> from gradrein.policies import AdaptivePolicy
+        >>> class ByLargest(AdaptivePolicy):
+        ...     def init(self):
+        ...         return {"largest": torch.zeros((), dtype=torch.float64)}
+        ...
+        ...     def update(self, state, norm, bounds):
+        ...         limit = bounds.clamp(state["largest"])
+        ...         return limit, {"largest": torch.maximum(state["largest"], torch.minimum(norm, limit))}
+        >>> policy, weight = ByLargest(warmup=2), torch.nn.Parameter(torch.zeros(1))
+        >>> for size in (1.0, 3.0, 9.0):
+        ...     weight.grad = torch.tensor([size])
+        ...     report = gradrein.clip_([weight], policy)
+        >>> report.norm, report.norm_after
+        (9.0, 3.0)
+
+    See Also:
+        [`gradrein.policies.Policy`][], [`gradrein.policies.Bounds`][], [`gradrein.policies.ByMedian`][]
+    """
+
+    rescales: ClassVar[bool] = False
+    """Whether the limit is what the norm becomes, larger or smaller, rather than the most it may be."""
+
+    per_parameter: bool = False
+    warmup: int = 0
+    floor: float = 0.0
+    ceiling: float = math.inf
+    p: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        self.warmup = count(self.warmup, "warmup", 0)
+        self.floor, self.ceiling = floor_and_ceiling(self.floor, self.ceiling)
+        self.p = norm_order(self.p)
+
+    @abstractmethod
+    def init(self) -> State:
+        """Return one row of the initial state."""
+
+    @abstractmethod
+    def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
+        """Return the limit of each row, within bounds, and the next state, assuming that the norm is valid."""
+
+    @cached_property
+    def _rows(self) -> StateRows:
+        return StateRows(self.init())
+
+    def check(self, grads: GradientView) -> None:
+        """Raise if ranks would learn different limits for copies of one parameter."""
+        super().check(grads)
+        if self.per_parameter:
+            grads.require_copies(type(self).__name__, of_norms=True)
+
+    def decide(self, grads: GradientView) -> Scale:
+        """Reduce the norm to the limit, and update the state."""
+        with torch.no_grad():
+            keys = grads.keys() if self.per_parameter else [grads.pattern]
+            norm = grads.norms(self.p) if self.per_parameter else grads.total_norm(self.p).reshape(1)
+            state = self._rows.read(keys, norm)
+            bounds = Bounds(state["seen"] < self.warmup, self.floor, self.ceiling)
+            limit, after = self.update(state, norm, bounds)
+            good = (norm > 0) & (norm < math.inf)
+            self._rows.write(keys, accept_finite(state, after, good))
+            if self.rescales:
+                most = torch.finfo(norm.dtype).max  # an infinite factor would turn a zero element into NaN
+                given = torch.where(good & torch.isfinite(limit), (limit / norm).clamp(max=most), 1.0)
+                factor = torch.where(bounds.warm, clip_factor(limit, norm), given)  # the ceiling is no norm to give
+            else:
+                factor = clip_factor(limit, norm)
+            return Scale(factor if self.per_parameter else factor.reshape(()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
+        return self._saved(**self._rows.state_dict())
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint. Build the policy with the same settings first.
+
+        Raises:
+            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
+        """
+        self._check_saved(saved)
+        self._rows.load_state_dict(saved)

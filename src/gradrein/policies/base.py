@@ -1,0 +1,268 @@
+"""What a policy is, what it is shown, and what it can decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentTypeError
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiply the gradients.
+
+    Attributes:
+        by: One factor for all gradients (0-dim), one for each (a vector), or for each a tensor that broadcasts to it.
+
+    Examples:
+        >>> gradrein.policies.Scale(by=torch.tensor(0.5))
+        Scale(by=tensor(0.5000))
+
+    See Also:
+        [`gradrein.policies.Clamp`][], [`gradrein.policies.Skip`][], [`gradrein.policies.Policy`][]
+    """
+
+    by: Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """Limit every element to `[-limit, limit]`; for complex elements, limit the magnitude.
+
+    Attributes:
+        limit: One limit for all gradients, or for each a tensor of its shape; None leaves a gradient unchanged.
+
+    Examples:
+        >>> gradrein.policies.Clamp(limit=0.1)
+        Clamp(limit=0.1)
+
+    See Also:
+        [`gradrein.policies.Scale`][], [`gradrein.policies.Skip`][], [`gradrein.policies.Policy`][]
+    """
+
+    limit: float | Tensor | Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Set the gradients to zero where a condition holds, and do something else where it does not.
+
+    Attributes:
+        when: The condition, a 0-dim bool tensor.
+        otherwise: What to do if it is false.
+
+    Examples:
+        >>> from gradrein.policies import Scale, Skip
+        >>> Skip(when=torch.tensor(False), otherwise=Scale(torch.tensor(1.0)))
+        Skip(when=tensor(False), otherwise=Scale(by=tensor(1.)))
+
+    See Also:
+        [`gradrein.policies.Scale`][], [`gradrein.policies.Clamp`][], [`gradrein.policies.SkipSpikes`][]
+    """
+
+    when: Tensor
+    otherwise: Scale | Clamp
+
+
+Decision: TypeAlias = Scale | Clamp | Skip
+"""What a policy can decide.
+
+See Also:
+    [`gradrein.policies.Policy`][]
+"""
+
+
+class GradientView(Protocol):
+    """The gradients that a policy decides about, in one call. Norms are computed once per order.
+
+    A parameter that is sharded over ranks is listed on all of them, also on a rank that has no gradient for it.
+
+    Attributes:
+        parameters: The parameters that have a gradient, each once.
+        tensors: The gradient of each parameter. Do not write to it.
+        values: What this rank holds of each gradient: the gradient, or the shard of a DTensor. Do not write to it.
+        pattern: The name pattern that selected them, `"*"` if there was none.
+
+    Examples:
+        >>> class Print:
+        ...     p = 2.0
+        ...
+        ...     def decide(self, grads):
+        ...         print(grads.names(), grads.total_norm())
+        ...         return gradrein.policies.Scale(torch.tensor(1.0))
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> _ = gradrein.clip_({"w": weight}, Print())
+        ['w'] tensor(5., dtype=torch.float64)
+
+    See Also:
+        [`gradrein.policies.Policy`][], [`gradrein.clip_`][]
+    """
+
+    parameters: list[Tensor]
+    tensors: list[Tensor]
+    values: list[Tensor]
+    pattern: str
+
+    def names(self) -> list[str]:
+        """Return the name of each parameter."""
+
+    def keys(self) -> list[str]:
+        """Return a stable key for each parameter: its name, or its index if names are not unique."""
+
+    def norms(self, p: float = 2.0) -> Tensor:
+        """Return the p-norm of each gradient over all ranks: a vector, float64 if the device supports it."""
+
+    def total_norm(self, p: float = 2.0) -> Tensor:
+        """Return the p-norm of all gradients as one vector: a 0-dim tensor."""
+
+    def numels(self) -> list[int]:
+        """Return how many elements each gradient has over all ranks."""
+
+    def weights(self) -> list[Tensor]:
+        """Return what this rank holds of each parameter."""
+
+    def spans_ranks(self) -> bool:
+        """Return whether some gradients are distributed over ranks; then query each gradient separately."""
+
+    def over_ranks(self, each: Tensor, p: float = 1.0) -> Tensor:
+        """Combine per-gradient values of this rank over all ranks: a p-norm; for order 1, a sum.
+
+        Every rank has to call this, so whether it is called must not depend on the values a rank holds.
+
+        Args:
+            each: A float64 value for each gradient, or a row of them for each kind of value.
+            p: The order.
+        """
+
+    def slices_over_ranks(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
+        """Return the 2-norms of slices along some dimensions of each gradient, given those of this rank's part."""
+
+    def refuse_plain_shards(self, policy: str) -> None:
+        """Raise if a gradient is a shard in a plain tensor, for policies that look inside gradients."""
+
+    def refuse_disjoint(self, policy: str) -> None:
+        """Raise if other ranks hold other parameters, for policies that each rank would decide for itself."""
+
+    def refuse_shared_elements(self) -> None:
+        """Raise if a partial gradient cannot hold what it is reduced to: for policies that change single elements."""
+
+    def require_copies(self, policy: str, *, of_norms: bool = False) -> None:
+        """Raise, once norms are measured, if some ranks lack a gradient that has copies: to be called by `check`.
+
+        For policies that learn from each copy.
+
+        Args:
+            policy: The name of the policy, for the error.
+            of_norms: The policy learns from norms: only copies in plain tensors are compared, because of all others
+                every rank knows the norm.
+        """
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """A clipping policy: any object with `p` and `decide`. There is no base class to inherit from.
+
+    A policy may also have a method `check(grads)` that raises for gradients it cannot handle. All policies of a
+    call are checked before any of them decides, so before any state or gradient is written.
+
+    Attributes:
+        p: The order of the norm it uses. The report shows this norm, and non-finite values are detected with it.
+
+    Examples:
+        >>> from gradrein.policies import GradientView, Scale
+        >>> class Halve:
+        ...     p = 2.0
+        ...
+        ...     def decide(self, grads: GradientView) -> Scale:
+        ...         return Scale(grads.total_norm(self.p).new_tensor(0.5))
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> gradrein.clip_([weight], Halve()).norm_after
+        2.5
+
+    See Also:
+        [`gradrein.clip_`][], [`gradrein.policies.GradientView`][], [`gradrein.policies.Stateful`][],
+        [`gradrein.policies.AdaptivePolicy`][]
+    """
+
+    @property
+    def p(self) -> float:
+        """The order of the norm that the policy uses."""
+
+    def decide(self, grads: GradientView) -> Decision:
+        """Decide, without writing to a gradient and without reading a value from a device. It may update its state."""
+
+
+@runtime_checkable
+class Stateful(Policy, Protocol):
+    """A policy whose state can be saved.
+
+    Examples:
+        >>> isinstance(gradrein.policies.ByMedian(), gradrein.policies.Stateful)
+        True
+
+    See Also:
+        [`gradrein.policies.Policy`][], [`gradrein.Clipper`][]
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load the state."""
+
+
+def check(policy: Policy | None, grads: GradientView) -> None:
+    """Let a policy refuse gradients that it cannot decide about."""
+    refuse = getattr(policy, "check", None)
+    if refuse is not None:
+        refuse(grads)
+
+
+def refuse_no_policy(found: object) -> None:
+    """Refuse what is not a policy, with the call that would make one."""
+    # Not isinstance: torch.compile cannot trace a runtime protocol.
+    if callable(getattr(found, "decide", None)) and not isinstance(found, type):
+        if not hasattr(found, "p"):
+            raise ArgumentTypeError(
+                f"a policy needs an attribute `p`, the order of the norm it uses, and {type(found).__name__} has none. "
+                "Write `p = 2.0` in the class."
+            )
+        return
+    kind, instead = type(found).__name__, "gradrein.by_norm(1.0)"
+    if isinstance(found, type):
+        kind, instead = "the class", f"{found.__name__}(...), built once"
+    elif isinstance(found, int | float) and not isinstance(found, bool):
+        instead = f"gradrein.by_norm({found!r})"
+    elif callable(found):
+        kind, instead = "a function", "what it returns, as in gradrein.by_norm(1.0)"
+    raise ArgumentTypeError(
+        f"a policy was expected, found {kind}: {found!r:.80}. Pass {instead}, or a mapping from name patterns to "
+        "policies."
+    )
+
+
+def clip_factor(limit: float | Tensor, norm: Tensor) -> Tensor:
+    """Return the factor that reduces a norm to a limit: exactly 1 below it, and 1 if the norm is not finite.
+
+    Examples:
+        >>> gradrein.policies.clip_factor(1.0, torch.tensor([0.5, 4.0]))
+        tensor([1.0000, 0.2500])
+
+    See Also:
+        [`gradrein.policies.Scale`][], [`gradrein.policies.Policy`][]
+    """
+    # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
+    factor = ceiling / norm
+    # A subnormal factor is rounded down, so that the norm after clipping does not exceed the limit.
+    tiny = torch.finfo(norm.dtype).tiny
+    factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+    return torch.where((norm > ceiling) & (norm < math.inf), factor, 1.0)

@@ -1,0 +1,54 @@
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .._validate import count, number
+from .adaptive import AdaptivePolicy, Bounds
+from .state import State
+from .window import empty, push, quantile
+
+
+@dataclass(eq=False)
+class ByQuantile(AdaptivePolicy):
+    """Clip to a quantile of the norms seen so far, including this one.
+
+    `limit = quantile(last norms before clipping, q)`. The default, the tenth percentile, clips nine steps of ten: in
+    effect the step length follows the calm part of the run. Use 0.9 to clip only the largest tenth. Seetharaman et
+    al., AutoClip (arXiv 2007.14469). For further arguments see `AdaptivePolicy`.
+
+    Args:
+        q: Which quantile, from 0 to 1.
+        window: The number of norms to keep (the paper keeps all of them).
+
+    Raises:
+        ArgumentError: (a ValueError) A setting is out of range.
+
+    Examples:
+        >>> policy = gradrein.policies.ByQuantile(0.5)
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> for size in (1.0, 2.0, 9.0):
+        ...     weight.grad = torch.tensor([size])
+        ...     report = gradrein.clip_([weight], policy)
+        >>> report.norm, report.norm_after
+        (9.0, 2.0)
+
+    See Also:
+        [`gradrein.policies.ByTrackedQuantile`][], [`gradrein.policies.ByMedian`][]
+    """
+
+    q: float = 0.1
+    window: int = 1000
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        super().__post_init__()
+        self.q, self.window = number(self.q, "q", 0, 1), count(self.window, "window")
+
+    def init(self) -> State:
+        """Return an empty window."""
+        return {"window": empty(self.window)}
+
+    def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
+        """Add the norm to the window, then compute the quantile."""
+        window = push(state["window"], state["seen"], norm)
+        return bounds.clamp(quantile(window, self.q)), {"window": window}

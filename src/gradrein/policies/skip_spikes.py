@@ -1,0 +1,156 @@
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _devices
+from .._validate import count, number, one_number
+from ..errors import ArgumentError
+from .base import GradientView, Policy, Scale, Skip, Stateful, check, refuse_no_policy
+from .built_once import BuiltOnce
+from .state import State, StateRows, accept_finite
+from .window import empty, push, quantile
+
+_MAD_TO_SD = 1.4826  # of a normal distribution
+_LEAST_DEVIATION = 0.01  # of the median: where values hardly differ, a small rise is not a spike
+
+
+@dataclass(eq=False)
+class SkipSpikes(BuiltOnce):
+    """Skip a step whose norm or loss is an outlier; apply `policy` to the others.
+
+    A spike is a value with `(value - median) / (1.4826 MAD) > z` over the last values, where MAD is the median distance
+    from the median; unlike mean and standard deviation, it hardly depends on the spikes themselves. `1.4826 MAD` counts
+    as at least 1% of the median, so that a small rise is no spike where values hardly differ. Call `see(loss)`
+    before the step to check the loss as well; a loss that is not finite is a spike. After `at_most` spikes in a row,
+    steps are allowed until one is normal, because the level has changed. OLMo 2 (arXiv 2501.00656) skips spikes by
+    mean and standard deviation.
+
+    `clip_` skips by setting gradients to zero; an optimizer with momentum or weight decay still moves the weights.
+    `Clipper` leaves the optimizer without gradients if it can read the decision, so that nothing moves.
+
+    Args:
+        policy: The policy for a step that is not a spike; None leaves it unclipped.
+        z: The threshold, in robust standard deviations above the median.
+        window: The number of values to keep.
+        warmup: The number of values to see before any step is skipped.
+        at_most: The largest number of spikes in a row to skip.
+
+    Raises:
+        ArgumentError: (a ValueError) A setting is out of range, or the inner policy itself skips steps.
+
+    Examples:
+        >>> policy = gradrein.policies.SkipSpikes(gradrein.by_norm(1.5), warmup=4)
+        >>> weight = torch.nn.Parameter(torch.zeros(1))
+        >>> for size in (1.0, 1.2, 0.8, 2.0, 50.0):
+        ...     weight.grad = torch.tensor([size])
+        ...     report = gradrein.clip_([weight], policy)
+        >>> report.skipped, weight.grad
+        (True, tensor([0.]))
+
+    See Also:
+        [`gradrein.policies.Skip`][], [`gradrein.policies.ByZScore`][]
+    """
+
+    policy: Policy | None = None
+    z: float = 6.0
+    window: int = 128
+    _: KW_ONLY
+    warmup: int = 20
+    at_most: int = 5
+
+    def __post_init__(self) -> None:
+        """Validate the arguments."""
+        if isinstance(self.policy, SkipSpikes):
+            raise ArgumentError("SkipSpikes was given another SkipSpikes; one is enough.")
+        if self.policy is not None:
+            refuse_no_policy(self.policy)
+        self.z, self.window = number(self.z, "z"), count(self.window, "window")
+        self.warmup, self.at_most = count(self.warmup, "warmup", 0), count(self.at_most, "at_most", 0)
+        self._norms, self._losses = self._empty_rows()
+        self._loss: Tensor | None = None
+        self._loss_used_by: set[str] = set()
+
+    def _empty_rows(self) -> tuple[StateRows, StateRows]:
+        streak = torch.zeros((), dtype=torch.float64)
+        return StateRows({"window": empty(self.window), "streak": streak}), StateRows({"window": empty(self.window)})
+
+    @property
+    def p(self) -> float:
+        """The order of the norm that the policy uses."""
+        return 2.0 if self.policy is None else self.policy.p
+
+    def see(self, loss: Tensor | float) -> None:
+        """Check the loss of the coming step too. On several ranks, pass the same (reduced) loss on each.
+
+        Raises:
+            ArgumentError: (a ValueError) The loss is not one real number.
+        """
+        found = one_number(loss, "see: the loss is one number, such as loss.detach()")
+        self._loss, self._loss_used_by = found.reshape(1), set()
+
+    def _told(self, same_parameters: bool) -> dict[str, Any]:
+        """Return the state that was loaded and the last loss, where it can be read without waiting for a device."""
+        known = self._loss is not None and _devices.readable_now([self._loss])
+        loss = {"see": f"{float(self._loss):.6g}"} if known and self._loss is not None else {}
+        return super()._told(same_parameters) | loss
+
+    def check(self, grads: GradientView) -> None:
+        """Raise for what the policy for normal steps refuses."""
+        super().check(grads)
+        check(self.policy, grads)
+
+    def decide(self, grads: GradientView) -> Skip:
+        """Decide whether this step is a spike, and what to do if it is not."""
+        inner = Scale(torch.ones(())) if self.policy is None else self.policy.decide(grads)
+        if isinstance(inner, Skip):
+            raise ArgumentError(f"SkipSpikes was given {self.policy!r:.80}, which skips by itself; one is enough.")
+        with torch.no_grad():
+            norm, keys = grads.total_norm(self.p).reshape(1), [grads.pattern]
+            state = self._norms.read(keys, norm)
+            finite = torch.isfinite(norm)
+            spike = self._is_spike(state, norm) & finite
+            if self._loss is not None and grads.pattern not in self._loss_used_by:
+                spike = spike | self._loss_spikes(keys, self._loss.to(norm))
+            # Only a normal step resets the streak; otherwise a level shift would skip `at_most` steps repeatedly.
+            streak = torch.where(spike, state["streak"] + 1, 0.0)
+            after = {"window": push(state["window"], state["seen"], norm), "streak": streak}
+            self._norms.write(keys, accept_finite(state, after, finite))
+            return Skip((spike & (streak <= self.at_most)).reshape(()), inner)
+
+    def _loss_spikes(self, keys: list[str], loss: Tensor) -> Tensor:
+        state = self._losses.read(keys, loss)
+        finite = torch.isfinite(loss)
+        spike = self._is_spike(state, loss) | finite.logical_not()
+        after = {"window": push(state["window"], state["seen"], loss)}
+        self._losses.write(keys, accept_finite(state, after, finite))
+        self._loss_used_by.update(keys)
+        return spike
+
+    def _is_spike(self, state: State, value: Tensor) -> Tensor:
+        window = state["window"]
+        median = quantile(window, 0.5)
+        deviation = _MAD_TO_SD * quantile((window - median.unsqueeze(1)).abs(), 0.5)
+        deviation = torch.maximum(deviation, _LEAST_DEVIATION * median.abs())
+        return (value - median > self.z * deviation) & (state["seen"] >= self.warmup)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
+        inner = self.policy.state_dict() if isinstance(self.policy, Stateful) else None
+        return self._saved(norms=self._norms.state_dict(), losses=self._losses.state_dict(), inner=inner)
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint. Build the policy with the same settings first.
+
+        Raises:
+            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
+        """
+        self._check_saved(saved)
+        norms, losses = self._empty_rows()
+        norms.load_state_dict(saved.get("norms", {}))
+        losses.load_state_dict(saved.get("losses", {}))
+        if isinstance(self.policy, Stateful):
+            self.policy.load_state_dict(saved.get("inner") or {})
+        self._norms, self._losses = norms, losses

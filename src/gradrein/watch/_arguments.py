@@ -1,0 +1,82 @@
+"""The arguments of `Monitor`: what has no meaning is refused before the run, with the call that has."""
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._validate import count
+from ..errors import ArgumentError, ArgumentTypeError
+from ..policies import Policy
+from ..policies.base import refuse_no_policy
+from ._clip_policy import policy_of
+
+_CALL = "gradrein.Monitor(model, optimizer)"
+_LEAST_BYTES = 10_000
+
+
+def check_arguments(
+    model: Any, optimizer: Any, record: Any, clip: Any, every: Any, max_bytes: Any, on_step: Any
+) -> None:
+    """Refuse arguments of `Monitor` that cannot mean anything."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise ArgumentTypeError(
+            f"`model` is a module, or None; found {_kind(model)}. Call {_CALL}, or {_CALL.replace('model', 'None')}."
+        )
+    if optimizer is not None and not _is_optimizer(optimizer):
+        raise ArgumentTypeError(f"`optimizer` is an optimizer, or None; found {_kind(optimizer)}. Call {_CALL}.")
+    if model is not None and optimizer is not None:
+        _check_together(model, optimizer)
+    if record is not None and not isinstance(record, str | os.PathLike):
+        raise ArgumentTypeError(f"`record` is the path of a file, as in record='run.jsonl'; found {_kind(record)}.")
+    if on_step is not None and not callable(on_step):
+        raise ArgumentTypeError(
+            f"`on_step` is a function that takes the content of `latest`, as in on_step=print; found {_kind(on_step)}."
+        )
+    count(every, "every")
+    count(max_bytes, "max_bytes", _LEAST_BYTES)
+    check_clip(clip)
+
+
+def check_clip(clip: Any) -> None:
+    """Refuse what `clip=` cannot be."""
+    if isinstance(clip, type):
+        refuse_no_policy(clip)
+    known = clip is None or isinstance(clip, int | float | str | Policy | Tensor)
+    if not known or isinstance(clip, bool):
+        raise ArgumentTypeError(
+            f'`clip` is a largest norm such as 1.0, "auto", the name of a policy such as "zscore", or a policy such as '
+            f"gradrein.by_norm(1.0); found {_kind(clip)}."
+        )
+    policy_of(clip)
+
+
+def check_norms(norms: Any) -> None:
+    """Refuse what is not a vector with one norm for each sample."""
+    if not isinstance(norms, Tensor):
+        raise ArgumentTypeError(f"per_sample: `norms` is a tensor, as of `ps.norms()`; found {_kind(norms)}.")
+    if norms.dim() != 1 or not norms.numel() or norms.is_complex():
+        raise ArgumentError(
+            f"per_sample: `norms` has one real number for each sample, as of `ps.norms()`; found {norms.dtype} of "
+            f"shape {tuple(norms.shape)}."
+        )
+
+
+def _check_together(model: nn.Module, optimizer: Any) -> None:
+    stepped = [p for group in optimizer.param_groups for p in group["params"]]
+    held = {id(p) for p in model.parameters()}
+    if held and stepped and not any(id(p) in held for p in stepped):
+        raise ArgumentError(
+            f"the optimizer has none of the model's parameters: {type(optimizer).__name__} has {len(stepped)}, "
+            f"{type(model).__name__} has {len(held)} others. Pass the model that the optimizer was built for, or None "
+            "to search for names."
+        )
+
+
+def _is_optimizer(found: Any) -> bool:
+    return isinstance(found, torch.optim.Optimizer) or (hasattr(found, "param_groups") and hasattr(found, "step"))
+
+
+def _kind(found: Any) -> str:
+    return f"{type(found).__name__}: {found!r:.60}".replace("\n", " ")

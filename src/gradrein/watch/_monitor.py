@@ -1,0 +1,230 @@
+"""`Monitor`: the public face of the recorder."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from .._notebook import card
+from .._warn import warn
+from ..errors import ArgumentError, RecordError
+from ._arguments import check_arguments, check_norms
+from ._clip_policy import ClipOption
+from .analysis.advice import Advice
+from .analysis.finding import Finding
+from .record.claim import claim
+from .record.notes import plain_values
+from .record.recorder import Recorder
+from .record.writer import Writer, reason
+from .report.notebook import Findings, monitor_html
+from .report.report import Report, read_report
+from .run.rank_files import rank_file, rank_info
+from .run.schema import VERSION
+
+
+class Monitor:
+    """Record a training run (loss, gradient norms, updates, non-finite steps) and report on it.
+
+    While it is active (inside a `with` block, or between `start` and `stop`) it observes every backward pass, every
+    clipping call and every step, writes a line for each step, and clips if `clip` is given, as `gradrein.Clipper` does.
+    Nothing else in the program changes. Recording a step reads values, so on an accelerator it waits for the device:
+    use `every` there. With several processes each has its own monitor and file, and nothing is sent between them.
+
+    Nothing is overwritten: if the file is not empty, the record gets a number (`run-2.jsonl` for `run.jsonl`, with a
+    warning). A monitor that is started again continues its record. If the record can no longer be written, recording
+    stops (`stopped_because`, and a line on stderr), and the program continues.
+
+    Args:
+        model: The model, for the names of its parameters. None: those of all live modules.
+        optimizer: The optimizer whose steps are recorded. None: every optimizer that steps.
+        record: The file to write (JSON lines); missing folders are created. With several processes each
+            writes its own, `run.rank0.jsonl` for `run.jsonl`. None: a temporary file that lives as long as the monitor.
+        clip: None to only observe; a number (the largest norm), a name ("auto", "zscore") or a policy of `gradrein`. A
+            step with non-finite gradients is then skipped.
+        every: Record every n-th step; clipping happens at every step.
+        max_bytes: Approximate limit on the size of the record; beyond it, steps are thinned out evenly.
+        on_step: Called after each recorded step with the content of `latest`.
+
+    Raises:
+        ArgumentError: (a ValueError) an argument is invalid, or the optimizer has none of the model's parameters.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with gradrein.Monitor(model, optimizer) as monitor:
+        ...     for _ in range(3):
+        ...         optimizer.zero_grad()
+        ...         model(torch.ones(1, 2)).square().sum().backward()
+        ...         _ = optimizer.step()
+        >>> monitor.steps
+        3
+        >>> monitor.findings()
+        []
+
+    See Also:
+        [`gradrein.watch.Report`][], [`gradrein.watch.read_run`][], [`gradrein.Clipper`][]
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        record: str | os.PathLike[str] | None = None,
+        clip: ClipOption = None,
+        every: int = 1,
+        max_bytes: int = 32_000_000,
+        on_step: Callable[[dict[str, float]], None] | None = None,
+    ) -> None:
+        check_arguments(model, optimizer, record, clip, every, max_bytes, on_step)
+        rank = self._rank = rank_info()
+        self._record = None if record is None else Path(record).absolute()  # the program may go to another folder
+        file = self._record if self._record is None or rank is None else rank_file(self._record, rank.rank)
+        self._writer = Writer(file, max_bytes)
+        self._started, self._on, self._depth = False, False, 0
+        on_recorded = None if on_step is None else lambda: on_step(self.latest)
+        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank)
+        self._header: dict[str, Any] = {
+            "gradrein": VERSION,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "argv": sys.argv,
+            "clip": clip if clip is None or isinstance(clip, (int, float, str)) else repr(clip),
+            "every": every,
+            **(rank.header() if rank is not None else {}),
+        }
+
+    @property
+    def path(self) -> str:
+        """The file of the record. Before the first start it is the requested file, which may already be taken."""
+        return str(self._writer.path)
+
+    @property
+    def steps(self) -> int:
+        """The number of optimizer steps so far."""
+        return self._recorder.steps
+
+    @property
+    def latest(self) -> dict[str, float]:
+        """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as known.
+
+        For a second optimizer also its number, `opt`.
+        """
+        line = self._recorder.latest
+        found: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
+        if line.get("opt"):
+            found["opt"] = line["opt"]
+        if line.get("lr"):
+            found["lr"] = line["lr"][0]
+        return {key: float(value) for key, value in found.items()}
+
+    @property
+    def stopped_because(self) -> str | None:
+        """Why recording stopped before the run did, or None. The program continues without recording."""
+        return self._recorder.failure
+
+    def start(self) -> Monitor:
+        """Begin to observe, or continue the same record. Does nothing if the monitor is already active.
+
+        Raises:
+            ArgumentError: (a ValueError) `record` is a folder, or something else that is not a file.
+            RecordWriteError: (a ValueError and an OSError) the record cannot be written.
+        """
+        if self._on:
+            return self
+        if self._record is not None and not self._started:
+            self._claim(self._record)
+        empty = self._writer.open()
+        self._started = True
+        self._writer.write(self._header if empty else {"note": "resumed", "after": self.steps})
+        self._recorder.attach(empty)
+        self._on = True
+        return self
+
+    def _claim(self, record: Path) -> None:
+        wanted, self._writer.path = self._writer.path, claim(record, self._rank)
+        if self._writer.path != wanted and (self._rank is None or self._rank.rank == 0):
+            warn(f"{wanted} is not empty: this run is recorded in {self._writer.path}.")
+
+    def stop(self, because: str | None = None) -> None:
+        """Stop observing and complete the record.
+
+        Args:
+            because: Why the run ends early, if it does, for the report of several ranks.
+        """
+        if not self._on:
+            return
+        self._on = False
+        self._recorder.detach()
+        self._writer.close({"ended": because, "after": self.steps} if self._rank is not None else None)
+        if self._writer.failure is not None:
+            self._recorder.fail(self._writer.failure)
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Write your own line into the record, such as a test loss; also works after `stop`.
+
+        Args:
+            kind: What it is, such as "test". `monitor.note("test", loss=0.3)` is plotted beside the training loss.
+            **values: Numbers (tensors of one element as well) and strings.
+
+        Raises:
+            ArgumentError: (a ValueError) a value has another type, or the monitor was never started.
+        """
+        line = {"note": str(kind), "after": self.steps, **plain_values(values)}
+        if not self._started:
+            raise ArgumentError("note: there is no record yet to write into; call `start` first.")
+        self._writer.write_late(line)
+
+    def per_sample(self, norms: torch.Tensor) -> None:
+        """Pass the gradient norm of each sample of the coming step, for the noise scale.
+
+        Args:
+            norms: A vector with one norm for each sample, of the gradient of that sample's own loss.
+        """
+        check_norms(norms)
+        self._recorder.on_samples(norms)
+
+    def report(self) -> Report:
+        """Return a report on the record so far, for every optimizer.
+
+        Raises:
+            RecordError: (a ValueError) the monitor was never started.
+        """
+        if not self._started:
+            raise RecordError(
+                "this monitor was never started, so there is no record to report on. Train inside `with monitor:`, or "
+                "between monitor.start() and monitor.stop()."
+            )
+        return read_report(self.path)
+
+    def findings(self) -> list[Finding]:
+        """Return the findings of `report()`, the most important first; empty if there are none."""
+        return Findings(self.report().findings)
+
+    def advice(self) -> Advice:
+        """Return the clipping that `report()` recommends, with the evidence."""
+        return self.report().advice
+
+    def _repr_html_(self) -> str:
+        return monitor_html(self.report()) if self._started else card("A monitor that was not started yet.")
+
+    def __enter__(self) -> Monitor:
+        """Start."""
+        self.start()
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop, at the end of the outermost block."""
+        self._depth -= 1
+        if self._depth <= 0:
+            self.stop(None if error is None else reason(error))

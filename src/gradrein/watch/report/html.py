@@ -1,0 +1,232 @@
+"""A report as one HTML page that needs nothing but itself."""
+
+import math
+import os
+from collections.abc import Sequence
+from html import escape
+from itertools import cycle
+
+from ..analysis.advice import Advice
+from ..analysis.compare import summary
+from ..analysis.finding import Chart, Finding
+from ..analysis.findings import count_checks
+from ..analysis.losses import losses_of
+from ..analysis.sites import capitalised, label_of
+from ..analysis.statistics import finite, running_median
+from ..run.run import Run
+from . import charts
+from .charts import Line
+from .css import CSS
+from .html_advice import advice_section, marked
+from .html_ranks import ranks_section
+from .html_try import side_by_side
+from .page_file import sign, write_file
+from .report import Report
+from .text import last_loss, loss_value, n_parameters, number, value
+
+
+def write_page(
+    path: str | os.PathLike[str],
+    reports: Sequence[Report],
+    all_runs: Sequence[tuple[str, Run]] = (),
+    tried: str = "",
+    *,
+    only_ours: bool = False,
+) -> None:
+    """Write the page of one run, or of two: before and after; with the curves of several labelled runs if given.
+
+    `tried`: what these runs showed, in a sentence. `only_ours`: replace nothing but such a page.
+    """
+    write_file(path, to_html(reports, all_runs, tried), only_ours=only_ours)
+
+
+def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = (), tried: str = "") -> str:
+    """Render the page. Names that come from the user's program are escaped."""
+    first, advice = reports[0].run, reports[0].advice
+    runs = [_shown(report, advice) for report in reports]
+    change = next((label for label, run in all_runs if run is reports[-1].run), "the change")
+    parts = [_head(reports, change, tried), _tiles(runs)]
+    if len(runs) == 2:
+        parts.append(_comparison(runs))
+    if len(all_runs) > 1:
+        parts.append(side_by_side(all_runs))
+    parts += [
+        _losses(runs),
+        _norms(runs, advice),
+        advice_section(advice, [(name or "steps", style, run.norm) for run, style, name in _styles(runs)]),
+    ]
+    parts += [_findings(report, _label(runs, i)) for i, report in enumerate(reports)]
+    parts += [ranks_section(report, _label(runs, i)) for i, report in enumerate(reports)]
+    parts += [_heat(run, _label(runs, i)) for i, run in enumerate(runs)]
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"{sign()}"
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><link rel="icon" href="data:,">'
+        f"<title>{escape(first.path.name)} · gradrein</title><style>{CSS}</style></head><body><main>"
+        f"{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _shown(report: Report, advice: Advice) -> Run:
+    """Return what is drawn: of several optimizers the one that the advice is about."""
+    return next((run for run in report.others if label_of(run) == advice.optimizer), report.run)
+
+
+def _label(runs: Sequence[Run], i: int) -> str:
+    return "" if len(runs) == 1 else ("Before", "After")[i]
+
+
+def _head(reports: Sequence[Report], change: str, tried: str) -> str:
+    runs = [report.run for report in reports]
+    argv = runs[0].header.get("argv") or [runs[0].path.name]
+    names = " and ".join(escape(run.path.name) for run in runs)
+    verdict = reports[0].verdict
+    do = f"What was tried: {tried}" if tried else verdict.do  # what was advised may not have held
+    more = "".join(f"<p class=verdict>{marked(part)}</p>" for part in (verdict.why, do) if part)
+    after = ""
+    if len(reports) > 1:
+        ends = f"With {change}{_ends(*runs)}: {reports[1].verdict.what}"
+        after = f"<p class=verdict>{marked(ends)}</p>"
+    return (
+        f"<h1>{escape(verdict.what)}</h1>{more}{after}<p class=lead>{escape(os.path.basename(str(argv[0])))}: "
+        f"{escape(runs[0].optimizer)}, {sum(runs[0].n_steps)} steps, {n_parameters(runs[0])}; "
+        f"record {names}</p>"
+    )
+
+
+def _ends(before: Run, after: Run) -> str:
+    """Say where the loss ends in place of where it did; nothing where that is not known of both."""
+    first, then = summary(before), summary(after)
+    for key, name in (("final test loss", "test loss"), ("training loss, last tenth", "training loss")):
+        if math.isfinite(first[key]) and math.isfinite(then[key]):
+            return f" the {name} ends at {number(then[key])} in place of {number(first[key])}"
+    return ""
+
+
+def _tiles(runs: Sequence[Run]) -> str:
+    run, when = runs[-1], " (after)" if len(runs) == 2 else ""
+    norm, clipped = finite(run.norm), finite(run.clip)
+    tiles = [
+        *_loss_tiles(run),
+        ("median gradient norm", number(sorted(norm)[len(norm) // 2]) if norm else "none"),
+        ("largest gradient norm", number(max(norm)) if norm else "none"),
+        ("steps clipped", f"{sum(1 for c in clipped if c < 1) / len(clipped):.0%}" if clipped else "off"),
+        ("non-finite steps", number(len(run.nonfinite))),
+    ]
+    return (
+        '<div class="tiles">'
+        + "".join(f"<div class=tile><b>{v}</b><span>{k}{when}</span></div>" for k, v in tiles)
+        + "</div>"
+    )
+
+
+def _loss_tiles(run: Run) -> list[tuple[str, str]]:
+    """Return the loss at the end and the lowest: on other data where that was seen, else of single batches."""
+    if run.test is not None and (known := finite(run.test.values)):
+        name = escape(losses_of(run)[0].name)
+        return [(f"last {name}", loss_value(run.test.values[-1])), (f"lowest {name}", number(min(known)))]
+    loss = finite(run.loss)
+    return [
+        ("loss of the last batch", last_loss(run)),
+        ("lowest loss of a batch", number(min(loss)) if loss else "none"),
+    ]
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    before, after = summary(runs[0]), summary(runs[1])
+    rows = "".join(
+        f"<tr><td>{escape(key)}</td><td class=n>{number(before[key])}</td><td class=n>{number(after[key])}</td></tr>"
+        for key in before
+        if key in after and not (math.isnan(before[key]) and math.isnan(after[key]))
+    )
+    return (
+        "<section><h2>Before and after</h2><div class=scroll><table><tr><th></th><th class=n>before</th>"
+        f"<th class=n>after</th></tr>{rows}</table></div></section>"
+    )
+
+
+def _styles(runs: Sequence[Run]) -> list[tuple[Run, str, str]]:
+    return [(runs[0], "a", "")] if len(runs) == 1 else [(runs[0], "b", "before"), (runs[1], "a", "after")]
+
+
+def _losses(runs: Sequence[Run]) -> str:
+    series, tests = [], []
+    for run, style, name in _styles(runs):
+        pairs = [(float(s), v) for s, v in zip(run.steps, run.loss, strict=True)]
+        smooth = running_median(run.loss, max(3, len(pairs) // 60) | 1)
+        series.append(Line(f"{name} each step".strip(), pairs, f"{style} pale"))
+        series.append(
+            Line(f"{name} running median".strip(), list(zip(map(float, run.steps), smooth, strict=True)), style)
+        )
+        shown = run.curves[:1] if name else run.curves[:3]
+        for curve, colour in zip(shown, (style, "c", "d"), strict=False):
+            points = [(float(a), b) for a, b in zip(curve.steps, curve.values, strict=True)]
+            tests.append(Line(f"{name} {curve.name} ({curve.origin})".strip(), points, colour, dots=True))
+    if not any(finite(run.loss) for run in runs):
+        return "<section><h2>Loss</h2><p>No loss was recorded: backward was not called on a number.</p></section>"
+    log = all(v > 0 for run in runs for v in finite(run.loss))
+    whose = f" for {escape(label_of(runs[0]))}" if runs[0].n_optimizers > 1 else ""
+    text = f"What <code>backward</code> was called on{whose}" + (", on a logarithmic scale." if log else ".")
+    found = f"<section><h2>Loss</h2><p class=hint>{text}</p>{charts.lines(series, log=log)}</section>"
+    if tests:
+        positive = all(y > 0 for one in tests for _, y in one.points)
+        found += (
+            "<section><h2>Loss on other data</h2><p class=hint>Read where the script puts it, which is said in "
+            f"brackets: {escape(', '.join(one.name for one in tests))}.</p>"
+            f"{charts.lines(tests, log=positive)}</section>"
+        )
+    return found
+
+
+def _norms(runs: Sequence[Run], advice: Advice) -> str:
+    series = [
+        Line(name or "norm", [(float(s), v) for s, v in zip(run.steps, run.norm, strict=True)], style)
+        for run, style, name in _styles(runs)
+    ]
+    levels = [(f"advised {advice.threshold:g}", advice.threshold)] if advice.threshold else []
+    clipped = [float(s) for s, c in zip(runs[-1].steps, runs[-1].clip, strict=True) if c < 1]
+    ticks = "Ticks at the foot: steps that were clipped." if clipped else "No step was clipped."
+    return (
+        f"<section><h2>Gradient norm</h2><p class=hint>Before any clipping, on a logarithmic scale. {ticks}</p>"
+        f"{charts.lines(series, log=True, levels=levels, ticks_at=clipped)}</section>"
+    )
+
+
+def _findings(report: Report, label: str) -> str:
+    title = f"Findings {label.lower()}" if label else "Findings"
+    if not report.findings:
+        body = f"<p class=good>No findings: none of the {count_checks()} checks fired.</p>"
+    else:
+        body = "".join(_finding(one) for one in report.findings)
+    return f"<section><h2>{title}</h2>{body}</section>"
+
+
+def _finding(one: Finding) -> str:
+    headline = capitalised(one.headline, one.optimizer)
+    rows = "".join(f"<tr><td>{escape(k)}</td><td>{escape(value(v))}</td></tr>" for k, v in one.evidence.items())
+    return (
+        f"<article><h3>{escape(headline)} <span class=slug>{escape(one.name)}</span></h3>"
+        f"{_chart(one.chart) if one.chart else ''}<div class=scroll><table>{rows}</table></div>"
+        f"<p class=test>Test: {escape(one.test)}.</p><p class=do>{marked(one.advice)}</p></article>"
+    )
+
+
+def _chart(chart: Chart) -> str:
+    if not chart.x:
+        drawn = charts.bars({name: values[0] for name, values in chart.lines.items()})
+    else:
+        named = zip(chart.lines.items(), cycle("abc"), strict=False)
+        series = [Line(name, list(zip(chart.x, values, strict=True)), style) for (name, values), style in named]
+        drawn = charts.lines(series, log=chart.log, marks=chart.marks, x_label=chart.x_label)
+    return f"<p class=hint>{escape(chart.title)}</p>{drawn}"
+
+
+def _heat(run: Run, label: str) -> str:
+    modules = run.norm_by_module()
+    if not modules or not run.steps:
+        return ""
+    return (
+        f"<section><h2>Which module, when{', ' + label.lower() if label else ''}</h2>"
+        "<p class=hint>Gradient norm of each module's own parameters over the run; the largest of each stretch.</p>"
+        f"{charts.heat_map(modules, run.steps)}</section>"
+    )

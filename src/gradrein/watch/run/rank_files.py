@@ -1,0 +1,136 @@
+"""Which rank this process is, and how the records of one run find each other: by their names.
+
+Nothing here communicates. torchrun says in the environment which rank a process is; each rank writes a file of its own,
+`run.rank0.jsonl` on rank 0, and a reader looks for the others beside it.
+"""
+
+import itertools
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from ...errors import ArgumentError
+from .schema import RankHeader
+
+# The same on all ranks of one launch, and different between launches (torchrun makes an id for each).
+_LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+_OURS = ".gradrein.jsonl"  # of the names we make
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One process among several.
+
+    Attributes:
+        rank: Its number.
+        world: How many there are.
+        launch: The same on all of them.
+    """
+
+    rank: int
+    world: int
+    launch: str
+
+    def header(self) -> RankHeader:
+        """Return what the first line of its record says about it."""
+        process = (socket.gethostname(), os.getpid())
+        return {"rank": self.rank, "world": self.world, "launch": self.launch, "process": process}
+
+
+def rank_info() -> RankInfo | None:
+    """Return the rank of this process, from its process group or torchrun's environment; None in a run of one."""
+    if dist.is_available() and dist.is_initialized():
+        rank, world = dist.get_rank(), dist.get_world_size()
+    else:
+        try:
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        except (KeyError, ValueError):
+            return None
+    return RankInfo(rank, world, " ".join(os.environ.get(key, "-") for key in _LAUNCH)) if world > 1 else None
+
+
+def rank_file(path: Path, rank: int) -> Path:
+    """Return the file of a rank: `run.jsonl` is `run.rank0.jsonl` on rank 0."""
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def run_file(path: Path) -> Path:
+    """Return what a rank's file was named after: the inverse of `rank_file`; any other file is returned as it is."""
+    return path.with_name(re.sub(r"\.rank\d+(\.[^.]*)?$", r"\1", path.name))
+
+
+def rank_files(path: Path) -> dict[int, Path]:
+    """Return the files of all ranks of the same run beside this one, by rank."""
+    named = run_file(path)
+    shape = re.compile(re.escape(named.stem) + r"\.rank(\d+)" + re.escape(named.suffix))
+    folder = named.parent.iterdir() if named.parent.is_dir() else ()
+    found = {int(match[1]): file for file in folder if (match := shape.fullmatch(file.name))}
+    return dict(sorted(found.items()))
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """Return the first line of a record; nothing where there is none yet."""
+    try:
+        with path.open() as file:
+            line = json.loads(file.readline())
+    except (OSError, ValueError):
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
+def default_name(script: str) -> Path:
+    """Return the record of a script or module, in the current folder: `train.gradrein.jsonl` for `train.py`."""
+    stem = Path(script).stem if script.endswith(".py") else Path(script).resolve().name if os.sep in script else script
+    return Path(f"{stem.strip('.') or Path.cwd().name}{_OURS}")
+
+
+def free_name(record: Path, rank: RankInfo | None) -> Path:
+    """Return this name, or the first numbered one that is not taken. Ranks of one launch each find the same."""
+    end = _OURS if record.name.endswith(_OURS) else record.suffix
+    stem = record.name.removesuffix(end)
+    names = (record.with_name(f"{stem}{'' if i == 1 else f'-{i}'}{end}") for i in itertools.count(1))
+    return next(name for name in names if _is_empty(name) and _is_free(name, rank))
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a record can begin there without anything being lost."""
+    return not os.path.lexists(path) or (path.is_file() and path.stat().st_size == 0)
+
+
+def _is_free(name: Path, rank: RankInfo | None) -> bool:
+    taken = rank_files(name)
+    if rank is None:
+        return not taken
+    ours = (header_of(file).get("launch", rank.launch) == rank.launch for file in taken.values())
+    return (rank.rank not in taken or _is_empty(taken[rank.rank])) and all(ours)
+
+
+def one_file_per_run(paths: list[str]) -> list[Path]:
+    """Return the records to read among files and folders: one of the files of several ranks, which leads to the others.
+
+    Raises:
+        ArgumentError: more than two runs, or a folder that does not hold exactly one.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        file = _only_run(path) if path.is_dir() else path
+        if run_file(file) == file or run_file(file) not in map(run_file, found):
+            found.append(file)
+    if len(found) > 2:
+        names = ", ".join(map(str, found))
+        raise ArgumentError(f"a report covers one run, or two (before and after); found {len(found)}: {names}.")
+    return found
+
+
+def _only_run(folder: Path) -> Path:
+    inside = {run_file(file): file for file in sorted(folder.glob("*.jsonl"), reverse=True)}
+    if len(inside) != 1:
+        names = ", ".join(sorted(file.name for file in inside.values())) or "no .jsonl file"
+        raise ArgumentError(f"{folder} is a folder with {names} in it. Name the record of one run.")
+    return next(iter(inside.values()))

@@ -14,7 +14,7 @@ _FAIL_ON = "exit with 99 if there is one of these findings, such as spikes,nonfi
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return its exit code; `watch` ends as the script ends."""
     options = _parser().parse_args(argv)
-    from gradrein.watch._cli import run
+    from gradrein.watch.command.cli import run
 
     return run(options)
 
@@ -27,7 +27,7 @@ class _ShowVersion(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         """Print and exit."""
-        from gradrein.watch._show_version import versions
+        from gradrein.watch.command.versions import versions
 
         print(versions())
         parser.exit()

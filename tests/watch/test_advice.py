@@ -5,10 +5,10 @@ import math
 import pytest
 
 import gradrein
-from gradrein.watch._clip_policy import policy_of
 from gradrein.watch.analysis.divergence import divergence
 from gradrein.watch.analysis.statistics import quantile
 from gradrein.watch.analysis.verdict import verdict_on
+from gradrein.watch.clip_option import policy_of
 from gradrein.watch.report.report import report_on
 from gradrein.watch.run.run import NonfiniteStep
 

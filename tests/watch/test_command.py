@@ -130,7 +130,7 @@ def test_a_signal_ends_it_as_it_would_and_the_record_is_whole(folder, number):
     assert len(read_run(folder / "run.jsonl").steps) >= 30
     if number == signal.SIGINT:
         assert "KeyboardInterrupt" in err
-        assert "_run_script.py" not in err
+        assert "run_script.py" not in err
 
 
 def test_nan_is_traced_to_its_operation(folder):

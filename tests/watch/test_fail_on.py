@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from gradrein.watch._fail_on import EXIT_CODE
+from gradrein.watch.command.fail_on import EXIT_CODE
 from gradrein_cli import main
 
 from .forked import run_forked

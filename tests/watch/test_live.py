@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from gradrein.watch import _live_line
+from gradrein.watch.command import live_line
 
 from .processes import LIMIT, killed_after, start
 
@@ -34,7 +34,7 @@ def streams(monkeypatch):
         out, err = Terminal(), Terminal()
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
-        monkeypatch.setattr(_live_line, "_PERIOD", 0.0)
+        monkeypatch.setattr(live_line, "_PERIOD", 0.0)
         monkeypatch.setenv("TERM", "xterm")
         return out, err
 
@@ -43,7 +43,7 @@ def streams(monkeypatch):
 
 def test_it_is_drawn_cleared_and_removed(streams):
     out, err = streams()
-    line = _live_line.LiveLine()
+    line = live_line.LiveLine()
     line.draw(LATEST)
     assert "step 12" in plain(err)
     print("from the script")
@@ -55,7 +55,7 @@ def test_it_is_drawn_cleared_and_removed(streams):
 
 def test_a_line_the_script_has_not_ended_is_left_alone(streams):
     _, err = streams()
-    line = _live_line.LiveLine()
+    line = live_line.LiveLine()
     print("Continue? ", end="")
     before = err.getvalue()
     line.draw(LATEST)
@@ -68,7 +68,7 @@ def test_a_line_the_script_has_not_ended_is_left_alone(streams):
 
 def test_streams_are_the_scripts_in_all_else(streams):
     out, _ = streams()
-    line = _live_line.LiveLine()
+    line = live_line.LiveLine()
     assert sys.stdout.isatty()
     sys.stdout.writelines(["a\n", "b\n"])
     sys.stdout.flush()
@@ -78,15 +78,15 @@ def test_streams_are_the_scripts_in_all_else(streams):
 
 def test_it_is_quiet_without_a_terminal_or_rich(streams, monkeypatch):
     streams()
-    assert _live_line.is_available()
+    assert live_line.is_available()
     monkeypatch.setenv("TERM", "dumb")
-    assert not _live_line.is_available()
+    assert not live_line.is_available()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert not _live_line.is_available()
+    assert not live_line.is_available()
     monkeypatch.undo()
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert not _live_line.is_available()
+    assert not live_line.is_available()
 
 
 def test_on_a_real_terminal_the_scripts_output_is_whole(tmp_path):

@@ -11,8 +11,8 @@ import torch
 import gradrein
 from gradrein.errors import ArgumentError, GradreinWarning, RecordWriteError
 from gradrein.watch import read_run
+from gradrein.watch.format.rank_files import RankInfo
 from gradrein.watch.record.claim import claim
-from gradrein.watch.run.rank_files import RankInfo
 
 
 def train(steps, optimizer=None):

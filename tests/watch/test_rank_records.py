@@ -12,11 +12,10 @@ import torch
 
 import gradrein
 from gradrein.errors import ArgumentError, RecordError
-from gradrein.watch import _watch, read_run
+from gradrein.watch import read_run
 from gradrein.watch.analysis.rank_table import warnings
-from gradrein.watch.report import background
-from gradrein.watch.report.report import report_on
-from gradrein.watch.run.rank_files import (
+from gradrein.watch.command import watch
+from gradrein.watch.format.rank_files import (
     RankInfo,
     default_name,
     free_name,
@@ -26,6 +25,8 @@ from gradrein.watch.run.rank_files import (
     rank_info,
     run_file,
 )
+from gradrein.watch.report import background
+from gradrein.watch.report.report import report_on
 from gradrein_cli import main
 
 from .test_monitor import model, train
@@ -299,5 +300,5 @@ def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monke
     assert background.start_reporter(tmp_path / "run.jsonl", RankInfo(0, 2, "here")) is None
     as_rank(monkeypatch, 0)
     monitor = gradrein.Monitor(record=tmp_path / "run.jsonl").start()
-    _watch._conclude(monitor, None, os.getpid(), rank_info(), None)
+    watch._conclude(monitor, None, os.getpid(), rank_info(), None)
     assert capsys.readouterr().err == f"gradrein: when all ranks have ended: gradrein report {monitor.path}\n"

@@ -7,8 +7,8 @@ import torch
 import gradrein
 from gradrein.errors import RecordError
 from gradrein.watch import read_run
+from gradrein.watch.format import schema
 from gradrein.watch.record.writer import Writer, rounded
-from gradrein.watch.run import schema
 
 HEADER = {"gradrein": 2}
 OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": ["w"], "sizes": [1], "groups": [1], "trained": [True]}

@@ -8,8 +8,8 @@ import torch
 
 import gradrein
 import gradrein_cli
-from gradrein.watch import _show_version
-from gradrein.watch._fail_on import EXIT_CODE
+from gradrein.watch.command import versions
+from gradrein.watch.command.fail_on import EXIT_CODE
 
 from .processes import run_process
 
@@ -26,10 +26,10 @@ def test_it_says_what_is_in_use(capsys):
 
 
 def test_a_torch_that_was_not_tested_is_no_secret(monkeypatch):
-    monkeypatch.setattr(_show_version, "CHECKED", ("1.0.0", "1.1.0"))
-    assert f"torch {torch.__version__} (tested with 1.0.0, 1.1.0)" in _show_version.versions()
-    monkeypatch.setattr(_show_version, "CHECKED", (torch.__version__.partition("+")[0],))
-    assert f"torch {torch.__version__}\n" in _show_version.versions()
+    monkeypatch.setattr(versions, "CHECKED", ("1.0.0", "1.1.0"))
+    assert f"torch {torch.__version__} (tested with 1.0.0, 1.1.0)" in versions.versions()
+    monkeypatch.setattr(versions, "CHECKED", (torch.__version__.partition("+")[0],))
+    assert f"torch {torch.__version__}\n" in versions.versions()
 
 
 def test_the_kernels_switched_off():

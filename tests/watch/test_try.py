@@ -11,9 +11,9 @@ import torch
 
 from gradrein.errors import ArgumentError
 from gradrein.watch import read_run
-from gradrein.watch._lr_scale import LearningRateScale
-from gradrein.watch._try import candidates, comparison
 from gradrein.watch.analysis.compare import Outcome, above_lowest
+from gradrein.watch.command.lr_scale import LearningRateScale
+from gradrein.watch.command.try_script import candidates, comparison
 from gradrein.watch.report.report import report_on
 
 from .forked import run_forked

@@ -1,13 +1,14 @@
 """See: record a run, find what is wrong with it, recommend clipping, report.
 
-`record` runs inside the training process and writes files; `run` reads them; `analysis` concludes; `report` shows.
+`format` says what a record looks like; `record` runs inside the training process and writes one; `run` reads it;
+`analysis` concludes; `report` shows; `command` is `gradrein watch` and `gradrein report`.
 """
 
-from ._clip_policy import ClipOption
-from ._monitor import Monitor
 from .analysis.advice import Advice
 from .analysis.finding import Chart, Finding
 from .analysis.findings import register_finding
+from .clip_option import ClipOption
+from .monitor import Monitor
 from .report.report import Report, read_report
 from .run.read import read_run
 from .run.run import Run

@@ -1,6 +1,6 @@
 """What was done in a run that rarely is what was meant."""
 
-from .._clip_policy import LBFGS_CAUTION
+from ..clip_option import LBFGS_CAUTION
 from ..run.run import Run
 
 

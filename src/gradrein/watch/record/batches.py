@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..._torch.data import DataLoaderIterator, dataset_size
-from ..run.schema import Line
+from ..format.schema import Line
 
 _TIMES = 2.0  # so much above the running median, and the batch is kept
 _WINDOW, _LEAST = 101, 20

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..run.schema import Line
+from ..format.schema import Line
 from .assignment import find_assignment
 from .loss_graph import describe_loss
 

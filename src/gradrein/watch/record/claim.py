@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from ...errors import ArgumentError, RecordWriteError
-from ..run.rank_files import RankInfo, free_name, rank_file
+from ..format.rank_files import RankInfo, free_name, rank_file
 from .writer import why
 
 

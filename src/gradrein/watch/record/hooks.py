@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ... import _events
 from ..._torch.data import DataLoaderIterator
 from ...errors import GradreinWarning
-from ..run.rank_files import rank_info
+from ..format.rank_files import rank_info
 from .batches import Batch, delivered, forget_indices, remember_index
 from .shards import replicated_value
 

@@ -15,10 +15,10 @@ from ..._events import ClipEvent
 from ..._torch.step_hooks import StepHook, is_stepping
 from ...clip import Clipper
 from ...policies import Policy
-from .._clip_policy import LBFGS_CAUTION, ClipOption, policy_of
-from .._say import say
-from ..run.rank_files import RankInfo
-from ..run.schema import Line
+from ..clip_option import LBFGS_CAUTION, ClipOption, policy_of
+from ..format.rank_files import RankInfo
+from ..format.schema import Line
+from ..say import say
 from . import hooks
 from .batches import Batch, BatchTracker
 from .call_sites import CallSites

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import RecordWriteError
-from ..run.schema import Line, Number, is_step
-from ..run.thin import merged
+from ..format.schema import Line, Number, is_step
+from ..format.thin import merged
 from .file import RecordFile
 
 

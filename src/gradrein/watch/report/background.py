@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from ...errors import RecordWriteError
-from ..run.rank_files import RankInfo, header_of, rank_file, run_file
+from ..format.rank_files import RankInfo, header_of, rank_file, run_file
 from .html import write_page
 from .report import Report, read_report
 from .text import to_text

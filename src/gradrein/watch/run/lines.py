@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from ...errors import RecordError
-from .schema import VERSION, Line
+from ..format.schema import VERSION, Line
 
 _MOST_BYTES = 1 << 29
 _MOST_LINES = 2_000_000

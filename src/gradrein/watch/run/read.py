@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from ...errors import RecordError
+from ..format.rank_files import header_of, rank_files
 from .merge import merge_ranks
-from .rank_files import header_of, rank_files
 from .reader import RecordReader
 from .run import Run
 

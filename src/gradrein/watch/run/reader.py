@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RecordError
+from ..format.schema import Line, is_step
+from ..format.thin import merge_pairs
 from .lines import read_lines
 from .run import NonfiniteStep, Run
-from .schema import Line, is_step
-from .thin import merge_pairs
 from .values import LARGEST, list_of, number, size, sizes, text, whole
 
 _MOST_NUMBERS = 6_000_000  # norms to hold in memory; of more, steps are merged as the recorder does

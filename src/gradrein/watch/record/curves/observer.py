@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ...run.schema import Line
+from ...format.schema import Line
 from ..writer import rounded
 from .criterion import CriterionLosses
 from .lines import Reading

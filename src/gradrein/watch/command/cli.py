@@ -7,15 +7,15 @@ import os
 import sys
 from pathlib import Path
 
-from ..errors import ArgumentError, GradreinError
-from ._fail_on import EXIT_CODE, check_names, matching
-from ._run_script import check_script
-from ._say import say
-from ._try import Limits, try_script
-from ._watch import watch
-from .report.html import write_page
-from .report.report import read_report
-from .run.rank_files import default_name, free_name, one_file_per_run, rank_info, run_file
+from ...errors import ArgumentError, GradreinError
+from ..format.rank_files import default_name, free_name, one_file_per_run, rank_info, run_file
+from ..report.html import write_page
+from ..report.report import read_report
+from ..say import say
+from .fail_on import EXIT_CODE, check_names, matching
+from .run_script import check_script
+from .try_script import Limits, try_script
+from .watch import watch
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from .._validate import count
 from ..errors import ArgumentError, ArgumentTypeError
 from ..policies import Policy
 from ..policies.base import refuse_no_policy
-from ._clip_policy import policy_of
+from .clip_option import policy_of
 
 _CALL = "gradrein.Monitor(model, optimizer)"
 _LEAST_BYTES = 10_000

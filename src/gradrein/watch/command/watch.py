@@ -8,16 +8,16 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ArgumentError, GradreinError, RecordWriteError
-from ._fail_on import EXIT_CODE, check_names, matching
-from ._live_line import LiveLine, is_available
-from ._lr_scale import LearningRateScale
-from ._monitor import Monitor
-from ._run_script import check_module, check_script, end_after, run_module, run_script, seed_all
-from ._say import say
-from .record.writer import reason
-from .report.background import await_reporter, start_reporter
-from .run.rank_files import RankInfo, default_name, free_name, rank_info
+from ...errors import ArgumentError, GradreinError, RecordWriteError
+from ..format.rank_files import RankInfo, default_name, free_name, rank_info
+from ..monitor import Monitor
+from ..record.writer import reason
+from ..report.background import await_reporter, start_reporter
+from ..say import say
+from .fail_on import EXIT_CODE, check_names, matching
+from .live_line import LiveLine, is_available
+from .lr_scale import LearningRateScale
+from .run_script import check_module, check_script, end_after, run_module, run_script, seed_all
 
 
 def watch(options: argparse.Namespace) -> int:

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ..errors import ArgumentError
-from ._say import say
-from .analysis.findings import check_names as known_names
-from .report.report import Report
+from ...errors import ArgumentError
+from ..analysis.findings import check_names as known_names
+from ..report.report import Report
+from ..say import say
 
 EXIT_CODE = 99
 """Of a run that ended well, but has one of the findings that `--fail-on` names."""

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from .. import _events
-from .._torch import step_hooks
-from ..errors import ArgumentError
+from ... import _events
+from ..._torch import step_hooks
+from ...errors import ArgumentError
 
-_OWN_FILES = (str(Path(__file__).parent), _events.__file__, step_hooks.__file__)
+_OWN_FILES = (str(Path(__file__).parents[1]), _events.__file__, step_hooks.__file__)
 _kept_alive: list[types.ModuleType] = []
 
 

@@ -4,13 +4,13 @@ import platform
 
 import torch
 
-from .._kernels import kernel_status
-from .._torch import CHECKED
+from ..._kernels import kernel_status
+from ..._torch import CHECKED
 
 
 def versions() -> str:
     """Return what is in use, one thing a line."""
-    from .. import __version__  # set after this module is imported
+    from ... import __version__  # set after this module is imported
 
     release = torch.__version__.partition("+")[0]
     checked = "" if release in CHECKED else f" (tested with {', '.join(CHECKED)})"

@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .analysis.compare import Outcome, outcome
-from .analysis.sites import label_of
-from .report.html import write_page
-from .report.report import Report, read_report
+from ..analysis.compare import Outcome, outcome
+from ..analysis.sites import label_of
+from ..report.html import write_page
+from ..report.report import Report, read_report
 
 _PAUSE = 0.2
 _GRACE = 10.0  # seconds for a run to end after it was interrupted

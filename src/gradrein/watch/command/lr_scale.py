@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ..errors import ArgumentError
+from ...errors import ArgumentError
 
 
 class LearningRateScale:

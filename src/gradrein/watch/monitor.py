@@ -15,18 +15,18 @@ import torch
 from .._notebook import card
 from .._warn import warn
 from ..errors import ArgumentError, RecordError
-from ._arguments import check_arguments, check_norms
-from ._clip_policy import ClipOption
 from .analysis.advice import Advice
 from .analysis.finding import Finding
+from .arguments import check_arguments, check_norms
+from .clip_option import ClipOption
+from .format.rank_files import rank_file, rank_info
+from .format.schema import VERSION
 from .record.claim import claim
 from .record.notes import plain_values
 from .record.recorder import Recorder
 from .record.writer import Writer, reason
 from .report.notebook import Findings, monitor_html
 from .report.report import Report, read_report
-from .run.rank_files import rank_file, rank_info
-from .run.schema import VERSION
 
 
 class Monitor:

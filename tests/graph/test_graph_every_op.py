@@ -23,7 +23,7 @@ def read_all(outputs):
     """Read everything there is to read, and return the states of what was saved."""
     read = graph.read(outputs)
     index = {node: i for i, node in enumerate(read.nodes)}
-    assert set(graph.reachable(outputs)) == set(read.nodes) == set(read.consumers)
+    assert set(graph.walk(outputs)) == set(read.nodes) == set(read.consumers)
     for node in read.nodes:
         assert all(used is None or index[used] > index[node] for used, _ in node.next_functions)
         assert len(graph.describe(node)) >= 1

@@ -186,7 +186,7 @@ class _Tracer:
     def _per_sample(self, losses: Tensor, named: dict[str, Tensor], options: tuple[Any, ...]) -> PerSample:
         budget, retain_graph, allow_coupling, allow_opaque = options
         own = rules.registered()
-        foreign = [graph.op(node) for node in graph.reachable([losses]) if identity(node) in own]
+        foreign = [graph.op(node) for node in graph.walk([losses]) if identity(node) in own]
         if foreign:
             raise NotCapturedError(f"`{foreign[0]}` has a registered rule, which may read anything")
         ps = per_sample(

@@ -68,7 +68,7 @@ def _shapes(question: str, losses: Tensor, parameters: list[Tensor]) -> list[Ten
     samples = losses.shape[0]
     dtype = max((real_dtype(p.dtype) for p in parameters), key=lambda dtype: torch.finfo(dtype).bits)
     if question in ("each", "grads"):
-        used = {id(graph.leaf_tensor(node)) for node in graph.reachable([losses]) if graph.is_leaf(node)}
+        used = {id(graph.leaf_tensor(node)) for node in graph.walk([losses]) if graph.is_leaf(node)}
         if any(id(parameter) not in used for parameter in parameters):
             raise NotImplementedError(
                 "the losses do not depend on some parameter, which a result by name would leave out"

@@ -1,8 +1,8 @@
 """Nodes of the recorded graph: kind, number, edges and outputs."""
 
 import re
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +17,52 @@ _RELAYOUT = re.compile(
     "(Alias|AsStrided|Chunk|Clone|Diagonal|Expand|Permute|ReshapeAlias|ReshapeCopy|Select|Slice|Split|SplitWithSizes"
     r"|Squeeze|T|ToCopy|Transpose|Unbind|Unfold|UnsafeSplit|UnsafeView|Unsqueeze|View)Backward\d(_copy)?"
 )
+
+# Where a graph may be entered, and what a node sends gradients to: (node, which of its outputs), by input.
+Output: TypeAlias = Tensor | GradientEdge
+Edges: TypeAlias = tuple[tuple[Node | None, int], ...]
+
+
+def walk(starts: Iterable[Output | Node], is_end: Callable[[Node], bool] | None = None) -> dict[Node, Edges]:
+    """Return every node of the recorded graph below some outputs or nodes, and where each sends gradients.
+
+    Args:
+        starts: tensors, edges or nodes. A tensor that requires no gradient has no graph and is left out.
+        is_end: the nodes below which the walk does not go; they are part of the result.
+
+    Returns:
+        For each node its ``next_functions``. The order depends on the structure alone: the starts, then what they
+        use, and so on.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> [gradrein.graph.op(node) for node in gradrein.graph.walk([w * 3, w + 1])]
+        ['MulBackward0', 'AddBackward0', 'AccumulateGrad']
+
+    See Also:
+        [`gradrein.graph.read`][]
+    """
+    found: dict[Node, Edges] = dict.fromkeys(_entered(starts), ())
+    queue = list(found)
+    for node in queue:  # it grows on the way
+        edges = found[node] = node.next_functions
+        if is_end is not None and is_end(node):
+            continue
+        for used, _ in edges:
+            if used is not None and used not in found:
+                found[used] = ()
+                queue.append(used)
+    return found
+
+
+def _entered(starts: Iterable[Output | Node]) -> Iterator[Node]:
+    for start in starts:
+        if not isinstance(start, Output):
+            yield start
+        elif isinstance(start, GradientEdge):
+            yield start.node
+        elif start.requires_grad:
+            yield start.grad_fn or edge_of(start).node
 
 
 def op(node: Node) -> str:
@@ -163,11 +209,26 @@ def edge_shape(edge: GradientEdge) -> tuple[int, ...]:
     return output_shapes([edge.node])[edge.node][edge.output_nr]
 
 
-def edge_of(tensor: Tensor) -> GradientEdge:
-    """Return the edge at which the gradient of `tensor` arrives.
+def edge_of(output: Output) -> GradientEdge:
+    """Return the edge at which the gradient of a tensor arrives; an edge is returned unchanged.
 
     Unlike torch's own function this also takes sparse and nested leaves, which cannot be viewed.
+
+    Raises:
+        ArgumentError: (a ValueError) The tensor requires no gradient.
+
+    Examples:
+        >>> w = torch.ones(2, requires_grad=True)
+        >>> gradrein.graph.edge_of(w * 3).node.name()
+        'MulBackward0'
+
+    See Also:
+        [`gradrein.graph.read`][]
     """
+    return output if isinstance(output, GradientEdge) else _edge_of_tensor(output)
+
+
+def _edge_of_tensor(tensor: Tensor) -> GradientEdge:
     node = tensor.grad_fn
     if node is not None and not is_custom(node):
         return GradientEdge(node, tensor.output_nr)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from .nodes import walk
 from .saved import is_packed
 
 
@@ -47,12 +48,12 @@ class Scan(NamedTuple):
 
 def scan(root: Node | None) -> Scan:
     """Read the graph behind a node; None has none."""
-    nodes = [] if root is None else [root]
-    number = dict.fromkeys(nodes, 0)
+    edges = walk([] if root is None else [root])
+    number = {node: i for i, node in enumerate(edges)}
     leaves: dict[int, Tensor] = {}
     custom: list[Node] = []
     facts: list[Any] = []
-    for here, node in enumerate(nodes):  # it grows on the way
+    for here, (node, below) in enumerate(edges.items()):
         kind = type(node)
         about = _KINDS.get(kind) or kind_of(node)
         facts.append(kind)
@@ -65,24 +66,16 @@ def scan(root: Node | None) -> Scan:
             custom.append(node)
         elif about.is_generic:
             facts.append(node.name())
-        below = node.next_functions
         facts.append(len(below))
         for used, output_nr in below:
-            if used is None:
-                facts.append(None)
-                continue
-            found = number.get(used)
-            if found is None:
-                found = number[used] = len(nodes)
-                nodes.append(used)
-            facts += (found, output_nr)
+            facts += (None,) if used is None else (number[used], output_nr)
         outputs = node._input_metadata
         facts.append(len(outputs))
         for out in outputs:
             facts += (tuple(out.shape), out.dtype)
         for name in about.values:
             facts.append(getattr(node, name))
-    return Scan(nodes, leaves, custom, _hashable(facts))
+    return Scan(list(edges), leaves, custom, _hashable(facts))
 
 
 # Types of Python Functions are not kept: a program may make any number of them.

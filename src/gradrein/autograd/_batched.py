@@ -37,7 +37,7 @@ def run_batched(call: EngineCall, size: int, chunk_size: int | None) -> tuple[Te
     Returns:
         The gradients, each with the batch as its first dimension; None for unused inputs.
     """
-    nodes = graph.reachable(call.outputs)
+    nodes = graph.walk(call.outputs)
     wrong = {type(node).__name__ for node in nodes} & WRONG_WHEN_VECTORISED
     if wrong:
         ops = ", ".join(sorted(wrong))
@@ -103,7 +103,7 @@ def _loop_after(error: Exception, call: EngineCall, size: int) -> tuple[Tensor |
 
 def _failing_node(call: EngineCall, size: int) -> str:
     """Repeat the failing run and return the label of the node that fails."""
-    nodes = graph.reachable(call.outputs)
+    nodes = graph.walk(call.outputs)
     started: list[Node] = []
     finished: list[Node] = []
     handles = [node.register_prehook(lambda _, node=node: started.append(node)) for node in nodes]

@@ -117,7 +117,7 @@ def run(
     """Run every node of the graph that leads to an input, each when all its gradients have arrived."""
     wanted = [graph.edge_of(tensor) for tensor in inputs]
     targets = {edge.node for edge in wanted}
-    leading = _nodes_leading_to(targets, recorded)
+    leading = recorded.leading_to(targets)
     state = _PassState({node: index for index, node in enumerate(recorded.nodes)}, create_graph, visit)
     found: dict[tuple[Node, int], Tensor | None] = {}
     with recompute_once(), torch.set_grad_enabled(create_graph):
@@ -242,14 +242,6 @@ class _PassState:
             for handle in handles:
                 handle.remove()
         return outgoing[0]
-
-
-def _nodes_leading_to(targets: set[Node], recorded: graph.Graph) -> set[Node]:
-    leading: set[Node] = set()
-    for node in reversed(recorded.nodes):
-        if any(used in targets or used in leading for used, _ in node.next_functions):
-            leading.add(node)
-    return leading
 
 
 def _visited(visit: Visitor, edge: Edge, gradient: Tensor) -> Tensor:

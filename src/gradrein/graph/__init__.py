@@ -7,6 +7,7 @@ functions never run a node, a hook, or a second forward pass, unless a docstring
 from .._torch.nodes import (
     base_of,
     current_sequence_nr,
+    edge_of,
     is_custom,
     is_leaf,
     is_relayout,
@@ -14,8 +15,9 @@ from .._torch.nodes import (
     memory_of,
     op,
     sequence_nr,
+    walk,
 )
-from ._graph import Consumer, Graph, OutputInfo, describe, edge_of, reachable, read
+from ._graph import Consumer, Graph, OutputInfo, describe, read
 from ._locations import ModuleRecord, NodeLocation, locate_nodes, record_modules
 from ._names import Names, find_names, live_models, live_tensors, variable_name
 from ._param_uses import ParameterUse, parameter_uses
@@ -46,10 +48,10 @@ __all__ = [
     "memory_of",
     "op",
     "parameter_uses",
-    "reachable",
     "read",
     "record_modules",
     "saved",
     "sequence_nr",
     "variable_name",
+    "walk",
 ]

@@ -1,18 +1,15 @@
 """The recorded graph behind a tensor: its nodes in an order that is valid to run, and their consumers."""
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from .._torch import nodes as torch_nodes
-from .._torch.nodes import is_leaf, leaf_tensor, output_metadata, sequence_nr
-
-Output: TypeAlias = Tensor | GradientEdge
+from .._torch.nodes import Edges, Output, edge_of, is_leaf, leaf_tensor, output_metadata, sequence_nr, walk
 
 
 class Consumer(NamedTuple):
@@ -87,22 +84,13 @@ class Graph:
         """The leaf tensors whose ``.grad`` a backward pass over this graph would write."""
         return tuple(leaf_tensor(node) for node in self.nodes if is_leaf(node))
 
-
-def edge_of(output: Output) -> GradientEdge:
-    """Return the edge at which the gradient of a tensor arrives; an edge is returned unchanged.
-
-    Raises:
-        ArgumentError: (a ValueError) The tensor requires no gradient.
-
-    Examples:
-        >>> w = torch.ones(2, requires_grad=True)
-        >>> gradrein.graph.edge_of(w * 3).node.name()
-        'MulBackward0'
-
-    See Also:
-        [`gradrein.graph.read`][]
-    """
-    return output if isinstance(output, GradientEdge) else torch_nodes.edge_of(output)
+    def leading_to(self, targets: Collection[Node]) -> set[Node]:
+        """Return the nodes through which a gradient goes before it reaches the last of the targets."""
+        above: set[Node] = set()
+        for node in reversed(self.nodes):
+            if any(used in targets or used in above for used, _ in node.next_functions if used is not None):
+                above.add(node)
+        return above
 
 
 def read(outputs: Output | Iterable[Output]) -> Graph:
@@ -124,34 +112,14 @@ def read(outputs: Output | Iterable[Output]) -> Graph:
         ['SumBackward0', 'MulBackward0', 'AccumulateGrad']
 
     See Also:
-        [`gradrein.graph.reachable`][], [`gradrein.graph.op`][], [`gradrein.graph.parameter_uses`][],
+        [`gradrein.graph.walk`][], [`gradrein.graph.op`][], [`gradrein.graph.parameter_uses`][],
         [`gradrein.trace`][]
     """
     listed = (outputs,) if isinstance(outputs, Tensor | GradientEdge) else tuple(outputs)
     roots = tuple(edge_of(o) for o in listed if isinstance(o, GradientEdge) or o.requires_grad)
-    consumers = _discover([edge.node for edge in roots])
-    return Graph(roots, _order(consumers), {node: tuple(uses) for node, uses in consumers.items()})
-
-
-def reachable(outputs: Iterable[Output]) -> list[Node]:
-    """Return the nodes that `read` would find, in no particular order; much faster than `read`.
-
-    Examples:
-        >>> w = torch.ones(2, requires_grad=True)
-        >>> len(gradrein.graph.reachable([w * 3, w + 1]))
-        3
-
-    See Also:
-        [`gradrein.graph.read`][]
-    """
-    stack = [edge_of(o).node for o in outputs if isinstance(o, GradientEdge) or o.requires_grad]
-    seen = set(stack)
-    while stack:
-        for used, _ in stack.pop().next_functions:
-            if used is not None and used not in seen:
-                seen.add(used)
-                stack.append(used)
-    return list(seen)
+    edges = walk(roots)
+    consumers = _consumers(edges)
+    return Graph(roots, _order(edges, consumers), {node: tuple(uses) for node, uses in consumers.items()})
 
 
 def describe(node: Node) -> tuple[OutputInfo, ...]:
@@ -168,35 +136,29 @@ def describe(node: Node) -> tuple[OutputInfo, ...]:
     return tuple(OutputInfo(tuple(m.shape), m.dtype, m.device) for m in output_metadata(node))
 
 
-def _discover(roots: list[Node]) -> dict[Node, list[Consumer]]:
-    consumers: dict[Node, list[Consumer]] = {node: [] for node in roots}
-    stack = list(consumers)
-    while stack:
-        node = stack.pop()
-        for position, (used, output_nr) in enumerate(node.next_functions):
-            if used is None:
-                continue
-            if used not in consumers:
-                consumers[used] = []
-                stack.append(used)
-            consumers[used].append(Consumer(node, position, output_nr))
+def _consumers(edges: dict[Node, Edges]) -> dict[Node, list[Consumer]]:
+    consumers: dict[Node, list[Consumer]] = {node: [] for node in edges}
+    for node, used_by_node in edges.items():
+        for position, (used, output_nr) in enumerate(used_by_node):
+            if used is not None:
+                consumers[used].append(Consumer(node, position, output_nr))
     return consumers
 
 
-def _order(consumers: dict[Node, list[Consumer]]) -> tuple[Node, ...]:
+def _order(edges: dict[Node, Edges], consumers: dict[Node, list[Consumer]]) -> tuple[Node, ...]:
     """Order by dependency, and ready nodes by descending sequence number, as torch's engine does.
 
     Sequence numbers alone are not enough: each thread counts its own.
     """
     pending = {node: len(uses) for node, uses in consumers.items()}
-    discovered = {node: index for index, node in enumerate(consumers)}
+    discovered = {node: index for index, node in enumerate(edges)}
     ready = [(-sequence_nr(node), discovered[node], node) for node, count in pending.items() if count == 0]
     heapq.heapify(ready)
     order: list[Node] = []
     while ready:
         node = heapq.heappop(ready)[-1]
         order.append(node)
-        for used, _ in node.next_functions:
+        for used, _ in edges[node]:
             if used is None:
                 continue
             pending[used] -= 1

@@ -73,7 +73,7 @@ def inline_checkpoints(losses: Losses) -> Losses:
 def refuse_hidden_weights(cuts: Iterable[UseSite]) -> None:
     """Refuse a shared value that was partly made inside a region: no gradient can go down through it."""
     for cut in cuts:
-        for node in graph.reachable([cut.value]):
+        for node in graph.walk([cut.value]):
             if checkpoint.is_reentrant_checkpoint(node):
                 raise _refusal(
                     node,

@@ -69,7 +69,7 @@ def refuse_unreadable(losses: Tensor) -> None:
             "per_sample: `losses` is a DTensor. Pass the losses of this rank's own samples as a plain tensor: under "
             "tensor parallelism, losses.full_tensor()."
         )
-    for node in graph.reachable([losses]):
+    for node in graph.walk([losses]):
         leaf = graph.leaf_tensor(node) if graph.is_leaf(node) else None
         if leaf is not None and fsdp.is_flattened(leaf):
             raise UnsupportedOperationError(

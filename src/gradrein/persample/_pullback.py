@@ -144,7 +144,7 @@ def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> Sampl
 
 def _refuse_new_hooks(value: GradientEdge) -> None:
     """Refuse to go down where a hook was registered since the call: the answer is about the moment of the call."""
-    for node in graph.reachable([value]):
+    for node in graph.walk([value]):
         if graph.leaf_tensor(node)._backward_hooks if graph.is_leaf(node) else has_hooks([node]):
             raise UnsupportedOperationError(
                 f"per_sample: a hook was registered on a parameter, or on what `{graph.op(node)}` makes of one, since "

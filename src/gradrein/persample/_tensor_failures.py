@@ -94,7 +94,7 @@ def _tensor_ranks(leaves: dict[str, Tensor], losses: object) -> TensorRanks:
     """Return the ranks of the first mesh among parameters or, where those cannot be read, in the graph."""
     found: list[Any] = [leaf for leaf in leaves.values() if is_dtensor(leaf)]
     if not found and isinstance(losses, Tensor):
-        ends = [graph.leaf_tensor(node) for node in graph.reachable([losses]) if graph.is_leaf(node)]
+        ends = [graph.leaf_tensor(node) for node in graph.walk([losses]) if graph.is_leaf(node)]
         found = [leaf for leaf in ends if is_dtensor(leaf)]
     if not found:
         return TensorRanks()

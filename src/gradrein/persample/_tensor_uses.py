@@ -44,7 +44,7 @@ def spread_uses(cuts: Iterable[UseSite], scan: Scan) -> set[tuple[Node, int]]:
 
 
 def _is_spread(cut: UseSite) -> bool:
-    below = list(graph.reachable([cut.value]))
+    below = list(graph.walk([cut.value]))
     leaves = [graph.leaf_tensor(node) for node in below if graph.is_leaf(node)]
     return any(map(is_dtensor, leaves)) or any(map(is_crossing, below))
 

@@ -141,21 +141,10 @@ class _Survey(NamedTuple):
 
 
 def _survey(outputs: Sequence[Tensor | GradientEdge]) -> _Survey:
-    """Find the leaves of the graph by a plain walk, several times as fast as `graph.read`."""
-    roots = [o.node if isinstance(o, GradientEdge) else o.grad_fn or graph.edge_of(o).node for o in outputs]
-    seen: set[Node] = set(roots)
-    stack, leaves, runs_once = list(seen), [], None
-    while stack:
-        node = stack.pop()
-        if graph.is_leaf(node):
-            leaves.append(graph.leaf_tensor(node))
-        elif graph.is_custom(node):
-            runs_once = runs_once or _why_once(node)
-        for used, _ in node.next_functions:
-            if used is not None and used not in seen:
-                seen.add(used)
-                stack.append(used)
-    return _Survey(tuple(leaves), runs_once)
+    nodes = graph.walk(outputs)
+    leaves = tuple(graph.leaf_tensor(node) for node in nodes if graph.is_leaf(node))
+    reasons = (_why_once(node) for node in nodes if graph.is_custom(node))
+    return _Survey(leaves, next(filter(None, reasons), None))
 
 
 def _why_once(node: Node) -> str | None:

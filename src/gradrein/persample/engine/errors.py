@@ -35,7 +35,7 @@ def refuse_nested(losses: Tensor) -> None:
     Raises:
         UnsupportedOperationError: there is a nested tensor.
     """
-    for node in graph.reachable([losses]):
+    for node in graph.walk([losses]):
         leaf = graph.is_leaf(node)
         if graph.leaf_tensor(node).is_nested if leaf else any(out.is_nested_tensor for out in output_metadata(node)):
             found = "an input" if leaf else f"what `{graph.op(node)}` makes"

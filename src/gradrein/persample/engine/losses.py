@@ -1,6 +1,6 @@
 """What is differentiated: one loss per sample, and runs of the engine over their graph."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -57,14 +57,5 @@ class Losses:
         """Return those ops through which the gradient goes to reach others of them, and the rest."""
         wanted = dict.fromkeys(nodes)
         # Where checkpoints were inlined the engine comes by twice, once to find the gradients inside them.
-        above = set() if runs.bypassed(self.root) else nodes_above(self.read, wanted)
+        above = set() if runs.bypassed(self.root) else self.read.leading_to(wanted)
         return [n for n in wanted if n in above], [n for n in wanted if n not in above]
-
-
-def nodes_above(read: graph.Graph, targets: Collection[Node]) -> set[Node]:
-    """Return the ops through which the gradient goes before it reaches the last of the targets."""
-    above: set[Node] = set()
-    for node in reversed(read.nodes):
-        if any(below in targets or below in above for below, _ in node.next_functions if below is not None):
-            above.add(node)
-    return above

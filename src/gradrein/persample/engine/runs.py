@@ -132,7 +132,7 @@ def pull(edge: GradientEdge, gradients: Tensor, leaf: GradientEdge) -> Tensor:
 
 def _refuse_converted(edge: GradientEdge) -> None:
     """Raise where a tensor that a value was made from has another dtype now: the graph cannot be run any more."""
-    for node in filter(graph.is_leaf, graph.reachable([edge])):
+    for node in filter(graph.is_leaf, graph.walk([edge])):
         before, now = graph.describe(node)[0].dtype, graph.leaf_tensor(node).dtype
         if before != now:
             raise UnsupportedOperationError(

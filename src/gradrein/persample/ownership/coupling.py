@@ -58,7 +58,7 @@ def constants(value: GradientEdge, known: Known) -> list[Constant]:
 def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool:
     """Return whether `constants` could find anything in some graph of the same signature."""
     # Most shared values are a transposed weight: nothing below keeps anything, and who is reached need not be asked.
-    if not any(_may_keep(node, parameters) for node in graph.reachable([value])):
+    if not any(_may_keep(node, parameters) for node in graph.walk([value])):
         return False
     return any(_may_keep(node, parameters) for node in reached(value))
 

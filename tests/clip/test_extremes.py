@@ -185,11 +185,8 @@ def test_a_value_that_is_infinite(dtype, limit, native):
 ADAPTIVE = {
     "ByZScore": lambda each: gradrein.policies.ByZScore(warmup=1, per_parameter=each),
     "ByQuantile": lambda each: gradrein.policies.ByQuantile(0.3, per_parameter=each),
-    "ByTrackedQuantile": lambda each: gradrein.policies.ByTrackedQuantile(per_parameter=each),
     "ByMedian": lambda each: gradrein.policies.ByMedian(0.5, warmup=1, per_parameter=each),
     "ByRunningNorm": lambda each: gradrein.policies.ByRunningNorm(warmup=1, per_parameter=each),
-    "ByStableNorm": lambda each: gradrein.policies.ByStableNorm(per_parameter=each),
-    "ByStableNorm, with a floor": lambda each: gradrein.policies.ByStableNorm(per_parameter=each, floor=65504.0),
     "ByElementSpike": lambda _: gradrein.policies.ByElementSpike(theta=2.0, warmup=1),
     "ByOvershoot": lambda _: gradrein.policies.ByOvershoot(),
     "SkipSpikes": lambda each: gradrein.policies.SkipSpikes(
@@ -206,7 +203,7 @@ ADAPTIVE = {
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_a_finite_gradient_stays_finite(name, native, data):
-    """Whatever came before. Nothing grows, but by the policy that says so, and nothing turns round."""
+    """Whatever came before. Nothing grows, and nothing turns round."""
     policy = ADAPTIVE[name](data.draw(st.booleans()))
     dtypes = data.draw(st.lists(st.sampled_from(REAL + COMPLEX), min_size=2, max_size=2))
     ps = [torch.nn.Parameter(torch.ones(3, dtype=d)) for d in dtypes]
@@ -230,23 +227,24 @@ def test_a_finite_gradient_stays_finite(name, native, data):
             relative, absolute = steps(g.dtype)
             aligned = after / after.abs().amax().clamp(min=1e-300) * (was / was.abs().amax().clamp(min=1e-300)).conj()
             assert (aligned.real >= -relative).all()
-            if "Stable" not in name:
-                assert (after.abs() <= was.abs() * (1 + relative) + absolute).all()
+            assert (after.abs() <= was.abs() * (1 + relative) + absolute).all()
+
+
+class Normalize:
+    """A policy that gives every gradient a norm of 1."""
+
+    p = 2.0
+
+    def decide(self, grads):
+        return gradrein.policies.Scale(1 / grads.total_norm(self.p))
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_a_tiny_gradient_of_a_steady_norm(native):
-    """A norm of 1 before, then subnormal values: the coefficient is beyond float32."""
-    (p,) = helpers.parameters([torch.ones(2)])
-    policy = gradrein.policies.ByStableNorm()
+def test_a_factor_beyond_float32(native):
+    (p,) = helpers.parameters([torch.tensor([3e-42, 0.0])])
     with kernels(native):
-        for size in (1.0, 1.0, 3e-42):
-            p.grad = torch.tensor([size, 0.0])
-            report = gradrein.clip_([p], policy)
-    assert p.grad.isfinite().all()
-    assert p.grad[0].item() == pytest.approx(report.norm_after, rel=1e-6)
-    assert report.norm_after > 0.1
-    assert p.grad[1] == 0
+        assert gradrein.clip_([p], Normalize()).norm_after == pytest.approx(1.0)
+    assert p.grad.tolist() == pytest.approx([1.0, 0.0])
 
 
 @pytest.mark.parametrize("foreach", [None, True, False])
@@ -266,10 +264,8 @@ def test_on_a_device_a_coefficient_beyond_float32_keeps_the_promises(as_on_a_dev
     (p,) = helpers.parameters([torch.full((4,), 1e38)])
     gradrein.clip_grad_norm_([p], 3e-6)
     assert 0 < p.grad.norm() <= 3e-6
-    policy = gradrein.policies.ByStableNorm()
-    for size in (1.0, 1.0, 3e-42):
-        p.grad = torch.tensor([size, 0.0, 0.0, 0.0])
-        gradrein.clip_([p], policy, nonfinite="propagate")
+    p.grad = torch.tensor([3e-42, 0.0, 0.0, 0.0])
+    gradrein.clip_([p], Normalize(), nonfinite="propagate")
     assert p.grad.isfinite().all()
     assert p.grad[0] > 0
 

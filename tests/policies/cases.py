@@ -10,10 +10,8 @@ import gradrein
 RULES = {
     "ByZScore": (gradrein.policies.ByZScore, reference_impl.zscore),
     "ByQuantile": (gradrein.policies.ByQuantile, reference_impl.quantile),
-    "ByTrackedQuantile": (gradrein.policies.ByTrackedQuantile, reference_impl.tracked_quantile),
     "ByMedian": (gradrein.policies.ByMedian, reference_impl.median),
     "ByRunningNorm": (gradrein.policies.ByRunningNorm, reference_impl.running_norm),
-    "ByStableNorm": (gradrein.policies.ByStableNorm, reference_impl.stable_norm),
 }
 """Policies that limit a norm, and their reference_impl."""
 
@@ -27,10 +25,8 @@ ALL = {name: make for name, (make, _) in RULES.items()} | {
 SETTINGS = {
     "ByZScore": [{}, {"z": 1.0, "decay": 0.9, "warmup": 5}, {"warmup": 0}],
     "ByQuantile": [{}, {"q": 0.9, "window": 7}, {"q": 0.5, "warmup": 5}, {"q": 1.0}, {"q": 0.0, "window": 1}],
-    "ByTrackedQuantile": [{}, {"q": 0.9, "rate": 0.05}, {"warmup": 5}],
     "ByMedian": [{}, {"k": 1.0, "window": 6}, {"warmup": 0}],
     "ByRunningNorm": [{}, {"k": 1.5, "decay": 0.5, "warmup": 3}, {"warmup": 0}],
-    "ByStableNorm": [{}, {"decay": 0.9, "square_decay": 0.99}, {"warmup": 4}],
 }
 BOUNDS = [{}, {"floor": 0.9}, {"ceiling": 1.1}, {"floor": 0.5, "ceiling": 3.0}]
 

@@ -65,18 +65,6 @@ def quantile(norms, q=0.1, window=1000, warmup=0, floor=0.0, ceiling=math.inf):
     return out
 
 
-def tracked_quantile(norms, q=0.5, rate=0.2, warmup=0, floor=0.0, ceiling=math.inf):
-    estimate, seen, out = None, 0, []
-    for norm in norms:
-        current = norm if estimate is None else estimate
-        out.append(_after(norm, _bounded(current, seen, warmup, floor, ceiling)))
-        if _good(norm):
-            below = 1.0 if norm <= current else 0.0
-            estimate = current * math.exp(-rate * (below - q))
-            seen += 1
-    return out
-
-
 def median(norms, k=2.0, window=128, warmup=10, floor=0.0, ceiling=math.inf):
     history, out = [], []
     for norm in norms:
@@ -95,20 +83,6 @@ def running_norm(norms, k=1.05, decay=0.98, warmup=100, floor=0.0, ceiling=math.
             held = out[-1]
             size = min(size, held) if seen < max(warmup, 1) else decay * size + (1 - decay) * held
             seen += 1
-    return out
-
-
-def stable_norm(norms, decay=0.7, square_decay=0.9, warmup=0, floor=0.0, ceiling=math.inf):
-    mean, square, seen, out = 0.0, 0.0, 0, []
-    for norm in norms:
-        if not _good(norm):
-            out.append(norm)
-            continue
-        mean = decay * mean + (1 - decay) * norm
-        square = square_decay * square + (1 - square_decay) * norm**2
-        target = (mean / (1 - decay ** (seen + 1))) / (math.sqrt(square / (1 - square_decay ** (seen + 1))) + 1e-8)
-        out.append(min(norm, ceiling) if seen < warmup else _bounded(target, seen, warmup, floor, ceiling))
-        seen += 1
     return out
 
 

@@ -102,7 +102,7 @@ POLICIES = {
     "by_norm, inf": lambda: gradrein.by_norm(1.0, float("inf")),
     **{
         name: (lambda name=name: getattr(gradrein.policies, name)())
-        for name in ("ByMedian", "ByQuantile", "ByRunningNorm", "ByStableNorm", "ByTrackedQuantile", "ByZScore")
+        for name in ("ByMedian", "ByQuantile", "ByRunningNorm", "ByZScore")
     },
     "SkipSpikes": lambda: gradrein.policies.SkipSpikes(gradrein.by_norm(1.0)),
 }

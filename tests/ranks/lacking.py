@@ -207,7 +207,6 @@ def a_nan_in_all_copies():
 LEARN = {
     "ByElementSpike": lambda: policies.ByElementSpike(theta=2.0, warmup=2, decay=0.5),
     "ByRunningNorm": lambda: policies.ByRunningNorm(warmup=2),
-    "ByStableNorm": policies.ByStableNorm,
     "ByMedian": lambda: policies.ByMedian(warmup=2, per_parameter=True),
 }
 

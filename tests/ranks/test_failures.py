@@ -78,8 +78,6 @@ def test_the_same_as_one_process(ranks, case):
         ("ByMedian", {"window": 16}),
         ("ByQuantile", {"q": 0.5, "window": 16}),
         ("ByRunningNorm", {"warmup": 10}),
-        ("ByStableNorm", {}),
-        ("ByTrackedQuantile", {}),
         ("ByZScore", {}),
         ("SkipSpikes", {"window": 16}),
     ],

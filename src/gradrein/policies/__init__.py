@@ -14,9 +14,7 @@ from .quantile import ByQuantile
 from .rms import by_rms
 from .running_norm import ByRunningNorm
 from .skip_spikes import SkipSpikes
-from .stable_norm import ByStableNorm
 from .state import State
-from .tracked_quantile import ByTrackedQuantile
 from .unit import by_unit
 from .value import by_value
 from .zscore import ByZScore
@@ -29,8 +27,6 @@ __all__ = [
     "ByOvershoot",
     "ByQuantile",
     "ByRunningNorm",
-    "ByStableNorm",
-    "ByTrackedQuantile",
     "ByZScore",
     "Clamp",
     "Decision",

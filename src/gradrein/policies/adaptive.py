@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,9 +83,6 @@ class AdaptivePolicy(BuiltOnce, ABC):
         [`gradrein.policies.Policy`][], [`gradrein.policies.Bounds`][], [`gradrein.policies.ByMedian`][]
     """
 
-    rescales: ClassVar[bool] = False
-    """Whether the limit is what the norm becomes, larger or smaller, rather than the most it may be."""
-
     per_parameter: bool = False
     warmup: int = 0
     floor: float = 0.0
@@ -126,12 +123,7 @@ class AdaptivePolicy(BuiltOnce, ABC):
             limit, after = self.update(state, norm, bounds)
             good = (norm > 0) & (norm < math.inf)
             self._rows.write(keys, accept_finite(state, after, good))
-            if self.rescales:
-                most = torch.finfo(norm.dtype).max  # an infinite factor would turn a zero element into NaN
-                given = torch.where(good & torch.isfinite(limit), (limit / norm).clamp(max=most), 1.0)
-                factor = torch.where(bounds.warm, clip_factor(limit, norm), given)  # the ceiling is no norm to give
-            else:
-                factor = clip_factor(limit, norm)
+            factor = clip_factor(limit, norm)
             return Scale(factor if self.per_parameter else factor.reshape(()))
 
     def state_dict(self) -> dict[str, Any]:

@@ -18,8 +18,6 @@ from .overshoot import ByOvershoot
 from .quantile import ByQuantile
 from .running_norm import ByRunningNorm
 from .skip_spikes import SkipSpikes
-from .stable_norm import ByStableNorm
-from .tracked_quantile import ByTrackedQuantile
 from .zscore import ByZScore
 
 PolicyOrName: TypeAlias = Policy | str
@@ -32,10 +30,8 @@ _NAMES: dict[str, Callable[[], Policy]] = {
     "overshoot": ByOvershoot,
     "zscore": ByZScore,
     "quantile": ByQuantile,
-    "tracked_quantile": ByTrackedQuantile,
     "median": ByMedian,
     "running_norm": ByRunningNorm,
-    "stable_norm": ByStableNorm,
     "element_spike": ByElementSpike,
     "skip_spikes": SkipSpikes,
 }

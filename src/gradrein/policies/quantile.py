@@ -33,7 +33,7 @@ class ByQuantile(AdaptivePolicy):
         (9.0, 2.0)
 
     See Also:
-        [`gradrein.policies.ByTrackedQuantile`][], [`gradrein.policies.ByMedian`][]
+        [`gradrein.policies.ByMedian`][], [`gradrein.policies.ByZScore`][]
     """
 
     q: float = 0.1

@@ -35,7 +35,7 @@ class ByRunningNorm(AdaptivePolicy):
         {'calm': 1.0, 'wild': 1.05}
 
     See Also:
-        [`gradrein.policies.ByStableNorm`][], [`gradrein.policies.ByMedian`][]
+        [`gradrein.policies.ByMedian`][]
     """
 
     k: float = 1.05

@@ -34,7 +34,6 @@ def clip_tight(run: Run) -> Finding | None:
         },
         advice="Every step has the same length now, whatever the gradient says, and large batches count as much as "
         f"small ones. Raise the threshold to about {quantile(norms, 0.9):.3g} (what 90% of these norms were below). "
-        "If steps of one length are what you want, `gradrein.policies.ByStableNorm` or a sign-based optimizer makes "
-        "them by design.",
+        "If steps of one length are what you want, a sign-based optimizer makes them by design.",
         chart=Chart("factor", {"factor": run.clip}, [float(s) for s in run.steps], log=True),
     )

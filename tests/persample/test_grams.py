@@ -1,14 +1,11 @@
-"""Norms from Gram matrices made in strips and shared, against gradients written down in float64."""
+"""Norms from Gram matrices made in strips, against gradients written down in float64."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import gradrein
-from gradrein.persample.representations import gram_cache as _grams
 from gradrein.persample.representations import outer
-from gradrein.persample.representations.gram_cache import GramCache
 from gradrein.persample.representations.outer import Outer
 
 from .oracle import flat, loop
@@ -19,51 +16,9 @@ from .oracle import flat, loop
 def test_norms_from_strips(rows, dtype):
     torch.manual_seed(rows)
     left, right = torch.randn(3, rows, 30).to(dtype), torch.randn(3, rows, 20).to(dtype)
-    outer = Outer(left, right)
-    outer.how = "gram"
+    outer = Outer(left, right, "gram")
     written = left.double().transpose(1, 2) @ right.double()
     torch.testing.assert_close(outer.squared_norms(), written.flatten(1).square().sum(1), rtol=1e-5, atol=0)
-
-
-class Attention(nn.Module):
-    """Three projections of one input."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, width, bias=False) for _ in range(3))
-
-    def forward(self, x):
-        return F.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x)).square().mean((1, 2))
-
-
-def test_projections_of_one_input_share_its_gram(monkeypatch):
-    torch.manual_seed(0)
-    model, x = Attention(96).double(), torch.randn(4, 8, 96, dtype=torch.float64)
-    made = []
-    real = _grams._strips
-    monkeypatch.setattr(_grams, "_strips", lambda factor: made.append(factor) or real(factor))
-    ps = gradrein.per_sample(model(x), model)
-    found = ps.norms(per_parameter=True)
-    assert len(made) == 4  # the input once, and the gradient of each projection
-    for name, gradients in ps.grads().items():
-        torch.testing.assert_close(found[name], gradients.flatten(1).norm(dim=1))
-
-
-def test_a_shared_gram_is_let_go_of_after_its_last_use():
-    x = torch.randn(2, 5, 3)
-    grams = GramCache([x, x, x])
-    first, second = grams.strips(x), grams.strips(x.detach())
-    assert first is second
-    assert grams.strips(x) is first
-    assert not grams._kept
-
-
-def test_large_grams_are_not_kept(monkeypatch):
-    monkeypatch.setattr(_grams, "_KEPT_BYTES", 10)
-    x = torch.randn(2, 5, 3)
-    grams = GramCache([x, x])
-    assert torch.equal(next(iter(grams.strips(x))), next(iter(grams.strips(x))))
-    assert not grams._kept
 
 
 def model_of_tokens(samples):

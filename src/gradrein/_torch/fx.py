@@ -1,6 +1,5 @@
 """Graphs of ATen ops: traced from Python without values, and compiled."""
 
-import copy
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from .storage import storage_of
 
-# The argument of ops of gradrein that is what a recurrent layer keeps for its own gradient. They can do without.
-_WORKSPACE = "block"
 # Without it a trace records others in place of ops that have a kernel as well as a decomposition: not the same bits.
 RECORDS_WHAT_RUNS = hasattr(_python_dispatch, "autograd_would_have_decomposed")
 
@@ -135,27 +132,10 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    graph = _without_workspaces(graph)
     with as_recorded(), config.patch(fallback_random=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about itself, which would stop the compilation where they are errors
         found: Any = compile_fx(graph, list(inputs))
     return found  # type: ignore[no-any-return]
-
-
-def _without_workspaces(graph: fx.GraphModule) -> fx.GraphModule:
-    """Return a graph in which our ops do without what recurrent layers keep, which inductor does not hand on."""
-    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    for node in copied.graph.nodes:
-        names = [argument.name for argument in node.target._schema.arguments] if _is_own(node) else []
-        if _WORKSPACE in names:
-            unused = node.args[names.index(_WORKSPACE)]
-            node.args = tuple(None if name == _WORKSPACE else x for name, x in zip(names, node.args, strict=True))
-            while unused is not None and not unused.users:
-                below = unused.all_input_nodes[0]
-                copied.graph.erase_node(unused)
-                unused = below
-    copied.recompile()
-    return copied
 
 
 def _is_own(node: fx.Node) -> bool:

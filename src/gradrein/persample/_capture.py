@@ -26,7 +26,6 @@ from .ownership.hooks import is_hooked
 from .ownership.known import Known
 from .ownership.proofs import coarsest_eps
 from .representations.base import Dense, SampleGrads
-from .representations.buffers import Loan
 from .representations.sum import merged
 from .rules.context import RuleContext
 from .tracing import structure
@@ -70,9 +69,7 @@ class Captured:
     budget_left: int
 
 
-def capture(
-    losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options, loan: Loan
-) -> Captured:
+def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
     """Return per-sample gradients of every parameter that the losses depend on."""
     losses = _checkpoints.inline_checkpoints(losses)
     names = {id(tensor): name for name, tensor in parameters.items()}
@@ -91,7 +88,7 @@ def capture(
     if found is not None and losses.scan.custom and not options.opaque:
         _refuse_opaque(found.cuts, leaves)
     if found is not None and all(map(_is_linear, losses.scan.custom)):
-        run = _Run(found, leaves, losses, options, hooked, loan)
+        run = _Run(found, leaves, losses, options, hooked)
         if not run.needs_engine:
             whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
             whole |= through_hooks({name: leaf for name, leaf in hooked.items() if name in whole}, whole)
@@ -125,10 +122,9 @@ class _Run:
         losses: Losses,
         options: Options,
         hooked: Collection[str],
-        loan: Loan,
     ) -> None:
         self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
-        self._hooked, self._loan, self.needs_engine = hooked, loan, False
+        self._hooked, self.needs_engine = hooked, False
         bypassed = engine.bypassed(losses.root)
         if bypassed:
             _checkpoints.refuse_hidden_weights(found.cuts)
@@ -207,7 +203,7 @@ class _Run:
         """Write down what saves time, while what it is made of can be let go of at once."""
         if self._free and self._uses[name] == 1 and form.flops_saved > 0 and form.nbytes() <= self.budget_left:
             self.budget_left -= form.nbytes()
-            form = form.write_down(self._loan)
+            form = Dense(form.dense())
         self.forms[name].append(form)
 
 

@@ -17,7 +17,6 @@ from ._scatter import Layout
 from ._tensor_ranks import TensorRanks
 from .ownership.find import Source
 from .representations.base import SampleGrads
-from .representations.buffers import Loan
 from .representations.held_versions import HeldVersions
 from .representations.norms import Norms
 from .representations.numerics import real_dtype
@@ -53,17 +52,15 @@ class BatchGradients:
         scale: float,
         source: Source | None,
         eps: float,
-        loan: Loan,
         engine: Callable[[Tensor], dict[str, Tensor]],
     ) -> None:
         self._samples, self._parameters, self._forms = samples, parameter_forms.held, forms
         self._leaves, self._gathered, self._ranks = parameter_forms.leaves, parameter_forms.gathered, ranks
         self._budget, self._scale, self._source, self._engine = memory_budget, scale, source, engine
-        self._eps, self._tensor, self._loan = eps, tensor, loan
+        self._eps, self._tensor = eps, tensor
         self._watch = HeldVersions(forms)
         self._known: Norms | None = None
         self._owed: Owed | None = None
-        loan.end_with(self)
 
     def __len__(self) -> int:
         """Return the number of samples, or of groups."""

@@ -24,7 +24,6 @@ from ._tensor_failures import Others, stop_together
 from ._tensor_ranks import tensor_ranks
 from ._tensor_uses import shard_gradient
 from .engine import Losses
-from .representations.buffers import lend_for
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -137,7 +136,6 @@ def _per_sample(
     device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
     allowed = options if where.mesh is None else replace(options, sharded=True)
     model = parameters if isinstance(parameters, nn.Module) else None
-    loan = lend_for(model)
     try:
         tensor = others.tensor = tensor_ranks(where.leaves, split, device)
         ranks = others.samples = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
@@ -146,7 +144,7 @@ def _per_sample(
             others.are_told = True
             agree(tensor, where.leaves, split, same)
             with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):
-                captured = capture(split, where.leaves, model, allowed, loan)
+                captured = capture(split, where.leaves, model, allowed)
     except Exception:
         engine.refuse_nested(split.root)
         raise
@@ -165,7 +163,6 @@ def _per_sample(
         scale=scale,
         source=captured.source,
         eps=captured.eps,
-        loan=loan,
         engine=_weighted_gradients(captured.losses, where.leaves) if options.retain_graph else _no_engine,
     )
 

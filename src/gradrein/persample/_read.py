@@ -79,7 +79,6 @@ class ReadAnswers(BatchGradients):
                     part = slice(start, min(start + step, self._samples))
                     with default_modes():  # not while the caller has the block
                         block = self._unscaled(form.dense(part)).to(self._parameters[name].dtype)
-                    self._loan.give_away(block)
                     yield name, part, batched(block, self._leaves[name])
 
     @untraced

@@ -16,6 +16,7 @@ from ._gradients import BatchGradients
 from ._ranks import Handshake
 from ._reduce import add_up, factors, local_sums, nonfinite_message, weigher
 from .accumulate import accumulate
+from .representations.base import Dense
 from .representations.numerics import all_finite, unchanged_weights
 
 Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
@@ -162,7 +163,7 @@ class WriteAnswers(BatchGradients):
             if size <= (min(left, for_grams) if is_gram else left):
                 left -= size
                 for_grams -= size if is_gram else 0
-                self._forms[name] = form.write_down(self._loan)
+                self._forms[name] = Dense(form.dense())
                 self._watch.renew(name, self._forms[name])
 
     def _sparse(self) -> int:

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from ..tracing import all_hold, is_traced
-from .buffers import Loan
-from .gram_cache import GramCache
 from .numerics import HALF_TYPES, as_rows, inner_products, row_norms, square, upcast_half, weighted_sum
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ class SampleGrads(ABC):
         runs_op: whether it asks the recorded op, which must then still have what it saved.
         is_sparse: whether a weighted sum is a sparse tensor.
         held_tensors: the tensors that answers are made of, which may lie in the user's memory.
-        gram_factors: what the norms will need the Gram matrices of.
         flops_saved: what writing down would save when a weighted sum follows the norms, in multiply-adds.
     """
 
@@ -45,23 +42,14 @@ class SampleGrads(ABC):
     runs_op: bool = False
     is_sparse: bool = False
     held_tensors: tuple[Tensor, ...] = ()
-    gram_factors: tuple[Tensor, ...] = ()
     flops_saved: float = 0.0
 
     @abstractmethod
     def dense(self, part: slice = ALL) -> Tensor:
         """Write down the gradients of these samples: (samples, *shape)."""
 
-    def write_down(self, loan: Loan) -> "Dense":  # noqa: ARG002
-        """Return the gradients of all samples as they are, in memory of this loan where that is possible."""
-        return Dense(self.dense())
-
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
-        """Return the squared norm of each sample's gradient, in float64.
-
-        Args:
-            grams: where Gram matrices come from that several forms need.
-        """
+    def squared_norms(self) -> Tensor:
+        """Return the squared norm of each sample's gradient, in float64."""
         return torch.cat([square(row_norms(self.dense(part))) for part in self.chunks()])
 
     def norm_factors(self) -> tuple[Tensor, ...]:
@@ -140,7 +128,7 @@ class Dense(SampleGrads):
     def dense(self, part: slice = ALL) -> Tensor:
         return self.values[part]
 
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self) -> Tensor:
         return square(row_norms(self.values))
 
     def norm_factors(self) -> tuple[Tensor, ...]:

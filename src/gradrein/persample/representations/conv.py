@@ -12,9 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..tracing import as_one_op
-from .base import ALL, Dense, SampleGrads, in_chunks, redo_where_lost
-from .buffers import Loan
-from .gram_cache import GramCache
+from .base import ALL, SampleGrads, in_chunks, redo_where_lost
 from .numerics import scale_rows, upcast_half
 from .outer import TRAFFIC, gram_doubt, gram_sums
 
@@ -46,13 +44,7 @@ class Convolved(SampleGrads):
         made = as_one_op(weight_gradients, _form_of_gradients, _ARGUMENTS)
         return made(self.g[part], self.x[part], *self._settings)
 
-    def write_down(self, loan: Loan) -> Dense:
-        out = loan.take((self.samples, *self.shape), self.g.dtype, self.g.device)
-        if out is None:
-            return super().write_down(loan)
-        return Dense(_write_gradients(self.g, self.x, out, self._settings[1:]))
-
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self) -> Tensor:
         if self.strategy != "gram":
             return super().squared_norms()
         made = as_one_op(convolution_gram_sums, _form_of_sums, _ARGUMENTS)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..ownership.layout import SampleLayout
 from .base import ALL, SampleGrads, in_chunks
-from .gram_cache import GramCache
 from .numerics import scale_rows, upcast_half
 from .outer import Outer
 
@@ -55,7 +54,7 @@ class Members(SampleGrads):
         count = len(range(*part.indices(self.samples)))
         return self._padded(part).dense().view(count, *self.shape)
 
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self) -> Tensor:
         """Take together the pairs of sample and member with about as many rows, so that padding costs little."""
         members, *sides = self.shape
         out = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)

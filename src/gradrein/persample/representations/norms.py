@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..tracing import all_hold
 from .base import SampleGrads
-from .gram_cache import GramCache
 from .numerics import norms_of_rows, row_norms
 
 # Squares beyond these have lost digits in float64, or all of them.
@@ -33,11 +32,9 @@ class Norms:
             samples: how many samples there are.
             extreme: names of those whose squares may be beyond float64.
         """
-        grams = GramCache(factor for form in forms.values() for factor in form.gram_factors)
         short = _by_factors(forms)
         self.each = {
-            name: short[name] if name in short else _lengths(form, grams, name in extreme)
-            for name, form in forms.items()
+            name: short[name] if name in short else _lengths(form, name in extreme) for name, form in forms.items()
         }
         parts = list(self.each.values()) or [torch.zeros(samples, dtype=torch.float64)]
         self.total = row_norms(torch.stack(parts, 1))
@@ -50,8 +47,8 @@ def _by_factors(forms: Mapping[str, SampleGrads]) -> dict[str, Tensor]:
     return {name: reduce(mul, islice(lengths, len(found))) for name, found in factors.items()}
 
 
-def _lengths(form: SampleGrads, grams: GramCache, extreme: bool) -> Tensor:
-    squares = form.squared_norms(grams)
+def _lengths(form: SampleGrads, extreme: bool) -> Tensor:
+    squares = form.squared_norms()
     lengths = squares.sqrt()
     if extreme:
         kept = (squares > _SMALLEST) & (squares < _LARGEST)

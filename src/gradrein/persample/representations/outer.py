@@ -4,16 +4,14 @@ Legend: b sample, t row of a sample (a token, a pixel, one call of a shared laye
 The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :].
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..tracing import is_traced
-from .base import ALL, Dense, SampleGrads, redo_where_lost
-from .buffers import Loan
-from .gram_cache import GramCache, strip_of
+from .base import ALL, SampleGrads, redo_where_lost
 from .numerics import double, is_moderate, row_max, row_norms, scale_rows, square, upcast_half
 
 if TYPE_CHECKING:
@@ -33,7 +31,6 @@ class Outer(SampleGrads):
         gram, streamed = self._costs()
         self.strategy = strategy or ("gram" if gram <= streamed and not left.is_complex() else "streamed")
         self.held_tensors = (left, right)
-        self.gram_factors = (left, right) if self.strategy == "gram" and self.rows > 1 else ()
         # Written down, one product serves the norm and the sum, and is then read twice.
         self.flops_saved = self.samples * (min(gram, streamed) - 3 * TRAFFIC * m * right.shape[-1])
 
@@ -52,17 +49,12 @@ class Outer(SampleGrads):
         left, right = (self.left, self.right) if part is ALL else (self.left[part], self.right[part])
         return torch.bmm(upcast_half(left).transpose(1, 2), upcast_half(right))
 
-    def write_down(self, loan: Loan) -> Dense:
-        left, right = upcast_half(self.left).transpose(1, 2), upcast_half(self.right)
-        out = loan.take((self.samples, *self.shape), left.dtype, left.device)
-        return Dense(torch.bmm(left, right, out=out))
-
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:
+    def squared_norms(self) -> Tensor:
         if self.rows == 1:
             return square(row_norms(upcast_half(self.left))) * square(row_norms(upcast_half(self.right)))
         if self.strategy != "gram":
             return super().squared_norms()
-        squares, bound, largest = gram_sums(self.left, self.right, grams)
+        squares, bound, largest = gram_sums(self.left, self.right)
         doubt = gram_doubt(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
         return redo_where_lost(self, squares, doubt)
 
@@ -103,20 +95,32 @@ class Outer(SampleGrads):
         m, n, t = *self.shape, self.rows
         if t == 1:
             return 0.0, 1.0
-        pairs = t * (t + min(t, strip_of(t))) / 2
+        pairs = t * (t + min(t, _rows_in_strip(t))) / 2
         return pairs * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n
 
 
-def gram_sums(left: Tensor, right: Tensor, grams: GramCache | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def _rows_in_strip(rows: int) -> int:
+    """Return how many rows to take at a time: few, to skip most of the upper half, yet enough for a fast product."""
+    return min(max(32, rows // 8), 128)
+
+
+def _gram_strips(x: Tensor) -> Iterator[Tensor]:
+    """Yield ``x @ x.T`` of each sample in strips of rows, each without what lies right of the diagonal."""
+    x, step = upcast_half(x), _rows_in_strip(x.shape[1])
+    for start in range(0, x.shape[1], step):
+        end = min(start + step, x.shape[1])
+        yield x[:, start:end] @ x[:, :end].transpose(1, 2)
+
+
+def gram_sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return squared norms made from Gram matrices, and what their error follows from; all in float64.
 
     Returns:
         The squared norms, the sums of the absolute values in them, and the largest squared lengths of a row.
     """
-    grams = GramCache() if grams is None else grams
-    step = strip_of(left.shape[1])
+    step = _rows_in_strip(left.shape[1])
     squares, bounds, diagonals = [], [], []
-    for i, (a, b) in enumerate(zip(grams.strips(left), grams.strips(right), strict=True)):
+    for i, (a, b) in enumerate(zip(_gram_strips(left), _gram_strips(right), strict=True)):
         strip = a * b
         if i:
             strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well

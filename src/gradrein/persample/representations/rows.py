@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ..tracing import as_one_op
 from .base import ALL, SampleGrads
-from .gram_cache import GramCache
 from .numerics import double, row_norms, scale_rows, square, upcast_half
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Rows(SampleGrads):
         out = values.new_zeros(len(ids), *self.shape)
         return out.scatter_add_(1, ids[..., None].expand(values.shape), values)
 
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self) -> Tensor:
         rows = self.values.new_zeros(self.ids.numel(), self.shape[1])
         places = as_one_op(first_places, torch.empty_like, "Tensor ids")(self.ids)
         rows.index_add_(0, places.reshape(-1), self.values.flatten(0, 1))
@@ -93,7 +92,7 @@ class Cells(SampleGrads):
     def dense(self, part: slice = ALL) -> Tensor:
         return self.cells.dense(part).view(-1, *self.shape)
 
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:  # noqa: ARG002
+    def squared_norms(self) -> Tensor:
         return self.cells.squared_norms()
 
     def weighted(self, weights: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from .base import ALL, SampleGrads, redo_where_lost
-from .gram_cache import GramCache
 
 
 class Sum(SampleGrads):
@@ -17,7 +16,6 @@ class Sum(SampleGrads):
         self.samples, self.shape = forms[0].samples, forms[0].shape
         self.strategy = "+".join(dict.fromkeys(form.strategy for form in forms))
         self.held_tensors = tuple(tensor for form in forms for tensor in form.held_tensors)
-        self.gram_factors = tuple(factor for form in forms for factor in form.gram_factors)
 
     def dense(self, part: slice = ALL) -> Tensor:
         total = self.forms[0].dense(part)
@@ -25,11 +23,11 @@ class Sum(SampleGrads):
             total = total + form.dense(part)
         return total
 
-    def squared_norms(self, grams: GramCache | None = None) -> Tensor:
+    def squared_norms(self) -> Tensor:
         crosses = [_cross(a, b) for i, a in enumerate(self.forms) for b in self.forms[i + 1 :]]
         if any(cross is None for cross in crosses):
             return super().squared_norms()
-        total = torch.stack([form.squared_norms(grams) for form in self.forms]).sum(0)
+        total = torch.stack([form.squared_norms() for form in self.forms]).sum(0)
         bound = total.clone()  # of the absolute values whose sum this is; rounding errors are about eps as large
         for cross in crosses:
             assert cross is not None

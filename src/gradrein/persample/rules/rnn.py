@@ -1,15 +1,14 @@
-"""The fused LSTM layer of the CPU: its gates as it kept them, or again in one product; their gradients by one sweep.
+"""The fused LSTM layer of the CPU: its gates computed again in one product; their gradients by one sweep.
 
 Legend: n column of the batch, t time, h hidden, i input width. Time comes first here, whatever the layer was told.
 The gates come in the order in, forget, cell, out, each of width h, as in the weights.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._torch.rnn import SETTINGS, kept_gates
 from ..ownership.layout import NotSeparableError, SampleLayout
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
@@ -19,13 +18,9 @@ from .context import RuleContext
 from .registry import rule
 
 _WEIGHT_IH, _WEIGHT_HH = 1, 2
-# Outputs lie between -1 and 1; gates that give them back like this are those that they were made of.
-_CLOSE = 1e-5
 _ARGUMENTS = (
     "Tensor x, Tensor before, Tensor cell, Tensor g_steps, Tensor g_hidden, Tensor g_cell, "
-    "Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor out, Tensor? block, "
-    "bool reverse, int[] batch_sizes, int mode, int hidden_size, int num_layers, "
-    "bool has_biases, bool bidirectional, bool batch_first, bool train"
+    "Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh"
 )
 aten = torch.ops.aten
 
@@ -104,30 +99,8 @@ def _gate_gradients(ctx: RuleContext) -> tuple[Tensor, Tensor]:
     g_hidden, g_cell = (torch.zeros_like(cell) if g is None else upcast_half(g).reshape(cell.shape) for g in g_last)
     weights = [upcast_half(ctx.saved(f"weight{i}")) for i in range(4)]
     gradients = g_steps, g_hidden[0], g_cell[0]
-    x, settings = _in_order(ctx, ctx.saved("input")), [ctx.saved(name) for name in SETTINGS]
-    given = (x, before, cell[0], *gradients, *weights, out, ctx.saved("result3"), *settings)
-    return as_one_op(gate_gradients, _form, _ARGUMENTS)(*given), before
-
-
-class _Steps(NamedTuple):
-    """The steps of a layer.
-
-    Attributes:
-        gates: what came out of the gates: (time, column, gate, h).
-        before: the cell before each step: (time, column, h).
-        top: the hyperbolic tangent of the cell after it.
-    """
-
-    gates: Tensor
-    before: Tensor
-    top: Tensor
-
-    @staticmethod
-    def of(gates: Tensor, cell: Tensor) -> "_Steps":
-        """Return the steps, given the cell before the first one."""
-        i, f, c, _ = gates.unbind(2)
-        cells = _cells(cell, i * c, f)
-        return _Steps(gates, cells[:-1], cells[1:].tanh())
+    x = _in_order(ctx, ctx.saved("input"))
+    return as_one_op(gate_gradients, _empty_gradients, _ARGUMENTS)(x, before, cell[0], *gradients, *weights), before
 
 
 def gate_gradients(
@@ -141,9 +114,6 @@ def gate_gradients(
     w_hh: Tensor,
     b_ih: Tensor,
     b_hh: Tensor,
-    out: Tensor,
-    block: Tensor | None,
-    *settings: Any,
 ) -> Tensor:
     """Compute the gradient at each gate of a layer: (time, column, 4 h).
 
@@ -158,48 +128,23 @@ def gate_gradients(
         w_hh: the weight of hidden states.
         b_ih: the bias of inputs.
         b_hh: the bias of hidden states.
-        out: the outputs.
-        block: what the layer keeps for its backward pass.
-        settings: those of the layer.
     """
-    given = x, before, w_ih, w_hh, b_ih, b_hh
-    steps = None if block is None else _kept_steps(block, given, cell, out, settings)
-    if steps is None:
-        steps = _Steps.of(_gates(*given), cell)
-    return _from_steps(steps, (g_steps, g_hidden, g_cell), w_hh)
-
-
-def _kept_steps(
-    block: Tensor, given: tuple[Tensor, ...], cell: Tensor, out: Tensor, settings: tuple[Any, ...]
-) -> _Steps | None:
-    """Return the steps as the layer kept them, if these give the very outputs it returned."""
-    x, _, *weights = given
-    shapes = tuple([tensor.shape for tensor in (x, *weights)])
-    # The settings may be those of a recorded step, in which there are lists.
-    settings = tuple([tuple(one) if isinstance(one, list) else one for one in settings])
-    gates = kept_gates(block, shapes, settings, _gates)
-    if gates is None:
-        return None
-    steps = _Steps.of(gates, cell)
-    error = torch.linalg.vector_norm((gates[:, :, 3] * steps.top).sub_(out), torch.inf)
-    return steps if bool(error <= _CLOSE) else None
-
-
-def _from_steps(steps: _Steps, gradients: tuple[Tensor, ...], w_hh: Tensor) -> Tensor:
-    """Return the gradient at each gate, given those at the outputs, the last hidden state and the last cell."""
-    i, f, c, o = steps.gates.unbind(2)
+    gates = _gates(x, before, w_ih, w_hh, b_ih, b_hh)
+    i, f, c, o = gates.unbind(2)
+    cells = _cells(cell, i * c, f)
+    top = cells[1:].tanh()
     # Everything but the running gradients of hidden state and cell is known for all steps at once.
-    slopes = steps.gates.new_empty(steps.gates.shape)
+    slopes = gates.new_empty(gates.shape)
     in_slope, forget_slope, cell_slope, out_slope = slopes.unbind(2)
     aten.sigmoid_backward.grad_input(c, i, grad_input=in_slope)
-    aten.sigmoid_backward.grad_input(steps.before, f, grad_input=forget_slope)
+    aten.sigmoid_backward.grad_input(cells[:-1], f, grad_input=forget_slope)
     aten.tanh_backward.grad_input(i, c, grad_input=cell_slope)
-    aten.sigmoid_backward.grad_input(steps.top, o, grad_input=out_slope)
-    return _swept(slopes, aten.tanh_backward(o, steps.top), f, gradients, w_hh)
+    aten.sigmoid_backward.grad_input(top, o, grad_input=out_slope)
+    return _swept(slopes, aten.tanh_backward(o, top), f, (g_steps, g_hidden, g_cell), w_hh)
 
 
-def _form(_: Tensor, before: Tensor, *__: Any) -> Tensor:
-    """Return an empty tensor of the form of `gate_gradients`."""
+def _empty_gradients(_: Tensor, before: Tensor, *__: Any) -> Tensor:
+    """Return an empty tensor of the shape of `gate_gradients`."""
     return before.new_empty(*before.shape[:2], 4 * before.shape[2])
 
 

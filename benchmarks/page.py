@@ -1,102 +1,80 @@
-"""Write docs/benchmarks.md from the JSON files in results/: what was measured, how, and where, losses included.
+"""Write what pages say about speed from the JSON files in results/, losses included: python benchmarks/page.py.
 
-The tables of other pages too, by tables.py.
-
-python benchmarks/page.py
+`docs/benchmarks.md` in whole; in `README.md` the table between two comments; `docs/index.md` from `README.md`.
+A test compares all three with the results.
 """
 
 from __future__ import annotations
 
+import json
 import pathlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-import tables
+import steady_table
 
 HERE = pathlib.Path(__file__).parent
-PAGE = HERE.parent / "docs" / "benchmarks.md"
+RESULTS = HERE / "results"
+ROOT = HERE.parent
+
+BEGIN, END = "<!-- figures: written by benchmarks/page.py -->", "<!-- end of figures -->"
 
 HEAD = """# Benchmarks
 
-Written by `python benchmarks/page.py` from `benchmarks/results/`. Every row is a ratio taken within one interleaved run
-(contenders take turns; the ratio is taken in each round; shown is the median with quartiles). In columns that say
-"faster" a value below 1 is a loss for gradrein; all other ratios are our time over a plain pass, torch or the memory
-limit, and above 1 is what it costs. Nothing here was measured on a GPU. What watching costs is in
-[watch.md](watch.md). The last section is no timing: how the ways to clip compare on tasks that swing.
+Written by `python benchmarks/page.py` from `benchmarks/results/`, where all rows are, with method and machine of
+each. All times are of a CPU with two cores; **nothing was measured on a GPU**.
 
-## In short
+Contenders take turns in one process or, for per-sample steps, in a process of their own; a ratio is taken within each
+round. Shown is the median over rounds, with quartiles in brackets. Every ratio is gradrein's time, or the other
+library's, over a named baseline: **below 1 is faster than the baseline**. What watching costs is in [watch](watch.md).
 
-**What a whole clipped per-sample step costs**, over a plain eager step of the same model and batch, by the clock and
-median over rounds. "Compiled" is what `gradrein.compile` keeps by itself, which may be the eager step; "best peer" is
-the fastest other library that runs the model. Each method has a process of its own:
+## Per-sample clipping
 
-{short}
+A step is forward, backward and a clipped gradient in `.grad`. It costs a plain step and something; the line at 1 is
+the plain step:
 
 ![Clipped step over plain step, for each model and method](charts/per-sample-methods.svg)
 
-**It costs relatively less the larger the batch is:**
+It costs relatively more the smaller the batch is, because the Python time of a step does not shrink with it:
 
 ![Ratio to a plain step against the batch](charts/per-sample-batches.svg)
 
-**Clipping by norm runs at the speed of memory on large models**, and loses a factor of two to Python on thousands of
-tiny tensors, where torch loses ten:
+## Clipping by norm
+
+Against the time that reading and writing the gradients once would take. Large models run at the speed of memory;
+thousands of tiny tensors lose a factor of two to Python, where torch loses ten:
 
 ![Time of clipping over the memory limit](charts/clip-limit.svg)
 
-**What clipping sends does not grow with the number of ranks.** Counted for 800 parameters, not timed; torch sends less,
-gradrein's message also compares the calls of the ranks:
+## Ratios
 
-![Bytes per call and rank against the number of ranks](charts/growth-with-ranks.svg)
+"Compiled" is what `gradrein.compile` keeps by itself, which may be the eager step. "Best other" is the fastest other
+library that runs the model and gives the same gradient. Batch sizes stand after the model. Clipping is of norm 2 in
+float32; "under" means that the norm was below the limit, so nothing was scaled. The worst row of every kind of
+norm, dtype and size is the last of its group.
+
 """
 
-TITLES = {
-    "autograd": "backward and grad against torch",
-    "clip": "Clipping against torch",
-    "clip-policies": "Policies that remember every element",
-    "fold": "Clipping folded into the optimizer's step",
-    "persample-depths": "Per-sample clipping by depth",
-    "persample-memory": "Per-sample clipping, peak memory",
-    "persample-memory-compiled": "Per-sample clipping, peak memory of compiled steps",
-    "persample-ranks": "Per-sample clipping on two ranks",
-    "ranks": "Clipping on four ranks against torch",
-    "ranks-counted": "Clipping on up to 16,384 ranks, counted",
-    "trace_overhead": "Traces, replay and the search for a NaN",
+STEADY = """## Ways to clip, on tasks that swing { #steady }
+
+No timing: the final test loss over that of the best of eight fixed thresholds, chosen in hindsight from these very
+runs (below 1 is better than the best threshold). Geometric mean over tasks that swing, then the worst task.
+"Advised" is the first change that `gradrein watch` suggests; the other ways are those of papers. A run of length 4x is four times as
+long. `benchmarks/steady.py` explains the tasks, which of them `auto` was built on, and how many seeds each has;
+`benchmarks/results/steady.md` has every task.
+
+"""
+
+LISTS = {
+    "seen": "tasks `auto` was built on",
+    "unseen": "tasks `auto` was not built on; the advice was",
+    "third": "tasks neither was built on",
 }
+WAYS = ("none", "auto", "advised", "ZClip", "AutoClip", "AdaGC", "lr/3")
 
-MODELS = {"resnet": "ResNet-18", "llama": "Llama", "experts": "experts"}
-
-STEADY = """## steady
-
-Written by `python benchmarks/steady.py`, which explains the columns. Each cell: final and best test loss over those of
-the best fixed threshold (below 1 is better than the best of the thresholds, chosen in hindsight), and the swing. The
-tasks of the second list and the healthy runs were written down before `auto` was changed for the last time, were run
-without clipping only until then, and neither they nor the rule of `auto` have been changed since; the advice has, for
-what they showed. The tasks of the third list were written down before the advice was changed and not changed since;
-ways that do not depend on the advice were run and not looked at until it was. `heavy_tail` and `loss_power` were made
-stricter afterwards, for runs of none of these lists, and what is watched and advised was run once more with that: three
-of 160 runs changed. Each table says how many seeds it is of: ten of the third list and the healthy runs, one or two of
-the others, where single runs differ by chance, those of `gan`, `gan_modes`, `waves_adamw` and `reinforce` by a factor.
-No seed was chosen; those of the tasks it was built on are the ones it was built with.
-"Swing, seen, of" counts runs without clipping that swing, those of them in which `gradrein watch` found something, and
-all that were watched. The last lines of a table are over the tasks that swing, at either length, and over all.
-
-`auto` and the advice are to be within 1.25 in the mean and 2 in the worst case, on tasks that swing. On the third list
-(ten seeds) both are: `auto` 1.08 and 1.97 at length 1x, 0.53 and 1.51 at 4x; the advice 0.84 and 1.87, 0.48 and 1.63.
-`sines` alone is far below 1: without it the means of `auto` are 1.20 and 1.09, those of the advice 1.27 and 1.07. The
-worst case is that of a task, over its seeds; single runs end up to 21 times above (`auto`), and one 150 times (advice:
-a run of `bursts` whose units die in its first steps, so that nothing swings and nothing is advised). Of runs that swing
-`gradrein watch` sees 61 of 62 at 1x and 59 of 59 at 4x; of 160 healthy ones it finds fault with none. A run with `auto`
-is not to end above twice its lowest loss at 4x: the worst one ends at 4.9 times. The eighth task, `recall`, does not
-swing and needs no help: a threshold of 0.01 brings its loss down a hundred times further, so every other way is far
-above 1 there, and with it the means over all eight tasks are 1.59 and 0.94 for the advice, 1.70 and 0.90 for `auto`.
-On the second list (one to two seeds, an earlier state) `auto` is within both limits (0.97 and 1.42; 0.94 and 1.80); the
-advice is in the mean (1.09; 1.15) and not in the worst case (2.62; 23.1), on `attention`, where after 1x nothing is
-found with the one seed that was run to the end, so that nothing is advised.
-Of the first list (one seed) `adam_transformer`, `deep_mlp` and `reinforce` are above 2 for the same reason, at one
-length or both: nothing was found, or nothing that calls for a change; `physics` and `gan` are because `auto` is.
-
-"""
-
-
-# Models and batches of the short table, in the order of its columns.
+# Models and batches, in the order of rows and charts.
 SHORT = {
     "mlp": "MLP 256",
     "mlp-8": "MLP 8",
@@ -110,91 +88,217 @@ SHORT = {
 }
 
 
-def short() -> str:
-    """Return the table of what a clipped step costs, for all models that were measured."""
-    found = {}
+@dataclass
+class Ratio:
+    """A time over that of a baseline, with its quartiles."""
+
+    case: str
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}-{self.high:.2f}]"
+
+
+def read_results(path: pathlib.Path) -> dict[str, Any]:
+    """Return results as they were written; those from before the project had its name say `bridle`."""
+    return json.loads(path.read_text().replace("bridle", "gradrein"))
+
+
+def rows_of(stem: str) -> list[dict[str, Any]]:
+    """Return the rows of a result file; none if it was not measured."""
+    path = RESULTS / f"{stem}.json"
+    return read_results(path)["rows"] if path.exists() else []
+
+
+def ratio(case: str, value: dict[str, float]) -> Ratio:
+    """A ratio as it was recorded."""
+    return Ratio(case, value["median"], value["low"], value["high"])
+
+
+def inverse(case: str, value: dict[str, float]) -> Ratio:
+    """A ratio that was recorded as "faster by"."""
+    return Ratio(case, 1 / value["median"], 1 / value["high"], 1 / value["low"])
+
+
+@dataclass
+class Step:
+    """What a clipped per-sample step of one model costs over a plain one."""
+
+    eager: Ratio
+    compiled: Ratio | None
+    other: Ratio | None
+
+    @property
+    def over_other(self) -> float | None:
+        """Our eager step over that of the fastest other library."""
+        return self.eager.median / self.other.median if self.other else None
+
+
+def steps() -> list[Step]:
+    """Return one entry for each model and batch whose methods were compared."""
+    found = []
     for stem, name in SHORT.items():
-        path = HERE / "results" / f"persample-{stem}.json"
-        if path.exists():
-            found[name] = tables.read_results(path)
-    rows: dict[str, list[str]] = {
-        "": list(found),
-        "gradrein": [],
-        "compiled": [],
-        "best peer": [],
-        "plain compiled": [],
-    }
-    for content in found.values():
-        ratios = {row["method"]: row["clock"]["median"] for row in content["rows"] if "clock" in row}
-        clipped = [row["method"] for row in content["rows"] if "gradient_error" in row]
-        peer = min((name for name in clipped if not name.startswith("gradrein")), key=ratios.__getitem__, default="")
-        rows["gradrein"].append(_two_digits(ratios.get("gradrein")))
-        rows["compiled"].append(_two_digits(ratios.get("gradrein fastest")))
-        rows["best peer"].append(f"{_two_digits(ratios[peer])} ({peer})" if peer else "")
-        rows["plain compiled"].append(_two_digits(ratios.get("plain compiled")))
-    rows["threads"] = [str(content["environment"]["torch_threads"]) for content in found.values()]
-    lines = [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
-    return "\n".join([lines[0], "|" + "---|" * (len(found) + 1), *lines[1:]])
+        ratios = {r["method"]: ratio(name, r["clock"]) for r in rows_of(f"persample-{stem}") if "gradient_error" in r}
+        others = [(r.median, method) for method, r in ratios.items() if not method.startswith("gradrein")]
+        best = min(others)[1] if others else None
+        other = Ratio(best, *_values(ratios[best])) if best else None
+        if "gradrein" in ratios:
+            found.append(Step(ratios["gradrein"], ratios.get("gradrein fastest"), other))
+    return found
 
 
-def _two_digits(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _values(ratio: Ratio) -> tuple[float, float, float]:
+    return ratio.median, ratio.low, ratio.high
 
 
-def cell(value: object) -> str:
-    if isinstance(value, dict) and set(value) == {"median", "low", "high"}:
-        return f"{value['median']:.2f} [{value['low']:.2f}-{value['high']:.2f}]"
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {cell(v)}" for k, v in value.items())
-    if isinstance(value, list):
-        return ", ".join(cell(v) for v in value)
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def table(rows: list[dict[str, object]]) -> list[str]:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    lines = ["| " + " | ".join(c.replace("_", " ") for c in columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(cell(row.get(c, "")) for c in columns) + " |" for row in rows]
-
-
-def title(stem: str) -> str:
-    if stem in TITLES:
-        return TITLES[stem]
-    for prefix, name in (("persample-batches-", "Per-sample clipping by batch"), ("persample-", "Per-sample clipping")):
-        if stem.startswith(prefix):
-            model, _, batch = stem.removeprefix(prefix).partition("-")
-            of = MODELS.get(model, model.upper())
-            return f"{name}, {of} at batch {batch}" if batch else f"{name}, {of}"
-    return stem
-
-
-def section(path: pathlib.Path) -> str:
-    content = tables.read_results(path)
-    where = content["environment"]
-    place = f"{where['cpu']}, {where['cores']} cores, torch {where['torch']}, Python {where['python']}, {where['date']}"
-    method = content["method"].strip().splitlines()
-    lines = [
-        f"## {title(path.stem)}",
-        "",
-        f"`benchmarks/results/{path.name}`",
-        "",
-        method[0],
-        "",
-        f"Measured on: {place}.",
-        "",
-        *table(content["rows"]),
+def by_batch() -> list[Ratio]:
+    """Return our clipped steps over plain ones at all batches that were measured."""
+    return [
+        ratio(f"{model.upper()} {row['batch']}", row["clock"])
+        for model in ("mlp", "cnn", "lstm")
+        for row in rows_of(f"persample-batches-{model}")
+        if row["method"] == "gradrein" and "clock" in row
     ]
+
+
+def clipping(*, kinds: tuple[str, ...] = ("norm 2",), dtypes: tuple[str, ...] = ("float32", "bfloat16")) -> list[Ratio]:
+    """Return our time of clipping over that of torch's faster way."""
+    return [
+        inverse(_clip_case(row), row["faster_than_torch_best"])
+        for row in rows_of("clip")
+        if row["kind"] in kinds and row["dtype"] in dtypes
+    ]
+
+
+def _clip_case(row: dict[str, Any]) -> str:
+    parts = [row["model"], "" if row["kind"] == "norm 2" else row["kind"], row["dtype"], row["regime"]]
+    return ", ".join(part for part in parts if part not in ("", "float32")).replace("clipping", "clipped")
+
+
+def worst(ratios: list[Ratio]) -> Ratio:
+    return max(ratios, key=lambda one: one.median)
+
+
+def best(ratios: list[Ratio]) -> Ratio:
+    return min(ratios, key=lambda one: one.median)
+
+
+def front() -> str:
+    """Return the table of the front page: for each claim the best row for us, and the worst."""
+    clips, all_steps = clipping(), steps()
+    plain = [*(step.eager for step in all_steps), *by_batch()]
+    compared = sorted((step for step in all_steps if step.other), key=lambda step: step.over_other)
+
+    def over_other(step: Step) -> str:
+        return f"{step.over_other:.2f} ({step.eager.case}; {step.other.case})"
+
+    def of(one: Ratio) -> str:
+        return f"{one.median:.2f} ({one.case})"
+
+    lines = [
+        "| time on a CPU | best | worst |",
+        "|---|---|---|",
+        f"| `clip_grad_norm_` / torch's | {of(best(clips))} | {of(worst(clips))} |",
+        f"| per-sample clipped step / plain step | {of(best(plain))} | {of(worst(plain))} |",
+        f"| same / fastest other library | {over_other(compared[0])} | {over_other(compared[-1])} |",
+    ]
+    return "\n".join(lines)
+
+
+def groups() -> Iterator[tuple[str, list[tuple[Ratio, Ratio | None, Ratio | None]]]]:
+    """Yield the groups of the table of ratios: what over what, and its rows."""
+    per_sample = [(step.eager, step.compiled, step.other) for step in steps()]
+    yield "clipped per-sample step / plain step", [*per_sample, (worst(by_batch()), None, None)]
+    clips = clipping(dtypes=("float32",))
+    everything = clipping(kinds=("norm 1", "norm 2", "norm inf", "value"))
+    yield "`clip_grad_norm_` / torch's faster way", [(one, None, None) for one in (*clips, worst(everything))]
+    ranks = [row for row in rows_of("ranks") if "clip_grad_norm_ is faster by" in row]
+    yield (
+        "`clip_grad_norm_` on four ranks / torch's",
+        [(inverse(row["case"], row["clip_grad_norm_ is faster by"]), None, None) for row in ranks],
+    )
+    yield (
+        "clipped per-sample step on two ranks / plain step",
+        [
+            (ratio(f"{row['case']}, {how.upper()}", row[f"{how}: clipped takes longer by"]), None, None)
+            for row in rows_of("persample-ranks")
+            for how in ("ddp", "fsdp")
+        ],
+    )
+    calls = [ratio(f"{row['case']}, {row['call']}", row["gradrein_over_torch"]) for row in rows_of("autograd")]
+    yield "`backward`, `grad` / torch's", [(one, None, None) for one in (best(calls), worst(calls)) if calls]
+    for name in ("detect_nonfinite", "trace"):
+        rows = rows_of("trace_overhead")
+        key = f"gradrein.{name}" if name == "detect_nonfinite" else name
+        found = [(row["case"], row[key], row["torch.detect_anomaly"]) for row in rows]
+        yield (
+            f"`{name}` / plain pass",
+            [
+                (ratio(case, ours), None, ratio("torch.detect_anomaly", theirs) if "detect" in name else None)
+                for case, ours, theirs in found
+            ],
+        )
+
+
+def ratios() -> str:
+    """Return the one table of ratios."""
+    lines = ["| time over | case | gradrein | compiled | best other |", "|---|---|---|---|---|"]
+    for what, rows in groups():
+        for number, (ours, compiled, other) in enumerate(rows):
+            beside = f"{other} {other.case}" if other else ""
+            head = what if not number else ""
+            lines.append(f"| {head} | {ours.case} | {ours} | {compiled or ''} | {beside} |")
     return "\n".join(lines) + "\n"
 
 
+def steady() -> str:
+    """Return what each way to clip reached, one row for each list of tasks and length."""
+    path = RESULTS / "steady.json"
+    if not path.exists():
+        return ""
+    recorded = json.loads(path.read_text())
+    lines = [f"| tasks | length | {' | '.join(WAYS)} |", "|" + "---|" * (len(WAYS) + 2)]
+    for which, name in LISTS.items():
+        lengths = recorded["lists"][which]
+        swinging = {task for rows in lengths.values() for task, row in rows.items() if row["swing"]}
+        for length, rows in lengths.items():
+            cells = [_mean_and_worst([rows[task]["ways"].get(way) for task in swinging]) for way in WAYS]
+            lines.append(f"| {name} | {length} | {' | '.join(cells)} |")
+    return STEADY + "\n".join(lines) + "\n"
+
+
+def _mean_and_worst(cells: list[dict[str, float] | None]) -> str:
+    finals = [cell["final"] for cell in cells if cell]
+    return f"{steady_table.geometric(finals):.2f}, {max(finals):.3g}" if finals else "-"
+
+
+def page() -> str:
+    """Return the whole page of benchmarks."""
+    return HEAD + ratios() + "\n" + steady()
+
+
+def with_figures(text: str) -> str:
+    """Return a page with its table of figures written anew."""
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{front()}\n{END}{rest.split(END)[1]}"
+
+
+def home(readme: str) -> str:
+    """Return the home page of the site: the README without badges, with the links of a page in docs/."""
+    text = re.sub(r"^\[!\[.*\n\n", "", readme, flags=re.MULTILINE)
+    text = text.replace("](docs/", "](")
+    text = re.sub(r"\]\((CHANGELOG|CONTRIBUTING)\.md", lambda found: found[0].lower(), text)
+    return "---\nhide: [navigation, toc]\n---\n\n" + text
+
+
 def main() -> None:
-    found = sorted((HERE / "results").glob("*.json"))
-    sections = [section(path) for path in found if "rows" in tables.read_results(path)]
-    steady = HERE / "results" / "steady.md"
-    if steady.exists():
-        sections.append(STEADY + steady.read_text().replace("bridle", "gradrein"))
-    PAGE.write_text("\n".join([HEAD.format(short=short()), *sections]))
-    tables.main()
+    """Write all pages."""
+    (ROOT / "docs" / "benchmarks.md").write_text(page())
+    readme = with_figures((ROOT / "README.md").read_text())
+    (ROOT / "README.md").write_text(readme)
+    (ROOT / "docs" / "index.md").write_text(home(readme))
 
 
 if __name__ == "__main__":

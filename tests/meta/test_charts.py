@@ -18,7 +18,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("draw", ["per_sample_methods", "per_sample_batches", "clip_limit", "growth_with_ranks"])
+@pytest.mark.parametrize("draw", ["per_sample_methods", "per_sample_batches", "clip_limit"])
 def test_what_was_not_measured_is_left_out_and_said(draw, folder, capsys):
     getattr(charts, draw)()
     assert f"{draw.replace('_', '-')} is left out" in capsys.readouterr().out

@@ -20,6 +20,19 @@ NEEDS = {
     "docs/start/large-run.md": "fully_shard on the CPU",
 }
 
+# What the front page takes for granted.
+YOURS = """
+import torch
+import torch.nn.functional as F
+import gradrein
+model = torch.nn.Sequential()
+model.add_module("body", torch.nn.Linear(20, 64))
+model.add_module("head", torch.nn.Linear(64, 5))
+x, y = torch.randn(32, 20), torch.randint(5, (32,))
+loss = F.cross_entropy(model(x), y)
+"""
+BEFORE = {"README.md": [YOURS], "docs/index.md": [YOURS]}
+
 
 def name_of(page):
     return str(page.relative_to(ROOT))
@@ -39,7 +52,7 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     try:
-        for number, block in enumerate(blocks(page)):
+        for number, block in enumerate([*BEFORE.get(name_of(page), []), *blocks(page)]):
             exec(compile(block, f"{page.name}, block {number}", "exec"), names)
     finally:
         if dist.is_initialized():  # by a block of the page

@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 from page import SHORT as MODELS
-from tables import read_results
+from page import read_results
 
 ROOT = Path(__file__).parents[2]
 RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
@@ -127,31 +127,6 @@ def ratios(axes: plt.Axes, values: list[float]) -> None:
         axes.minorticks_off()
 
 
-def growth_with_ranks() -> None:
-    """Bytes that one call of clip_grad_norm_ leaves a rank with, as the number of ranks grows."""
-    lines = rows("ranks-counted")
-    if left_out("growth-with-ranks", lines, "python benchmarks/ranks_counted.py"):
-        return
-    layouts = list(dict.fromkeys(str(r["layout"]) for r in lines))
-    figure, panels = grid(len(layouts))
-    for panel, layout in zip(panels, layouts, strict=True):
-        for call, color in (("torch", "#697086"), ("gradrein", OURS)):
-            points = [(r["ranks"], r["bytes"]) for r in lines if r["layout"] == layout and r["call"] == call]
-            panel.plot(*zip(*points, strict=True), "o-", color=color, label=call)
-        ranks = sorted({r["ranks"] for r in lines})
-        gathered = [8192 * count for count in ranks]
-        panel.plot(ranks, gathered, ":", color="#c62828", label="an all-gather of 8 KiB per rank, for comparison")
-        panel.set_xscale("log", base=2)
-        panel.set_xticks(ranks, [f"{count:,}" for count in ranks])
-        panel.set_yscale("log", base=2)
-        panel.set_yticks([2**10, 2**13, 2**17, 2**20, 2**27], ["1 KiB", "8 KiB", "128 KiB", "1 MiB", "128 MiB"])
-        panel.set_title(layout, fontsize=10)
-        panel.set_xlabel("ranks")
-    figure.supylabel("bytes per call and rank", fontsize=10)
-    figure.legend(*panels[0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=3)
-    save(figure, "growth-with-ranks")
-
-
 def clip_limit() -> None:
     """Time of clip_grad_norm_ over what reading (and writing) the same memory takes."""
     lines = [r for r in rows("clip") if r["dtype"] == "float32" and r["kind"] == "norm 2" and r["regime"] == "clipping"]
@@ -177,4 +152,3 @@ if __name__ == "__main__":
     per_sample_methods()
     per_sample_batches()
     clip_limit()
-    growth_with_ranks()

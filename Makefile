@@ -2,64 +2,73 @@
 PYTHON ?= python3.11
 VENV   ?= .venv
 BIN     = $(VENV)/bin
-READY   = $(VENV)/.ready
+PIP     = $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 JOBS   ?= 2
 THREADS ?= 1
 # Tests start many processes; without bytecode each of them compiles the package again.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: setup demo test fuzz fuzz-ranks check format bench docs docs-serve test-torch torch-suite dist clean
+# Two installations at once would write into the same .venv.
+.NOTPARALLEL:
+.PHONY: setup demo test test-docs fuzz fuzz-ranks check format bench docs docs-serve test-torch torch-suite dist clean
 
-setup: $(READY)
+# What `make demo` and `make test` need. What other targets need they install themselves, into the same .venv.
+setup: $(VENV)/.test-ready
 
-$(READY): pyproject.toml setup.py constraints.txt src/gradrein/_kernels/cpu.c
+# One extra of pyproject.toml. Modules are compiled when they are imported, which saves a third of the time.
+$(VENV)/.%-ready: pyproject.toml setup.py constraints.txt src/gradrein/_kernels/cpu.c
+	@echo "Installing what is missing for '$*' into $(VENV); the first time this brings torch, about 200 MB."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt setuptools wheel
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -q setuptools wheel
+	$(PIP) --no-build-isolation -e '.[$*]'
 	touch $@
 
-demo: setup
+demo: $(VENV)/.demo-ready
 	$(BIN)/python examples/clipping.py
 	$(BIN)/python examples/demo_steady.py
 
 # With TESTS=tests/clip only those. THREADS of each worker: two that spin on one core take twice the time.
-test: setup
+test: $(VENV)/.test-ready
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+
+# The tests that need the tools of the site: its links and pages, charts, notebooks
+test-docs: $(VENV)/.test-ready $(VENV)/.docs-ready
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(JOBS) tests/site
 
 # Random graphs against a loop over samples: make fuzz N=10000, or START=10000 for others
 N     ?= 10000
 START ?= 0
-fuzz: setup
+fuzz: $(VENV)/.test-ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.persample.random_graphs --count $(N) --start $(START)
 
 # Random faults over random layouts on four ranks: make fuzz-ranks N=1000
-fuzz-ranks: setup
+fuzz-ranks: $(VENV)/.test-ready
 	cd tests/ranks && OMP_NUM_THREADS=1 $(abspath $(BIN))/python random_faults.py --count $(N) --start $(START)
 
-check: setup
+check: $(VENV)/.lint-ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup
+format: $(VENV)/.lint-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup
+bench: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/clip.py
 	$(BIN)/python benchmarks/clip.py --policies
 	$(BIN)/python benchmarks/fold.py
 	$(BIN)/python benchmarks/page.py
 
 # The site, from nothing, in site/; docs-serve shows it while pages are written
-docs: setup
+docs: $(VENV)/.docs-ready
 	$(BIN)/python tools/site/diagrams.py
 	$(BIN)/python tools/site/charts.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/site/notebooks.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/site/live.py
 	$(BIN)/zensical build --strict --clean
 
-docs-serve: setup
+docs-serve: $(VENV)/.docs-ready
 	$(BIN)/zensical serve
 
 # The suite, or TESTS of it, on another torch in its own environment (several GB): make test-torch VERSION=2.15.0
@@ -71,7 +80,7 @@ test-torch:
 	OMP_NUM_THREADS=$(THREADS) .venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # torch's own tests, with gradrein in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
-torch-suite: setup
+torch-suite: $(VENV)/.test-ready
 	test -d "$(TORCH_SRC)/test" || { echo "say where torch's sources are: make torch-suite TORCH_SRC=folder"; exit 2; }
 	$(BIN)/python tools/torch_suite $(TORCH_SRC)
 

@@ -61,9 +61,9 @@ STEADY = """## Ways to clip, on tasks that swing { #steady }
 
 No timing: the final test loss over that of the best of eight fixed thresholds, chosen in hindsight from these very
 runs (below 1 is better than the best threshold). Geometric mean over tasks that swing, then the worst task.
-"Advised" is the first change that `gradrein watch` suggests; the other ways are those of papers. A run of length 4x is four times as
-long. `benchmarks/steady.py` explains the tasks, which of them `auto` was built on, and how many seeds each has;
-`benchmarks/results/steady.md` has every task.
+"Advised" is the first change that `gradrein watch` suggests; the other ways are those of papers. A run of length 4x is
+four times as long. `benchmarks/steady.py` explains the tasks, which of them `auto` was built on, and how many seeds
+each has; `benchmarks/results/steady.md` has every task.
 
 """
 

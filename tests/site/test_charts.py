@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="charts are drawn with matplotlib, which the extra `docs` brings")
+pytest.importorskip("matplotlib", reason="drawn with matplotlib: make test-docs")
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools" / "site"))
 import charts
 

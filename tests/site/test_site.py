@@ -43,7 +43,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
     """Build a copy, once for all workers."""
-    pytest.importorskip("zensical", reason="the site is built with zensical, which the extra `docs` brings")
+    pytest.importorskip("zensical", reason="built with zensical: make test-docs")
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "site"
     with FileLock(f"{folder}.lock"):

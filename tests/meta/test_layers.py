@@ -18,9 +18,10 @@ ORDER = [
     "_kernels",
     "_measure",
     "_distributed",
+    "distributed",
     "graph",
 ]
-ORDER += ["autograd", "persample", "_compile", "policies", "distributed", "clip", "functional", "watch", "integrations"]
+ORDER += ["autograd", "persample", "_compile", "policies", "clip", "functional", "watch", "integrations"]
 # The same for the sub-packages of a package; its own files may import all of them.
 INSIDE = {"persample": ["tracing", "engine", "ownership", "representations", "rules"]}
 # What the root of the package offers and who runs it may import everything.

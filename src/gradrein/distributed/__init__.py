@@ -11,7 +11,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from .errors import ArgumentTypeError
+from ..errors import ArgumentTypeError
+from ._agreement import Agreement as Agreement
+from ._collectives import all_gather_rows as all_gather_rows
+from ._collectives import all_reduce_ as all_reduce_
+from ._collectives import collective as collective
+from ._collectives import reduce_scatter as reduce_scatter
+from ._fingerprints import checksum as checksum
+from ._fingerprints import fingerprint as fingerprint
+from ._fingerprints import parameters_fingerprint as parameters_fingerprint
+from ._fingerprints import state_fingerprint as state_fingerprint
+from ._meshes import Group as Group
+from ._meshes import groups_of as groups_of
+from ._meshes import in_order as in_order
+from ._reduction import Layout as Layout
+from ._reduction import Reduction as Reduction
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -74,10 +74,10 @@ docs-serve: $(VENV)/.docs-ready
 # The suite, or TESTS of it, on another torch in its own environment (several GB): make test-torch VERSION=2.15.0
 test-torch:
 	test -n "$(VERSION)" || { echo "say which: make test-torch VERSION=2.15.0"; exit 2; }
-	test -x .venv-$(VERSION)/bin/python || $(PYTHON) -m venv .venv-$(VERSION)
-	echo torch==$(VERSION) > .venv-$(VERSION)/constraints.txt
-	.venv-$(VERSION)/bin/python -m pip install -q --disable-pip-version-check -c .venv-$(VERSION)/constraints.txt -e '.[test]'
-	OMP_NUM_THREADS=$(THREADS) .venv-$(VERSION)/bin/python -m pytest -n $(JOBS) --dist worksteal $(TESTS)
+	test -x ".venv-$(VERSION)/bin/python" || $(PYTHON) -m venv ".venv-$(VERSION)"
+	echo "torch==$(VERSION)" > ".venv-$(VERSION)/constraints.txt"
+	".venv-$(VERSION)/bin/python" -m pip install --disable-pip-version-check -c ".venv-$(VERSION)/constraints.txt" -e '.[test]'
+	OMP_NUM_THREADS=$(THREADS) ".venv-$(VERSION)/bin/python" -m pytest -n $(JOBS) --dist worksteal $(TESTS)
 
 # torch's own tests, with gradrein in the place of the functions it stands in for: make torch-suite TORCH_SRC=folder
 torch-suite: $(VENV)/.test-ready

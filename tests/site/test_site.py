@@ -16,7 +16,6 @@ from urllib.parse import unquote
 import pytest
 from filelock import FileLock
 
-import gradrein
 from gradrein.persample import PerSample
 
 ROOT = Path(__file__).parents[2]
@@ -98,14 +97,6 @@ def test_every_name_of_the_reference_says_what_to_see_also(site):
         sections = re.split(r"<h2 id=", path.read_text())[1:]
         without = [part.split('"')[1] for part in sections if "doc-heading" in part and 'class="see-also"' not in part]
         assert not without, f"{path.parent.name}: {without}"
-
-
-def test_the_version_is_in_one_place(site):
-    project = (ROOT / "pyproject.toml").read_text()
-    assert '\ndynamic = ["version"]\n' in project
-    assert 'version = {attr = "gradrein.__version__"}' in project
-    assert f"\nversion: {gradrein.__version__}\n" in (ROOT / "CITATION.cff").read_text()
-    assert f"Documents gradrein {gradrein.__version__}." in (site / "index.html").read_text()
 
 
 def test_the_reference_has_the_methods_of_a_result(site):

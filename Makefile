@@ -57,7 +57,6 @@ format: $(VENV)/.lint-ready
 bench: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/clip.py
 	$(BIN)/python benchmarks/clip.py --policies
-	$(BIN)/python benchmarks/fold.py
 	$(BIN)/python benchmarks/page.py
 
 # The site, from nothing, in site/; docs-serve shows it while pages are written

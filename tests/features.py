@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from gradrein._kernels.cpu import exchange_table
 from gradrein._torch import saved
-from gradrein._torch.amp import takes_grad_scale
 from gradrein._torch.fx import RECORDS_WHAT_RUNS
 
 
@@ -50,7 +49,6 @@ FEATURES = {
     "compiler that traces context managers": lambda: hasattr(torch._dynamo.config, "enable_trace_contextlib"),
     "dicts for torch.autograd.grad": lambda: "dict[" in str(torch.autograd.grad.__annotations__["inputs"]),
     "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
-    "fused Adagrad on the CPU": lambda: takes_grad_scale(torch.optim.Adagrad([torch.zeros(1)], fused=True)),
     # An older one lets the other ranks wait until the timeout of their group, which a mesh sets to half an hour.
     "gloo that tells of destroyed groups": lambda: hasattr(dist.ProcessGroup, "shutdown"),
     "masks of embeddings in every dtype": masks_in_every_dtype,

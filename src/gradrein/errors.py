@@ -25,7 +25,6 @@ GradreinError
 ├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that exited or timed out
 ├── UnsupportedDeviceError (RuntimeError)      a code path that this device does not support
-├── FoldError (RuntimeError)                   an optimizer that cannot take the clipping coefficient
 ├── RecordError (ValueError)                   a file that is not a record of a run, or is damaged
 │   └── RecordWriteError (OSError)             a record that cannot be written
 └── MissingDependencyError (ImportError)       an optional package is not installed
@@ -42,7 +41,6 @@ __all__ = [
     "BackwardError",
     "BatchCouplingError",
     "CallArgumentError",
-    "FoldError",
     "GradientMismatchError",
     "GradientTypeError",
     "GradreinError",
@@ -323,14 +321,6 @@ class AuditError(GradreinError, RuntimeError):
     def __init__(self, message: str, parameter: str = "") -> None:
         super().__init__(message)
         self.parameter = parameter
-
-
-class FoldError(GradreinError, RuntimeError):
-    """The optimizer cannot apply the clipping coefficient in its own step.
-
-    See Also:
-        [`gradrein.clip_`][], [`gradrein.Clipper`][]
-    """
 
 
 class GradreinWarning(UserWarning):

@@ -70,14 +70,6 @@ def test_no_value_is_read_and_the_numbers_are_the_same(name, as_on_a_device, mon
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-8)
 
 
-def test_fold_reads_nothing(as_on_a_device):
-    m = model()
-    optimizer = torch.optim.AdamW(m.parameters(), fused=True)
-    with NoHostRead():
-        report = gradrein.clip_(m, gradrein.by_norm(0.1), nonfinite="skip", fold_into=optimizer)
-    assert report.clipped
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("mode", ["skip", "zero", "propagate"])
 def test_nonfinite_modes_without_a_read(bad, mode, as_on_a_device, monkeypatch):

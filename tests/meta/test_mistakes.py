@@ -225,13 +225,6 @@ CLIP = [
     (lambda s: gradrein.clip_(NORM, s.model), GradientTypeError, TypeError, "_ByNorm", "a module, an optimizer"),
     (lambda s: gradrein.clip_(None, NORM), GradientTypeError, TypeError, "NoneType: None", "a module, an optimizer"),
     (lambda s: gradrein.clip_([s.model], NORM), errors.NotAParameterError, TypeError, "Sequential", "a module"),
-    (
-        lambda s: gradrein.clip_(s.model, NORM, fold_into=s.model),
-        errors.FoldError,
-        RuntimeError,
-        "Sequential",
-        "fused=True",
-    ),
     (lambda s: gradrein.clip_(s.model, NORM, placement="x"), ArgumentError, ValueError, "str: 'x'", "Sharded(group)"),
     (
         lambda s: gradrein.distributed.Disjoint("x"),

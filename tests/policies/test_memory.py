@@ -221,33 +221,6 @@ def test_dry_run_of_fixed_policies_and_bad_gradients():
     assert p.grad.isnan().sum() == 1
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name != "ByRunningNorm"])
-def test_folds_into_a_fused_optimizer(name):
-    make, _ = RULES[name]
-    results = []
-    for fold in (False, True):
-        p, policy = torch.nn.Parameter(torch.ones(3)), make(warmup=2)
-        optimizer = torch.optim.SGD([p], lr=0.1, fused=True)
-        for norm in (1.0, 1.1, 0.9, 500.0):
-            p.grad = gradient(norm).float()
-            gradrein.clip_([p], policy, fold_into=optimizer if fold else None)
-            optimizer.step()
-        results.append(p.detach())
-    torch.testing.assert_close(results[0], results[1])
-
-
-def test_a_skip_folds_into_a_fused_optimizer():
-    p, policy = torch.nn.Parameter(torch.ones(3)), gradrein.policies.SkipSpikes(warmup=2)
-    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=True)
-    for norm in (1.0, 1.0, 500.0):
-        before = p.detach().clone()
-        p.grad = gradient(norm).float()
-        report = gradrein.clip_([p], policy, fold_into=optimizer)
-        optimizer.step()
-    assert report.skipped
-    torch.testing.assert_close(p.detach(), before, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -259,21 +259,6 @@ def test_a_skipped_step_moves_nothing_and_is_recorded(make, why, by):
         assert run.nonfinite[0].offenders == {"parameter 0": 1}
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_folded_coefficient_is_recorded(beside):
-    weight = nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
-    with gradrein.Monitor(None, optimizer, clip=0.5 if beside else None) as monitor:
-        weight.grad = torch.tensor([30.0, 40.0])
-        clip_([weight], gradrein.by_norm(1.0), fold_into=optimizer)
-        optimizer.step()
-    length = 0.5 if beside else 1.0
-    assert weight.detach().norm().item() == pytest.approx(length, rel=1e-5)
-    run = read_run(monitor.path)
-    assert run.norm == pytest.approx([50.0], rel=1e-5)
-    assert run.clip == pytest.approx([length / 50], rel=1e-4)
-
-
 def test_torchs_functions_are_as_before_afterwards():
     functions = torch_clip_grad_norm_, torch_clip_grad_value_, torch_clip_grads_with_norm_
     before = [f.__closure__[0].cell_contents for f in functions]

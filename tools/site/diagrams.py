@@ -106,7 +106,7 @@ def clipping() -> Diagram:
         if i:
             d.arrow(185 * i - 5, 77, 18 + 185 * i, 77)
     d.text(205, 140, "Scale, Clamp or Skip leave the policy as a value:", kind="small")
-    d.text(205, 158, "it can be applied, folded into a fused optimizer, or only reported.", kind="small")
+    d.text(205, 158, "it can be applied or only reported.", kind="small")
     return d
 
 

@@ -25,7 +25,6 @@ from ..policies.named import Rules, kept_for
 from . import _apply
 from ._describe import describe_policy
 from ._failures import tell_others
-from ._fold import check_fold, fold
 from ._gradients import Gradients, count_alike, measure_together, refusals_told
 from ._locks import one_at_a_time
 from ._notify import notify_clip_policy
@@ -44,7 +43,6 @@ def clip_(
     policy: Rules,
     *,
     nonfinite: NonFinite = "raise",
-    fold_into: torch.optim.Optimizer | None = None,
     dry_run: bool = False,
     placement: PlacementSpec | None = None,
 ) -> ClipReport:
@@ -62,9 +60,6 @@ def clip_(
             zero. `"zero"` sets those values to zero and clips the rest. `"propagate"` does not check: gradients that
             share a norm with a non-finite one stay unchanged, because there is no factor to scale them by; a limit on
             each value, as in `by_value`, applies to infinite values too and leaves NaN, as `clip_grad_value_` does.
-        fold_into: A fused optimizer that multiplies by the coefficient (and skips) inside its own step, so that
-            the gradients are not written here. Only for policies with one coefficient for all gradients, such as
-            `by_norm`.
         dry_run: Change nothing and raise nothing about values: the report says what would have been done. Adaptive
             policies update their state as usual.
         placement: How plain tensors are distributed over ranks: `Disjoint`, `Sharded` or `Replicated` of
@@ -76,7 +71,6 @@ def clip_(
     Raises:
         NonFiniteGradientError: (a RuntimeError) A gradient is not finite and `nonfinite="raise"`.
         ArgumentError: (a ValueError) An unused pattern, a parameter that no pattern matches, or an unknown mode.
-        FoldError: (a RuntimeError) The optimizer or the policy cannot be folded.
         RankError: (a RuntimeError) Ranks passed different parameters, or one of them exited or timed out.
 
     Examples:
@@ -103,19 +97,16 @@ def clip_(
         grads = Gradients.of(names, parameters, placement, call)
         try:
             parts = assign(rules, grads)
-            if fold_into is not None:
-                check_fold(fold_into, parts, grads)
         except GradreinError as error:
             tell_others(error, lambda _: grads)
             raise
-        return _clip(grads, parts, nonfinite, fold_into, dry_run)
+        return _clip(grads, parts, nonfinite, dry_run)
 
 
 def _clip(
     grads: Gradients,
     parts: list[tuple[str, Policy | None, Gradients]],
     nonfinite: NonFinite,
-    fold_into: torch.optim.Optimizer | None,
     dry_run: bool,
 ) -> ClipReport:
     """Refuse, measure, decide, and only then write."""
@@ -137,9 +128,7 @@ def _clip(
     bad, counts = _find_nonfinite([(rule, part) for _, rule, part in active], nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
     decided = [_decide(rule, part) for _, rule, part in active]
-    if fold_into is not None and active and not dry_run:
-        fold(fold_into, decided[0][0], skipped | decided[0][1])
-    writes = fold_into is None and not dry_run
+    writes = not dry_run
     looked = nonfinite != "propagate" and not dry_run  # so that no norm is NaN any more
     writes_now = writes and skipped is not True
     # Ranks exchange norms before any of them writes.

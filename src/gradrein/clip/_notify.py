@@ -16,7 +16,7 @@ def _parameters(target: Any) -> list[Tensor]:
 
 def _describe_policy(arguments: dict[str, Any], report: ClipReport) -> ClipEvent | None:
     """Describe a call of `clip_`."""
-    if report.dry_run or arguments["fold_into"] is not None:  # a folded coefficient is read from the optimizer
+    if report.dry_run:
         return None
     outcomes = report._outcomes
     single = all(map(_has_one_factor, outcomes))

@@ -150,32 +150,9 @@ def _total(norms: list[float | None]) -> float:
     return math.nan if any(map(math.isnan, known)) else math.hypot(*known)
 
 
-@dataclass(frozen=True)
-class Fold:
-    """A coefficient that `clip_(fold_into=...)` has left with an optimizer, which multiplies by it in its next step."""
-
-    coefficient: float
-    skips: bool
-
-    @classmethod
-    def of(cls, optimizer: Any) -> "Fold | None":
-        """Return what was left with this optimizer, if anything."""
-        if "_gradrein_folded" not in vars(optimizer):
-            return None
-        return cls(1.0 / float(optimizer.grad_scale), bool(optimizer.found_inf))
-
-    def undo(self, optimizer: Any, measured: Measurement, clipping: dict[str, Any]) -> dict[str, Any]:
-        """Return what clipping did with this included, and set the norms to those before it."""
-        if optimizer.grad_scale is None and self.coefficient > 0:  # a Clipper has multiplied the gradients already
-            measured.norms = [None if n is None else n / self.coefficient for n in measured.norms]
-            measured.norm = None if measured.norm is None else measured.norm / self.coefficient
-        factor = 0.0 if self.skips else self.coefficient * float(clipping.get("clip", 1.0))
-        return {**clipping, "clip": rounded([factor])[0]}
-
-
 def remaining_scale(optimizer: torch.optim.Optimizer) -> float:
     """Return what the gradients are still multiplied by: a GradScaler leaves that division to a fused optimizer."""
-    scale = None if "_gradrein_folded" in vars(optimizer) else getattr(optimizer, "grad_scale", None)
+    scale = getattr(optimizer, "grad_scale", None)
     return 1.0 if scale is None else float(scale)
 
 

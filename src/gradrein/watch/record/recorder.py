@@ -22,7 +22,7 @@ from ..say import say
 from . import hooks
 from .batches import Batch, BatchTracker
 from .call_sites import CallSites
-from .clipping import ClipTracker, Fold, refuse_flattened, remaining_scale, undo_clipping
+from .clipping import ClipTracker, refuse_flattened, remaining_scale, undo_clipping
 from .curves import CurveObserver
 from .loss import LossTracker
 from .measure import Measurement, Meter
@@ -49,7 +49,6 @@ class _Watched:
     names: list[str] = field(default_factory=list)
     steps: int = 0
     ignored: bool = False
-    fold: Fold | None = None
     measured: Measurement | None = None
     line: Line = field(default_factory=dict)
 
@@ -191,7 +190,6 @@ class Recorder:
         hook = watched.hook or self._hook(watched)
         watched.ignored = inner
         with self._failing():
-            watched.fold = Fold.of(optimizer)
             hook.move_last()
 
     def _hook(self, watched: _Watched) -> StepHook:
@@ -249,8 +247,6 @@ class Recorder:
         clipped = self._clipping.take(meter.parameters)
         complete = not meter.is_sharded and not meter.unmeasurable
         clipping = undo_clipping(measured, clipped, meter.parameters, scale, complete)
-        if watched.fold is not None:
-            clipping = watched.fold.undo(watched.optimizer, measured, clipping)
         watched.line = self._line(watched, measured, loss, backwards, clipping)
         if self._rank is not None and spent is not None:
             watched.line.update(zip(("host_s", "backward_s", "data_s"), rounded(spent), strict=True))

@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 # Two installations at once would write into the same .venv.
 .NOTPARALLEL:
-.PHONY: setup demo test test-docs fuzz fuzz-ranks check format bench docs docs-serve test-torch torch-suite dist clean
+.PHONY: setup demo test test-docs fuzz fuzz-ranks check format bench docs docs-serve notebooks test-torch torch-suite dist clean
 
 # What `make demo` and `make test` need. What other targets need they install themselves, into the same .venv.
 setup: $(VENV)/.test-ready
@@ -63,9 +63,13 @@ bench: $(VENV)/.test-ready
 docs: $(VENV)/.docs-ready
 	$(BIN)/python tools/site/diagrams.py
 	$(BIN)/python tools/site/charts.py
-	OMP_NUM_THREADS=1 $(BIN)/python tools/site/notebooks.py
+	$(BIN)/python tools/site/notebooks.py
 	OMP_NUM_THREADS=1 $(BIN)/python tools/site/live.py
 	$(BIN)/zensical build --strict --clean
+
+# Run the notebooks and store what they print and draw
+notebooks: $(VENV)/.docs-ready
+	OMP_NUM_THREADS=1 $(BIN)/python tools/site/notebooks.py --run
 
 docs-serve: $(VENV)/.docs-ready
 	$(BIN)/zensical serve

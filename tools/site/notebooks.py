@@ -1,7 +1,7 @@
-"""Run the notebooks of the site: python tools/site/notebooks.py [name ...].
+"""Run the notebooks in docs/notebooks and write their pages: python tools/site/notebooks.py [--run] [name ...].
 
-A notebook is a Python file in docs/notebooks/source with cells between lines `# %%` (code) and `# %% [markdown]`. Each
-is run from top to bottom; the page (docs/notebooks/NAME.md) and the notebook for download (NAME.ipynb) get the outputs.
+A page (NAME.md) shows the cells of NAME.ipynb with the outputs that are stored there. With --run each notebook is run
+from top to bottom first, and its new outputs are stored.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import base64
 import contextlib
 import io
 import json
+import re
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -21,34 +22,20 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"
+Notebook = dict[str, Any]
 
 
-@dataclass
-class Cell:
-    """One cell with what it printed, showed and drew."""
-
-    kind: str
-    source: str
-    text: str = ""
-    pictures: list[bytes] = field(default_factory=list)
+def run(notebook: Notebook, name: str) -> None:
+    """Run all cells and store what they print, show and draw."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code":
+            cell["outputs"] = outputs(source(cell), names, f"{name}, cell {number}")
 
 
-def cells_of(path: Path) -> list[Cell]:
-    """Split a source file at its cell marks."""
-    cells = []
-    for part in path.read_text().split("# %%")[1:]:
-        head, _, body = part.partition("\n")
-        if "[markdown]" in head:
-            lines = (line.removeprefix("#").removeprefix(" ") for line in body.strip().splitlines())
-            cells.append(Cell("markdown", "\n".join(lines)))
-        else:
-            cells.append(Cell("code", body.strip()))
-    return cells
-
-
-def run(cell: Cell, names: dict[str, object], where: str) -> None:
+def outputs(code: str, names: dict[str, object], where: str) -> list[dict[str, object]]:
     """Run a cell; a last expression is shown, as in a notebook."""
-    tree = ast.parse(cell.source)
+    tree = ast.parse(code)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(compile(tree, where, "exec"), names)
@@ -56,61 +43,58 @@ def run(cell: Cell, names: dict[str, object], where: str) -> None:
             value = eval(compile(ast.Expression(last.value), where, "eval"), names)
             if value is not None:
                 print(value)
-    cell.text = out.getvalue().rstrip()
+    text = out.getvalue().rstrip()
+    made: list[dict[str, object]] = []
+    if text:
+        made.append({"output_type": "stream", "name": "stdout", "text": (text + "\n").splitlines(keepends=True)})
+    return made + [{"output_type": "display_data", "metadata": {}, "data": {"image/png": one}} for one in pictures()]
+
+
+def pictures() -> list[str]:
+    """Return the open figures as PNG in base64, and close them."""
+    made = []
     for number in pyplot.get_fignums():
         picture = io.BytesIO()
-        pyplot.figure(number).savefig(picture, format="png", dpi=110, bbox_inches="tight")
-        cell.pictures.append(picture.getvalue())
+        pyplot.figure(number).savefig(picture, format="png", dpi=90, bbox_inches="tight", metadata={"Software": None})
+        made.append(base64.b64encode(picture.getvalue()).decode())
     pyplot.close("all")
+    return made
 
 
-def page(name: str, cells: list[Cell]) -> str:
-    """Write the cells as Markdown; pictures go beside it."""
+def source(cell: dict[str, Any]) -> str:
+    """Return the text of a cell."""
+    return "".join(cell["source"])
+
+
+def page(name: str, notebook: Notebook, folder: Path) -> str:
+    """Return the cells as Markdown; pictures go into the folder."""
     parts = []
-    for number, cell in enumerate(cells):
-        if cell.kind == "markdown":
-            parts.append(cell.source)
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "markdown":
+            parts.append(re.sub(r"\[!\[([^\]]*)\]\([^)]*\)\]", r"[\1]", source(cell)))  # a page loads no badge
             continue
-        parts.append(f"``` python\n{cell.source}\n```")  # the space keeps tests of pages from running it twice
-        if cell.text:
-            parts.append(f"``` {{.text .wrap}}\n{cell.text}\n```")
-        for index, picture in enumerate(cell.pictures):
-            file = f"{name}-{number}-{index}.png"
-            (NOTEBOOKS / file).write_bytes(picture)
-            parts.append(f"![what the cell above draws]({file})")
+        parts.append(f"``` python\n{source(cell)}\n```")  # the space keeps tests of pages from running it twice
+        for index, output in enumerate(cell["outputs"]):
+            if output["output_type"] == "stream":
+                parts.append(f"``` {{.text .wrap}}\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                file = f"{name}-{number}-{index}.png"
+                (folder / file).write_bytes(base64.b64decode(output["data"]["image/png"]))
+                parts.append(f"![what the cell above draws]({file})")
     parts.append(f"[Download as a notebook]({name}.ipynb)")
     return "\n\n".join(parts) + "\n"
 
 
-def notebook(cells: list[Cell]) -> dict[str, object]:
-    """The same as an .ipynb document, format 4."""
-    made = []
-    for cell in cells:
-        one: dict[str, object] = {"cell_type": cell.kind, "metadata": {}, "source": cell.source}
-        if cell.kind == "code":
-            outputs: list[dict[str, object]] = []
-            if cell.text:
-                outputs.append({"output_type": "stream", "name": "stdout", "text": cell.text + "\n"})
-            for picture in cell.pictures:
-                data = {"image/png": base64.b64encode(picture).decode()}
-                outputs.append({"output_type": "display_data", "metadata": {}, "data": data})
-            one |= {"execution_count": None, "outputs": outputs}
-        made.append(one)
-    return {"cells": made, "metadata": {"language_info": {"name": "python"}}, "nbformat": 4, "nbformat_minor": 4}
-
-
-def main() -> None:
-    """Run those that are named, or all."""
-    for source in sorted((NOTEBOOKS / "source").glob("*.py")):
-        if sys.argv[1:] and source.stem not in sys.argv[1:]:
-            continue
-        cells, names = cells_of(source), {"__name__": "__main__"}
-        for number, cell in enumerate(cells):
-            if cell.kind == "code":
-                run(cell, names, f"{source.name}, cell {number}")
-        (NOTEBOOKS / f"{source.stem}.md").write_text(page(source.stem, cells))
-        (NOTEBOOKS / f"{source.stem}.ipynb").write_text(json.dumps(notebook(cells), indent=1) + "\n")
+def write_pages(folder: Path, chosen: list[str] = (), *, again: bool = False) -> None:
+    """Write the pages of the notebooks in a folder, or of those that are named."""
+    for path in sorted(folder.glob("*.ipynb")):
+        if not chosen or path.stem in chosen:
+            notebook = json.loads(path.read_text())
+            if again:
+                run(notebook, path.name)
+                path.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+            path.with_suffix(".md").write_text(page(path.stem, notebook, folder))
 
 
 if __name__ == "__main__":
-    main()
+    write_pages(NOTEBOOKS, [name for name in sys.argv[1:] if name != "--run"], again="--run" in sys.argv)

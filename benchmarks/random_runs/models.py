@@ -1,0 +1,162 @@
+"""Models of a task: small, one of each kind that people train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from data import Data
+from torch import Tensor, nn
+
+_ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+    "leaky": nn.LeakyReLU,
+}
+
+
+def make_model(kind: str, data: Data, task: dict[str, Any]) -> nn.Module:
+    """Return a model of a kind for some data, with weights from torch's generator."""
+    vocabulary = data.outputs if data.x.dtype == torch.long else 0
+    if kind in _BODIES:
+        return Sequence(kind, data, task, vocabulary)
+    if kind == "cnn":
+        return _cnn(data, task)
+    return nn.Sequential(nn.Flatten(), *_dense(kind, data.x[0].numel(), data.outputs, task))
+
+
+def _dense(kind: str, inputs: int, outputs: int, task: dict[str, Any]) -> list[nn.Module]:
+    if kind == "linear":
+        return [nn.Linear(inputs, outputs)]
+    width, layers = task["width"], []
+    for i in range(task["depth"]):
+        layers += [nn.Linear(width if i else inputs, width), *_norm(width, task), _ACTIVATIONS[task["activation"]]()]
+        if kind == "residual":
+            layers.append(Residual(width, task))
+    return [*layers, nn.Linear(width, outputs)]
+
+
+def _norm(width: int, task: dict[str, Any]) -> list[nn.Module]:
+    return {"none": [], "layer": [nn.LayerNorm(width)], "batch": [nn.BatchNorm1d(width, track_running_stats=False)]}[
+        task["norm"]
+    ]
+
+
+class Residual(nn.Module):
+    """Adds what a small network makes of its input to it."""
+
+    def __init__(self, width: int, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), _ACTIVATIONS[task["activation"]](), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+def _cnn(data: Data, task: dict[str, Any]) -> nn.Module:
+    channels = max(4, task["width"] // 4)
+    act = _ACTIVATIONS[task["activation"]]
+    norm = [nn.BatchNorm2d(channels, track_running_stats=False)] if task["norm"] == "batch" else []
+    return nn.Sequential(
+        nn.Conv2d(1, channels, 3, padding=1), *norm, act(), nn.MaxPool2d(2), nn.Conv2d(channels, channels, 3), act(),
+        nn.Flatten(), nn.Linear(4 * channels, data.outputs),
+    )  # fmt: skip
+
+
+class Sequence(nn.Module):
+    """Reads a sequence of vectors or letters; returns one output, or one for each letter."""
+
+    def __init__(self, kind: str, data: Data, task: dict[str, Any], vocabulary: int) -> None:
+        super().__init__()
+        width = 4 * max(2, task["width"] // 8)
+        self.each = vocabulary > 0
+        self.enter = nn.Embedding(vocabulary, width) if vocabulary else nn.Linear(data.x.shape[2], width)
+        self.body = _BODIES[kind](width, data.x.shape[1])
+        self.leave = nn.Linear(width, data.outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(self.enter(x))
+        return self.leave(h if self.each else h[:, -1])
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, written out: torch's own have no form for several models at once."""
+
+    gates = 1
+
+    def __init__(self, width: int, _length: int) -> None:
+        super().__init__()
+        self.enter, self.again = nn.Linear(width, self.gates * width), nn.Linear(width, self.gates * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs, states = self.enter(x), []
+        state = (torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0]))
+        for t in range(x.shape[1]):
+            state = self.advance(inputs[:, t], self.again(state[0]), *state)
+            states.append(state[0])
+        return torch.stack(states, 1)
+
+    def advance(self, inputs: Tensor, again: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        return torch.tanh(inputs + again), cell
+
+
+class LSTM(Recurrent):
+    """A recurrent layer with a memory cell."""
+
+    gates = 4
+
+    def advance(self, inputs: Tensor, again: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        let_in, keep, let_out, new = (inputs + again).chunk(4, -1)
+        cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
+        return torch.sigmoid(let_out) * torch.tanh(cell), cell
+
+
+class GRU(Recurrent):
+    """A recurrent layer with gates."""
+
+    gates = 3
+
+    def advance(self, inputs: Tensor, again: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+        (reset, update, new), (again_reset, again_update, again_new) = inputs.chunk(3, -1), again.chunk(3, -1)
+        keep = torch.sigmoid(update + again_update)
+        new = torch.tanh(new + torch.sigmoid(reset + again_reset) * again_new)
+        return keep * hidden + (1 - keep) * new, cell
+
+
+class Transformer(nn.Module):
+    """One block with two heads; a position sees those before it."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.place = nn.Parameter(0.1 * torch.randn(length, width))
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.join = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.place
+        query, key, value = (h.unflatten(-1, (2, -1)).transpose(1, 2) for h in self.mix(self.first(x)).chunk(3, -1))
+        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1) * 1e9
+        mixed = torch.softmax(scores - later, -1) @ value
+        x = x + self.join(mixed.transpose(1, 2).flatten(2))
+        return x + self.narrow(torch.relu(self.widen(self.second(x))))
+
+
+class Convolution(nn.Module):
+    """Two convolutions along the sequence; its end is their mean."""
+
+    def __init__(self, width: int, _length: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(width, width, 5, padding=2), nn.ReLU(), nn.Conv1d(width, width, 5, padding=2)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.transpose(1, 2)).mean(2, keepdim=True).transpose(1, 2)
+
+
+_BODIES = {"rnn": Recurrent, "lstm": LSTM, "gru": GRU, "transformer": Transformer, "convolution": Convolution}

@@ -1,0 +1,56 @@
+"""How a script prints: forty ways, of which some print no test loss, and some nothing."""
+
+from __future__ import annotations
+
+_HEAD = {22: "epoch      train_loss   valid_loss   time\n", 38: "| step | loss | eval loss |\n|---|---|---|\n"}
+
+# e: epoch, n: epochs, a: train loss, b: test loss
+_LINES = (
+    "epoch {e}: train loss {a:.4f}, test loss {b:.4f}\n",
+    "Epoch [{e}/{n}], Loss: {a:.4f}, Val Loss: {b:.4f}\n",
+    "Epoch: {e:02} | Train Loss: {a:.3f} | Val. Loss: {b:.3f}\n",
+    "train {a:.3g} test {b:.3g}\n",
+    "{e} {a:.5f} {b:.5f}\n",
+    "step {e}: train loss {a:.4f}, val loss {b:.4f}\n",
+    "Train Epoch: {e} [640/60000 (1%)]\tLoss: {a:.6f}\n",
+    "\nTest set: Average loss: {b:.4f}, Accuracy: 712/1000 (71%)\n\n",
+    "{{'loss': {a:.4f}, 'eval_loss': {b:.4f}, 'epoch': {e}}}\n",
+    "Epoch {e} done in 2.1s, train_loss={a:.4g}, val_loss={b:.4g}\n",
+    "tr {a:.1e} te {b:.1e}\n",
+    "[{e:3d}] loss {a:.4f} (eval {b:.4f})\n",
+    "\rEpoch {e}/{n}: 100%|####| 12/12 [00:01<00:00, 9.31it/s, loss={a:.3f}, val_loss={b:.3f}]",
+    "{e}/{n} - loss: {a:.4f} - val_loss: {b:.4f}\n",
+    "Epoch {e}\n-------------------\nloss: {a:>7f}  [ 6400/60000]\nTest Error: \n Avg loss: {b:>8f} \n\n",
+    "INFO:root:epoch={e} train/loss={a:.5f} valid/loss={b:.5f} lr=0.001\n",
+    "Iter {e}: train {a:.4f} | test {b:.4f}\n",
+    "epoch {e} train {a:.2f} test {b:.2f}\n",
+    "Epoch {e}, training loss: {a}, validation loss: {b}\n",
+    "iteration {e} loss {a:.4f}\n",
+    "[epoch {e}] train_mse: {a:.4f} test_mse: {b:.4f}\n",
+    "loss (train/test): {a:.4f} / {b:.4f}\n",
+    "{e:<10d} {a:<12.6f} {b:<12.6f} 00:01\n",
+    "",
+    # Those of held-out tasks
+    "({e}) Training: {a:.4f} -- Validation: {b:.4f}\n",
+    "ep={e} tr_loss={a:.3e} te_loss={b:.3e}\n",
+    "Epoch {e:>3} | train: {a:8.4f} | dev: {b:8.4f} | 3.2 sec\n",
+    "[{e}/{n}] Train Loss {a:.4f}\n[{e}/{n}] Valid Loss {b:.4f}\n",
+    "2024-05-01 10:00:07 - trainer - epoch {e} - loss {a:.4f} - test_loss {b:.4f}\n",
+    "epoch={e}\ttrain={a:.4f}\tval={b:.4f}\n",
+    '{{"epoch": {e}, "train_loss": {a:.6f}, "test_loss": {b:.6f}}}\n',
+    "Train loss at epoch {e}: {a:.4f}\nTest loss at epoch {e}: {b:.4f}\n",
+    "=> epoch {e} validation: loss {b:.4f}\n",
+    "train_loss: {a:.4f} \t eval_loss: {b:.4f} \t ppl: 2.00\n",
+    "\r{e}it [00:04, 41.2it/s, train={a:.3f}, test={b:.3f}]",
+    "epoch {e}, {a:.5f}, {b:.5f}\n",
+    "Epoch {e} loss: {a:.3f}\n",
+    "Evaluation at step {e}: test cost = {b:.4f} (train cost = {a:.4f})\n",
+    "| {e} | {a:.4f} | {b:.4f} |\n",
+    "",
+)
+NO_TEST_LOSS = (6, 19, 23, 36, 39)  # scripts that do not compute one
+
+
+def printed(style: int, epoch: int, epochs: int, train: float, test: float) -> str:
+    """Return what a script of a style prints at the end of an epoch, counted from 1."""
+    return (_HEAD.get(style, "") if epoch == 1 else "") + _LINES[style].format(e=epoch, n=epochs, a=train, b=test)

@@ -16,9 +16,11 @@ PAGES = [
 # What pages need of torch that not every torch has.
 NEEDS = {
     "docs/compile.md": "autograd_would_have_decomposed",
+    "docs/recipes.md": "fully_shard on the CPU",
     "docs/scale.md": "fully_shard on the CPU",
     "docs/start/large-run.md": "fully_shard on the CPU",
 }
+PACKAGES = {"docs/recipes.md": ["dp_accounting", "peft"]}
 
 # What the front page takes for granted.
 YOURS = """
@@ -50,6 +52,8 @@ def blocks(page):
 @pytest.mark.parametrize("page", [with_needs(page) for page in PAGES])
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for package in PACKAGES.get(name_of(page), ()):
+        pytest.importorskip(package, reason="pip install 'gradrein[test]'")
     names = {"__name__": "__main__"}
     try:
         for number, block in enumerate([*BEFORE.get(name_of(page), []), *blocks(page)]):

@@ -10,6 +10,8 @@ from typing import Any
 
 _FAIL_ON = "exit with 99 if there is one of these findings, such as spikes,nonfinite; any: any finding"
 
+_VERBOSE = "print every finding with its evidence and every change, not only the most important"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return its exit code; `watch` ends as the script ends."""
@@ -48,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--record", metavar="FILE", help="the record to write (default: SCRIPT.gradrein.jsonl, numbered if taken)"
     )
     watch.add_argument(
-        "--anomaly", action="store_true", help="stop at the operation that produces the first NaN, and name it"
+        "--anomaly", action="store_true", help="stop at the first NaN, and name its operation, module and source line"
     )
     watch.add_argument("--lr-scale", type=float, metavar="F", help="multiply every learning rate by F, such as 0.33")
     watch.add_argument("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="S",
         help="with --try: time limit in seconds for all runs together (default 1800)",
     )
+    watch.add_argument("--verbose", action="store_true", help=_VERBOSE)
     watch.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
     watch.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     watch.add_argument("script", help="the script, or with -m the name of a module")
@@ -78,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--json", action="store_true", help="print JSON, write no page")
     report.add_argument("--text", action="store_true", help="print only, write no page")
+    report.add_argument("--verbose", action="store_true", help=_VERBOSE)
     report.add_argument("-o", "--output", metavar="FILE", help="the page to write (default: beside the record, .html)")
     report.add_argument("--fail-on", metavar="NAMES", help=_FAIL_ON)
     report.add_argument(

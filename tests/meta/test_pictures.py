@@ -81,8 +81,7 @@ def test_monitor_report_and_findings():
     assert "<svg" in monitor._repr_html_()
     findings = monitor.findings()
     assert findings == monitor.report().findings
-    assert "not finite" in parsed(f"<div>{findings._repr_html_()}</div>")
-    assert "No findings" in parsed(type(findings)()._repr_html_())
+    assert "not finite" in parsed(findings[0]._repr_html_())
 
 
 @pytest.mark.parametrize(

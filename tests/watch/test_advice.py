@@ -4,11 +4,9 @@ import math
 
 import pytest
 
-import gradrein
 from gradrein.watch.analysis.divergence import divergence
 from gradrein.watch.analysis.statistics import quantile
 from gradrein.watch.analysis.verdict import verdict_on
-from gradrein.watch.clip_option import policy_of
 from gradrein.watch.report.report import report_on
 from gradrein.watch.run.run import NonfiniteStep
 
@@ -32,20 +30,16 @@ def test_a_healthy_run_needs_no_clipping():
     assert advice.threshold is None
     assert advice.policy is None
     text = str(report_on(healthy()))
-    assert "No findings: none of the 21 checks fired." in text
-    assert "no change advised" in text
+    assert "No findings: none of the 19 checks fired." in text
+    assert "Nothing in this run calls for clipping" in text
+    assert "no change advised" in report_on(healthy()).details()
 
 
-def test_a_heavy_tail_gets_a_threshold_with_what_it_would_have_changed():
-    run = heavy_tailed()
-    advice = report_on(run).advice
+def test_a_heavy_tail_gets_auto_and_a_threshold():
+    advice = report_on(heavy_tailed()).advice
     assert advice.policy == "auto"
-    above = [n for n in run.norm if n > advice.threshold]
-    assert advice.effect.clipped == pytest.approx(len(above) / len(run.norm))
-    taken = sum(n - advice.threshold for n in above) / sum(run.norm)
-    assert advice.effect.removed == pytest.approx(taken)
+    assert advice.quantiles["10%"] / 3 < advice.threshold < advice.quantiles["50%"]
     assert advice.quantiles["50%"] < advice.quantiles["99%"] <= advice.quantiles["largest"]
-    assert advice.effect in advice.candidates
 
 
 def test_what_clipping_cannot_mend_is_no_reason_to_clip():
@@ -73,51 +67,13 @@ def test_json_is_json_even_with_numbers_that_are_not():
     assert again["advice"]["policy"] == "auto"
 
 
-def with_sites(run, step="opt.step()", indent=8, library=None):
-    more = {"library": library} if library else {}
-    run.notes.append({"site": "backward", "file": "/home/me/train.py", "line": 41, "text": "loss.backward()",
-                      "indent": 8, **more})  # fmt: skip
-    names = {"optimizer": "opt", "model": "net"}
-    run.notes.append({"site": "step", "opt": 0, "file": "/home/me/train.py", "line": 44, "text": step,
-                      "indent": indent, "names": names, **more})  # fmt: skip
+def with_sites(run, library=None):
+    place = {"file": "/home/me/train.py", **({"library": library} if library else {})}
+    run.notes.append({"site": "backward", "line": 41, "text": "loss.backward()", **place})
+    run.notes.append(
+        {"site": "step", "opt": 0, "line": 44, "text": "opt.step()", "names": {"optimizer": "opt"}, **place}
+    )
     return run
-
-
-@pytest.mark.parametrize("indent", [4, 8, 12])
-def test_lines_to_paste_have_the_names_and_the_place(indent):
-    text = str(report_on(with_sites(heavy_tailed(), "opt.step()  # at last", indent)))
-    line = " " * indent + "torch.nn.utils.clip_grad_norm_(net.parameters(), "
-    assert f"in train.py, before line 44: opt.step()  # at last\n        | {line}" in text
-    assert 'clipper = gradrein.Clipper(opt, gradrein.policies.ByOvershoot(), nonfinite="skip")' in text
-    assert isinstance(policy_of("auto"), gradrein.policies.ByOvershoot)
-
-
-@pytest.mark.parametrize(
-    "step",
-    [
-        "opt.zero_grad(); loss.backward(); opt.step()",
-        "opt.step(closure)",
-        "opt.step(closure=again)",
-        "scaler.step(opt)",
-        "if ready: opt.step()",
-        "loss = opt.step()",
-        ").step(",
-        "opt.step(",
-        "",
-    ],
-)
-def test_where_a_line_has_no_sure_place_beside_the_step_a_clipper_is_made(step):
-    text = str(report_on(with_sites(heavy_tailed(), step)))
-    assert "clip_grad_norm_" not in text
-    assert "once, after the optimizer is made and before the training loop\n        | import gradrein\n" in text
-    assert "| clipper = gradrein.Clipper(opt, gradrein.by_norm(" in text
-
-
-@pytest.mark.parametrize(
-    ("library", "line"), [("lightning", "gradient_clip_val="), ("transformers", "max_grad_norm="), ("x", "by_norm(")]
-)
-def test_a_framework_is_told_in_its_own_words(library, line):
-    assert line in str(report_on(with_sites(heavy_tailed(), library=library)))
 
 
 @pytest.mark.parametrize("make", [swinging, heavy_tailed, spiking, two_kinds])
@@ -140,11 +96,10 @@ def test_for_adam_a_lower_learning_rate_comes_with_auto():
     assert advice.threshold is None  # nothing stands out, and the scale divides out
     assert advice.actions[0].do == "lower the learning rate to 0.05 and clip gradients with `auto`"
     assert advice.actions[0].try_with == "--clip auto --lr-scale 0.5"
-    assert advice.actions[0].paste.where == "train.py, where the optimizer is made, and once after it"
-    assert advice.actions[0].paste.lines == [
+    assert advice.actions[0].lines == [
         "Adam(..., lr=0.05)",
         "import gradrein",
-        'clipper = gradrein.Clipper(opt, gradrein.policies.ByOvershoot(), nonfinite="skip")',
+        'clipper = gradrein.Clipper(opt, "auto", nonfinite="skip")',
     ]
     assert advice.actions[1].do == "lower the learning rate to 0.05"
     assert (advice.policy, advice.learning_rate) == ("auto", 0.05)
@@ -218,7 +173,7 @@ def test_a_higher_threshold_goes_where_the_script_clips():
     run = clipped_too_tightly()
     raised = report_on(run).advice.actions[0]
     assert f"from {run.threshold:g} to" in raised.do
-    assert (raised.paste, raised.try_with) == (None, "")
+    assert (raised.lines, raised.try_with) == ([], "")
     run.header["clip"] = run.threshold
     assert report_on(run).advice.actions[0].try_with.startswith("--clip ")
 
@@ -250,7 +205,7 @@ def test_two_optimizers_may_work_against_each_other():
 def test_tight_clipping_is_raised_and_never_lowered_as_well():
     report = report_on(clipped_too_tightly())
     assert report.advice.actions[0].do.startswith("raise the threshold")
-    assert "no change advised" not in str(report)
+    assert "no change advised" not in report.details()
     assert report.advice.threshold is None
 
 
@@ -270,13 +225,14 @@ def test_the_report_says_first_what_happened_why_and_what_to_do():
     run = only_the_test_loss_swings()
     run.norm[100] *= 50
     run.peak[:] = run.norm
-    first = " ".join(str(report_on(run)).split("\n\n")[0].split())
-    assert first.startswith("The val loss goes up and down instead of settling")
-    assert "The likely cause: once a single step had a gradient far larger than usual" in first
-    assert "What to do: clip gradients with `auto`; or clip gradients at a norm of" in first
-    calm = " ".join(str(report_on(healthy())).split("\n\n")[0].split())
-    assert calm.startswith("The training loss goes from 2")
-    assert calm.endswith("(medians over some steps) and does not swing.")  # the line below has the loss of one step
+    for text in (str(report_on(run)), report_on(run).details()):
+        first = " ".join(text.split())
+        assert "The val loss goes up and down instead of settling" in first
+        assert "The likely cause: once a single step had a gradient far larger than usual" in first
+        assert "What to do: clip gradients with `auto`." in first
+    calm = " ".join(str(report_on(healthy())).split())
+    assert "The training loss goes from 2" in calm
+    assert "(medians over some steps) and does not swing." in calm  # the line above has the loss of one step
 
 
 def test_a_swing_that_is_overfitting_in_part_says_so():
@@ -311,7 +267,7 @@ def test_a_calm_run_at_its_highest_rate_is_not_told_to_change_and_to_stay():
     run = healthy()
     run.step_grad_cosine[:] = [0.4] * len(run.steps)
     run.clip[:] = [0.9 if i % 10 == 0 else 1.0 for i in range(len(run.steps))]
-    text = " ".join(str(report_on(run)).split())
+    text = " ".join(report_on(run).details().split())
     assert "Keep it as it is" in text
     assert "What to do: Nothing has to change while the loss falls." in text
     assert "too high" not in text
@@ -336,7 +292,6 @@ def test_without_a_healthy_part_there_is_no_threshold(n):
     report = report_on(diverging(3, n))
     assert [f.name for f in report.findings][:1] == ["rising"]
     assert report.advice.threshold is None
-    assert not report.advice.candidates
     assert "Healthy steps before it diverged: 3," in report.advice.because
     assert [action.do[:5] for action in report.advice.actions] == ["clip ", "lower"]
     assert "clip gradients with `auto`" in report.verdict.do
@@ -353,7 +308,7 @@ def test_a_divergence_is_found_whatever_the_length(n):
     assert "rising" in [f.name for f in report_on(healthy(n, loss=losses)).findings]
     unknown = [math.nan] * n
     norms = report_on(healthy(n, loss=unknown, norm=losses))
-    assert "the gradient norm diverges" in str(norms)
+    assert "the gradient norm diverges" in norms.details()
     assert "too short" not in str(norms)
 
 
@@ -397,7 +352,7 @@ def test_the_optimizer_that_broke_first_is_blamed(runs, first):
     label = f"optimizer {first} (SGD)"
     assert report.findings[0].optimizer == label
     assert report.advice.optimizer == label
-    assert str(report).startswith(f"O{label[1:]}: the training ")
+    assert f"O{label[1:]}: the training " in str(report)
 
 
 def test_a_step_that_a_scaler_left_out_is_not_where_a_run_broke():

@@ -197,7 +197,7 @@ def test_where_the_script_calls_backward_and_step(run_epochs):
     assert backward["file"] == step["file"] == __file__
     assert step["line"] == backward["line"] + 1
     assert step["text"] == "optimizer.step()"
-    assert step["names"] == {"optimizer": "optimizer", "model": "net"}
+    assert step["names"] == {"optimizer": "optimizer"}
 
 
 @pytest.mark.parametrize(

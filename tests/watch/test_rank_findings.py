@@ -41,7 +41,7 @@ def test_several_late_ranks_are_named():
 def test_with_shards_only_loading_shows_which_rank_is_late():
     found = the("straggler", starved())
     assert found.title.startswith("rank 0 is late")
-    assert found.test.startswith("seconds loading data")
+    assert found.criterion.startswith("seconds loading data")
 
 
 def only_sometimes(found):

@@ -16,8 +16,8 @@ from gradrein.watch.analysis import findings
 from gradrein.watch.report.report import report_on
 
 from .processes import run_process
-from .runs import healthy
-from .test_findings import spiking
+from .runs import healthy, left_out
+from .test_findings import clipped_too_tightly, cubed, only_the_test_loss_swings, spiking, swinging, two_kinds
 from .test_record import step, write
 
 
@@ -45,7 +45,7 @@ def test_text_json_and_page_say_the_same(tmp_path):
     page, found = (tmp_path / "page.html").read_text(), report.to_dict()
     assert json.loads(json.dumps(found, allow_nan=False))["findings"][0]["title"] == report.findings[0].title
     assert report.findings[0].title[1:] in page
-    assert report.findings[0].title[:40] in str(report)
+    assert report.findings[0].title[:40] in report.details()
     assert found["advice"]["threshold"] == report.advice.threshold
 
 
@@ -75,7 +75,7 @@ def test_every_optimizer_is_judged(which, tmp_path):
     assert str(first).startswith(
         f"nonfinite: optimizer {which} (Adam): gradients were not finite: first at step 40, in {name}."
     )
-    assert f"optimizer {which} (Adam): gradients were not finite" in str(report)
+    assert f"optimizer {which} (Adam): gradients were not finite" in report.details()
     report.write_page(tmp_path / "page.html")
     assert f"ptimizer {which} (Adam): gradients were not finite" in (tmp_path / "page.html").read_text()
     assert report.to_dict()["findings"][0]["optimizer"] == f"optimizer {which} (Adam)"
@@ -87,7 +87,34 @@ def test_two_healthy_optimizers_have_no_findings():
     report = train_two().report()
     assert report.findings == []
     assert [run.opt for run in (report.run, *report.others)] == [0, 1]
-    assert "1 more optimizer in the record" in str(report)
+    assert "1 more optimizer in the record" in report.details()
+
+
+LONGEST = [spiking, swinging, cubed, two_kinds, clipped_too_tightly, only_the_test_loss_swings, left_out]
+
+
+@pytest.mark.parametrize("make", LONGEST)
+@pytest.mark.parametrize("warnings", [0, 3])
+def test_a_report_has_eleven_lines_at_most(make, warnings):
+    """The line about the page makes twelve."""
+    run = make()
+    run.warnings.extend(
+        ["A sentence about something that is missing from the record, with a reason for it."] * warnings
+    )
+    run.header["argv"] = ["train.py", *(f"--option-{i}=value" for i in range(30))]
+    report = report_on(run)
+    text = str(report)
+    assert text.count("\n") <= 11
+    assert max(map(len, text.splitlines())) <= 110
+    assert report.verdict.what[:40] in text
+    assert all(action.lines[-1] in text for action in report.advice.actions[:1] if action.lines)
+
+
+def test_the_sample_to_look_at_comes_with_the_first_lines():
+    run = spiking()
+    run.notes.extend({"batch": [7, t], "dataset": 50_000, "opt": 0, "after": t} for t in (100, 250))
+    assert "Look first at sample 7 of the dataset, which is in far more of the bad batches" in str(report_on(run))
+    assert "Look first at the batch of step 100." in str(report_on(spiking()))
 
 
 OWN = """
@@ -96,11 +123,11 @@ import gradrein
 from gradrein.watch import Chart, Finding, Run, register_finding
 
 @register_finding
-def small_batch(run: Run) -> Finding | None:
+def steps(run: Run) -> Finding | None:
     if len(run.steps) < 3:
         return None
     return Finding(
-        name="small_batch", title=f"{len(run.steps)} steps & counting", weight=0.5, test="at least 3 steps",
+        name="steps", title=f"{len(run.steps)} steps & counting", weight=0.5, criterion="at least 3 steps",
         evidence={"steps": len(run.steps)}, advice="Take more.", chart=Chart("loss", {"loss": run.loss}, run.steps),
         clipping_helps=True,
     )
@@ -120,10 +147,10 @@ report.write_page("own.html")
 def test_a_finding_can_be_written_outside_the_package(tmp_path):
     assert "._" not in OWN  # nothing private
     (tmp_path / "own.py").write_text(OWN)
-    command = [sys.executable, "-m", "gradrein", "watch", "--record", "run.jsonl", "own.py"]
+    command = [sys.executable, "-m", "gradrein", "watch", "--verbose", "--record", "run.jsonl", "own.py"]
     done = run_process(command, cwd=tmp_path)
-    assert done.stdout == "['small_batch'] True\n", done.stderr
-    assert "1. 40 steps & counting [small_batch]" in done.stderr
+    assert done.stdout == "['steps'] True\n", done.stderr
+    assert "1. 40 steps & counting [steps]" in done.stderr
     assert "40 steps &amp; counting" in (tmp_path / "own.html").read_text()
 
 
@@ -145,4 +172,4 @@ def test_what_is_no_check_is_refused():
 
 def test_the_number_of_checks_is_said(tmp_path):
     write(tmp_path / "run.jsonl", [step(t) for t in range(40)]).close()
-    assert "No findings: none of the 21 checks fired." in str(read_report(tmp_path / "run.jsonl"))
+    assert "No findings: none of the 19 checks fired." in str(read_report(tmp_path / "run.jsonl"))

@@ -11,7 +11,7 @@ import torch
 
 from gradrein.errors import ArgumentError
 from gradrein.watch import read_run
-from gradrein.watch.analysis.compare import Outcome, above_lowest
+from gradrein.watch.analysis.compare import Outcome, over_lowest
 from gradrein.watch.command.lr_scale import LearningRateScale
 from gradrein.watch.command.try_script import candidates, comparison
 from gradrein.watch.report.report import report_on
@@ -46,7 +46,7 @@ def test_the_runs_are_compared_and_kept(tmp_path):
     assert "as it is  " in done.stderr
     assert "clip auto" in done.stderr
     assert "learning rate x 0.33" in done.stderr
-    assert "To keep it: in train.py" in done.stderr or "None of them" in done.stderr
+    assert "To keep it, in train.py" in done.stderr or "none of the changes is better" in done.stderr
     assert "What was tried" in (tmp_path / "tried" / "try.html").read_text()
     first, slower = (read_run(tmp_path / "tried" / name) for name in ("as-it-is.jsonl", "lr-scale-0.33.jsonl"))
     assert len(first.steps) == len(slower.steps) == 120
@@ -56,7 +56,7 @@ def test_the_runs_are_compared_and_kept(tmp_path):
 
 def test_a_change_of_two_options_is_one_trial(tmp_path):
     first, *_ = candidates(report_on(dataclasses.replace(swinging(), optimizer="Adam")), tmp_path)
-    assert first.label == "clip auto learning rate x 0.5"
+    assert first.label == "clip auto, learning rate x 0.5"
     assert first.options == ["--clip", "auto", "--lr-scale", "0.5"]
     assert first.record == tmp_path / "clip-auto-lr-scale-0.5.jsonl"
 
@@ -79,10 +79,12 @@ def test_one_interrupt_keeps_what_is_there(tmp_path):
 
 
 def test_a_script_that_fails_is_shown(tmp_path):
-    (tmp_path / "train.py").write_text("raise ValueError('no data')")
-    done = run_forked(tmp_path, "-m", "gradrein", "watch", "--try", "train.py")
-    assert done.returncode == 1
-    assert "ValueError: no data" in done.stderr
+    fails = "    if step == 60:\n        raise ValueError('no data')\n"
+    for script, steps in (("raise ValueError('no data')", 0), (BOUNCES + fails, 61)):
+        (tmp_path / "train.py").write_text(script)
+        done = run_forked(tmp_path, "-m", "gradrein", "watch", "--try", "--record", f"t{steps}", "train.py")
+        assert done.returncode == 1
+        assert f"as it is: the script failed after {steps} steps: ValueError: no data (see" in done.stderr
 
 
 def test_a_healthy_script_is_run_once(tmp_path):
@@ -93,14 +95,24 @@ def test_a_healthy_script_is_run_once(tmp_path):
     assert [p.name for p in (tmp_path / "t").glob("*.jsonl")] == ["as-it-is.jsonl"]
 
 
-def test_which_held():
-    def found(final, swings):
-        return Outcome("test loss", final, 0.1, 0.0, swings, "")
+def test_the_change_to_keep_is_said_with_how_much_better_it_is():
+    def found(final, swings, rise=1.0):
+        return Outcome("test loss", final, 0.1, 1.0, swings, "", rise)
 
-    assert "Held: b. Best: b." in comparison([("as it is", found(1.0, True)), ("b", found(0.5, False))], 9)
-    assert "b came closest" in comparison([("as it is", found(1.0, True)), ("b", found(0.5, True))], 9)
-    assert "None of them is better" in comparison([("as it is", found(1.0, True)), ("b", found(2.0, True))], 9)
-    assert "None of them" in comparison([("as it is", found(1.0, True)), ("b", found(math.inf, True))], 9)
+    def said(*after):
+        return comparison([("as it is", found(1.0, True)), ("clip auto, learning rate x 0.5", found(*after))], 9)
+
+    table = said(0.5, False)
+    assert (
+        "Keep: clip auto, learning rate x 0.5. The test loss ends at 0.5 instead of 1, 2 times lower, and no" in table
+    )
+    assert "training loss rises" not in table
+    assert "still swings" in said(0.5, True)
+    assert "Keep the script as it is" in said(2.0, True)
+    assert "Keep the script as it is" in said(math.inf, True)
+    assert "But its training loss rises: it ends 1.5 times above its lowest." in said(0.5, False, 1.5)
+    first, second = table.splitlines()[1:3]  # columns are aligned
+    assert first.index("0.1") == second.index("0.1")
 
 
 def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():
@@ -122,7 +134,7 @@ def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():
         LearningRateScale(0.0)
 
 
-def test_above_the_lowest():
-    assert above_lowest([3.0, 2.0, 1.0]) == 0
-    assert above_lowest([1.0, 10.0, 100.0]) == pytest.approx(1)
-    assert math.isnan(above_lowest([1.0, -1.0]))
+def test_over_the_lowest():
+    assert over_lowest([3.0, 2.0, 1.0]) == 1
+    assert over_lowest([1.0, 10.0, 100.0]) == pytest.approx(10)
+    assert math.isnan(over_lowest([1.0, -1.0]))

@@ -25,7 +25,7 @@ from .record.claim import claim
 from .record.notes import plain_values
 from .record.recorder import Recorder
 from .record.writer import Writer, reason
-from .report.notebook import Findings, monitor_html
+from .report.notebook import monitor_html
 from .report.report import Report, read_report
 
 
@@ -206,7 +206,7 @@ class Monitor:
 
     def findings(self) -> list[Finding]:
         """Return the findings of `report()`, the most important first; empty if there are none."""
-        return Findings(self.report().findings)
+        return self.report().findings
 
     def advice(self) -> Advice:
         """Return the clipping that `report()` recommends, with the evidence."""

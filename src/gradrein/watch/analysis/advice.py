@@ -1,4 +1,4 @@
-"""Recommend what to change from a record: a threshold, a learning rate, and what each would have done."""
+"""Recommend what to change from a record: clipping, a learning rate, the best first."""
 
 import math
 from dataclasses import dataclass, field
@@ -43,32 +43,13 @@ _TIGHT = ("clip_tight", "clip_decay")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """What a threshold would have done on this run.
-
-    Attributes:
-        threshold: The largest norm allowed.
-        clipped: Share of the steps it would have changed.
-        removed: Share of the sum of all norms it would have removed.
-        factor: The median factor of the steps it would have changed; 1 if none.
-    """
-
-    threshold: float
-    clipped: float
-    removed: float
-    factor: float
-
-
-@dataclass(frozen=True)
 class Advice:
     """Recommended changes.
 
     Attributes:
         threshold: The norm to clip at, if a fixed one is recommended; None if no clipping is recommended.
         because: Why.
-        effect: What it would have changed on this run.
         quantiles: The distribution of the norms before any clipping.
-        candidates: What other thresholds would have done.
         actions: What to change, the best first.
         learning_rate: The learning rate to try; None if it is not the problem.
         optimizer: Which optimizer, if the run has several. Set by the report.
@@ -88,9 +69,7 @@ class Advice:
 
     threshold: float | None
     because: str
-    effect: Candidate | None
     quantiles: dict[str, float]
-    candidates: list[Candidate]
     actions: list[Action] = field(default_factory=list)
     learning_rate: float | None = None
     optimizer: str | None = None
@@ -108,13 +87,11 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     if names & set(LOST) and min(len(norms) - _LEAST, len(_healthy_norms(run)) - _LEAST_HEALTHY) < 0:
         return _diverged_at_once(run, levels)
     if len(norms) < _LEAST:
-        return Advice(None, f"{len(norms)} steps are too few to judge by; {_LEAST} are needed.", None, levels, [])
+        return Advice(None, f"{len(norms)} steps are too few to judge by; {_LEAST} are needed.", levels)
     levels["largest"] = max(norms)
     reasons = [finding.name for finding in findings if finding.clipping_helps]
     threshold = round_two(_threshold(run)) if reasons and not names & set(_TIGHT) else 0.0
-    thresholds = {round_two(v) for v in levels.values() if v > 0} | {threshold} - {0.0}
-    candidates = [_candidate(norms, t) for t in sorted(thresholds)]
-    plain = Advice(None, _why_nothing(run, names), None, levels, candidates)
+    plain = Advice(None, _why_nothing(run, names), levels)
     if names & set(_TIGHT) or (names.isdisjoint(SYMPTOMS) and _is_clipped(run)):
         return _loosen(run, names, plain)
     if not reasons or threshold <= 0:
@@ -130,15 +107,14 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     fixed = [clip_at(run, threshold)] if acts else []
     cause = next((name for name in reasons if name not in SYMPTOMS), "")  # the weightiest comes first
     actions = [*first, *rest, *fixed] if is_adaptive or cause == "edge_of_stability" else [*first, *fixed, *rest]
-    limit, effect = (threshold, _candidate(norms, threshold)) if acts else (None, None)
-    return Advice(limit, _why(run, reasons), effect, levels, candidates, actions, rate if rest else None)
+    return Advice(threshold if acts else None, _why(run, reasons), levels, actions, rate if rest else None)
 
 
 def _diverged_at_once(run: Run, levels: dict[str, float]) -> Advice:
     """Advise on a run that has no healthy part to learn from."""
     because = f"Healthy steps before it diverged: {len(_healthy_norms(run))}, too few to take a threshold from."
     rate = slower(run, _AT_ONCE)
-    return Advice(None, because, None, levels, [], [*_lead(run, rate), *slow_down(run, rate)[:1]], rate)
+    return Advice(None, because, levels, [*_lead(run, rate), *slow_down(run, rate)[:1]], rate)
 
 
 def _not_by_clipping(run: Run, plain: Advice) -> Advice:
@@ -152,7 +128,7 @@ def _not_by_clipping(run: Run, plain: Advice) -> Advice:
     if isinstance(decay, (int, float)) and decay > 0:
         why = "Weight decay is not clipped: it may pull the weights back harder than the clipped gradient moves them."
         actions = [*actions, Action(f"lower weight_decay from {decay:g}, or set it to 0", why)]
-    return Advice(None, because, None, plain.quantiles, plain.candidates, actions, rate)
+    return Advice(None, because, plain.quantiles, actions, rate)
 
 
 def _lead(run: Run, rate: float | None) -> list[Action]:
@@ -175,7 +151,7 @@ def _loosen(run: Run, names: set[str], plain: Advice) -> Advice:
     actions = [*_decay_less(run, names), loosen_clip(run, higher, options)]
     slow = slow_down(run, rate) if not names.isdisjoint(SYMPTOMS) else []
     because = "This run is clipped so tightly that the threshold has become its learning rate."
-    return Advice(None, because, None, plain.quantiles, plain.candidates, [*actions, *slow], rate if slow else None)
+    return Advice(None, because, plain.quantiles, [*actions, *slow], rate if slow else None)
 
 
 def _decay_less(run: Run, names: set[str]) -> list[Action]:
@@ -232,11 +208,3 @@ def _healthy_norms(run: Run) -> list[float]:
     end = end if lost is None else min(end, lost.at)
     rows = zip(run.norm[:end], run.loss[:end], strict=True)
     return [n for n, v in rows if math.isfinite(n) and n > 0 and not (start > 0 and v > _FAR * start)]
-
-
-def _candidate(norms: list[float], threshold: float) -> Candidate:
-    above = [n for n in norms if n > threshold]
-    removed = sum(n - threshold for n in above) / sum(norms) if above else 0.0
-    return Candidate(
-        threshold, len(above) / len(norms), removed, median(threshold / n for n in above) if above else 1.0
-    )

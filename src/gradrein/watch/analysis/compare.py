@@ -13,22 +13,22 @@ _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 30
 
 
-def above_lowest(values: list[float]) -> float:
-    """Return the mean of log10(value over the lowest so far); NaN where a value is not above 0.
+def over_lowest(values: list[float]) -> float:
+    """Return how many times its lowest value so far a curve is, on average (geometric mean).
 
-    0 for a curve that only falls, 1 for one that stands ten times above its lowest on average.
+    1 for a curve that only falls, 10 for one that stands ten times above its lowest; NaN where a value is not above 0.
     """
     if not values or not all(0 < v < math.inf for v in values):
         return math.nan
     lowest, found = math.inf, []
     for v in values:
         lowest = min(lowest, v)
-        found.append(math.log10(v) - math.log10(lowest))  # the ratio itself may overflow
-    return fmean(found)
+        found.append(math.log(v) - math.log(lowest))  # the ratio itself may overflow
+    return math.exp(fmean(found))
 
 
 def levels_of(loss: Loss) -> list[float]:
-    """Return a loss as some forty levels: means of stretches of batches; the values themselves on other data."""
+    """Return a loss as some forty levels: averaged over some steps of batches; the values themselves on other data."""
     if not loss.batches:
         return loss.values
     block = max(1, len(loss.values) // 40)
@@ -45,10 +45,10 @@ def summary(run: Run) -> dict[str, float]:
     return {
         "final test loss": test[-1] if test else nothing,
         "lowest test loss": min(test, default=nothing),
-        "test loss above its lowest so far (mean of log10)": above_lowest(test),
+        "test loss over its lowest so far (average factor)": over_lowest(test),
         "training loss, last tenth": fmean(late) if late else nothing,
-        "lowest training loss (of 40 stretches)": min(levels, default=nothing),
-        "training loss above its lowest so far (mean of log10)": above_lowest(levels),
+        "lowest training loss (averaged over 1/40 of the run)": min(levels, default=nothing),
+        "training loss over its lowest so far (average factor)": over_lowest(levels),
         "median gradient norm": median(finite(run.norm)) if finite(run.norm) else nothing,
         "largest gradient norm": max(finite(run.norm), default=nothing),
         "non-finite steps": float(len(run.nonfinite)),
@@ -63,17 +63,19 @@ class Outcome:
         name: Which loss this is about.
         final: Its last level; infinite where the run was lost.
         lowest: Its lowest level.
-        above: The mean of log10(level over the lowest so far).
+        over: How many times its lowest so far it is, on average.
         swings: Whether a finding says that it swings, rises, or is not finite.
         sparkline: The curve in a line of text.
+        training_rise: How many times above its lowest the training loss ends; NaN where it is not known.
     """
 
     name: str
     final: float
     lowest: float
-    above: float
+    over: float
     swings: bool
     sparkline: str
+    training_rise: float = math.nan
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -85,12 +87,18 @@ def outcome(run: Run, findings: list[Finding], steps: int) -> Outcome:
     """Return what came of a run with these findings in its first `steps` steps."""
     *others, trained = losses_of(run)
     loss = next((one for one in others if len(one.values) >= 2), trained)
-    kept = [v for s, v in zip(loss.steps, loss.values, strict=True) if s <= steps]
-    levels = levels_of(Loss(loss.name, loss.batches, list(range(len(kept))), kept, loss.origin))
+    levels, training = _levels_until(loss, steps), _levels_until(trained, steps)
     bad = {"oscillation", "rising", "nonfinite"} & {finding.name for finding in findings}
     lost = not finite(run.loss[-5:]) and bool(run.loss)
     final = math.inf if lost or not levels else levels[-1]
-    return Outcome(loss.name, final, min(levels, default=math.nan), above_lowest(levels), bool(bad), _sparkline(levels))
+    rise = training[-1] / min(training) if training and min(training) > 0 else math.nan
+    lowest = min(levels, default=math.nan)
+    return Outcome(loss.name, final, lowest, over_lowest(levels), bool(bad), _sparkline(levels), rise)
+
+
+def _levels_until(loss: Loss, steps: int) -> list[float]:
+    kept = [v for s, v in zip(loss.steps, loss.values, strict=True) if s <= steps]
+    return levels_of(Loss(loss.name, loss.batches, list(range(len(kept))), kept, loss.origin))
 
 
 def _sparkline(levels: list[float]) -> str:

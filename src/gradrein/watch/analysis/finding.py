@@ -42,13 +42,14 @@ class Finding:
         name: A short constant name, as in the documentation.
         title: One sentence, with the key number.
         weight: How much of the problem it explains, 0 to 1; findings are ordered by it.
-        test: The test that was applied.
+        criterion: What a run has to show for it.
         evidence: The numbers behind it.
         advice: What to do.
         chart: What to draw.
         clipping_helps: Whether clipping by norm helps against it; the advice then recommends a threshold.
         optimizer: Which optimizer, if the run has several. Set by the report.
         plain: The same for a newcomer, as a clause without technical terms: "a few batches have far larger gradients".
+        look: The sample or batch to look at first, as a clause: "sample 689 of the dataset".
 
     Examples:
         >>> print(gradrein.watch.Finding("spikes", "3 steps are far larger", 0.5, "norm > 10", {"steps": 3}, "clip"))
@@ -61,13 +62,14 @@ class Finding:
     name: str
     title: str
     weight: float
-    test: str
+    criterion: str
     evidence: dict[str, Any]
     advice: str
     chart: Chart | None = None
     clipping_helps: bool = False
     optimizer: str | None = None
     plain: str = ""
+    look: str = ""
 
     def __str__(self) -> str:
         """Return the name and the title."""
@@ -80,7 +82,7 @@ class Finding:
         elif chart is not None:
             picture = bars({name: values[0] for name, values in chart.lines.items() if values})
         facts = "\n".join(f"{key}: {value}" for key, value in self.evidence.items())
-        text = f"test: {self.test}\n{facts}\nwhat to do: {self.advice}"
+        text = f"criterion: {self.criterion}\n{facts}\nwhat to do: {self.advice}"
         return card(f"{self.headline} [{self.name}]", picture, text)
 
     @property

@@ -36,16 +36,14 @@ def samples_of(run: Run, steps: Mapping[int, float]) -> dict[str, Any]:
     return found
 
 
-def which_samples(evidence: dict[str, Any]) -> str:
-    """Return a sentence for the advice, with a space before it; nothing where no sample stands out."""
+def look_first(evidence: dict[str, Any], worst: int) -> str:
+    """Return what to look at first: samples that stand out, else the batch of the step `worst`."""
     often = evidence.get(_OFTEN, {})
     if not often:
-        return ""
-    rows, which = ", ".join(map(str, list(often)[:5])), ("samples", "them") if len(often) > 1 else ("sample", "it")
-    return (
-        f" Look first at {which[0]} {rows} of the dataset: the bad batches contain {which[1]} far more often than "
-        "chance explains."
-    )
+        return f"the batch of step {worst}"
+    rows = ", ".join(map(str, list(often)[:5]))
+    some = f"samples {rows} of the dataset, which are" if len(often) > 1 else f"sample {rows} of the dataset, which is"
+    return f"{some} in far more of the bad batches than chance explains"
 
 
 def _often(batches: list[dict[str, Any]]) -> list[tuple[int, int]]:

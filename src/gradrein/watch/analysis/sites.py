@@ -4,7 +4,7 @@ from typing import Any
 
 from ..run.run import Run
 
-_TYPES = {"file": str, "text": str, "line": int, "indent": int}
+_TYPES = {"file": str, "text": str, "line": int}
 Site = dict[str, Any]
 
 
@@ -43,6 +43,6 @@ def label_of(run: Run) -> str:
     return f"{name} ({run.optimizer})"
 
 
-def capitalised(text: str, label: str | None) -> str:
+def capitalised(text: str, label: str | None = None) -> str:
     """Return a text as a sentence begins; one that begins with a name of the script stays as it is."""
     return text if label is not None and not label.startswith("optimizer ") else text[:1].upper() + text[1:]

@@ -16,19 +16,27 @@ _ABOVE = 1.1  # a loss that ends so many times above its lowest is said to
 
 @dataclass(frozen=True)
 class Verdict:
-    """Three sentences; `why` and `do` are empty where nothing happened."""
+    """One sentence each; `why`, `look` and `do` are empty where there is nothing to say.
+
+    Attributes:
+        what: What happened.
+        why: The likely cause.
+        look: The sample or batch to look at first.
+        do: What to change.
+    """
 
     what: str
     why: str
+    look: str
     do: str
 
     def __str__(self) -> str:
         """Return them as one text."""
-        return " ".join(part for part in (self.what, self.why, self.do) if part)
+        return " ".join(part for part in (self.what, self.why, self.look, self.do) if part)
 
 
 def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
-    """Say what happened, why, and what to do."""
+    """Say what happened, why, what to look at, and what to do."""
     happened = [f for f in findings if f.name in _ABOUT_LOSS]
     causes = [f for f in findings if f.name not in _ABOUT_LOSS and (f.weight >= 0.5 or f.clipping_helps)]
     about = next(iter(happened or causes), None)
@@ -36,15 +44,20 @@ def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
     same = [replace(f, optimizer=None) if f.optimizer == label else f for f in causes]  # said once is enough
     what = _sentence(happened[0]) if happened else _calm(run)
     why = _why(happened, same if happened else causes)
+    look = next((f"Look first at {f.look}." for f in sorted(findings, key=_names_samples) if f.look), "")
     if advice.actions:
-        others = f"; or {advice.actions[1].do}" if len(advice.actions) > 1 else ""
         whose = f", {advice.optimizer}" if advice.optimizer and advice.optimizer != label else ""
-        do = f"What to do{whose}: {advice.actions[0].do}{others}."
+        do = f"What to do{whose}: {advice.actions[0].do}."
     elif happened or causes:
         do = f"What to do: {(happened or causes)[0].advice}"
     else:
         do = ""
-    return Verdict(what, why, do)
+    return Verdict(what, why, look, do)
+
+
+def _names_samples(finding: Finding) -> bool:
+    """Return False, which comes first, of a finding that names samples and not only a batch."""
+    return not finding.look.startswith("sample")
 
 
 def _why(happened: list[Finding], causes: list[Finding]) -> str:
@@ -55,9 +68,8 @@ def _why(happened: list[Finding], causes: list[Finding]) -> str:
         return "No single cause stands out in the gradients." if any(f.name != "overfitting" for f in happened) else ""
     if not happened:
         return f"Worth a look: {_words(causes[0])}."
-    more = f"; and {_words(causes[1])}" if len(causes) > 1 else ""
     likely = "The likely cause" if causes[0].weight >= _LIKELY else "A possible cause"
-    return f"{likely}: {_words(causes[0])}{more}."
+    return f"{likely}: {_words(causes[0])}."
 
 
 def _calm(run: Run) -> str:

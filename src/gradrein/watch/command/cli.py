@@ -14,7 +14,7 @@ from ..report.report import read_report
 from ..say import say
 from .fail_on import EXIT_CODE, check_names, matching
 from .run_script import check_script
-from .try_script import Limits, try_script
+from .try_script import try_script
 from .watch import watch
 
 
@@ -38,11 +38,11 @@ def _report(options: argparse.Namespace) -> int:
         found = [report.to_dict() for report in reports]
         _print(json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n")
     else:
-        _print("\n".join(map(str, reports)))
+        _print("\n".join(report.details() if options.verbose else str(report) for report in reports))
     if not options.text and not options.json:
         page = Path(options.output) if options.output else run_file(reports[-1].run.path).with_suffix(".html")
         write_page(page, reports, only_ours=not options.output)
-        _print(f"\nThe page: {page}\n")
+        _print(f"The page: {page}\n")
     return EXIT_CODE if options.fail_on and matching(options.fail_on, reports) else 0
 
 
@@ -67,4 +67,4 @@ def _try(options: argparse.Namespace) -> int:
         Path(options.record) if options.record else free_name(default_name(options.script), None).with_suffix(".try")
     )
     passed = ["--every", str(options.every), *(["-m"] if options.module else []), options.script, *options.args]
-    return try_script(passed, folder, Limits(options.steps, options.time))
+    return try_script(passed, folder, options.steps, options.time)

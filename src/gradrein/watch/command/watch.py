@@ -44,7 +44,7 @@ def watch(options: argparse.Namespace) -> int:
     if options.anomaly:
         torch.autograd.set_detect_anomaly(True)
     # Registered before the script runs, so it is called after all that the script registers.
-    atexit.register(_conclude, monitor, line, os.getpid(), rank, reporter)
+    atexit.register(_conclude, monitor, line, os.getpid(), rank, reporter, options.verbose)
     if options.lr_scale is not None:
         LearningRateScale(options.lr_scale)
     if options.seed is not None:
@@ -101,7 +101,7 @@ def _verdict(names: str, monitor: Monitor) -> int:
 
 
 def _conclude(
-    monitor: Monitor, line: LiveLine | None, process: int, rank: RankInfo | None, reporter: int | None
+    monitor: Monitor, line: LiveLine | None, process: int, rank: RankInfo | None, reporter: int | None, verbose: bool
 ) -> None:
     if os.getpid() != process:  # a forked child of the script ends here as well
         return
@@ -109,7 +109,7 @@ def _conclude(
         line.close()
     monitor.stop()
     if rank is None:
-        _print_report(monitor)
+        _print_report(monitor, verbose)
     elif reporter is not None:
         if monitor._started and monitor._writer.failure is None:  # else it waits for this process to be gone
             await_reporter(reporter)
@@ -117,14 +117,15 @@ def _conclude(
         say(f"gradrein: when all ranks have ended: gradrein report {monitor.path}")
 
 
-def _print_report(monitor: Monitor) -> None:
+def _print_report(monitor: Monitor, verbose: bool) -> None:
     if not monitor._started:
         return
     if monitor.steps == 0:
         say(f"gradrein: no optimizer step was seen, so there is nothing to report. {_hint(monitor)}")
         return
     try:
-        found = f"\n{monitor.report()}\nThe page: gradrein report {monitor.path}"
+        report = monitor.report()
+        found = f"\n{report.details() if verbose else report}The page: gradrein report {monitor.path}"
     except GradreinError as error:
         found = "" if monitor.stopped_because is not None else f"gradrein: no report: {error}"
     except Exception as error:  # the exit code is the script's, and so is its last traceback

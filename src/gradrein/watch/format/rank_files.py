@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...errors import ArgumentError
-from .schema import RankHeader
+from .schema import Line
 
 # The same on all ranks of one launch, and different between launches (torchrun makes an id for each).
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -37,7 +37,7 @@ class RankInfo:
     world: int
     launch: str
 
-    def header(self) -> RankHeader:
+    def header(self) -> Line:
         """Return what the first line of its record says about it."""
         process = (socket.gethostname(), os.getpid())
         return {"rank": self.rank, "world": self.world, "launch": self.launch, "process": process}

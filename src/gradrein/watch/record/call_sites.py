@@ -1,7 +1,8 @@
-"""Where the script makes optimizers and calls `backward` and `step`, and the names it uses: for lines to paste."""
+"""Where the script makes optimizers and calls `backward` and `step`, and the names it uses: for advice that says so."""
 
 import contextlib
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 
 from ..format.schema import Line
-from .assignment import find_assignment
 from .loss_graph import describe_loss
 
 _OURS = str(Path(__file__).parents[2])
@@ -66,16 +66,12 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 def _line(site: str, frame: FrameType, optimizer: torch.optim.Optimizer | None, opt: int | None) -> Line:
     file, number = frame.f_code.co_filename, frame.f_lineno
-    text = linecache.getline(file, number)
-    found: Line = {"site": site, "file": file, "line": number, "text": text.strip()[:200], "after": 0}
-    found["indent"] = len(text) - len(text.lstrip())
+    found: Line = {"site": site, "file": file, "line": number, "text": _text(file, number), "after": 0}
     if _is_installed(file):
         found["library"] = str(frame.f_globals.get("__name__", "")).split(".")[0]
     if opt is not None and optimizer is not None:
         spaces = (frame.f_locals, frame.f_globals)
-        found.update(opt=opt, names={"optimizer": _name(spaces, lambda v: v is optimizer)})
-        parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        found["names"]["model"] = _name(spaces, lambda v: _holds(v, parameters))
+        found.update(opt=opt, names={"optimizer": _name(spaces, optimizer)})
     return found
 
 
@@ -83,26 +79,34 @@ def _made(frame: FrameType | None, optimizer: torch.optim.Optimizer) -> Line | N
     """Return where an optimizer was made: looked for under its name in each function that is running."""
     while frame is not None:
         file = frame.f_code.co_filename
-        name = None if _is_installed(file) else _name((frame.f_locals, frame.f_globals), lambda v: v is optimizer)
-        if name is not None and (found := find_assignment(file, name)) is not None:
-            return {"site": "made", "file": file, **vars(found), "names": {"optimizer": name}, "after": 0}
+        name = None if _is_installed(file) else _name((frame.f_locals, frame.f_globals), optimizer)
+        if name is not None and (line := _assignment(file, name)) is not None:
+            found: Line = {"site": "made", "file": file, "line": line, "text": _text(file, line)}
+            return {**found, "names": {"optimizer": name}, "after": 0}
         frame = frame.f_back
     return None
+
+
+def _assignment(file: str, name: str) -> int | None:
+    """Return the line that assigns to a name, such as "opt" or "self.opt"; None where there is not exactly one."""
+    assigns = re.compile(rf"\s*{re.escape(name)}\s*(:[^=]+)?=[^=]")
+    found = [i for i, text in enumerate(linecache.getlines(file), start=1) if assigns.match(text)]
+    return found[0] if len(found) == 1 else None
+
+
+def _text(file: str, line: int) -> str:
+    return linecache.getline(file, line).strip()[:200]
 
 
 def _is_installed(file: str) -> bool:
     return file.startswith((*_INSTALLED, _OURS, _TORCH)) or "site-packages" in file
 
 
-def _name(spaces: tuple[Mapping[str, Any], ...], is_it: Callable[[Any], bool]) -> str | None:
-    """Return a name in the script for an object: a variable, or an attribute of `self`."""
+def _name(spaces: tuple[Mapping[str, Any], ...], optimizer: torch.optim.Optimizer) -> str | None:
+    """Return the script's name for an optimizer: a variable, or an attribute of `self`."""
     for space in spaces:
         for name, value in list(space.items()):
-            if is_it(value):
+            if value is optimizer:
                 return name
     attributes = vars(spaces[0].get("self")) if hasattr(spaces[0].get("self"), "__dict__") else {}
-    return next((f"self.{name}" for name, value in list(attributes.items()) if is_it(value)), None)
-
-
-def _holds(value: Any, parameters: set[int]) -> bool:
-    return isinstance(value, torch.nn.Module) and {id(p) for p in value.parameters()} >= parameters
+    return next((f"self.{name}" for name, value in list(attributes.items()) if value is optimizer), None)

@@ -146,36 +146,6 @@ def _legend(series: Sequence[Line]) -> str:
     return '<p class="legend">' + "".join(f'<span class="{s.style}">{escape(s.name)}</span>' for s in series) + "</p>"
 
 
-def histogram(groups: Sequence[tuple[str, str, Sequence[float]]], levels: Sequence[tuple[str, float]]) -> str:
-    """Draw how often each size occurs, on a log scale; groups are (name, style, values), levels vertical lines."""
-    every = [v for _, _, values in groups for v in finite(values) if v > 0]
-    xs = Axis.around([*every, *(v for _, v in levels)], log=True)
-    bins = 40
-    counts = [[0] * bins for _ in groups]
-    for count, (_, _, values) in zip(counts, groups, strict=True):
-        for v in finite(values):
-            if v > 0:
-                count[min(bins - 1, int(xs.position(v) * bins))] += 1
-    top = max((n for count in counts for n in count), default=1) or 1
-    ys = Axis(0.0, top * 1.05)
-    drawn = [_grid(ys)]
-    for count, (_, style, _) in zip(counts, groups, strict=True):
-        for i, n in enumerate(count):
-            if n:
-                h = 1000 * ys.position(n)
-                drawn.append(
-                    f'<rect class="bar {style}" x="{i * 25 + 1}" y="{1000 - h:.1f}" width="23" height="{h:.1f}"/>'
-                )
-    drawn += [
-        f'<line class="level" x1="{_p(xs.position(v))}" x2="{_p(xs.position(v))}" y1="0" y2="1000"/>' for _, v in levels
-    ]
-    names = "".join(
-        f'<span class="up" style="left:{100 * xs.position(v):.2f}%">{escape(name)}</span>' for name, v in levels
-    )
-    legend = _legend([Line(name, [], style) for name, style, _ in groups]) if len(groups) > 1 else ""
-    return legend + _frame("".join(drawn), xs, ys, names, "gradient norm")
-
-
 def bars(values: dict[str, float]) -> str:
     """Draw one horizontal bar for each name."""
     top = max(finite(list(values.values())), default=1.0) or 1.0

@@ -26,14 +26,11 @@ section { background:var(--card); border:1px solid var(--line); border-radius:.7
 .xl { grid-column:2; text-align:right; font-size:.75rem; color:var(--soft); }
 .area .at { position:absolute; right:.3rem; transform:translateY(-105%); font-size:.75rem; color:var(--level);
   background:color-mix(in srgb,var(--card) 80%,transparent); padding:0 .25rem; border-radius:.2rem; }
-.area .up { position:absolute; top:0; transform:translateX(.3rem); font-size:.72rem; color:var(--level);
-  writing-mode:vertical-rl; background:color-mix(in srgb,var(--card) 75%,transparent); }
 svg path,svg line { vector-effect:non-scaling-stroke; fill:none; }
 .grid { stroke:var(--line); stroke-width:1; } .mark { stroke:var(--hot); stroke-width:1; opacity:.45; }
 line.level { stroke:var(--level); stroke-width:1.5; stroke-dasharray:5 4; } .tick { stroke:var(--level); stroke-width:1; }
 .line { stroke-width:1.4; stroke-linejoin:round; } .dots { stroke-width:5; stroke-linecap:round; }
 path.a { stroke:var(--a); } path.b { stroke:var(--b); } path.c { stroke:var(--c); } path.d { stroke:var(--d); } path.pale { opacity:.45; }
-rect.bar { opacity:.75; } rect.a { fill:var(--a); } rect.b { fill:var(--b); }
 .legend { display:flex; flex-wrap:wrap; gap:.2rem 1.1rem; font-size:.85rem; margin:.3rem 0 0; }
 .legend span::before { content:""; display:inline-block; width:1rem; height:.22rem; border-radius:1px; margin-right:.45rem;
   vertical-align:.25em; background:var(--a); }

@@ -45,16 +45,12 @@ def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = (),
     first, advice = reports[0].run, reports[0].advice
     runs = [_shown(report, advice) for report in reports]
     change = next((label for label, run in all_runs if run is reports[-1].run), "the change")
-    parts = [_head(reports, change, tried), _tiles(runs)]
+    parts = [_head(reports, change, tried), *_losses(runs)[:1], advice_section(reports[0]), _tiles(runs)]
     if len(runs) == 2:
         parts.append(_comparison(runs))
     if len(all_runs) > 1:
         parts.append(side_by_side(all_runs))
-    parts += [
-        _losses(runs),
-        _norms(runs, advice),
-        advice_section(advice, [(name or "steps", style, run.norm) for run, style, name in _styles(runs)]),
-    ]
+    parts += [*_losses(runs)[1:], _norms(runs, advice)]
     parts += [_findings(report, _label(runs, i)) for i, report in enumerate(reports)]
     parts += [ranks_section(report, _label(runs, i)) for i, report in enumerate(reports)]
     parts += [_heat(run, _label(runs, i)) for i, run in enumerate(runs)]
@@ -82,7 +78,7 @@ def _head(reports: Sequence[Report], change: str, tried: str) -> str:
     names = " and ".join(escape(run.path.name) for run in runs)
     verdict = reports[0].verdict
     do = f"What was tried: {tried}" if tried else verdict.do  # what was advised may not have held
-    more = "".join(f"<p class=verdict>{marked(part)}</p>" for part in (verdict.why, do) if part)
+    more = "".join(f"<p class=verdict>{marked(part)}</p>" for part in (verdict.why, verdict.look, do) if part)
     after = ""
     if len(reports) > 1:
         ends = f"With {change}{_ends(*runs)}: {reports[1].verdict.what}"
@@ -149,7 +145,8 @@ def _styles(runs: Sequence[Run]) -> list[tuple[Run, str, str]]:
     return [(runs[0], "a", "")] if len(runs) == 1 else [(runs[0], "b", "before"), (runs[1], "a", "after")]
 
 
-def _losses(runs: Sequence[Run]) -> str:
+def _losses(runs: Sequence[Run]) -> list[str]:
+    """Return the charts of the losses, the one that a run is judged by first."""
     series, tests = [], []
     for run, style, name in _styles(runs):
         pairs = [(float(s), v) for s, v in zip(run.steps, run.loss, strict=True)]
@@ -163,19 +160,17 @@ def _losses(runs: Sequence[Run]) -> str:
             points = [(float(a), b) for a, b in zip(curve.steps, curve.values, strict=True)]
             tests.append(Line(f"{name} {curve.name} ({curve.origin})".strip(), points, colour, dots=True))
     if not any(finite(run.loss) for run in runs):
-        return "<section><h2>Loss</h2><p>No loss was recorded: backward was not called on a number.</p></section>"
+        return ["<section><h2>Loss</h2><p>No loss was recorded: backward was not called on a number.</p></section>"]
     log = all(v > 0 for run in runs for v in finite(run.loss))
     whose = f" for {escape(label_of(runs[0]))}" if runs[0].n_optimizers > 1 else ""
     text = f"What <code>backward</code> was called on{whose}" + (", on a logarithmic scale." if log else ".")
-    found = f"<section><h2>Loss</h2><p class=hint>{text}</p>{charts.lines(series, log=log)}</section>"
-    if tests:
-        positive = all(y > 0 for one in tests for _, y in one.points)
-        found += (
-            "<section><h2>Loss on other data</h2><p class=hint>Read where the script puts it, which is said in "
-            f"brackets: {escape(', '.join(one.name for one in tests))}.</p>"
-            f"{charts.lines(tests, log=positive)}</section>"
-        )
-    return found
+    trained = f"<section><h2>Training loss</h2><p class=hint>{text}</p>{charts.lines(series, log=log)}</section>"
+    if not tests:
+        return [trained]
+    positive = all(y > 0 for one in tests for _, y in one.points)
+    source = f"<p class=hint>Source in brackets: {escape(', '.join(one.name for one in tests))}.</p>"
+    drawn = charts.lines(tests, log=positive)
+    return [f"<section><h2>Validation or test loss</h2>{source}{drawn}</section>", trained]
 
 
 def _norms(runs: Sequence[Run], advice: Advice) -> str:
@@ -204,10 +199,11 @@ def _findings(report: Report, label: str) -> str:
 def _finding(one: Finding) -> str:
     headline = capitalised(one.headline, one.optimizer)
     rows = "".join(f"<tr><td>{escape(k)}</td><td>{escape(value(v))}</td></tr>" for k, v in one.evidence.items())
+    look = f" Look first at {marked(one.look)}." if one.look else ""
     return (
         f"<article><h3>{escape(headline)} <span class=slug>{escape(one.name)}</span></h3>"
         f"{_chart(one.chart) if one.chart else ''}<div class=scroll><table>{rows}</table></div>"
-        f"<p class=test>Test: {escape(one.test)}.</p><p class=do>{marked(one.advice)}</p></article>"
+        f"<p class=test>Criterion: {escape(one.criterion)}.</p><p class=do>{marked(one.advice)}{look}</p></article>"
     )
 
 
@@ -226,7 +222,7 @@ def _heat(run: Run, label: str) -> str:
     if not modules or not run.steps:
         return ""
     return (
-        f"<section><h2>Which module, when{', ' + label.lower() if label else ''}</h2>"
-        "<p class=hint>Gradient norm of each module's own parameters over the run; the largest of each stretch.</p>"
+        f"<section><h2>Gradient norm by module{', ' + label.lower() if label else ''}</h2>"
+        "<p class=hint>Of each module's own parameters over the run; a column shows the largest of its steps.</p>"
         f"{charts.heat_map(modules, run.steps)}</section>"
     )

@@ -14,7 +14,7 @@ from .charts import Line
 def side_by_side(labelled: Sequence[tuple[str, Run]]) -> str:
     """Render the losses of labelled runs in one chart for each kind."""
     found = ""
-    for title, batches in (("Loss on other data", False), ("Training loss, means of stretches", True)):
+    for title, batches in (("Validation or test loss", False), ("Training loss, averaged over 1/40 of the run", True)):
         chosen = [(label, _of_kind(run, batches)) for label, run in labelled]
         series = [
             Line(label, _points(loss), style, dots=not batches)

@@ -1,16 +1,8 @@
-"""What a notebook shows of a run and of its findings."""
+"""What a notebook shows of a run."""
 
 from ..._notebook import Curve, card, curves
-from ..analysis.finding import Finding
 from .report import Report
 from .text import to_text
-
-
-class Findings(list[Finding]):
-    """A list of findings that a notebook draws."""
-
-    def _repr_html_(self) -> str:
-        return "".join(one._repr_html_() for one in self) or card("No findings.")
 
 
 def monitor_html(report: Report) -> str:

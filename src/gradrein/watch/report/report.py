@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..analysis.advice import LOST, Advice, advise
-from ..analysis.cautions import cautions
 from ..analysis.compare import summary
 from ..analysis.divergence import broke_at
 from ..analysis.finding import Finding
@@ -15,6 +14,7 @@ from ..analysis.findings import find
 from ..analysis.rank_table import rank_table, warnings
 from ..analysis.sites import label_of
 from ..analysis.verdict import Verdict, verdict_on
+from ..clip_option import LBFGS_CAUTION
 from ..run.read import read_runs
 from ..run.run import Run
 
@@ -61,10 +61,16 @@ class Report:
         return rank_table(self.run)
 
     def __str__(self) -> str:
-        """Return findings and advice as text."""
+        """Return what happened, why, and what to change, in at most eleven lines."""
         from .text import to_text
 
         return to_text(self)
+
+    def details(self) -> str:
+        """Return everything as text: each finding with its criterion and evidence, and every change."""
+        from .text import to_long_text
+
+        return to_long_text(self)
 
     def _repr_html_(self) -> str:
         from .notebook import monitor_html
@@ -97,9 +103,7 @@ class Report:
             "advice": {
                 **vars(advice),
                 "policy": advice.policy,
-                "effect": vars(advice.effect) if advice.effect else None,
-                "candidates": [vars(c) for c in advice.candidates],
-                "actions": [{**vars(a), "paste": vars(a.paste) if a.paste else None} for a in advice.actions],
+                "actions": [vars(action) for action in advice.actions],
             },
         }
         return {k: _plain(v) for k, v in plain.items()}
@@ -145,8 +149,14 @@ def report_on(run: Run, *others: Run) -> Report:
         known |= {(one.name, one.title) for one in new}
     broke = {label_of(one): broke_at(one) for one in (run, *others)}
     found.sort(key=lambda one: _order(one, broke.get(one.optimizer or "", math.inf)))
-    said = [*warnings(run), *cautions(run, *others), *failures]
+    said = [*warnings(run), *_cautions(run, *others), *failures]
     return Report(run, found, _advise((run, findings), *judged), said, others)
+
+
+def _cautions(*runs: Run) -> list[str]:
+    """Return sentences about optimizers that were used in a way that is rarely meant."""
+    clipped = any(run.optimizer == "LBFGS" and any(factor < 1 for factor in run.clip) for run in runs)
+    return [LBFGS_CAUTION] if clipped else []
 
 
 def _order(finding: Finding, broke: float) -> tuple[float, float]:

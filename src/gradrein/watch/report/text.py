@@ -1,15 +1,20 @@
-"""A report as plain text."""
+"""A report as plain text: at most twelve lines with the line about the page, or all of it."""
 
 import math
+import shlex
 import textwrap
 from typing import Any
 
-from ..analysis.advice import Advice
+from ..analysis.actions import Action
 from ..analysis.finding import Finding
 from ..analysis.findings import count_checks
+from ..analysis.sites import capitalised
 from ..analysis.statistics import finite
 from ..run.run import Run
 from .report import Report
+
+_MOST_LINES = 11  # who prints it adds where the page is
+_WIDTH = 110
 
 
 def n_parameters(run: Run) -> str:
@@ -50,7 +55,37 @@ def value(v: Any) -> str:
 
 
 def to_text(report: Report) -> str:
-    """Render findings and advice."""
+    """Render what happened, why, what to look at first and one change: as much of it as a few lines hold."""
+    headline, names = _headline(report).split("\n")[0], ", ".join(dict.fromkeys(f.name for f in report.findings))
+    listed = f"All findings (--verbose): {names}" if names else ""
+    for above, below, lines in ((headline, listed, 2), (headline, "", 2), ("", "", 2), ("", "", 1)):
+        text = "\n".join(part for part in (_brief(above, 1), *_middle(report, lines), _brief(below, 1)) if part)
+        if text.count("\n") < _MOST_LINES:
+            break
+    return text + "\n"
+
+
+def _middle(report: Report, lines: int) -> list[str]:
+    verdict, advice = report.verdict, report.advice
+    said = [" ".join(report.warnings), verdict.what, verdict.why, verdict.look, verdict.do]
+    if not report.findings:
+        said.append(f"No findings: none of the {count_checks()} checks fired. {advice.because}")
+    parts = [_brief(text, lines) for text in said]
+    for action in advice.actions[:1]:
+        parts += [_brief(capitalised(action.where), 1), *(f"    {line}" for line in action.lines[:3])]
+        parts.append(_brief(f"Try it without editing: {command(report, action)}", 1) if action.try_with else "")
+    return parts
+
+
+def command(report: Report, action: Action) -> str:
+    """Return the command that tries a change: on this script with its arguments, where these are known."""
+    argv = report.run.header.get("argv") or []
+    script = shlex.join(map(str, argv)) if argv and str(argv[0]).endswith(".py") else "..."
+    return f"gradrein watch {action.try_with} {script}"
+
+
+def to_long_text(report: Report) -> str:
+    """Render everything: each finding with its criterion and evidence, and every change."""
     parts = [
         _wrap(str(report.verdict), "", ""),
         _headline(report),
@@ -59,8 +94,13 @@ def to_text(report: Report) -> str:
     if not report.findings:
         parts.append(f"No findings: none of the {count_checks()} checks fired.")
     parts += [_finding(i + 1, finding) for i, finding in enumerate(report.findings)]
-    parts.append(_advice(report.advice))
+    parts.append(_advice(report))
     return "\n\n".join(parts) + "\n"
+
+
+def _brief(text: str, lines: int) -> str:
+    """Wrap a text to so many lines; what is longer ends in dots."""
+    return "\n".join(textwrap.wrap(text, _WIDTH, subsequent_indent="   ", max_lines=lines, placeholder=" ..."))
 
 
 def _headline(report: Report) -> str:
@@ -82,41 +122,30 @@ def _headline(report: Report) -> str:
 
 def _finding(number: int, finding: Finding) -> str:
     lines = [_wrap(f"{number}. {finding.headline} [{finding.name}]", "", "   ")]
-    lines.append(_wrap(f"test: {finding.test}"))
+    lines.append(_wrap(f"criterion: {finding.criterion}"))
     lines += [_wrap(f"{key}: {value(v)}", "   - ", "     ") for key, v in finding.evidence.items()]
-    lines.append(_wrap(f"what to do: {finding.advice}"))
+    look = f" Look first at {finding.look}." if finding.look else ""
+    lines.append(_wrap(f"what to do: {finding.advice}{look}"))
     return "\n".join(lines)
 
 
-def _advice(advice: Advice) -> str:
+def _advice(report: Report) -> str:
+    advice = report.advice
     head = "What to change" if advice.actions else "Clipping: no change advised"
     head += f", {advice.optimizer}" if advice.optimizer else ""
     lines = [_wrap(f"{head}. {advice.because}", "", "   ")]
     for i, action in enumerate(advice.actions, start=1):
-        lines.append(_wrap(f"{i}) {action.do[:1].upper()}{action.do[1:]}. {action.why}", "   ", "      "))
+        lines.append(_wrap(f"{i}) {capitalised(action.do)}. {action.why}", "   ", "      "))
         if action.try_with:
             whose = ", for every optimizer" if advice.optimizer else ""
-            lines.append(f"      without editing{whose}: gradrein watch {action.try_with} ...")
-        if action.paste is not None:
-            lines.append(f"      {action.paste.place}")
-            lines += [f"        | {line}" for line in action.paste.lines]
-    if advice.threshold is not None and advice.effect is not None:
-        lines.append(
-            _wrap(
-                f"On this run {advice.threshold:g} would have changed {advice.effect.clipped:.0%} of the steps "
-                f"(median factor {number(advice.effect.factor)}) and removed {advice.effect.removed:.0%} of "
-                "the sum of all norms."
-            )
-        )
+            lines.append(f"      without editing{whose}: {command(report, action)}")
+        if action.where:
+            lines.append(f"      {action.where}")
+        lines += [f"        | {line}" for line in action.lines]
     if advice.quantiles:
         lines.append("   norms: " + ", ".join(f"{k} {number(v)}" for k, v in advice.quantiles.items()))
-    if advice.actions:
-        lines += [
-            f"   at {c.threshold:<8g} {c.clipped:>4.0%} of steps clipped, {c.removed:>4.0%} of the norm removed"
-            for c in advice.candidates
-        ]
     return "\n".join(lines)
 
 
 def _wrap(text: str, first: str = "   ", rest: str = "   ") -> str:
-    return textwrap.fill(text, 110, initial_indent=first, subsequent_indent=rest, break_long_words=False)
+    return textwrap.fill(text, _WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False)

@@ -1,6 +1,6 @@
 """Named findings: one file each, and one entry in the table below.
 
-Each file has one function from a run to a finding, or to None where its test does not fire.
+Each file has one function from a run to a finding, or to None where its criterion is not met.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from ....errors import ArgumentError
 from ...run.run import Run
 from ..finding import Finding
 from .clip_decay import clip_decay
-from .clip_idle import clip_idle
 from .clip_tight import clip_tight
 from .cluster import cluster
 from .dead import dead
@@ -27,7 +26,6 @@ from .precision import precision
 from .rank_norms import rank_norms
 from .rising import rising
 from .sample_share import sample_share
-from .small_batch import small_batch
 from .spikes import spikes
 from .straggler import straggler
 
@@ -48,14 +46,12 @@ TABLE: tuple[Check, ...] = (
     spikes,
     sample_share,
     loss_power,
-    small_batch,
     clip_decay,
     precision,
     dominant,
     depth,
     dead,
     clip_tight,
-    clip_idle,
     noise_scale,
     straggler,
 )
@@ -66,7 +62,7 @@ def register_finding(check: C) -> C:
     """Apply your own check to every run that is reported in this process. Usable as a decorator.
 
     Args:
-        check: A function from a `Run` to a `Finding`, or to None if its test does not fire.
+        check: A function from a `Run` to a `Finding`, or to None if its criterion is not met.
 
     Returns:
         The check.

@@ -30,7 +30,7 @@ def clip_decay(run: Run) -> Finding | None:
         name="clip_decay",
         title=f"weight decay is stronger than the clipped gradient: it makes {min(pull, 1.0):.0%} of each step",
         weight=0.88,
-        test=f"clipping leaves less than {_FACTOR:g} of the gradient in {_RATE:.0%} of the last 200 steps, and "
+        criterion=f"clipping leaves less than {_FACTOR:g} of the gradient in {_RATE:.0%} of the last 200 steps, and "
         f"learning rate times weight decay is more than {_PULL:.0%} of how far the weights move",
         evidence={"clipped": rate, "median factor": factor, "decay over movement": pull, "weight decay": decay},
         advice="The gradient is limited and the decay is not, so the weights shrink towards zero. Clip less, at the "

@@ -23,7 +23,8 @@ def clip_tight(run: Run) -> Finding | None:
         name="clip_tight",
         title=f"clipping is too tight: it changes {rate:.0%} of the steps, by a factor of {middle:.3g} in the median",
         weight=0.5,
-        test=f"a fixed threshold changes more than {_RATE:.0%} of the steps, by less than {_FACTOR:g} in the median",
+        criterion=f"a fixed threshold changes more than {_RATE:.0%} of the steps, by less than {_FACTOR:g} in the "
+        "median",
         evidence={
             "clipped": rate,
             "median factor": middle,

@@ -6,7 +6,7 @@ from ...run.run import Run
 from ..divergence import divergence
 from ..finding import Chart, Finding
 from ..losses import is_unsteady
-from ..samples import samples_of, which_samples
+from ..samples import look_first, samples_of
 from ..statistics import finite, mad, relative
 from .heavy_tail import loss_correlation, what_to_check
 
@@ -41,8 +41,8 @@ def cluster(run: Run) -> Finding | None:
         clipping_helps=True,
         title=f"{share:.0%} of the batches are of another kind: their {what} are {ratio:.3g} times larger",
         weight=0.895,
-        test="norms, or in a run that swings losses, over their running median (101 steps) fall into two groups whose "
-        f"middles are a factor of {_RATIO:g} and {_SPREADS:g} spreads apart, with next to nothing between",
+        criterion="norms, or in a run that swings losses, over their running median (101 steps) fall into two groups "
+        f"whose middles are a factor of {_RATIO:g} and {_SPREADS:g} spreads apart, with next to nothing between",
         evidence={
             "share of the steps": share,
             "how much larger": ratio,
@@ -52,9 +52,8 @@ def cluster(run: Run) -> Finding | None:
             **samples,
         },
         advice=f"Look at the data of those batches ({when}): corrupt or unscaled rows, a second source, wrong labels. "
-        "Until that is fixed, clip at a norm that suits the other batches. "
-        + what_to_check(related)
-        + which_samples(samples),
+        f"Until that is fixed, clip at a norm that suits the other batches. {what_to_check(related)}",
+        look=look_first(samples, max(large, key=lambda step: large[step])),
         plain=f"{share:.0%} of the batches have {what} about {ratio:.2g} times larger than the others, as if their "
         "data were corrupt or from elsewhere",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps], log=True),

@@ -34,7 +34,7 @@ def dead(run: Run) -> Finding | None:
             f"{kind}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" for kind, names in found.items()
         ),
         weight=0.3 + 0.4 * share,
-        test=f"trained parameters without gradient, with a gradient of zeros, or not moved, in {_SHARE:.0%} of "
+        criterion=f"trained parameters without gradient, with a gradient of zeros, or not moved, in {_SHARE:.0%} of "
         f"the steps",
         evidence={**{kind: names[:50] for kind, names in found.items()}, "share of all parameters": share},
         advice="No gradient: the loss does not depend on it, check that its module is used and not detached. Zeros: a "

@@ -34,8 +34,8 @@ def depth(run: Run) -> Finding | None:
         name="depth",
         title=f"gradients {kind} on their way to the first layers: a factor of {factor:.3g} over {len(sizes)} layers",
         weight=min(0.8, 0.3 + 0.1 * math.log10(factor)),
-        test=f"root mean square of the gradient in the numbered layers `{family}`: a straight line in its logarithm "
-        f"(correlation above {_CORRELATION}) that spans more than a factor of {_FACTOR:g}",
+        criterion=f"root mean square of the gradient in the numbered layers `{family}`: a straight line in its "
+        f"logarithm (correlation above {_CORRELATION}) that spans more than a factor of {_FACTOR:g}",
         evidence={
             "per layer, towards the input": math.exp(-per_layer),
             "layers": len(sizes),

@@ -27,7 +27,7 @@ def dominant(run: Run) -> Finding | None:
         name="dominant",
         title=f"one module dominates: {top} makes {shares[top]:.0%} of the squared gradient norm",
         weight=0.3 + 0.3 * shares[top],
-        test=f"median share of one of {len(modules)} modules in the squared norm above {_SHARE:.0%}, with less "
+        criterion=f"median share of one of {len(modules)} modules in the squared norm above {_SHARE:.0%}, with less "
         "than half of the parameters",
         evidence={"module": top, "its share of the squared norm": shares[top], "its share of the parameters": size},
         advice="A global threshold then only sees this module, and scales all others with it. Give it its own: "

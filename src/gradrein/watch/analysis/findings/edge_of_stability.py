@@ -37,7 +37,7 @@ def edge_of_stability(run: Run) -> Finding | None:
         title=f"the learning rate is at the edge of stability: {share:.0%} of the steps overshoot around step "
         f"{run.steps[known[at][0]]}",
         weight=min(0.89, 0.6 + 0.4 * cosine),
-        test=f"cosine between a step and the gradient after it, over {_WINDOW} steps in a row (half of the run "
+        criterion=f"cosine between a step and the gradient after it, over {_WINDOW} steps in a row (half of the run "
         "where nothing swings): mean above "
         f"{_COSINE}, and positive for more than {_SHARE:.0%}. Positive: the step went beyond the lowest point in its "
         "direction",

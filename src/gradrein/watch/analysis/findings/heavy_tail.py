@@ -3,7 +3,7 @@ import math
 from ...run.run import Run
 from ..finding import Chart, Finding
 from ..losses import is_unsteady
-from ..samples import samples_of, which_samples
+from ..samples import look_first, samples_of
 from ..statistics import hill, quantile, relative, slope
 
 _LEAST = 100
@@ -32,7 +32,7 @@ def heavy_tail(run: Run) -> Finding | None:
         title=f"gradients are heavy-tailed: {few} of {len(over)} steps make {share:.0%} of the sum of norms, each "
         "relative to its running median",
         weight=min(0.89, 0.5 + share),
-        test=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
+        criterion=f"gradient norm over its running median (101 steps): the largest 5% make more than {_SHARE:.0%} of "
         f"the sum, and Hill's tail index over them is below {_INDEX:g} ({_CALM_SHARE:.0%} and {_CALM_INDEX:g} where no "
         "loss swings, also without the first steps). The index says how fast large values become rare; of a normal "
         "distribution it is 10 and more",
@@ -44,13 +44,17 @@ def heavy_tail(run: Run) -> Finding | None:
             "correlation of a batch's loss and norm (logarithms)": related,
             **samples,
         },
-        advice="This is what clipping by norm is for: see the advice for a threshold. " + what_to_check(related)
-        + which_samples(samples),
+        advice=f"This is what clipping by norm is for. {what_to_check(related)}",
+        look=look_first(samples, max(zip(ratios, run.steps, strict=True), key=_ratio)[1]),
         plain=f"a few batches have far larger gradients than the rest ({few} of {len(over)} steps make {share:.0%} of "
         "the sum of gradient norms, each relative to the running median)",
         chart=Chart("gradient norm over its running median, steps sorted", {"ratio": over},
             [100 * i / len(over) for i in range(len(over))], log=True, x_label="% of steps"),
     )  # fmt: skip
+
+
+def _ratio(pair: tuple[float, int]) -> float:
+    return pair[0] if not math.isnan(pair[0]) else -math.inf
 
 
 def _sizes(ratios: list[float]) -> list[float]:
@@ -89,7 +93,7 @@ def what_to_check(related: float) -> str:
     """Return where to look in the script."""
     if related > 0.6:
         return (
-            "The batches with large gradients are those with a large loss, so look at how the loss weighs single "
+            "The batches with large gradients are those with a large loss, so look at how the loss weights single "
             "samples: a power above 1, a class weight, a logarithm near zero, a target or an input far outside the "
             "others."
         )

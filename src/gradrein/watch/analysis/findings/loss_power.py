@@ -22,11 +22,11 @@ def loss_power(run: Run) -> Finding | None:
     return Finding(
         name="loss_power",
         clipping_helps=True,
-        title=f"the loss raises its terms to the power {power:g}{' and weighs them' if weighted else ''}: a term ten "
-        f"times larger pulls {ten:.3g} times harder than without",
+        title=f"the loss raises its terms to the power {power:g}{' and weights them' if weighted else ''}: a term ten "
+        f"times larger pulls {ten:.3g} times harder than with power 1",
         weight=0.87,
-        test="the run swings or diverges, and the graph of the loss holds a power above 1 (of a difference or a sum: "
-        "above 2)",
+        criterion="the run swings or diverges, and the graph of the loss holds a power above 1 (of a difference or a "
+        "sum: above 2)",
         evidence={
             "power": power,
             "of": base or "unknown",

@@ -12,23 +12,24 @@ def nonfinite(run: Run) -> Finding | None:
     if not run.nonfinite and not bad_losses and not origins:
         return None
     evidence: dict[str, object] = {"steps with non-finite gradients": len(run.nonfinite)}
-    where = "in the loss"
+    where, look = "in the loss", ""
     if run.nonfinite:
         first = run.nonfinite[0]
         where = f"first at step {first.step}, in {_few(list(first.offenders))}"
         evidence["first step"] = first.step
         evidence["values not finite there"] = {name: first.offenders[name] for name in list(first.offenders)[:20]}
         evidence["loss there"] = first.loss
+        look = f"the batch of step {first.step}"
     if skipped:
         evidence["steps a GradScaler left out"] = skipped
     if origins:
         evidence["origin"] = origins[0]
-        where = f"made by {origins[0]}"
+        where, look = origins[0], origins[0]
     known = (
         "The operation is named above: guard it (a small number under a root or logarithm, a maximum on an exponent)."
     )
     unknown = (
-        "Run again with `gradrein watch --anomaly`: it stops at the operation that makes the first NaN and names it. "
+        "Run again with `gradrein watch --anomaly`: it names the operation, the module and the line of the first NaN. "
         'Clipping with `nonfinite="skip"` (as `--clip` does) leaves such a step out instead of spoiling every weight.'
     )
     return Finding(
@@ -36,11 +37,12 @@ def nonfinite(run: Run) -> Finding | None:
         clipping_helps=True,
         title=f"gradients were not finite: {where}",
         weight=1.0,
-        test="any gradient or loss that is NaN or infinite",
+        criterion="any gradient or loss that is NaN or infinite",
         evidence=evidence,
         advice=known if origins else unknown,
         plain="the training broke down: gradients became infinite or NaN"
         + (f" at step {run.nonfinite[0].step}" if run.nonfinite else ""),
+        look=look,
     )
 
 

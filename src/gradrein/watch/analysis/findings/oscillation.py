@@ -31,14 +31,14 @@ def oscillation(run: Run) -> Finding | None:
         clipping_helps=True,
         title=title + (f"; it ends {ends:.3g} times above its lowest" if ends > 1.2 else ""),
         weight=0.9 + 0.01 * min(len(rises), 5) + 0.03 * min(1.0, math.log10(1 + largest) / 3),
-        test="the loss rises, falls and rises again, each time by more than 20% and by more than its noise explains; a "
-        "learning rate that is raised, or new data, is no swing",
+        criterion="the loss rises, falls and rises again, each time by more than 20% and by more than its noise "
+        "explains; a rise while the learning rate is raised, or when new data comes, does not count",
         evidence={
             "where the loss was seen": loss.origin or "backward passes",
             "rises": len(rises),
             "largest rise": largest,
-            "first established at step": loss.steps[swing.since],
-            "a level is the median of so many values": swing.width,
+            "swings since step": loss.steps[swing.since],
+            "smoothed over (values)": swing.width,
             "last over lowest": ends,
             "period in steps": period if period is not None else "none: the swings are irregular",
             **({"also swings": also} if also else {}),

@@ -37,8 +37,8 @@ def overfits(loss: Loss, trained: Loss) -> Finding | None:
         title=f"the model overfits: the {loss.name} rises to {last / loss.values[best]:.3g} times its lowest, at step "
         f"{step}, while the training loss falls",
         weight=0.6,
-        test=f"the loss on other data ends above {_FACTOR:g} times its lowest, without swinging, and the training loss "
-        "is lower than it was there",
+        criterion=f"the loss on other data ends above {_FACTOR:g} times its lowest, without swinging, and the "
+        "training loss is lower than it was there",
         evidence={
             "lowest": loss.values[best],
             "at step": step,

@@ -28,7 +28,8 @@ def precision(run: Run) -> Finding | None:
         name="precision",
         title=f"updates are lost to rounding: {kind} weights change by {median(updates):.2g} of their size in a step",
         weight=0.7,
-        test="the median update is below a quarter of half the distance between two neighbouring numbers of the type",
+        criterion="the median update is below a quarter of half the distance between two neighbouring numbers of the "
+        "type",
         evidence={"type": kind, "median relative update": median(updates), "half a rounding step": half_step},
         advice="Keep the weights in float32 and use autocast for the rest, or an optimizer that keeps a float32 copy.",
         plain=f"the weights are kept in {kind}, and most updates are too small to change them",
@@ -40,7 +41,7 @@ def _skipped(count: int, steps: int) -> Finding:
         name="precision",
         title=f"the loss scaler skipped {count} of {count + steps} steps: gradients overflow again and again",
         weight=0.7,
-        test=f"after the first {_SETTLING} steps more than {_SKIPPED:.0%} of the steps were skipped",
+        criterion=f"after the first {_SETTLING} steps more than {_SKIPPED:.0%} of the steps were skipped",
         evidence={"left out": count, "taken": steps},
         advice="Use bfloat16, which has the range of float32, or keep the layer that overflows in float32; `gradrein "
         "watch --anomaly` names it. A lower learning rate or clipping helps where the activations grow.",

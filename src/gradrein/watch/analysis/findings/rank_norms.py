@@ -29,8 +29,8 @@ def rank_norms(run: Run) -> Finding | None:
         name="rank_norms",
         title=_title(names, first[0], everything),
         weight=0.97 if everything else 0.9,
-        test=f"norms of one gradient that differ between ranks by more than {_DIFFERENT:.1%}, though the ranks hold "
-        "copies of it",
+        criterion=f"norms of one gradient that differ between ranks by more than {_DIFFERENT:.1%}, though the ranks "
+        "hold copies of it",
         evidence={
             "parameters": names[:50],
             "first step": first[0],

@@ -33,8 +33,8 @@ def rising(run: Run) -> Finding | None:
         title=f"the training loss rises: it ends {last / lowest:.3g} times above the level it had at step "
         f"{loss.steps[at]}",
         weight=0.97,
-        test=f"the median of the last {width} losses is more than {_FACTOR:g} times the lowest such median, and three "
-        "quarters of them exceed three quarters of those it was taken over",
+        criterion=f"the median of the last {width} losses is more than {_FACTOR:g} times the lowest such median, and "
+        "three quarters of them exceed three quarters of those it was taken over",
         evidence={"lowest level": lowest, "at step": loss.steps[at], "last level": last, "first level": levels[0]},
         advice="What was learned is being lost: stop at the lowest loss, or lower the learning rate from there on. A "
         "clipped gradient that is weaker than weight decay or momentum has the same effect.",
@@ -53,7 +53,7 @@ def _diverged(run: Run, lost: Divergence) -> Finding:
         title=f"the {lost.what} diverges: from {lost.lowest:.3g} at its lowest to {lost.last:.3g} at the end, "
         f"for good from step {begins}",
         weight=0.97,
-        test=f"the last value is more than {GROWTH:.0e} times the lowest level, however short the run",
+        criterion=f"the last value is more than {GROWTH:.0e} times the lowest level, however short the run",
         evidence={"lowest level": lost.lowest, "last value": lost.last, "grows from step": begins},
         advice="Every step makes the next one larger: lower the learning rate, or clip, from the start. Nothing after "
         f"step {begins} can be used.",

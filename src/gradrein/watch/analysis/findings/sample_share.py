@@ -19,7 +19,8 @@ def sample_share(run: Run) -> Finding | None:
         title=f"single samples outweigh the rest: the largest gradient of a sample is {median(ratios):.3g} times the "
         "median one",
         weight=0.84,
-        test=f"largest per-sample gradient norm of a batch over the median one above {_RATIO:g} in half of the batches",
+        criterion=f"largest per-sample gradient norm of a batch over the median one above {_RATIO:g} in half of the "
+        "batches",
         evidence={"median ratio": median(ratios), "largest ratio": max(ratios), "batches": len(ratios)},
         advice="Look for a power above 1, a class weight or a logarithm near zero in the loss. Clip each sample before "
         "they are added up (`gradrein.per_sample(...).clip_`), or use a loss that grows linearly (Huber, power 1).",

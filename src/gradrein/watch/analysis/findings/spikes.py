@@ -4,7 +4,7 @@ from statistics import median
 from ...run.run import Run
 from ..finding import Chart, Finding
 from ..losses import is_unsteady
-from ..samples import samples_of, which_samples
+from ..samples import look_first, samples_of
 from ..statistics import finite, quantile, relative
 
 _LEAST = 50
@@ -46,7 +46,7 @@ def spikes(run: Run) -> Finding | None:
         title=f"{len(starts)} gradient spike{'s' if len(starts) > 1 else ''}, the largest {math.exp(over[worst]):.3g} "
         f"times its surroundings (step {run.steps[worst]})" + (f"; {likely[0]}" if likely else ""),
         weight=min(0.85, 0.4 + 0.1 * math.log(math.exp(over[worst]))),
-        test=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_SPREADS:g} spreads of the "
+        criterion=f"gradient norm above {_RATIO:g} times its running median (51 steps) and {_SPREADS:g} spreads of the "
         f"upper half of the usual norms; {_LARGE:g} times ({_CALM:g} where nothing swings), or a swinging loss "
         f"{_HARM:g} times higher after most of them",
         evidence={
@@ -57,10 +57,11 @@ def spikes(run: Run) -> Finding | None:
             **{f"{name} in the {_BEFORE} steps before": n for name, n in causes.items()},
             **samples,
         },
-        advice="Clip by norm so that one step cannot move the weights far; see the advice. "
+        advice="Clip by norm so that one step cannot move the weights far. "
         + ("What came before points at the step size: lower the learning rate or warm it up." if likely else
            f"Nothing unusual came before{' most of them' if any(causes.values()) else ''}: look at the data of those "
-           "batches.") + which_samples(samples),
+           "batches."),
+        look=look_first(samples, run.steps[worst]),
         plain=f"{_times(len(starts))} a single step had a gradient far larger than usual (up to "
         f"{math.exp(over[worst]):.2g} times)",
         chart=Chart("gradient norm", {"norm": run.norm}, [float(s) for s in run.steps],

@@ -75,7 +75,7 @@ def _finding(
         title=f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} late: the others wait {lost:.3g} s in each "
         f"step, {lost / length:.0%} of its time",
         weight=min(0.85, 0.3 + 0.5 * lost / length),
-        test=f"seconds {where}, where ranks do not wait for each other: more than usual among the ranks by "
+        criterion=f"seconds {where}, where ranks do not wait for each other: more than usual among the ranks by "
         f"{_SHARE:.0%} of a step, in {_OFTEN:.0%} of the steps, while all take equally long for a step",
         evidence=evidence,
         advice="Between a step and the next backward pass lie data loading, the forward pass and what else the script "

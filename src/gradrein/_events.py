@@ -9,13 +9,15 @@ import functools
 import inspect
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from ._torch.engine import engine_local
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,9 +56,13 @@ class Subscriber(Protocol):
 
 _EPS = 1e-6  # of torch's clip_grad_norm_
 _subscribers: list[Subscriber] = []
-_current = threading.local()
 if hasattr(os, "register_at_fork"):  # a worker of a data loader must not write into the record of its parent
     os.register_at_fork(after_in_child=_subscribers.clear)
+
+
+def _running() -> Any:
+    """Return what this thread is in the middle of; the same for what the engine runs in threads of its own."""
+    return engine_local("gradrein events", lambda: SimpleNamespace(backward=False, clipping=False))
 
 
 def subscribe(subscriber: Subscriber) -> None:
@@ -78,20 +84,20 @@ def notify_backward(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def backward(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _subscribers or torch.compiler.is_compiling() or getattr(_current, "backward", False):
+        if not _subscribers or torch.compiler.is_compiling() or (running := _running()).backward:
             return function(*args, **kwargs)
         notified = list(_subscribers)
         for subscriber in notified:
             subscriber.on_backward(args[0] if args else kwargs.get("tensors"))
         raised: BaseException | None = None
-        _current.backward = True
+        running.backward = True
         try:
             return function(*args, **kwargs)
         except BaseException as error:
             raised = error
             raise
         finally:
-            _current.backward = False
+            running.backward = False
             for subscriber in notified:
                 subscriber.on_backward_end(raised)
             raised = None  # an error must not keep its own frame alive
@@ -116,7 +122,7 @@ def notify_clip(
 
         @functools.wraps(function)
         def clip(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not _subscribers or torch.compiler.is_compiling() or getattr(_current, "clipping", False):
+            if not _subscribers or torch.compiler.is_compiling() or _running().clipping:
                 return function(*args, **kwargs)
             try:
                 bound = signature.bind(*args, **kwargs)
@@ -145,11 +151,12 @@ def _notified(
     notified = list(_subscribers)
     for subscriber in notified:
         subscriber.before_clip(parameters)
-    _current.clipping = True
+    running = _running()
+    running.clipping = True
     try:
         result = function(*bound.args, **bound.kwargs)
     finally:
-        _current.clipping = False
+        running.clipping = False
     if (event := describe(bound.arguments, result)) is not None:
         for subscriber in notified:
             subscriber.after_clip(parameters, event)

@@ -509,21 +509,6 @@ def test_what_returns_nonsense_in_a_batch_is_reported_after_one_call(name, place
     assert outcome(gradrein.grad) == outcome(torch.autograd.grad)
 
 
-def test_an_own_exception_from_the_loop_over_a_node(leaf):
-    calls = []
-
-    def looks(grad):
-        calls.append(1)
-        if float(grad.sum()) > 1:  # cannot be vectorised, so called once per gradient from here on
-            raise RuntimeError("mine")
-        return grad
-
-    out = own_function(looks, [])(leaf)
-    with pytest.raises(RuntimeError, match="^mine$"):
-        gradrein.grad(out, leaf, torch.eye(3) * 2, is_grads_batched=True)
-    assert len(calls) == 2
-
-
 # -- torch.jit.script ----------------------------------------------------------------------------------------
 
 

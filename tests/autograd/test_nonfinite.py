@@ -3,6 +3,7 @@
 import gc
 import threading
 import weakref
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradrein
+from gradrein import _events
 from gradrein.errors import NonFiniteGradientError
 
 
@@ -302,6 +304,55 @@ def test_blocks_nest_and_leave_nothing_behind():
         (x * 2).sum().backward(inputs=[torch.ones(1, requires_grad=True)])  # the block goes on after an error
     assert torch.autograd.Variable._execution_engine is engine
     x.sqrt().sum().backward()
+
+
+class Nested(torch.autograd.Function):
+    """Runs a backward pass in its own, so deep that torch's engine goes on in a thread of its own."""
+
+    @staticmethod
+    def forward(ctx, x, depth, threads):
+        ctx.threads = threads
+        with torch.enable_grad():
+            ctx.x = x.detach().requires_grad_()
+            ctx.out = Nested.apply(ctx.x, depth - 1, threads) if depth else ctx.x.sqrt()
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.threads.add(threading.get_ident())
+        torch.autograd.backward(ctx.out, grad)
+        return ctx.x.grad, None, None
+
+
+def test_the_origin_is_found_in_a_thread_of_the_engine():
+    threads = set()
+    x = torch.zeros(1, requires_grad=True)
+    error = caught(lambda: Nested.apply(x, 70, threads).sum().backward())
+    assert len(threads) > 1
+    assert error.node == "SqrtBackward0"
+
+
+def test_a_pass_in_a_thread_of_the_engine_notifies_nobody():
+    class Counts:
+        def __init__(self):
+            self.seen = []
+
+        def on_backward(self, tensors):
+            self.seen.append(tensors)
+
+        def on_backward_end(self, error):
+            self.seen.append(error)
+
+    counts, threads, x = Counts(), set(), torch.ones(1, requires_grad=True)
+    _events.subscribe(counts)
+    try:
+        with mock.patch("torch.autograd.backward", _events.notify_backward(torch.autograd.backward)):
+            loss = Nested.apply(x, 70, threads).sum()
+            torch.autograd.backward(loss)
+    finally:
+        _events.unsubscribe(counts)
+    assert len(threads) > 1
+    assert counts.seen == [loss, None]
 
 
 def test_other_threads_are_left_alone():

@@ -10,6 +10,7 @@ from torch import nn
 
 import gradrein
 from gradrein._compile import _entry
+from gradrein._torch import fx as torch_fx
 
 from .helpers import C, Twins, batch, losses_of, mlp
 
@@ -71,16 +72,6 @@ def test_without_a_compiler_the_captured_graph_runs_and_that_is_said_once(monkey
         assert "there is no C++ compiler" in twins.step.explain()
 
 
-def test_progress_is_shown_when_it_takes_long(monkeypatch, capsys):
-    from gradrein._compile import _progress
-
-    monkeypatch.setattr(_progress, "_PATIENCE", 0.0)
-    twins = Twins(mlp())
-    twins.run(*batch())
-    twins.run(*batch())
-    assert "gradrein.compile: `step` for (4, 5), (4,)" in capsys.readouterr().err
-
-
 class Own(nn.Module):
     def __init__(self):
         super().__init__()
@@ -121,3 +112,12 @@ def test_a_model_that_was_compiled_already(in_place):
 def test_importing_gradrein_does_not_import_dynamo():
     code = "import sys, gradrein; assert 'torch._dynamo' not in sys.modules and 'torch._inductor' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_stays_eager_where_a_trace_has_other_ops_than_run(monkeypatch):
+    monkeypatch.setattr(torch_fx, "RECORDS_WHAT_RUNS", False)
+    twins = Twins(mlp())
+    for _ in range(3):
+        twins.eager(*batch())
+    why = f"eager: torch {torch.__version__} records other ops than it runs (no `autograd_would_have_decomposed`)"
+    assert why in twins.step.explain()

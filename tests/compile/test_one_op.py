@@ -1,5 +1,7 @@
 """Loops that a captured step holds as one op, and what that saves."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch import nn
@@ -8,7 +10,7 @@ import gradrein
 from gradrein._compile import _entry
 from gradrein.persample.representations import base
 
-from .helpers import C, Twins, batch
+from .helpers import C, Twins, batch, clipped, mlp
 
 pytestmark = pytest.mark.needs("autograd_would_have_decomposed")
 
@@ -34,8 +36,7 @@ class Words(nn.Module):
 def graph_of(twins, *args):
     twins.run(*args)
     twins.captured(*args)
-    entry = twins.step._entries[-1]
-    return entry._runners["captured"]._captured.graph
+    return twins.step._entries[-1].captured.graph
 
 
 def names(graph):
@@ -72,12 +73,6 @@ def test_norms_of_a_wide_convolution_are_one_op():
     layers = nn.Conv2d(100, 64, 2), nn.Flatten(), nn.Linear(64, C)
     found = names(graph_of(Twins(nn.Sequential(*layers)), *batch(4, 100, 2, 2)))
     assert found.count("gradrein.convolution_gram_sums.default") == 1
-
-
-def test_explain_names_what_no_compiler_looks_into():
-    twins = Twins(Words())
-    graph_of(twins, torch.tensor([[0, 1], [1, 1]]), torch.tensor([0, 1]))
-    assert "left to torch's kernels: first_places" in twins.step.explain()
 
 
 def test_ids_of_a_table_do_not_keep_a_step_from_being_compiled(monkeypatch):
@@ -130,3 +125,20 @@ def test_a_convolution_is_captured_in_whichever_way_its_gradients_are_made(wide)
     for _ in range(2):
         twins.run(*batch(4, 2, 6, 6))
     assert ": captured (" in twins.step.explain()
+
+
+def test_each_factor_is_read_once_for_its_norm_and_no_norm_is_the_slow_one():
+    model = mlp()
+    step = gradrein.compile(clipped(model), model, backend="captured")
+    step(*batch())
+    step(*batch())
+    nodes = step._entries[0].captured.graph.graph.nodes
+    norms = [node for node in nodes if node.target is torch.ops.aten.linalg_vector_norm.default]
+    # Inputs and output gradients of two layers, and all parameters together. Biases have a gradient that is counted.
+    assert len(norms) == 5
+    assert all(node.args[1] == 2 for node in norms)
+    ops = Counter(str(node.target) for node in nodes)
+    assert ops["aten.amax.default"] == ops["aten.amin.default"] == 5
+    # The weights of samples are cast once for all parameters.
+    casts = [node for node in nodes if node.target is torch.ops.aten._to_copy.default]
+    assert sum(node.kwargs["dtype"] == torch.float32 for node in casts) == 2

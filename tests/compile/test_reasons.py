@@ -163,8 +163,13 @@ EAGER = {
     "backward": (mlp, that_calls_backward, "."),
     "prints": (mlp, that_prints, "."),
     "groups": (mlp, answers(lambda ps: ps.norms(), sample_groups=GROUPS), "was given `sample_groups`"),
-    "stream": (mlp, answers(lambda ps: [g for _, _, g in ps.stream()]), "stream hands out"),
-    "plan": (mlp, answers(lambda ps: ps.plan()), "plan returns text"),
+    "stats": (mlp, answers(lambda ps: ps.stats().noise_scale), "`stats` hands out"),
+    "stream": (mlp, answers(lambda ps: [g for _, _, g in ps.stream()]), "`stream` hands out"),
+    "list": (
+        mlp,
+        lambda model: lambda x, y: gradrein.per_sample(losses_of(model, x, y), [*model.parameters()]).norms(),
+        "without names",
+    ),
     "threshold and noise": (
         mlp,
         answers(lambda ps: ps.clip_(ps.norms().median(), noise_multiplier=1.0)),

@@ -2,12 +2,10 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 import gradrein
 
@@ -53,8 +51,12 @@ def test_what_is_written_is_written_once(write):
         for name in eager.state_dict():
             torch.testing.assert_close(other.state_dict()[name], eager.state_dict()[name], msg=name)
         torch.testing.assert_close(other.plain, eager.plain)
-    how = ": captured" if write == "in place" else "in a way that torch does not count"
-    assert how in compiled.explain()
+    why_eager = {
+        "data of a parameter": "it changes a tensor in place that needs a gradient",
+        "statistics that are not used": "it updates the running statistics",
+        "statistics of a function": "it updates the running statistics",
+    }
+    assert why_eager.get(write, ": captured") in compiled.explain()
 
 
 def test_a_frozen_body_with_batch_normalisation_in_training():
@@ -103,36 +105,6 @@ def test_losses_that_are_changed_in_place_before_the_call_are_captured():
     assert ": captured" in compiled.explain()
 
 
-class Doubled(TorchFunctionMode):
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        return found * 2 if func is torch.Tensor.sin else found
-
-
-def test_a_function_mode_around_a_step():
-    model = nn.Linear(3, 2)
-    step = lambda x: gradrein.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
-    compiled = gradrein.compile(step, model, backend="captured")
-    for _ in range(3):
-        x = torch.randn(4, 3)
-        with Doubled():
-            torch.testing.assert_close(compiled(x), step(x))
-            assert "eager: a `TorchFunctionMode` is active" in compiled.explain()
-        torch.testing.assert_close(compiled(x), step(x))
-    assert ": captured" in compiled.explain()
-
-
-def test_methods_of_tensors_that_are_replaced(monkeypatch):
-    model, old = nn.Linear(3, 2), torch.Tensor.sin
-    step = lambda x: gradrein.per_sample(model(x).sin().sum(1), model).norms()  # noqa: E731
-    compiled = gradrein.compile(step, model, backend="captured")
-    for _ in range(3):
-        compiled(torch.randn(4, 3))
-    monkeypatch.setattr(torch.Tensor, "sin", lambda self: old(self) * 2)
-    x = torch.randn(4, 3)
-    torch.testing.assert_close(compiled(x), step(x))
-
-
 def _same_as_eager(make, *, around=torch.enable_grad):
     """Run a step and its eager twin three times each; return what is said about the compiled one."""
     torch.manual_seed(0)
@@ -162,78 +134,22 @@ def test_a_step_that_records_inside_of_no_grad():
 
         return step
 
-    assert "where gradients are not recorded" in _same_as_eager(make, around=torch.no_grad)
+    assert ": captured" in _same_as_eager(make, around=torch.no_grad)
     assert ": captured" in _same_as_eager(make)
 
 
-@pytest.mark.parametrize("keep", ["in an attribute", "in a list", "as a result"])
-def test_what_is_kept_is_asked_after_the_step(keep):
-    """It stood for gradients that were never computed: its answers were memory that nobody had written."""
-    torch.manual_seed(0)
-    model, x, kept = nn.Linear(3, 2), torch.randn(5, 3), []
-
-    def step(x):
-        found = gradrein.per_sample(model(x).square().sum(1), model)
-        if keep == "in an attribute":
-            model.kept = found
-        elif keep == "in a list":
-            kept.append(found)
-        return found.norms(), found if keep == "as a result" else None
-
-    compiled = gradrein.compile(step, model, backend="captured")
-    for _ in range(3):
-        norms, found = compiled(x)
-        asked = found or (model.kept if keep == "in an attribute" else kept[-1])
-        torch.testing.assert_close(asked.clip_(1.0), norms)
-    assert "it keeps what per_sample returned" in compiled.explain()
-
-
-def test_numbers_that_numpy_draws():
-    """Traced, they would come from torch's generator."""
-    torch.manual_seed(0)
+def test_what_is_kept_has_no_graph_after_the_step():
     model, x = nn.Linear(3, 2), torch.randn(5, 3)
 
     def step(x):
-        return gradrein.per_sample(model(x).square().sum(1), model).norms(), torch.as_tensor(np.random.rand(2))
+        ps = gradrein.per_sample(model(x).square().sum(1), model)
+        return ps.norms(), ps
 
     compiled = gradrein.compile(step, model, backend="captured")
     for _ in range(3):
-        state = np.random.get_state()
-        _, expected = step(x)
-        np.random.set_state(state)
-        assert torch.equal(compiled(x)[1], expected)
-
-
-def test_divided_integers_of_numpy():
-    def make(model):
-        return lambda x: (
-            gradrein.per_sample(model(x).square().sum(1), model).clip_(1.0),
-            torch.as_tensor(np.arange(4) / 3),
-        )
-
-    assert "it computes with NumPy" in _same_as_eager(make)
-
-
-def test_settings_that_a_step_leaves_behind():
-    model, x = nn.Linear(3, 2), torch.randn(5, 3)
-
-    def off(x):
-        found = gradrein.per_sample(model(x).square().sum(1), model).norms()
-        torch.set_grad_enabled(False)
-        return found
-
-    def wide(x):
-        found = gradrein.per_sample(model(x).square().sum(1), model).norms()
-        torch.set_default_dtype(torch.float64)
-        return found
-
-    for step, why in ((off, "it leaves gradients switched off"), (wide, "it changes a setting of torch")):
-        compiled = gradrein.compile(step, model, backend="captured")
-        for _ in range(3):
-            try:
-                compiled(x)
-                assert (torch.is_grad_enabled(), torch.get_default_dtype()) != (True, torch.float32)
-            finally:
-                torch.set_grad_enabled(True)
-                torch.set_default_dtype(torch.float32)
-        assert why in compiled.explain()
+        _, found = compiled(x)
+    assert ": captured" in compiled.explain()
+    with pytest.raises(
+        gradrein.errors.GraphFreedError, match="`clip_` was called on per-sample gradients that a compiled"
+    ):
+        found.clip_(1.0)

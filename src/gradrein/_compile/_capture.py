@@ -18,11 +18,10 @@ from .._torch.storage import is_fake, storage_of
 from ..errors import GradreinError
 from ..persample import PerSample, per_sample, rules, tracing
 from ..persample.ownership.find import Source
-from ._stand_in import asked
 
 
-class NotCapturedError(Exception):
-    """A step cannot be captured, for the reason given."""
+class RunEagerly(Exception):  # noqa: N818
+    """The step is to be run eagerly, where there is a reason for good. Nothing was written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +38,7 @@ class Captured:
         changed: inputs that the step changes in place.
         written: inputs to whose ``.grad`` it adds, once for each time.
         is_random: whether it draws random numbers.
+        needs_grad_mode: whether one of its ops has to run with gradients recorded.
     """
 
     graph: fx.GraphModule
@@ -47,6 +47,7 @@ class Captured:
     changed: tuple[int, ...]
     written: tuple[int, ...]
     is_random: bool
+    needs_grad_mode: bool
 
     def split(self, found: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Tensor], Sequence[Tensor]]:
         """Return outputs, new values and gradients among the outputs of the graph."""
@@ -59,14 +60,14 @@ def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) ->
     """Trace a step.
 
     Raises:
-        NotCapturedError: it reads values, or its owners do not follow from structure.
+        RunEagerly: it reads values, or its owners do not follow from structure.
     """
     try:
         return _capture(step, inputs, model)
     except GradreinError as error:
-        raise NotCapturedError(str(error).split("\n")[0]) from error
+        raise RunEagerly(str(error).split("\n")[0]) from error
     except RuntimeError as error:  # torch's, about a value that was to be read
-        raise NotCapturedError(_in_words(error)) from error
+        raise RunEagerly(_in_words(error)) from error
 
 
 def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
@@ -89,36 +90,25 @@ def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -
         _refuse_aliases(outputs, [own[i] for i in changed])
         return [flag, *outputs, *(own[i] for i in changed), *(g for _, g in tracer.written)]
 
-    with mode, torch.enable_grad():
+    with mode:
         traced = torch_fx.trace(run, fakes)
     _refuse_fakes(traced)
-    torch_fx.check_targets(traced)
     is_random = any(torch_fx.is_random(node) for node in traced.graph.nodes)
-    return Captured(traced, seen["history"], seen["same"], changed, seen["written"], is_random)
+    grad_mode = torch_fx.needs_grad_mode(traced)
+    return Captured(traced, seen["history"], seen["same"], changed, seen["written"], is_random, grad_mode)
 
 
 class _Tracer:
-    """Collects conditions and what is to be written, and answers the questions of a step."""
+    """Collects conditions and what is to be written, and answers the queries of a step."""
 
     def __init__(self, given: Sequence[Tensor], held: "_Held") -> None:
         self._recorder = torch_fx.tracer_in_use()
         self._held, self._conditions = held, [torch.ones((), dtype=torch.bool, device=given[0].device)]
-        self._sizes: list[tuple[Tensor, Tensor]] = []
-        self._asked_about: dict[tuple[int, object], Tensor] = {}
         self.written: list[tuple[Tensor, Tensor]] = []
         self._made: dict[tuple[Any, ...], tuple[Tensor, int, PerSample]] = {}
 
     def assume(self, condition: Tensor) -> None:
         self._conditions.append(condition)
-
-    def assume_sizes(self, sizes: Tensor, exempt: Tensor) -> None:
-        self._sizes.append((sizes, exempt))
-
-    def is_new(self, tensor: Tensor, question: object) -> bool:
-        key = id(tensor), question
-        is_new = key not in self._asked_about
-        self._asked_about[key] = tensor  # kept, so that its id is
-        return is_new
 
     def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
         self.written.append((parameter, gradient))
@@ -132,23 +122,19 @@ class _Tracer:
     def flag(self) -> Tensor:
         """Return whether everything held that was assumed."""
         device = self._conditions[0].device
-        flag = torch.stack([one.to(device) for one in self._conditions]).all()
-        if not self._sizes:
-            return flag
-        sizes, exempt = (torch.cat([one.to(device) for one in some]) for some in zip(*self._sizes, strict=True))
-        return flag & ((sizes > 1) & (sizes < torch.inf) | (exempt == 0)).all()
+        return torch.stack([one.to(device) for one in self._conditions]).all()
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        tracing.local.tracer, asked.answer = self, self._answer
+        tracing.local.tracer = self
         try:
             yield
         finally:
-            tracing.local.tracer = asked.answer = None
+            tracing.local.tracer = None
 
-    def _answer(
+    def answer(
         self,
-        question: str,
+        query: str,
         settings: tuple[tuple[str, Any], ...],
         names: tuple[str, ...],
         options: tuple[Any, ...],
@@ -163,24 +149,22 @@ class _Tracer:
             self._made[key] = losses, losses._version, made
         _, version, ps = self._made[key]
         if losses._version != version:
-            raise NotCapturedError("the losses are changed in place after per_sample was called")
+            raise RunEagerly("the losses are changed in place after per_sample was called")
         given = dict(settings)
-        if question == "begin":
+        if query == "begin":
             return [losses.new_zeros(())]
-        if question == "each":
+        if query == "each":
             return list(ps.norms(per_parameter=True).values())
-        if question == "grads":
+        if query == "grads":
             return list(ps.grads().values())
-        if question == "stats":
-            return list(ps._stats(ps._ranks).unbind())
-        if question == "weighted_":
+        if query == "weighted_":
             ps.weighted_(others[0])
             return [losses.new_zeros(())]
-        if question == "clip_" and others:
+        if query == "clip_" and others:
             given["max_norm"] = others[0]
         if "direction" in given:
             given["direction"] = dict(zip(given["direction"], others, strict=True))
-        found: Tensor = getattr(ps, question)(**given)
+        found: Tensor = getattr(ps, query)(**given)
         return [found]
 
     def _per_sample(self, losses: Tensor, named: dict[str, Tensor], options: tuple[Any, ...]) -> PerSample:
@@ -188,10 +172,10 @@ class _Tracer:
         own = rules.registered()
         foreign = [graph.op(node) for node in graph.walk([losses]) if identity(node) in own]
         if foreign:
-            raise NotCapturedError(f"`{foreign[0]}` has a registered rule, which may read anything")
+            raise RunEagerly(f"`{foreign[0]}` has a registered rule, which may read anything")
         ps = per_sample(
             losses,
-            self._held.asked(named),
+            self._held.with_parameters(named),
             memory_budget=budget,
             retain_graph=retain_graph,
             allow_coupling=allow_coupling,
@@ -199,7 +183,7 @@ class _Tracer:
         )
         if ps._source is not Source.PROVED:
             how = "" if ps._source is None else f": owners are {ps._source.value}"
-            raise NotCapturedError(f"the owner of each row does not follow from the structure of the graph{how}")
+            raise RunEagerly(f"the owner of each row does not follow from the structure of the graph{how}")
         return ps
 
 
@@ -210,15 +194,15 @@ class _Held(nn.Module):
         super().__init__()
         fake = {id(real): one for real, one in zip(inputs, given, strict=True)}
         self._others = [[fake[id(x)] for x in some if id(x) in fake] for some in (model.parameters(), model.buffers())]
-        self._asked: dict[str, Tensor] = {}
+        self._named: dict[str, Tensor] = {}
 
-    def asked(self, named: dict[str, Tensor]) -> "_Held":
+    def with_parameters(self, named: dict[str, Tensor]) -> "_Held":
         """Return the model, with these as its parameters by name."""
-        self._asked = named
+        self._named = named
         return self
 
     def named_parameters(self, *_: Any, **__: Any) -> Iterator[Any]:
-        return iter(self._asked.items())
+        return iter(self._named.items())
 
     def parameters(self, recurse: bool = True) -> Iterator[Any]:  # noqa: ARG002
         return iter(self._others[0])
@@ -231,43 +215,37 @@ def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
     """Return the inputs that a step changes in place, found by running it without values."""
     with torch_fx.fake_mode() as mode, torch_fx.Writes() as writes:
         fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
-        before = [(x._version, *_form(x)) for x in fakes]
+        before = [_layout(x) for x in fakes]
         step(*fakes)
-    changed = []
-    for i, (x, (version, *form)) in enumerate(zip(fakes, before, strict=True)):
-        if list(_form(x)) != form:
-            raise NotCapturedError("it changes the shape, the memory or requires_grad of an input")
-        if x._version != version:
-            changed.append(i)
-        elif storage_of(x) in writes.storages:
-            raise NotCapturedError(
-                "it writes to a tensor in a way that torch does not count: through `.data`, `torch._foreach_*`, or as "
-                "running statistics"
-            )
+    if [_layout(x) for x in fakes] != before:
+        raise RunEagerly("it changes the shape, the memory or requires_grad of an input")
+    if writes.updates_statistics:
+        raise RunEagerly("it updates the running statistics of batch normalisation")
     memory = [storage_of(x) for x in inputs]
+    changed = tuple(i for i, x in enumerate(fakes) if storage_of(x) in writes.storages)
     for i in changed:
         if inputs[i].requires_grad:
-            raise NotCapturedError("it changes a tensor in place that needs a gradient")
+            raise RunEagerly("it changes a tensor in place that needs a gradient")
         if memory.count(memory[i]) > 1:
-            raise NotCapturedError("it changes a tensor in place that shares its memory with another")
-    return tuple(changed)
+            raise RunEagerly("it changes a tensor in place that shares its memory with another")
+    return changed
 
 
-def _form(x: Tensor) -> tuple[Any, ...]:
+def _layout(x: Tensor) -> tuple[Any, ...]:
     return x.shape, x.stride(), x.storage_offset(), x.requires_grad, storage_of(x)
 
 
 def _refuse_aliases(outputs: Sequence[Any], changed: Sequence[Tensor]) -> None:
     memory = {storage_of(x) for x in changed}
     if any(isinstance(out, Tensor) and storage_of(out) in memory for out in outputs):
-        raise NotCapturedError("it returns a view of a tensor that it changes in place")
+        raise RunEagerly("it returns a view of a tensor that it changes in place")
 
 
 def _refuse_fakes(traced: fx.GraphModule) -> None:
     """Refuse a graph that holds a tensor without values: something was computed where nothing may be."""
     held = [getattr(traced, str(node.target)) for node in traced.graph.nodes if node.op == "get_attr"]
     if any(isinstance(value, Tensor) and is_fake(value) for value in held):
-        raise NotCapturedError("a value of the step was needed to find owners")
+        raise RunEagerly("a value of the step was needed to find owners")
 
 
 def _in_words(error: Exception) -> str:

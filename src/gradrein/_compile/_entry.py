@@ -8,14 +8,13 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, fx, nn
 
-from .._torch import dynamo, dynamo_gaps, modules
+from .._torch import dynamo
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from .._warn import warn
 from ..persample import rules
-from ._capture import NotCapturedError, capture
-from ._progress import progress
-from ._runner import Runner, UnusualValuesError
+from ._capture import Captured, RunEagerly, capture
+from ._runner import Runner, make_runner
 
 Way: TypeAlias = Literal["eager", "captured", "compiled"]
 # How often each way is timed before the fastest is kept.
@@ -27,18 +26,6 @@ _REDONE_AT_MOST = 3
 _said: set[str] = set()
 
 
-class Redo(Exception):  # noqa: N818
-    """The step is to be run eagerly. Nothing was written.
-
-    Attributes:
-        entry: what Dynamo called.
-    """
-
-    def __init__(self, entry: "Entry") -> None:
-        super().__init__()
-        self.entry = entry
-
-
 @dataclass(eq=False)
 class Entry:
     """What Dynamo calls in place of a step when its guards hold.
@@ -46,7 +33,6 @@ class Entry:
     Attributes:
         step: the graph that Dynamo read.
         model: the model.
-        name: the name of the step.
         backend: which ways to run it there are: "fastest", "inductor" or "captured".
         reason: why the step stays eager for good, once that is so.
         way: how the next call is to be run.
@@ -54,15 +40,14 @@ class Entry:
         took: how many seconds it took to capture and compile.
         note: why the captured graph was not compiled, if that failed.
         ops: how many ops were captured.
-        kept: which loops are one op each, that no compiler looks into.
         label: the shapes of inputs other than parameters.
         ran: how the last call was run, if it was not left to the eager step.
         was_eager: whether an eager call has returned.
+        captured: the step as one graph, once it was captured.
     """
 
     step: fx.GraphModule
     model: nn.Module
-    name: str
     backend: str
     reason: str = ""
     way: Way = "eager"
@@ -71,35 +56,33 @@ class Entry:
     note: str = ""
     label: str = ""
     ops: int = 0
-    kept: str = ""
     ran: Way | None = None
     was_eager: bool = False
+    captured: Captured | None = None
     _runners: dict[Way, Runner] = field(default_factory=dict)
     _redone: int = 0
     _data: list[int] = field(default_factory=list)
     _leaves: list[int] = field(default_factory=list)
     _sharing: tuple[Any, ...] = ()
     _rules: tuple[str | type, ...] = ()
-    _global_hooks: tuple[int, ...] = field(default_factory=modules.global_hooks)
-    _methods: list[dynamo_gaps.Method] = field(default_factory=dynamo_gaps.methods_read)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the step in the way that is due, or leave it to the eager one."""
         self.ran = None
         if self.reason or not self.was_eager:  # the first call is eager: it raises what there is to be raised
-            raise Redo(self)
+            raise RunEagerly
         if not self._runners:
             self._prepare(inputs)
         self._refuse(inputs)
         if self.way == "eager":
-            raise Redo(self)
+            raise RunEagerly
         try:
             found = self._runners[self.way](inputs)
-        except UnusualValuesError:
-            self._count_redone()
-            raise Redo(self) from None
         except Exception:  # the eager step says in the user's terms what is wrong
-            raise Redo(self) from None
+            raise RunEagerly from None
+        if found is None:
+            self._count_redone()
+            raise RunEagerly
         self.ran, self._redone = self.way, 0
         return found
 
@@ -129,7 +112,7 @@ class Entry:
         state = f"eager: {self.reason}" if self.reason else f"{self.way}"
         if self.backend == "fastest":
             state = "being timed"
-        details = [f"{self.ops} ops", self.kept, f"ready after {self.took:.1f} s", times, self.note]
+        details = [f"{self.ops} ops", f"ready after {self.took:.1f} s", times, self.note]
         return f"{what}: {state} ({'; '.join(part for part in details if part)})"
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
@@ -137,36 +120,33 @@ class Entry:
         self._data = [i for i, x in enumerate(inputs) if not isinstance(x, nn.Parameter)]
         self._leaves = [i for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
         self.label = ", ".join(str(tuple(inputs[i].shape)) for i in self._data[:4] if isinstance(inputs[i], Tensor))
-        with progress(f"gradrein.compile: `{self.name}` for {self.label}"):
-            try:
-                self._capture(inputs)
-            except Redo:
-                raise
-            except Exception as error:  # an eager step is always right
-                captured = isinstance(error, NotCapturedError)
-                self.reason = str(error) if captured else f"{type(error).__name__}: {error}".split("\n")[0]
-                raise Redo(self) from None
+        try:
+            self._capture(inputs)
+        except RunEagerly as error:
+            self.reason = str(error)
+            raise
+        except Exception as error:  # an eager step is always right
+            self.reason = f"{type(error).__name__}: {error}".split("\n")[0]
+            raise RunEagerly from None
         self.took = time.perf_counter() - start
 
     def _capture(self, inputs: Sequence[Any]) -> None:
         if not all(isinstance(x, Tensor) for x in inputs):
-            raise NotCapturedError("it is given numbers that change from call to call")
+            raise RunEagerly("it is given numbers that change from call to call")
         self._refuse(inputs, first=True)
         memory = {storage_of(x) for x in inputs if isinstance(x, nn.Parameter)}
         if any(storage_of(inputs[i]) in memory for i in self._data):
-            raise NotCapturedError("an input shares its memory with a parameter")
+            raise RunEagerly("an input shares its memory with a parameter")
         self._rules = rules.registered()
-        captured = capture(self.step, inputs, self.model)
+        captured = self.captured = capture(self.step, inputs, self.model)
         self._sharing = self._shared_memory(inputs)
         self.ops = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-        own = torch_fx.own_ops(captured.graph)
-        self.kept = f"left to torch's kernels: {', '.join(own)}" if own else ""
-        runners: dict[Way, Runner] = {"captured": Runner(captured, captured.graph, inputs)}
+        runners: dict[Way, Runner] = {"captured": make_runner(captured, captured.graph, inputs)}
         if self.backend != "captured":
             self.note = self._why_uncompiled(captured.graph)
         if self.backend != "captured" and not self.note:
             try:
-                runners["compiled"] = Runner(captured, torch_fx.compiled(captured.graph, inputs), inputs)
+                runners["compiled"] = make_runner(captured, torch_fx.compiled(captured.graph, inputs), inputs)
             except Exception as error:
                 lacking = torch_fx.lacks_compiler(error)
                 self.note = "there is no C++ compiler" if lacking else f"{type(error).__name__}: {error}".split("\n")[0]
@@ -176,9 +156,6 @@ class Entry:
 
     def _why_uncompiled(self, graph: fx.GraphModule) -> str:
         """Return why a captured graph is not to be compiled; empty if it is."""
-        unchecked = torch_fx.loses_checks(graph)
-        if unchecked:
-            return f"uncompiled, since inductor drops the check of values in `{unchecked}`"
         if torch_fx.loses_workspace(graph):
             return "uncompiled, since inductor does not hand on what a recurrent layer keeps for the layer below it"
         if self.backend == "fastest" and self.ops > _OPS_AT_MOST:
@@ -186,18 +163,13 @@ class Entry:
         return ""
 
     def _refuse(self, inputs: Sequence[Any], *, first: bool = False) -> None:
-        """Leave to the eager step what guards do not see."""
-        if modules.global_hooks() != self._global_hooks:
-            raise Redo(self)
-        if dynamo_gaps.are_replaced(self._methods):
-            self.reason = "a method that it was read from has been replaced"
-            raise Redo(self)
+        """Leave to the eager step what changes gradients or couples samples, and is no guard of Dynamo's."""
         for i in self._leaves:
             x = inputs[i]
             if x.grad_fn is not None or dynamo.backward_hooks(x):
-                raise Redo(self)
+                raise RunEagerly
         if not first and (self._shared_memory(inputs) != self._sharing or rules.registered() != self._rules):
-            raise Redo(self)
+            raise RunEagerly
 
     def _shared_memory(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """Return how inputs, parameters among them, share memory; nothing if each has its own."""

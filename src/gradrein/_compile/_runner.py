@@ -1,7 +1,7 @@
 """A captured step that can be run: as it is, or compiled."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,85 +12,82 @@ from ..errors import GraphFreedError
 from ..persample.accumulate import accumulate
 from ._capture import Captured
 
+# Returns what the step returns, or None where its values are beyond what a captured step is right for. Then, and where
+# an op raises, nothing was written and no random number drawn.
+Runner: TypeAlias = Callable[[Sequence[Tensor]], list[Any] | None]
 
-class UnusualValuesError(Exception):
-    """Values are beyond what a captured step is right for. Nothing was written."""
 
+def make_runner(captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> Runner:
+    """Return what runs a captured step by this function of its inputs, and then writes what there is to write."""
+    borrowed = _find_borrowed(captured, function, inputs)
 
-class Runner:
-    """Runs a captured step and then writes what it has to write."""
-
-    def __init__(self, captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> None:
-        self._captured, self._function = captured, function
-        self._grad_mode = torch_fx.needs_grad_mode(captured.graph)
-        self._borrowed = self._find_borrowed(inputs)
-
-    def __call__(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """Return what the step returns.
-
-        Raises:
-            UnusualValuesError: it has to be run eagerly.
-            Exception: whatever an op raises. Nothing was written, and no random number drawn.
-        """
-        captured = self._captured
-        state = RandomState(inputs) if captured.is_random else None
+    def run(inputs: Sequence[Tensor]) -> list[Any] | None:
+        restore = _random_state(inputs) if captured.is_random else None
+        is_usual = False
         try:
-            found = self._pure(inputs)
-            if not bool(found[0]):
-                raise UnusualValuesError
-        except Exception:
-            if state is not None:
-                state.restore()
-            raise
-        own = [x.clone() if i in self._borrowed else x for i, x in enumerate(found)]
-        outputs, values, gradients = captured.split(own)
-        with torch.no_grad():
-            for i, value in zip(captured.changed, values, strict=True):
-                inputs[i].copy_(value)
-            for i, gradient in zip(captured.written, gradients, strict=True):
-                accumulate(inputs[i], gradient)
-        found = [_without_graph(x) if had else x for x, had in zip(outputs, captured.with_history, strict=True)]
-        for i, number in captured.same.items():
-            found[i] = inputs[number]
-        return found
+            found = _pure(captured, function, inputs)
+            is_usual = bool(found[0])
+        finally:
+            if not is_usual and restore is not None:
+                restore()
+        if not is_usual:
+            return None
+        return _write(captured, [x.clone() if i in borrowed else x for i, x in enumerate(found)], inputs)
 
-    def _pure(self, inputs: Sequence[Tensor]) -> Sequence[Any]:
-        if self._grad_mode:
-            inputs = [x.detach() for x in inputs]
-        with torch_fx.as_recorded(grad_mode=self._grad_mode):
-            return self._function(*inputs)
-
-    def _find_borrowed(self, inputs: Sequence[Tensor]) -> frozenset[int]:
-        """Return the outputs that lie in memory that is not theirs alone: the graph's, an input's, another output's.
-
-        What is written must be. What the step returns may be a view of an input, as in the eager step.
-        """
-        state = RandomState(inputs)
-        first, second = self._pure(inputs), self._pure(inputs)
-        state.restore()
-        kept, given = ({storage_of(x) for x in some} for some in (first, inputs))
-        places = [storage_of(x) for x in second]
-        returned = 1 + len(self._captured.with_history)
-        return frozenset(
-            i
-            for i, place in enumerate(places)
-            if (place in kept and (i >= returned or place not in given)) or (i >= returned and places.count(place) > 1)
-        )
+    return run
 
 
-class RandomState:
-    """The state of torch's generators, on the CPU and on the devices of some tensors."""
+def _write(captured: Captured, found: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
+    """Write what the step changes, and return what it returns."""
+    outputs, values, gradients = captured.split(found)
+    with torch.no_grad():
+        for i, value in zip(captured.changed, values, strict=True):
+            inputs[i].copy_(value)
+        for i, gradient in zip(captured.written, gradients, strict=True):
+            accumulate(inputs[i], gradient)
+    returned = [_without_graph(x) if had else x for x, had in zip(outputs, captured.with_history, strict=True)]
+    for i, number in captured.same.items():
+        returned[i] = inputs[number]
+    return returned
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        devices = {x.device for x in tensors if x.device.type != "cpu"}
-        self._cpu = torch.get_rng_state()
-        self._others = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
 
-    def restore(self) -> None:
-        """Go back to it."""
-        torch.set_rng_state(self._cpu)
-        for device, state in self._others:
+def _pure(captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> Sequence[Any]:
+    if captured.needs_grad_mode:
+        inputs = [x.detach() for x in inputs]
+    with torch_fx.as_recorded(grad_mode=captured.needs_grad_mode):
+        return function(*inputs)
+
+
+def _find_borrowed(captured: Captured, function: Callable[..., Any], inputs: Sequence[Tensor]) -> frozenset[int]:
+    """Return the outputs that lie in memory that is not theirs alone: the graph's, an input's, another output's.
+
+    What is written must be. What the step returns may be a view of an input, as in the eager step.
+    """
+    restore = _random_state(inputs)
+    first, second = _pure(captured, function, inputs), _pure(captured, function, inputs)
+    restore()
+    kept, given = ({storage_of(x) for x in some} for some in (first, inputs))
+    places = [storage_of(x) for x in second]
+    returned = 1 + len(captured.with_history)
+    return frozenset(
+        i
+        for i, place in enumerate(places)
+        if (place in kept and (i >= returned or place not in given)) or (i >= returned and places.count(place) > 1)
+    )
+
+
+def _random_state(tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """Return what sets torch's generators back, on the CPU and on the devices of some tensors."""
+    devices = {x.device for x in tensors if x.device.type != "cpu"}
+    cpu = torch.get_rng_state()
+    others = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+
+    def restore() -> None:
+        torch.set_rng_state(cpu)
+        for device, state in others:
             torch.get_device_module(device).set_rng_state(state, device)
+
+    return restore
 
 
 def _without_graph(x: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from .._torch import dynamo, dynamo_gaps, trees
+from .._torch import dynamo, trees
 from .._torch import fx as torch_fx
-from .._torch.modes import has_function_modes
 from .._torch.saved import has_pack_hooks
 from ..errors import ArgumentError, ArgumentTypeError
-from ..persample import Stats, tracing
-from ._entry import Entry, Redo
-from ._stand_in import StandIn, ask
+from ..persample import tracing
+from ._capture import RunEagerly
+from ._entry import Entry
+from ._stand_in import StandIn, run_query
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,12 +39,14 @@ def compile(  # noqa: A001
     """Compile a step that computes per-sample gradients: forward pass, backward pass and results become one graph.
 
     The compiled step returns the same numbers and changes ``.grad`` and buffers like the eager step. It is captured
-    again for other shapes, dtypes, modes, or Python values that it reads. What cannot be captured soundly stays
-    eager; `CompiledStep.explain` says what and why.
+    again when a guard of Dynamo fails: another shape, dtype, mode, or Python value that it reads. Like
+    `torch.compile`, it is as sound as these guards. What cannot be captured stays eager; `CompiledStep.explain` says
+    what and why.
 
     Args:
-        step: a function that computes losses, calls `per_sample` and makes any query except `stream`, `audit` and
-            `plan`. It returns any nested structure of tensors. Leave ``zero_grad`` and the optimizer's step outside.
+        step: a function that computes losses, calls `per_sample` and makes any query except `stats`, `stream`,
+            `audit` and `plan`. It returns any nested structure of tensors. Leave ``zero_grad`` and the optimizer's
+            step outside.
         model: the model.
         backend: "inductor" compiles the captured graph; "captured" runs it op by op, bitwise equal to the eager step;
             "fastest" times both and the eager step on the first calls, and keeps the fastest.
@@ -85,15 +87,10 @@ class CompiledStep(Generic[P, R]):
         self._entries: list[Entry] = []
         self._eager_forms: dict[Any, str] = {}
         self._last = threading.local()
-        self._draws = self._has_stats = False
-        self._grad_mode = True
         self._holds_compiled = any(dynamo.is_compiled(module) for module in model.modules())
-        function = _as_read(step)
-        functions = (step, *(type(module).forward for module in model.modules()))
-        self._is_unreadable = any(dynamo.loses_globals(one, function.__globals__) for one in functions)
-        self._read, self._cached = dynamo.read(function, self._make_entry)
-        self._failures: tuple[type[Exception], ...] = (Redo, _NotRead, *dynamo.failures())
-        dynamo.as_one_node(ask)
+        self._read, self._cached = dynamo.read(_as_read(step), self._make_entry)
+        self._failures: tuple[type[Exception], ...] = (RunEagerly, *dynamo.failures())
+        dynamo.as_one_node(run_query)
         functools.update_wrapper(self, step, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -102,24 +99,30 @@ class CompiledStep(Generic[P, R]):
         if form in self._eager_forms or len(self._eager_forms) >= _FORMS_AT_MOST or self._stays_eager:
             return self._eager(*args, **kwargs)
         self._last.entry, start = None, time.perf_counter()
-        drawn = random.getstate() if self._draws else None
+        drawn = random.getstate()  # Dynamo draws before it calls the graph
         found: R
         try:
             with _ONE_AT_A_TIME:
-                try:
-                    found = self._cached(*args, **kwargs)
-                except _NotRead:
-                    drawn, self._grad_mode = random.getstate(), torch.is_grad_enabled()
-                    with dynamo.reading():
-                        found = self._read(*args, **kwargs)
+                found = self._call(*args, **kwargs)
         except self._failures as error:
-            if drawn is not None:
-                random.setstate(drawn)
+            random.setstate(drawn)
             return self._instead(error, args, kwargs)
         entry = self._last.entry
         if entry is not None and entry.ran is not None:
             entry.timed(entry.ran, time.perf_counter() - start)
-        return _on_host(found) if self._has_stats else found
+        return found
+
+    def _call(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a graph that fits this call, and read the step where there is none."""
+        found: R
+        try:
+            found = self._cached(*args, **kwargs)
+        except RunEagerly:
+            if self._last.entry is not None:
+                raise
+            with dynamo.reading():
+                found = self._read(*args, **kwargs)
+        return found
 
     def explain(self) -> str:
         """Return what was captured for which form of the step, how it runs, and what stays eager and why."""
@@ -147,13 +150,7 @@ class CompiledStep(Generic[P, R]):
             return f"torch {torch.__version__} records other ops than it runs (no `autograd_would_have_decomposed`)"
         if dist.is_available() and dist.is_initialized():
             return "a process group is initialised, and steps over ranks are not captured"
-        if self._is_unreadable:
-            return "the globals of the step or of a module are not those of the module of that name"
-        if has_pack_hooks():
-            return "hooks are to pack what it saves"
-        if has_function_modes():
-            return "a `TorchFunctionMode` is active"
-        return ""
+        return "hooks are to pack what it saves" if has_pack_hooks() else ""
 
     def _eager(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if not self._holds_compiled:
@@ -165,14 +162,14 @@ class CompiledStep(Generic[P, R]):
         """Run the step eagerly, and remember why if that is for good."""
         start = time.perf_counter()
         found = self._eager(*args, **kwargs)
-        if isinstance(error, Redo):
-            entry = error.entry
+        entry = self._last.entry
+        if entry is not None:
             entry.was_eager = True
             if entry.way == "eager":
                 entry.timed("eager", time.perf_counter() - start)
             reason = entry.reason
         else:
-            reason = "" if isinstance(error, _NotRead) else dynamo.reason(error)  # reading may be switched off for now
+            reason = "" if isinstance(error, RunEagerly) else dynamo.reason(error)  # reading may be off for now
         if reason:
             self._eager_forms[self._form(args, kwargs)] = reason
         return found
@@ -185,11 +182,8 @@ class CompiledStep(Generic[P, R]):
 
     def _make_entry(self, graph: fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
         """Make what Dynamo is to call in place of a step that it has read."""
-        asked = {node.args[0] for node in graph.graph.nodes if node.target is ask} - {"begin"}
-        why_not = _why_not(graph, asked, self._grad_mode)
-        entry = Entry(graph, self._model, self._name, self._backend, why_not)
-        self._has_stats |= "stats" in asked
-        self._draws |= "RandomValueSource" in dynamo.sources(graph)
+        queries = {node.args[0] for node in graph.graph.nodes if node.target is run_query} - {"begin"}
+        entry = Entry(graph, self._model, self._backend, _why_not(graph, queries))
         self._entries.append(entry)
 
         def call(*inputs: Any) -> Any:
@@ -199,28 +193,20 @@ class CompiledStep(Generic[P, R]):
         return call
 
 
-def _why_not(graph: fx.GraphModule, asked: set[Any], grad_mode: bool) -> str:
+def _why_not(graph: fx.GraphModule, queries: set[Any]) -> str:
     """Return why a step that was read cannot be captured, as far as that can be told at once."""
-    if not asked:
+    if not queries:
         return "it does not ask per_sample for anything"
-    if asked.intersection(_WRITES) and dynamo.touches_grad():
+    if queries.intersection(_WRITES) and dynamo.touches_grad():
         return "it looks at `.grad`, or sets it; leave zero_grad and the optimizer outside of the step"
     if any("checkpoint" in str(node.target) for node in graph.graph.nodes):
         return "it holds a checkpoint, which would save no memory in one graph"
-    if not grad_mode:  # a graph is traced with gradients recorded wherever the step does not switch them off
-        return "it is called where gradients are not recorded (`torch.no_grad`), and records them inside"
-    if dynamo_gaps.keeps(StandIn):
-        return "it keeps what per_sample returned, to be asked after the step"
-    return dynamo_gaps.why_unguarded() or dynamo_gaps.why_otherwise(graph.graph)
-
-
-class _NotRead(Exception):  # noqa: N818
-    """No graph of the step fits this call."""
+    return ""
 
 
 def _as_read(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for Dynamo to read, with graphs of its own."""
-    is_read, missing, flags, stand_in = torch.compiler.is_dynamo_compiling, _NotRead, tracing.flags, StandIn
+    """Return a function for Dynamo to read. It has code of its own, with which Dynamo keeps the graphs."""
+    is_read, missing, flags, stand_in = torch.compiler.is_dynamo_compiling, RunEagerly, tracing.flags, StandIn
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_read():
@@ -230,19 +216,4 @@ def _as_read(step: Callable[..., Any]) -> Callable[..., Any]:
         flags.stand_in = None
         return found
 
-    # Graphs are kept with the code, which all steps would share. The globals of the step are sure to be found where
-    # they are those of the function that is read.
-    scope = getattr(step, "__globals__", run.__globals__)
-    return FunctionType(run.__code__.replace(), scope, "run", None, run.__closure__)
-
-
-def _on_host(found: R) -> R:
-    """Return statistics as numbers."""
-    leaves, rebuild = trees.flatten(found)
-    numbers: R = rebuild([_numbers(leaf) if isinstance(leaf, Stats) else leaf for leaf in leaves])
-    return numbers
-
-
-def _numbers(stats: Stats) -> Stats:
-    values: list[Any] = list(vars(stats).values())
-    return Stats(*torch.stack(values).tolist()) if isinstance(values[0], Tensor) else stats
+    return FunctionType(run.__code__.replace(), run.__globals__, "run", None, run.__closure__)

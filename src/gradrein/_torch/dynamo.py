@@ -5,7 +5,6 @@ It is slow to import, so that this is left to the first call.
 
 import functools
 import re
-import sys
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -47,18 +46,6 @@ def read(function: Callable[..., Any], backend: Backend) -> tuple[Callable[..., 
 
     whole = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
     return whole, torch._dynamo.run(function)
-
-
-def loses_globals(function: Any, root: dict[str, Any]) -> bool:
-    """Return whether it would look the globals of a function up in another place than the function does.
-
-    It takes those of all functions but the one it starts with from the module of that name. Code that was run by
-    `exec`, or a module that was loaded twice, may have others.
-    """
-    scope = getattr(function, "__globals__", root)
-    if scope is root or "__name__" not in scope:
-        return False
-    return scope is not getattr(sys.modules.get(scope["__name__"]), "__dict__", None)
 
 
 @contextmanager
@@ -111,12 +98,6 @@ def touches_grad() -> bool:
     if any(re.search(r"\._?grad\b", guard.name) for guard in output.guards):
         return True
     return any("grad" in names for names in output.side_effects.store_attr_mutations.values())
-
-
-def sources(graph: GraphModule) -> list[str]:
-    """Return where each input of a graph comes from. To be called by a backend."""
-    found = (node.meta.get("grapharg") for node in graph.graph.nodes if node.op == "placeholder")
-    return ["" if one is None or one.source is None else type(one.source).__name__ for one in found]
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from .nodes import is_leaf, leaf_tensor
 
+_T = TypeVar("_T")
 Hook = Callable[..., Any]
 
 ENGINE_MODULE = _engine_run_backward.__module__
@@ -38,6 +39,18 @@ def run_engine(
         allow_unreachable=allow_unreachable,
         accumulate_grad=accumulate,
     )
+
+
+def engine_local(key: str, make: Callable[[], _T]) -> _T:
+    """Return this thread's object of that name; in a thread of the engine, that of the thread that started the pass.
+
+    On an accelerator a pass runs in another thread than the one that started it, and so does what nodes and hooks
+    call. torch hands on the objects that are stored with it.
+    """
+    if not torch._C._is_key_in_tls(key):
+        torch._C._stash_obj_in_tls(key, make())
+    found: _T = torch._C._get_obj_in_tls(key)
+    return found
 
 
 def nested_engine_runs(error: BaseException) -> int:

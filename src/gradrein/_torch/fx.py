@@ -36,21 +36,21 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Attributes:
         storages: the memory, as `storage_of` numbers it.
+        updates_statistics: whether one of them is batch normalisation, whose schema does not say what it writes.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.storages: set[int] = set()
+        self.updates_statistics = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         arguments = func._schema.arguments
         given = {**dict(zip((one.name for one in arguments), args, strict=False)), **kwargs}
-        # Batch normalisation updates statistics that its schema does not say are written.
-        trains = given.get("training", given.get("train", True))
+        self.updates_statistics |= given.get("running_mean") is not None and given.get("training", True)
         for one in arguments:
-            is_written = one.alias_info is not None and one.alias_info.is_write
-            if is_written or (trains and one.name in ("running_mean", "running_var")):
+            if one.alias_info is not None and one.alias_info.is_write:
                 found = tree_leaves(given.get(one.name))
                 self.storages.update(storage_of(x) for x in found if isinstance(x, Tensor))
         return func(*args, **kwargs)
@@ -142,12 +142,6 @@ def _is_own(node: fx.Node) -> bool:
     return getattr(node.target, "namespace", "") == "gradrein"
 
 
-def own_ops(graph: fx.GraphModule) -> list[str]:
-    """Return the names of ops of a graph that are gradrein's own, each once."""
-    targets = [node.target for node in graph.graph.nodes if _is_own(node)]
-    return sorted({str(target).split(".")[1] for target in targets})
-
-
 def lacks_compiler(error: BaseException | None) -> bool:
     """Return whether an error says that there is no C++ compiler."""
     from torch._inductor.exc import InvalidCxxCompiler
@@ -157,33 +151,3 @@ def lacks_compiler(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-# Ops that look at values and raise, which inductor compiles without looking. The targets of `nll_loss` are looked at by
-# `check_targets`.
-_LOSE_CHECKS = ("binary_cross_entropy", "bernoulli", "scatter", "multi_margin_loss", "multilabel_margin_loss")
-
-
-def loses_checks(traced: fx.GraphModule) -> str:
-    """Return an op that raises for some values, and would not once it is compiled; empty if there is none."""
-    names = (getattr(node.target, "__name__", "") for node in traced.graph.nodes if node.op == "call_function")
-    fixed = (".float", ".p")  # a probability that is a number was looked at when the step was captured
-    return next((n for n in names if n.startswith(_LOSE_CHECKS) and not n.endswith(fixed)), "")
-
-
-def check_targets(traced: fx.GraphModule) -> None:
-    """Make the flag that a graph returns first also say whether all targets of `nll_loss` are in range."""
-    aten, output = torch.ops.aten, next(node for node in traced.graph.nodes if node.op == "output")
-    flag, *rest = output.args[0]
-    with traced.graph.inserting_before(output):
-        for node in traced.graph.nodes:
-            if node.target in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
-                scores, targets, ignored = node.args[0], node.args[1], node.args[4]
-                classes = scores.meta["val"].shape[0 if scores.meta["val"].dim() == 1 else 1]
-                call = traced.graph.call_function
-                low, high = call(aten.ge.Scalar, (targets, 0)), call(aten.lt.Scalar, (targets, classes))
-                inside = call(aten.logical_and.default, (low, high))
-                known = call(aten.logical_or.default, (inside, call(aten.eq.Scalar, (targets, ignored))))
-                flag = call(aten.logical_and.default, (flag, call(aten.all.default, (known,))))
-    output.args = ([flag, *rest],)
-    traced.recompile()

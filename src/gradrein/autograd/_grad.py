@@ -70,8 +70,8 @@ def grad(
 ) -> tuple[Tensor, ...] | dict[str, Tensor]:
     """Return the gradients of `outputs` with respect to `inputs`, without changing ``.grad``.
 
-    Semantics are those of `torch.autograd.grad`. In addition, `inputs` may be a module, `chunk_size` bounds
-    the memory of a batch, and a custom Function that cannot be vectorised runs in a loop, with a warning.
+    Semantics are those of `torch.autograd.grad`. In addition, `inputs` may be a module, and `chunk_size` bounds
+    the memory of a batch. What torch cannot vectorise, or vectorises wrongly, raises.
 
     Args:
         outputs: one or several tensors or edges to differentiate; their gradients are summed.

@@ -22,12 +22,6 @@ class Tracer(Protocol):
     def assume(self, condition: Tensor) -> None:
         """Collect a condition under which what is traced is right."""
 
-    def assume_sizes(self, sizes: Tensor, exempt: Tensor) -> None:
-        """Collect numbers that have to be above one and finite, but where `exempt` is zero; all are tested at once."""
-
-    def is_new(self, tensor: Tensor, question: object) -> bool:
-        """Return whether a question about a tensor comes up for the first time."""
-
     def add_to_grad(self, parameter: Tensor, gradient: Tensor) -> None:
         """Collect what is to be added to the ``.grad`` of a parameter."""
 
@@ -37,8 +31,11 @@ class Tracer(Protocol):
     def constant(self, tensor: Tensor) -> Tensor | None:
         """Return the value of a traced tensor that depends on no input; None if it does."""
 
+    def answer(self, query: str, *args: Any) -> list[Tensor]:
+        """Answer a query of a step that is traced."""
 
-class _Local(threading.local):
+
+class _State(threading.local):
     tracer: Tracer | None = None
 
 
@@ -52,7 +49,7 @@ class _Flags:
     stand_in: Callable[..., Any] | None = None
 
 
-local, flags = _Local(), _Flags()
+local, flags = _State(), _Flags()
 
 
 def is_traced() -> bool:
@@ -70,11 +67,6 @@ def all_hold(condition: Tensor | bool) -> bool:
     return True
 
 
-def is_new(tensor: Tensor, question: object) -> bool:
-    """Return whether a condition on a tensor is yet to be tested."""
-    return local.tracer is None or local.tracer.is_new(tensor, question)
-
-
 def number(value: float | Tensor) -> float | Tensor:
     """Return a number, or while a step is traced, what stands for it."""
     return value.detach().double() if local.tracer is not None and isinstance(value, Tensor) else float(value)
@@ -90,26 +82,26 @@ def constant(tensor: Tensor) -> Tensor | None:
     return tensor if local.tracer is None else local.tracer.constant(tensor)
 
 
-def as_one_op(function: F, form: Callable[..., Tensor], arguments: str) -> F:
+def as_one_op(function: F, fake_impl: Callable[..., Tensor], arguments: str) -> F:
     """Return a function that a traced step holds as one op, to be run as it is written.
 
     A loop would be as many kernels to compile, which takes minutes, and those of torch are no slower.
 
     Args:
         function: computes a new tensor, and reads no values.
-        form: computes an empty, contiguous tensor of the same shape from the same arguments.
+        fake_impl: computes an empty, contiguous tensor of the same shape from the same arguments.
         arguments: those of the function, as in the schema of an op.
     """
-    return function if local.tracer is None else _op(function, form, arguments)
+    return function if local.tracer is None else _op(function, fake_impl, arguments)
 
 
 @functools.cache
-def _op(function: Any, form: Callable[..., Tensor], arguments: str) -> Any:
+def _op(function: Any, fake_impl: Callable[..., Tensor], arguments: str) -> Any:
     def run(*args: Any) -> Tensor:
         found: Tensor = function(*args)
-        return found.contiguous()  # as the form says
+        return found.contiguous()  # as `fake_impl` says
 
     schema = f"({arguments}) -> Tensor"
     op = torch.library.custom_op(f"gradrein::{function.__name__}", run, mutates_args=(), schema=schema)
-    op.register_fake(form)
+    op.register_fake(fake_impl)
     return op

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from ..._torch.engine import intercept_engine, restore_engine
+from ..._torch.engine import engine_local, intercept_engine, restore_engine
 from ..._torch.modes import values_are_real
 from ..._torch.nodes import donates_buffers, is_distributed
 from ...errors import NonFiniteGradientError
@@ -19,8 +19,8 @@ from .._values import all_finite
 from .backward_origin import FinishedPass, find_origin
 
 
-class _ThreadState(threading.local):
-    """The open blocks and running passes of one thread."""
+class _State:
+    """The open blocks and running passes of one thread, and of the engine's threads that run its passes."""
 
     def __init__(self) -> None:
         self.models: list[nn.Module | None] = []
@@ -33,7 +33,10 @@ class _ThreadState(threading.local):
         return next(filter(None, reversed(self.models)), None)
 
 
-_thread = _ThreadState()
+def _state() -> _State:
+    return engine_local("gradrein detect_nonfinite", _State)
+
+
 _open_blocks = 0
 _lock = threading.Lock()
 
@@ -86,15 +89,16 @@ def detect_nonfinite(model: nn.Module | None = None) -> AbstractContextManager[N
 @contextmanager
 def _detecting(model: nn.Module | None) -> Generator[None, None, None]:
     global _open_blocks
+    state = _state()
     with _lock:
         if _open_blocks == 0:
             intercept_engine(_run)
         _open_blocks += 1
-    _thread.models.append(model)
+    state.models.append(model)
     try:
         yield
     finally:
-        _thread.models.pop()
+        state.models.pop()
         with _lock:
             _open_blocks -= 1
             if _open_blocks == 0:
@@ -112,26 +116,29 @@ def _run(
     **kwargs: Any,
 ) -> Any:
     """Replace the engine's `run_backward`, with its arguments."""
-    state = _thread
+    state = _state()
     if not state.models or state.searching or not values_are_real((*outputs, *grads)):
         return original(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
     survey = _survey(outputs)
     keep = retain_graph or survey.runs_once is None
-    state.depth += 1
+    with _lock:
+        state.depth += 1
     try:
         result = original(outputs, grads, keep, create_graph, inputs, *args, **kwargs)
         if state.error is None:
-            wanted = inputs or (*survey.leaves, *_sharded_parameters(survey.leaves))
+            wanted = inputs or (*survey.leaves, *_sharded_parameters(state.model(), survey.leaves))
             produced = result if result is not None and len(result) else [_grad(tensor) for tensor in wanted]
-            state.error = _check(FinishedPass(outputs, grads, wanted, create_graph, survey.runs_once), produced)
+            finished = FinishedPass(outputs, grads, wanted, create_graph, survey.runs_once)
+            state.error = _check(state, finished, produced)
         # A nested pass (a reentrant checkpoint) must not end the outer one: other processes may wait for what it
         # still has to send.
         if state.depth == 1 and state.error is not None:
             raise state.error
     finally:
-        state.depth -= 1
-        if state.depth == 0:
-            state.error = None
+        with _lock:
+            state.depth -= 1
+            if state.depth == 0:
+                state.error = None
     return result
 
 
@@ -161,9 +168,8 @@ def _why_once(node: Node) -> str | None:
     return None
 
 
-def _sharded_parameters(leaves: Sequence[Tensor]) -> list[Tensor]:
+def _sharded_parameters(model: nn.Module | None, leaves: Sequence[Tensor]) -> list[Tensor]:
     """Return the model's parameters that are not in the graph: sharded training computes with copies."""
-    model = _thread.model()
     if model is None or not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return []
     known = {id(leaf) for leaf in leaves}
@@ -174,18 +180,18 @@ def _grad(tensor: Tensor | GradientEdge) -> Tensor | None:
     return tensor.grad if isinstance(tensor, Tensor) and (tensor.is_leaf or tensor.retains_grad) else None
 
 
-def _check(finished: FinishedPass, produced: Sequence[Tensor | None]) -> NonFiniteGradientError | None:
+def _check(state: _State, finished: FinishedPass, produced: Sequence[Tensor | None]) -> NonFiniteGradientError | None:
     """Return the error to raise, or None if everything is finite."""
     losses = [o.detach() for o in finished.outputs if isinstance(o, Tensor) and o.numel() == 1]
     if all_finite([*losses, *(gradient for gradient in produced if gradient is not None)]):
         return None
     starts_finite = all_finite([gradient for gradient in finished.grads if gradient is not None])
-    if _thread.depth > 1 and not starts_finite:
+    if state.depth > 1 and not starts_finite:
         return None  # it came from the outer pass, which will search for it
-    _thread.searching = True
+    state.searching = True
     try:
-        return find_origin(finished, produced, _thread.model())
+        return find_origin(finished, produced, state.model())
     except Exception as error:  # a failed search must not hide that values are not finite
         return NonFiniteGradientError(f"NaN or infinity in this pass. The search for its origin failed: {error!r}")
     finally:
-        _thread.searching = False
+        state.searching = False

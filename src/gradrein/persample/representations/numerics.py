@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..._torch.storage import storage_of
-from .. import tracing
 from ..tracing import all_hold, is_traced
 
 HALF_TYPES = frozenset({torch.float16, torch.bfloat16})
@@ -70,8 +69,8 @@ def row_norms(block: Tensor) -> Tensor:
     rows = as_rows(block)
     lengths = _lengths(rows)
     smallest = _smallest_norm(rows.dtype, rows.shape[1])
-    if tracing.local.tracer is not None:
-        tracing.local.tracer.assume_sizes(lengths / smallest, row_max(rows))
+    if is_traced():
+        all_hold((lengths > smallest) & (lengths < torch.inf) | (row_max(rows) == 0))
         return lengths
     if _lie_within(lengths, smallest, torch.inf):
         return lengths
@@ -105,10 +104,8 @@ def _norms_of_distinct(rows: Sequence[Tensor]) -> Sequence[Tensor]:
     lengths = torch.stack([measure(each) for each in rows]).double()
     smallest = _smallest_norm(rows[0].dtype, max([each.shape[1] for each in rows]))
     found = lengths.unbind()
-    if tracing.local.tracer is not None:
-        highest, lowest = (torch.stack([bound(each, 1) for each in rows]) for bound in (torch.amax, torch.amin))
-        largest = torch.maximum(highest, lowest.neg()).double()  # `row_max` of each
-        tracing.local.tracer.assume_sizes(lengths.view(-1) / smallest, largest.view(-1))
+    if is_traced():
+        all_hold((lengths > smallest) & (lengths < torch.inf) | (torch.stack([row_max(each) for each in rows]) == 0))
         return found
     if _lie_within(lengths.view(-1), smallest, inf):
         return found
@@ -117,7 +114,7 @@ def _norms_of_distinct(rows: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _place(rows: Tensor) -> tuple[object, ...]:
     """Return where a matrix lies, and how. Of those alive at one time, all in one place hold the same numbers."""
-    start = rows.data_ptr() if tracing.local.tracer is None else (storage_of(rows), rows.storage_offset())
+    start = rows.data_ptr() if not is_traced() else (storage_of(rows), rows.storage_offset())
     return start, rows.shape, rows.stride(), rows.dtype, rows.device
 
 
@@ -139,8 +136,6 @@ def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     """Return values in a dtype that can hold the weights they are about to be multiplied by: `x`, or float64."""
     x = upcast_half(x)
     info = torch.finfo(x.dtype)
-    if not tracing.is_new(weights, (x.dtype, weights._version)):  # it is assumed already that they fit
-        return x
     sizes = weights.abs()
     return x if _lie_within(sizes, info.tiny * 2.0**26, info.max * 2.0**-26, or_zero=True) else double(x)
 

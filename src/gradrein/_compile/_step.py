@@ -216,4 +216,6 @@ def _as_read(step: Callable[..., Any]) -> Callable[..., Any]:
         flags.stand_in = None
         return found
 
-    return FunctionType(run.__code__.replace(), run.__globals__, "run", None, run.__closure__)
+    # Dynamo looks the globals of all other functions up in the module of that name, which code run by `exec` has not.
+    scope = getattr(step, "__globals__", run.__globals__)
+    return FunctionType(run.__code__.replace(), scope, "run", None, run.__closure__)

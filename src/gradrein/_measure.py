@@ -10,7 +10,7 @@ from torch.masked import MaskedTensor
 from . import _devices, _kernels
 from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
-from ._torch.foreach import has_foreach
+from ._torch.ops import has_foreach
 from ._torch.storage import undo_negation
 from .errors import UnsupportedDeviceError, UnsupportedGradientError
 

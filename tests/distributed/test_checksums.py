@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradrein._distributed.checksums import checksum, words
-from gradrein._torch.versions import changed_since_viewed
+from gradrein._torch.storage import changed_since_viewed
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool]
 

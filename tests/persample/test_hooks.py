@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradrein
-from gradrein._torch.hook_search import has_hooks
+from gradrein._torch.hooks import has_hooks
 from gradrein.errors import BatchCouplingError, UnsupportedOperationError
 
 B, D = 5, 4

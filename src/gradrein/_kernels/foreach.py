@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._devices import accumulation_dtype
-from .._torch.foreach import foreach_clamp_, foreach_mul_, foreach_norm
+from .._torch.ops import foreach_clamp_, foreach_mul_, foreach_norm
 
 
 def _by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[int]]:

@@ -1,8 +1,10 @@
 """What changes how a call runs: overrides, function transforms, dispatch modes, tracing, scripting."""
 
+import sys
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, overrides
@@ -129,3 +131,17 @@ def script_instead(ours: Callable[..., Any], original: Callable[..., Any]) -> No
 def is_tracing() -> bool:
     """Return whether `torch.jit.trace` records what runs now."""
     return bool(torch._C._is_tracing())
+
+
+T = TypeVar("T")
+
+
+def unprofiled(call: Callable[[], T]) -> T:
+    """Call where no profiler is at work, so that one can be set: in a new thread if there is one in this.
+
+    A profiler that is written in C, such as `cProfile`, cannot be set again from Python once it was replaced.
+    """
+    if sys.getprofile() is None:
+        return call()
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()

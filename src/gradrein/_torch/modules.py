@@ -1,10 +1,12 @@
-"""Modules read from their own dicts, without calling methods that a user may have overridden."""
+"""Modules and nested containers, read without calling what they override."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils import _pytree
 
 # For all modules there are. Those that run when something is registered are no part of a step.
 _GLOBAL_HOOKS = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
@@ -58,3 +60,9 @@ def _entries(module: nn.Module, kind: str, wanted: type) -> list[tuple[str, Any]
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return what nested containers hold, and a function that puts other things into their places."""
+    leaves, spec = _pytree.tree_flatten(tree, is_leaf=lambda part: isinstance(part, PackedSequence))
+    return leaves, lambda others: _pytree.tree_unflatten(others, spec)

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._C._autograd import SavedTensor
 from torch.autograd.graph import Node
 
+from .modes import unprofiled
 from .nodes import is_custom
-from .profiler import unprofiled
 
 _STALE = re.compile(
     r"modified by an inplace operation: \[(?P<type>.*?)\],? .*?is at version (?P<found>\d+); "

@@ -12,7 +12,7 @@ from .. import _devices, _kernels, _measure
 from .._devices import accumulation_dtype
 from .._kernels import foreach as _foreach
 from .._measure import shares_memory
-from .._torch.foreach import has_foreach
+from .._torch.ops import has_foreach
 from .._torch.storage import sparse_values
 
 _FLOAT32 = torch.finfo(torch.float32)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch.step_hooks import StepHook
+from .._torch.training import StepHook
 from . import _apply
 from ._report import ClipReport
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
-from .._torch import fsdp, trees
+from .._torch import fsdp, modules
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
 from . import _checkpoints, engine
 from ._output_batch import Value, losses_of
@@ -124,12 +124,12 @@ def _require_samples(units: list[Any], count: int, first: int) -> None:
 
 def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mean: bool, first: int) -> Any:
     """Run the module on inputs cut off from their history, and hand its outputs on through one node."""
-    given, rebuild = trees.flatten((args, kwargs))
+    given, rebuild = modules.flatten((args, kwargs))
     count = _batch_size(module, given, first) if batch_size is None else batch_size
     _require_samples(given, count, first)
     inner = [_asked(unit) for unit in given]
     inner_args, inner_kwargs = rebuild(inner)
-    outputs, rebuild_outputs = trees.flatten(module(*inner_args, **inner_kwargs))
+    outputs, rebuild_outputs = modules.flatten(module(*inner_args, **inner_kwargs))
     live = [i for i, out in enumerate(outputs) if _needs_gradient(out)]
     if not live:
         return rebuild_outputs(outputs)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .. import graph
 from .._torch import fsdp
 from .._torch.dtensor import is_dtensor
-from .._torch.pipelining import is_scheduled
+from .._torch.process_group import is_scheduled
 from ..errors import InplaceModifiedError, UnsupportedOperationError
 
 

@@ -6,8 +6,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import ops
-from .._torch.hook_search import has_hooks
-from .._torch.hooks import hooks_registered
+from .._torch.hooks import has_hooks, hooks_registered
 from .._torch.nodes import edge_shape
 from ..errors import UnsupportedOperationError
 from . import engine

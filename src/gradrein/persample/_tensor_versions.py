@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 
 from .. import graph
 from .._torch.dtensor import is_dtensor, stored_shard
-from .._torch.versions import changed_since_viewed
+from .._torch.storage import changed_since_viewed
 from ..errors import InplaceModifiedError
 
 

@@ -8,8 +8,7 @@ searched, at every step: hooks come and go while a graph stays of the same form.
 from typing import NamedTuple
 
 from ..._torch import fsdp
-from ..._torch.hook_search import has_hooks
-from ..._torch.hooks import hooks_registered
+from ..._torch.hooks import has_hooks, hooks_registered
 from ..._torch.live_hooks import may_be_hooks
 from ..._torch.signature import Scan
 

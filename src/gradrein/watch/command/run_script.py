@@ -18,10 +18,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ... import _events
-from ..._torch import step_hooks
+from ..._torch import training
 from ...errors import ArgumentError
 
-_OWN_FILES = (str(Path(__file__).parents[1]), _events.__file__, step_hooks.__file__)
+_OWN_FILES = (str(Path(__file__).parents[1]), _events.__file__, training.__file__)
 _kept_alive: list[types.ModuleType] = []
 
 

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from ..._torch.data import DataLoaderIterator, dataset_size
+from ..._torch.training import DataLoaderIterator, dataset_size
 from ..format.schema import Line
 
 _TIMES = 2.0  # so much above the running median, and the batch is kept

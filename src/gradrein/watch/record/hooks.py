@@ -26,7 +26,7 @@ from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ... import _events
-from ..._torch.data import DataLoaderIterator
+from ..._torch.training import DataLoaderIterator
 from ...errors import GradreinWarning
 from ..format.rank_files import rank_info
 from .batches import Batch, delivered, forget_indices, remember_index

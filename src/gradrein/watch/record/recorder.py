@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._events import ClipEvent
-from ..._torch.step_hooks import StepHook, is_stepping
+from ..._torch.training import StepHook, is_stepping
 from ...clip import Clipper
 from ...policies import Policy
 from ..clip_option import LBFGS_CAUTION, ClipOption, policy_of

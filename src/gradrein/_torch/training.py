@@ -1,8 +1,4 @@
-"""Hook into the steps of one optimizer.
-
-Private torch: `Optimizer._optimizer_step_pre_hooks`, an ordered dict, to run after all other hooks, and the wrapper
-that torch puts around `step`, which is looked for on the stack.
-"""
+"""Optimizers and data loaders of a training loop."""
 
 import functools
 import sys
@@ -11,6 +7,24 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter as DataLoaderIterator
+from torch.utils.data.dataloader import _DatasetKind as DatasetKind
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _Workers
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _Here
+
+__all__ = ["DataLoaderIterator", "StepHook", "dataset_size", "is_nested", "is_stepping"]
+
+
+def dataset_size(iterator: DataLoaderIterator) -> int | None:
+    """Return how many samples a loader draws from by index; None where batches do not come in the order of indices."""
+    if type(iterator) not in (_Here, _Workers) or iterator._dataset_kind != DatasetKind.Map:
+        return None
+    if not getattr(iterator, "_in_order", True):  # workers may overtake each other
+        return None
+    try:
+        return len(iterator._dataset)  # type: ignore[arg-type]  # a dataset by index has a length, or raises
+    except Exception:  # whatever the dataset of a script does
+        return None
 
 
 class StepHook:

@@ -52,8 +52,8 @@ thousands of tiny tensors lose a factor of two to Python, where torch loses ten:
 
 "Compiled" is what `gradrein.compile` keeps by itself, which may be the eager step. "Best other" is the fastest other
 library that runs the model and gives the same gradient. Batch sizes stand after the model. Clipping is of norm 2 in
-float32; "under" means that the norm was below the limit, so nothing was scaled. The worst row of every kind of
-norm, dtype and size is the last of its group.
+float32; under the limit nothing is scaled. The last row of the first two groups is the worst of all batches, and of all
+kinds of norm and dtypes.
 
 """
 
@@ -101,9 +101,17 @@ class Ratio:
         return f"{self.median:.2f} [{self.low:.2f}-{self.high:.2f}]"
 
 
+Row = tuple[Ratio, Ratio | None, Ratio | None]  # ours, ours compiled, the best other
+
+
 def read_results(path: pathlib.Path) -> dict[str, Any]:
     """Return results as they were written; those from before the project had its name say `bridle`."""
     return json.loads(path.read_text().replace("bridle", "gradrein"))
+
+
+def date_of(stem: str) -> str:
+    """Return the day of a measurement."""
+    return read_results(RESULTS / f"{stem}.json")["environment"]["date"]
 
 
 def rows_of(stem: str) -> list[dict[str, Any]]:
@@ -173,8 +181,10 @@ def clipping(*, kinds: tuple[str, ...] = ("norm 2",), dtypes: tuple[str, ...] = 
 
 
 def _clip_case(row: dict[str, Any]) -> str:
-    parts = [row["model"], "" if row["kind"] == "norm 2" else row["kind"], row["dtype"], row["regime"]]
-    return ", ".join(part for part in parts if part not in ("", "float32")).replace("clipping", "clipped")
+    model = re.sub(r"^(\d+) x \((\d+), (\d+)\)", r"\1 tensors of \2 x \3", row["model"])
+    regime = {"under": "under the limit", "clipping": "clipped"}[row["regime"]]
+    parts = [model, "" if row["kind"] == "norm 2" else row["kind"], row["dtype"], regime]
+    return ", ".join(part for part in parts if part not in ("", "float32"))
 
 
 def worst(ratios: list[Ratio]) -> Ratio:
@@ -207,48 +217,48 @@ def front() -> str:
     return "\n".join(lines)
 
 
-def groups() -> Iterator[tuple[str, list[tuple[Ratio, Ratio | None, Ratio | None]]]]:
-    """Yield the groups of the table of ratios: what over what, and its rows."""
-    per_sample = [(step.eager, step.compiled, step.other) for step in steps()]
-    yield "clipped per-sample step / plain step", [*per_sample, (worst(by_batch()), None, None)]
-    clips = clipping(dtypes=("float32",))
+def groups() -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield the groups of the table of ratios: what over what, the file it is from, and its rows."""
+    slowest = worst(by_batch())
+    slowest.case += f", {date_of(f'persample-batches-{slowest.case.split()[0].lower()}')}"
+    per_sample: list[Row] = [(step.eager, step.compiled, step.other) for step in steps()]
+    yield "clipped per-sample step / plain step", "persample-mlp", [*per_sample, alone(slowest)]
     everything = clipping(kinds=("norm 1", "norm 2", "norm inf", "value"))
-    yield "`clip_grad_norm_` / torch's faster way", [(one, None, None) for one in (*clips, worst(everything))]
-    ranks = [row for row in rows_of("ranks") if "clip_grad_norm_ is faster by" in row]
-    yield (
-        "`clip_grad_norm_` on four ranks / torch's",
-        [(inverse(row["case"], row["clip_grad_norm_ is faster by"]), None, None) for row in ranks],
-    )
-    yield (
-        "clipped per-sample step on two ranks / plain step",
-        [
-            (ratio(f"{row['case']}, {how.upper()}", row[f"{how}: clipped takes longer by"]), None, None)
-            for row in rows_of("persample-ranks")
-            for how in ("ddp", "fsdp")
-        ],
-    )
+    clips = [*clipping(dtypes=("float32",)), worst(everything)]
+    yield "`clip_grad_norm_` / torch's faster way", "clip", [alone(one) for one in clips]
+    faster = "clip_grad_norm_ is faster by"
+    ranks = [inverse(row["case"], row[faster]) for row in rows_of("ranks") if faster in row]
+    yield "`clip_grad_norm_` on four ranks / torch's", "ranks", [alone(one) for one in ranks]
+    on_ranks = [
+        ratio(f"{row['case']}, {how.upper()}", row[f"{how}: clipped takes longer by"])
+        for row in rows_of("persample-ranks")
+        for how in ("ddp", "fsdp")
+    ]
+    yield "clipped per-sample step on two ranks / plain step", "persample-ranks", [alone(one) for one in on_ranks]
     calls = [ratio(f"{row['case']}, {row['call']}", row["gradrein_over_torch"]) for row in rows_of("autograd")]
-    yield "`backward`, `grad` / torch's", [(one, None, None) for one in (best(calls), worst(calls)) if calls]
-    for name in ("detect_nonfinite", "trace"):
-        rows = rows_of("trace_overhead")
-        key = f"gradrein.{name}" if name == "detect_nonfinite" else name
-        found = [(row["case"], row[key], row["torch.detect_anomaly"]) for row in rows]
-        yield (
-            f"`{name}` / plain pass",
-            [
-                (ratio(case, ours), None, ratio("torch.detect_anomaly", theirs) if "detect" in name else None)
-                for case, ours, theirs in found
-            ],
-        )
+    yield "`backward`, `grad` / torch's", "autograd", [alone(best(calls)), alone(worst(calls))]
+    passes = rows_of("trace_overhead")
+    anomaly = "torch.detect_anomaly"
+    nonfinite: list[Row] = [
+        (ratio(row["case"], row["gradrein.detect_nonfinite"]), None, ratio(anomaly, row[anomaly])) for row in passes
+    ]
+    yield "`detect_nonfinite` / plain pass", "trace_overhead", nonfinite
+    traces = [ratio(row["case"], row["trace"]) for row in passes]
+    yield "`trace` / plain pass", "trace_overhead", [alone(one) for one in traces]
+
+
+def alone(ours: Ratio) -> Row:
+    """A row with nothing beside it."""
+    return ours, None, None
 
 
 def ratios() -> str:
     """Return the one table of ratios."""
     lines = ["| time over | case | gradrein | compiled | best other |", "|---|---|---|---|---|"]
-    for what, rows in groups():
+    for what, stem, rows in groups():
         for number, (ours, compiled, other) in enumerate(rows):
             beside = f"{other} {other.case}" if other else ""
-            head = what if not number else ""
+            head = "" if number else f"{what}, {date_of(stem)}"
             lines.append(f"| {head} | {ours.case} | {ours} | {compiled or ''} | {beside} |")
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,9 @@
 """The site builds in strict mode, its links lead somewhere, and it opens in a browser."""
 
+import contextlib
 import functools
 import inspect
+import json
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ from gradrein.persample import PerSample
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools" / "site"))
 import live  # noqa: E402
+import publish  # noqa: E402
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -112,24 +115,80 @@ def test_search_finds_the_drop_in(site):
     assert "clip_grad_norm_" in (site / "search.json").read_text()
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium: apt-get install chromium")
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Serve a folder, and yield its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(QuietHandler, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def opened(address, profile, *options):
+    """Open a page in a browser, and return its document and what the browser logged."""
+    common = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
+              "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--dump-dom",
+              f"--user-data-dir={profile}"]  # fmt: skip
+    done = subprocess.run([BROWSER, *common, *options, address], capture_output=True, text=True, timeout=240)
+    return done.stdout, done.stderr
+
+
+@pytest.fixture
+def versions(site, tmp_path):
+    """The site as it is published: a folder for each version."""
+    publish.place(site, tmp_path, "dev")
+    return tmp_path
+
+
+@needs_browser
 @pytest.mark.parametrize(
     ("page", "size", "scheme"), [("", "1200,900", "default"), ("api/clip/", "400,900", "slate")], ids=["light", "dark"]
 )
-def test_pages_open_without_an_error(site, tmp_path, page, size, scheme):
-    handler = functools.partial(QuietHandler, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",
-                   "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--dump-dom",
-                   f"--blink-settings=preferredColorScheme={int(scheme == 'default')}", "--virtual-time-budget=4000",
-                   f"--window-size={size}", f"--user-data-dir={tmp_path}"]  # fmt: skip
-        address = f"http://127.0.0.1:{server.server_port}/{page}"
-        done = subprocess.run([BROWSER, *options, address], capture_output=True, text=True, timeout=120)
-        server.shutdown()
-    assert "CONSOLE" not in done.stderr
-    assert "<h1" in done.stdout
-    assert re.search(rf'<body[^>]*data-md-color-scheme="{scheme}"', done.stdout)  # drawn with its theme
+def test_pages_open_without_an_error(versions, tmp_path_factory, page, size, scheme):
+    options = [f"--blink-settings=preferredColorScheme={int(scheme == 'default')}", "--virtual-time-budget=4000"]
+    with served(versions) as address:
+        page, log = opened(
+            f"{address}/dev/{page}", tmp_path_factory.mktemp("profile"), *options, f"--window-size={size}"
+        )
+    assert "CONSOLE" not in log
+    assert "<h1" in page
+    assert re.search(rf'<body[^>]*data-md-color-scheme="{scheme}"', page)  # drawn with its theme
+    assert 'class="md-version"' in page
+
+
+# Each page in a frame of each width; a page that is wider than its frame says so.
+WIDE = """<!doctype html><body><script>
+const pages = PAGES;
+const frame = document.createElement("iframe");
+frame.style.height = "900px";
+document.body.append(frame);
+async function look() {
+  for (const page of pages) for (const width of [1200, 400]) {
+    frame.style.width = width + "px";
+    await new Promise(done => { frame.onload = done; frame.src = page; });
+    const wide = frame.contentDocument.documentElement.scrollWidth;
+    if (wide > width) document.body.append(`TOO WIDE ${page} ${wide} of ${width};`);
+  }
+  document.body.append("LOOKED AT " + pages.length);
+}
+look();
+</script>"""
+
+
+@needs_browser
+def test_no_page_is_wider_than_its_window(site, tmp_path):
+    pages = sorted(str(path.parent.relative_to(site)) for path in site.rglob("index.html"))
+    folder = tmp_path / "site"
+    shutil.copytree(site, folder)
+    (folder / "wide.html").write_text(WIDE.replace("PAGES", json.dumps([f"{page}/" for page in pages])))
+    with served(folder) as address:
+        page, _ = opened(f"{address}/wide.html", tmp_path / "profile", "--window-size=1300,1000", "--timeout=200000")
+    said = page.rpartition("</script>")[2]
+    assert f"LOOKED AT {len(pages)}" in said
+    assert "TOO WIDE" not in said, said
 
 
 class QuietHandler(SimpleHTTPRequestHandler):

@@ -229,7 +229,7 @@ def test_a_graph_from_before_the_step():
 
 
 def test_a_rule_that_is_registered_later(monkeypatch):
-    from gradrein.persample.rules import registry
+    from gradrein.persample.ops import registry
 
     monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
     monkeypatch.setattr(registry, "_REGISTERED", list(registry._REGISTERED))

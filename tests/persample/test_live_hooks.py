@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 import gradrein
 from gradrein._torch.live_hooks import may_be_hooks
-from gradrein.persample.ownership import hooks
+from gradrein.persample.cuts import hooks
 
 B, D = 4, 3
 

@@ -9,9 +9,9 @@ from torch import nn
 import gradrein
 from gradrein._torch.nodes import current_sequence_nr
 from gradrein.errors import BatchCouplingError, GradreinError
+from gradrein.persample.cuts.find import Source
+from gradrein.persample.cuts.proofs import signature_of
 from gradrein.persample.engine import Losses
-from gradrein.persample.ownership.find import Source
-from gradrein.persample.ownership.proofs import signature_of
 
 from .oracle import flat, loop
 

@@ -11,7 +11,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradrein.persample.engine import Losses
-from gradrein.persample.ownership.ops import moves_by_index
+from gradrein.persample.ops.table import moves_by_index
 
 from .truth import claims, contradictions, flat_losses, same_form
 

@@ -6,11 +6,11 @@ import torch.nn.functional as F
 
 from gradrein import graph
 from gradrein.persample import _checkpoints
+from gradrein.persample.cuts.proofs import signature_of
 from gradrein.persample.engine import Losses
-from gradrein.persample.ownership.ask import ask
-from gradrein.persample.ownership.owners import NOBODY, SEVERAL, Owners
-from gradrein.persample.ownership.proofs import signature_of
-from gradrein.persample.ownership.prove import prove
+from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
+from gradrein.persample.owners.ask import ask
+from gradrein.persample.owners.prove import prove
 
 from . import test_transformers
 from .cases import CASES
@@ -45,7 +45,7 @@ def contradicts(node, claimed, layouts):
         return all(owners.is_proved for owners in claimed)
     seen = [Owners.of_layout(layout, out.shape) for layout, out in zip(layouts, graph.describe(node), strict=True)]
     pairs = [(a.ids, b.ids) for a, b in zip(claimed, seen, strict=True)]
-    return any(bool(((a != SEVERAL) & (b != NOBODY) & (a != b)).any()) for a, b in pairs)
+    return any(bool(((a != MIXED) & (b != UNREACHED) & (a != b)).any()) for a, b in pairs)
 
 
 def check(builds):

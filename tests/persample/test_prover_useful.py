@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradrein import graph
+from gradrein.persample.cuts.proofs import signature_of
 from gradrein.persample.engine import Losses
-from gradrein.persample.ownership.proofs import signature_of
-from gradrein.persample.ownership.prove import prove
+from gradrein.persample.owners.prove import prove
 
 from .truth import claims, contradictions
 

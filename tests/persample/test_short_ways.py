@@ -10,7 +10,7 @@ from torch import nn
 
 import gradrein
 from gradrein.persample import _reduce
-from gradrein.persample.ownership.layout import SampleLayout
+from gradrein.persample.layout.samples import SampleLayout
 from gradrein.persample.representations import numerics
 from gradrein.persample.representations.base import Dense
 from gradrein.persample.representations.norms import Norms

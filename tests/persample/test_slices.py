@@ -5,10 +5,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gradrein.persample.ownership.ops import Step
-from gradrein.persample.ownership.ops.running import by_running
-from gradrein.persample.ownership.ops.slices import by_slices
-from gradrein.persample.ownership.owners import NOBODY, SEVERAL, Owners
+from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
+from gradrein.persample.ops.running import by_running, by_slices
+from gradrein.persample.ops.step import Step
 
 OPS = {
     "index": lambda x, _, dim, index: x[(slice(None),) * dim + (index,)],
@@ -31,7 +30,7 @@ def owners_of(shape, folded, data):
     sizes = [1 if fold else size for fold, size in zip(folded, shape, strict=False)]
     sizes += list(shape[len(sizes) :])
     count = max(1, int(torch.tensor(sizes).prod()))
-    ids = data.draw(st.lists(st.sampled_from([NOBODY, SEVERAL, 0, 1, 2, 5]), min_size=count, max_size=count))
+    ids = data.draw(st.lists(st.sampled_from([UNREACHED, MIXED, 0, 1, 2, 5]), min_size=count, max_size=count))
     return Owners.of(torch.tensor(ids, dtype=torch.int32)[: int(torch.tensor(sizes).prod())].view(sizes), shape)
 
 
@@ -61,9 +60,9 @@ def test_reading_the_index_tells_what_running_the_op_tells(name, shape, folded, 
 
 @pytest.mark.parametrize("name", ["index", "index_select", "index_add"])
 def test_the_op_is_not_run(name, monkeypatch):
-    monkeypatch.setattr("gradrein.persample.ownership.ops.slices.by_running", None)
+    monkeypatch.setattr("gradrein.persample.ops.running.by_running", None)
     x, source = torch.randn(4, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
     out = OPS[name](x, source, 0, torch.tensor([3, 1]))
     owners = Owners.of(torch.arange(len(out), dtype=torch.int32)[:, None], tuple(out.shape))
     found = by_slices(Step(out.grad_fn, (owners,), 0, (4, 3), by_indices=True))
-    assert found.ids.flatten().tolist() == ([0, 1, 2, 3] if name == "index_add" else [NOBODY, 1, NOBODY, 0])
+    assert found.ids.flatten().tolist() == ([0, 1, 2, 3] if name == "index_add" else [UNREACHED, 1, UNREACHED, 0])

@@ -1,4 +1,4 @@
-"""The table of rules and the table of owners agree."""
+"""The table of ops: one entry for all names of an op, and rules from outside."""
 
 import re
 
@@ -8,14 +8,83 @@ from torch import nn
 
 import gradrein
 from gradrein.persample import register_rule
-from gradrein.persample.ownership.ops import MOVES
-from gradrein.persample.rules import rules
+from gradrein.persample.ops.table import IDS, OP_TABLE, without_suffix
+
+NODES = {name: getattr(torch._C._functions, name) for name in dir(torch._C._functions)}
+# Every build of torch knows the names of all devices. Those of double backward, and what is no op of the family.
+OTHERS = r"BackwardBackward|BackwardOverrideable|DiagEmbed|WeightNormInterface|Renorm|LogNormal|ConvTbc"
+FAMILIES = {
+    "attention": "Attention",
+    "batch norm": "BatchNorm",
+    "layer norm": "LayerNorm|RmsNorm|GroupNorm",
+    "recurrent": "Rnn|Lstm|Gru",
+    "convolution": "Conv(?!ert)",
+    "dropout": "Dropout",
+    "embedding": "Embedding(?!Dense)",
+}
+NO_RULE = {
+    "Attention": "has no parameters: one that is passed as it is has its backward run once for each sample",
+    "Rnn|LstmMps": "keeps its gates in a block that is its own",
+    "Thnn": "only its biases are parameters",
+    "(Mkldnn|Cudnn|Miopen|Mps|Slow|Nnpack).*Conv|MiopenDepthwise|ConvDepthwise": "only direct calls record it",
+}
 
 
-# Those of Functions go by the Function: they have no name that torch knows.
-@pytest.mark.parametrize("op", sorted(op for op in rules() if isinstance(op, str)))
-def test_an_op_with_a_rule_says_where_it_sends_gradients(op):
-    assert re.sub(r"Backward\d*$", "", op) in MOVES or not op.endswith(tuple("0123456789"))
+def names_of(family):
+    pattern = FAMILIES[family]
+    return sorted(
+        {without_suffix(n) for n in NODES if re.search(pattern, n) and not re.search(OTHERS, n) and "Backward" in n}
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_names_of_an_op_have_an_entry(family):
+    names = names_of(family)
+    assert len(names) > 1
+    assert not [name for name in names if name not in OP_TABLE]
+    for name in names:
+        entry = OP_TABLE[name]
+        assert entry.keeps or entry.ids or "Dropout" in name, name
+        assert entry.rule is not None or any(re.search(p, name) for p in NO_RULE), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_an_entry_says_is_kept_is_kept_under_that_name(family):
+    for name in names_of(family):
+        nodes = [node for full, node in NODES.items() if without_suffix(full) == name]
+        entry = OP_TABLE[name]
+        for saved in (*entry.keeps.values(), *([entry.ids] if entry.ids else [])):
+            assert all(hasattr(node, f"_saved_{saved}") for node in nodes), (name, saved)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "others"),
+    [
+        ("ScaledDotProductFlashAttentionForCpu", ["Flash", "Efficient", "Cudnn", "Fused"]),
+        ("NativeBatchNorm", ["CudnnBatchNorm", "MiopenBatchNorm"]),
+        ("MkldnnRnnLayer", ["CudnnRnn", "MiopenRnn", "LstmMps"]),
+        ("NativeDropout", ["FusedDropout"]),
+        ("Convolution", ["ConvolutionOverrideable"]),
+    ],
+)
+def test_names_of_other_devices_send_owners_alike(cpu, others):
+    for other in others:
+        found = [name for name in OP_TABLE if re.search(f"^(ScaledDotProduct)?{other}", name) and name in names_at(cpu)]
+        assert found, other
+        assert all(OP_TABLE[name].owners is OP_TABLE[cpu].owners for name in found)
+        assert all(OP_TABLE[name].keeps == OP_TABLE[cpu].keeps for name in found)
+
+
+def names_at(cpu):
+    """Return the names that share what is said about the name of the CPU."""
+    return {name for name, entry in OP_TABLE.items() if entry.owners is OP_TABLE[cpu].owners}
+
+
+def test_only_look_ups_have_ids():
+    assert {name for name, entry in OP_TABLE.items() if entry.ids} == {
+        *("Embedding", "EmbeddingBag", "Gather", "Index", "IndexSelect"),
+    }
+    assert IDS not in {position for entry in OP_TABLE.values() for position in entry.keeps}
 
 
 class Scale(torch.autograd.Function):

@@ -6,7 +6,7 @@ from torch import nn
 
 import gradrein
 from gradrein.persample.engine import Losses
-from gradrein.persample.ownership.ask import ask
+from gradrein.persample.owners.ask import ask
 
 from .oracle import flat, loop
 

@@ -4,10 +4,10 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from gradrein import graph
+from gradrein.persample.cuts.proofs import signature_of
 from gradrein.persample.engine import Losses
-from gradrein.persample.ownership.owners import NOBODY, SEVERAL
-from gradrein.persample.ownership.proofs import signature_of
-from gradrein.persample.ownership.prove import prove
+from gradrein.persample.layout.owners import MIXED, UNREACHED
+from gradrein.persample.owners.prove import prove
 
 
 def flat_losses(outputs):
@@ -21,13 +21,13 @@ def edges_of(scan):
 
 
 def senders(losses):
-    """Return for each edge of the graph which sample sends each of its elements a gradient; SEVERAL where many do.
+    """Return for each edge of the graph which sample sends each of its elements a gradient; MIXED where many do.
 
     NaN is no evidence: the engine multiplies the zeros of other samples by infinities.
     """
     edges = edges_of(losses.scan)
     weights = torch.rand(losses.root.shape, dtype=torch.float64) + 0.5
-    found = [torch.full(tuple(graph.describe(e.node)[e.output_nr].shape), NOBODY) for e in edges]
+    found = [torch.full(tuple(graph.describe(e.node)[e.output_nr].shape), UNREACHED) for e in edges]
     for sample in range(losses.samples):
         only = (weights * (losses.sample_of == sample)).to(losses.root.dtype)
         got = torch.autograd.grad(losses.root, edges, only, retain_graph=True, allow_unused=True)
@@ -35,7 +35,7 @@ def senders(losses):
             if gradient is not None:
                 dense = gradient.to_dense() if gradient.is_sparse else gradient
                 here = (dense != 0) & ~dense.isnan()
-                found[i] = torch.where(here, torch.where(found[i] == NOBODY, sample, SEVERAL), found[i])
+                found[i] = torch.where(here, torch.where(found[i] == UNREACHED, sample, MIXED), found[i])
     return found
 
 
@@ -49,7 +49,7 @@ def contradictions(claimed, losses):
     """Return, edge by edge, where the engine sends a gradient from another sample than the one that was claimed."""
     wrong = []
     for edge, claim, truth in zip(edges_of(losses.scan), claimed, senders(losses), strict=True):
-        bad = (claim != SEVERAL) & (truth != NOBODY) & (truth != claim)
+        bad = (claim != MIXED) & (truth != UNREACHED) & (truth != claim)
         if bool(bad.any()):
             at = tuple(bad.nonzero()[0].tolist())
             wrong.append(f"{graph.op(edge.node)}[{edge.output_nr}]{at}: claimed {claim[at]}, engine {truth[at]}")

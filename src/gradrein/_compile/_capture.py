@@ -16,8 +16,8 @@ from .._torch import fx as torch_fx
 from .._torch.nodes import identity
 from .._torch.storage import is_fake, storage_of
 from ..errors import GradreinError
-from ..persample import PerSample, per_sample, rules, tracing
-from ..persample.ownership.find import Source
+from ..persample import PerSample, ops, per_sample, tracing
+from ..persample.cuts.find import Source
 
 
 class RunEagerly(Exception):  # noqa: N818
@@ -169,7 +169,7 @@ class _Tracer:
 
     def _per_sample(self, losses: Tensor, named: dict[str, Tensor], options: tuple[Any, ...]) -> PerSample:
         budget, retain_graph, allow_coupling, allow_opaque = options
-        own = rules.registered()
+        own = ops.registered()
         foreign = [graph.op(node) for node in graph.walk([losses]) if identity(node) in own]
         if foreign:
             raise RunEagerly(f"`{foreign[0]}` has a registered rule, which may read anything")

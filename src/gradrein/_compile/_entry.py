@@ -12,7 +12,7 @@ from .._torch import dynamo
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from .._warn import warn
-from ..persample import rules
+from ..persample import ops
 from ._capture import Captured, RunEagerly, capture
 from ._runner import Runner, make_runner
 
@@ -137,7 +137,7 @@ class Entry:
         memory = {storage_of(x) for x in inputs if isinstance(x, nn.Parameter)}
         if any(storage_of(inputs[i]) in memory for i in self._data):
             raise RunEagerly("an input shares its memory with a parameter")
-        self._rules = rules.registered()
+        self._rules = ops.registered()
         captured = self.captured = capture(self.step, inputs, self.model)
         self._sharing = self._shared_memory(inputs)
         self.ops = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
@@ -168,7 +168,7 @@ class Entry:
             x = inputs[i]
             if x.grad_fn is not None or dynamo.backward_hooks(x):
                 raise RunEagerly
-        if not first and (self._shared_memory(inputs) != self._sharing or rules.registered() != self._rules):
+        if not first and (self._shared_memory(inputs) != self._sharing or ops.registered() != self._rules):
             raise RunEagerly
 
     def _shared_memory(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:

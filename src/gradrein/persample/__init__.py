@@ -5,7 +5,7 @@ from ._nn_utils import call_for_per_sample_grads
 from ._noise_stats import Stats
 from ._per_sample import per_sample
 from ._result import PerSample
-from .rules import register_rule
-from .rules.context import RuleContext
+from .ops import register_rule
+from .ops.context import RuleContext
 
 __all__ = ["Audit", "PerSample", "RuleContext", "Stats", "call_for_per_sample_grads", "per_sample", "register_rule"]

@@ -14,20 +14,20 @@ from .. import graph
 from .._torch.dtensor import stored_shard
 from .._torch.nodes import is_torchs_own
 from ..errors import UnsupportedOperationError
-from . import _checkpoints, engine, rules
+from . import _checkpoints, engine, ops
 from ._hooked import differentiate_each, refuse_coupling, refuse_dtensors, through_hooks
 from ._pullback import Pulled, nothing, pull_back
 from ._tensor_uses import shard_form, shard_gradient, spread_uses
+from .cuts.find import Found, Source, find
+from .cuts.hooks import is_hooked
+from .cuts.proofs import coarsest_eps
 from .engine import Losses
 from .engine.losses import Gradients
-from .ownership.cuts import UseSite
-from .ownership.find import Found, Source, find
-from .ownership.hooks import is_hooked
-from .ownership.known import Known
-from .ownership.proofs import coarsest_eps
+from .ops.context import RuleContext
+from .owners.cuts import UseSite
+from .owners.model_tensors import ModelTensors
 from .representations.base import Dense, SampleGrads
 from .representations.sum import merged
-from .rules.context import RuleContext
 from .tracing import structure
 
 
@@ -78,7 +78,7 @@ def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | No
     if losses.samples <= 1:
         few = _used(leaves, parameters)
         return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
-    known = Known(parameters, model, losses.root.numel())
+    known = ModelTensors(parameters, model, losses.root.numel())
     hooked = {name: leaf for name, leaf in parameters.items() if leaf._backward_hooks}
     refuse_dtensors(hooked)
     with structure():
@@ -137,7 +137,7 @@ class _Run:
         self._packed = found.rows.packed
         # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
         all_wait = not self._packed.isdisjoint(self._cuts)
-        run = rules.running_op({cut.op for cut in found.cuts})
+        run = ops.running_op({cut.op for cut in found.cuts})
         self._spread = spread_uses(found.cuts, losses.scan)
         spread = {node for node, _ in self._spread}
         waits = {cut.node for cut in found.cuts if all_wait or cut.op in run or cut.node in spread}
@@ -189,7 +189,7 @@ class _Run:
                     name = self._leaves[leaf]
                     self._keep(name, shard_form(cut, ctx, self._found.owners[node], leaf, name))
                 continue
-            form = rules.apply(ctx)
+            form = ops.apply(ctx)
             if self._free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
                 form = Dense(engine.inside_engine(form.dense))
             for leaf in cut.leaves:
@@ -219,12 +219,12 @@ def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) ->
 
 def _is_linear(node: Node) -> bool:
     """Return whether a Function's backward is known to be linear: torch's own are, and a rule vouches for others."""
-    return rules.has_rule(node) or is_torchs_own(node)
+    return ops.has_rule(node) or is_torchs_own(node)
 
 
 def _refuse_opaque(cuts: list[UseSite], leaves: dict[Node, str]) -> None:
     for cut in cuts:
-        if graph.is_custom(cut.node) and not rules.has_rule(cut.node):
+        if graph.is_custom(cut.node) and not ops.has_rule(cut.node):
             below = [leaves[leaf] for leaf in cut.leaves]
             compiled = graph.op(cut.node) == "CompiledFunctionBackward"
             rule = f"Give it a rule: gradrein.register_rule({graph.op(cut.node).removesuffix('Backward')}, rule)"

@@ -30,10 +30,10 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._torch import checkpoint
 from ..errors import UnsupportedOperationError
-from . import rules
+from . import ops
 from .engine import Losses, explain_errors
-from .ownership.cuts import UseSite
-from .rules.fallback import one_by_one
+from .ops.fallback import one_by_one
+from .owners.cuts import UseSite
 
 _ADVICE = (
     "Pass use_reentrant=False to torch.utils.checkpoint.checkpoint: it is the kind torch recommends, and this works "
@@ -110,7 +110,7 @@ class ReentrantCheckpoint(torch.autograd.Function):
         return None, None, weights, *below
 
 
-rules.rule(ReentrantCheckpoint)(one_by_one)
+ops.registry.add_rule(ReentrantCheckpoint, one_by_one)
 
 
 def _through(

@@ -15,7 +15,7 @@ from ._parameters import ParameterForms
 from ._ranks import Handshake, SampleRanks
 from ._scatter import Layout
 from ._tensor_ranks import TensorRanks
-from .ownership.find import Source
+from .cuts.find import Source
 from .representations.base import SampleGrads
 from .representations.held_versions import HeldVersions
 from .representations.norms import Norms

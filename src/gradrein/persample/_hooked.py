@@ -13,11 +13,11 @@ from .._torch.engine import torch_grad
 from .._torch.hooks import register_prehooks
 from ..errors import UnsupportedOperationError
 from . import engine
+from .cuts.find import find_hooked
 from .engine import Losses
-from .ownership.crossings import refuse_asking
-from .ownership.find import find_hooked
-from .ownership.known import Known
-from .ownership.probe import SeenOwners
+from .ops.crossings import refuse_asking
+from .owners.model_tensors import ModelTensors
+from .owners.probe import SeenOwners
 from .representations.base import Dense, SampleGrads
 
 
@@ -55,7 +55,7 @@ def through_hooks(hooked: Mapping[str, Tensor], forms: Mapping[str, SampleGrads]
 
 
 def refuse_coupling(
-    leaves: dict[Node, str], losses: Losses, known: Known, seen: SeenOwners | None = None
+    leaves: dict[Node, str], losses: Losses, known: ModelTensors, seen: SeenOwners | None = None
 ) -> SeenOwners | None:
     """Refuse losses that depend on other samples, and run no hook to find out.
 

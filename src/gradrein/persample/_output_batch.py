@@ -13,9 +13,9 @@ from .. import graph
 from ..errors import CallArgumentError
 from . import _checkpoints, engine
 from .engine import Losses
-from .ownership.ask import ask
-from .ownership.layout import SampleLayout
-from .ownership.prove import prove
+from .layout.samples import SampleLayout
+from .owners.ask import ask
+from .owners.prove import prove
 
 
 @dataclass(frozen=True, eq=False)

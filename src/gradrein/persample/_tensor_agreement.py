@@ -19,8 +19,8 @@ from . import engine
 from ._tensor_copies import Copy, copies, copies_of_parameters, copy_of_losses, described, first_difference, number_of
 from ._tensor_ranks import TensorRanks
 from ._tensor_regions import Regions, read_regions
+from .cuts.hooks import is_hooked
 from .engine import Losses
-from .ownership.hooks import is_hooked
 
 _WHAT = "per-sample gradients"
 

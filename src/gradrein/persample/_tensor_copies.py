@@ -25,7 +25,7 @@ from . import engine
 from ._tensor_regions import Regions
 from ._tensor_versions import refuse_changed
 from .engine import Losses
-from .ownership.ops import moves_by_index
+from .ops.table import moves_by_index
 
 # Where attention keeps its random state, which without dropout is any memory.
 _RANDOM = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})

@@ -22,15 +22,15 @@ from .._torch.dtensor import (
 )
 from .._torch.signature import Scan
 from ..errors import UnsupportedOperationError
-from . import engine, rules
+from . import engine, ops
 from ._tensor_needs import Need, Use, need_of
 from ._tensor_versions import counting_shard
-from .ownership.cuts import UseSite
-from .ownership.layout import SampleLayout
-from .ownership.owners import Owners
+from .layout.owners import Owners
+from .layout.samples import SampleLayout
+from .ops.context import RuleContext
+from .ops.registry import apply_rule
+from .owners.cuts import UseSite
 from .representations.base import Dense, SampleGrads
-from .rules.context import RuleContext
-from .rules.registry import apply_rule
 
 _WHAT = "per-sample gradients"
 _UNCHANGED = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
@@ -274,7 +274,7 @@ def _one_by_one(cut: UseSite, ctx: RuleContext, owners: tuple[Owners, ...], para
 
 def _from_plain(cut: UseSite, ctx: RuleContext, parameter: Any) -> SampleGrads:
     """Return the gradients of a parameter whose value was made plain before it met the data, a table of positions."""
-    form, dtype = rules.apply(ctx), graph.describe(cut.value.node)[cut.value.output_nr].dtype
+    form, dtype = ops.apply(ctx), graph.describe(cut.value.node)[cut.value.output_nr].dtype
     rows = []
     for sample in range(ctx.samples):
         given = form.dense(slice(sample, sample + 1))[0].to(dtype)

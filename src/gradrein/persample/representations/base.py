@@ -73,13 +73,12 @@ class SampleGrads(ABC):
 
     def gram(self) -> Tensor:
         """Return the real inner products between the gradients of all samples, in float64."""
-        out = torch.zeros(self.samples, self.samples, dtype=torch.float64)
+        blocks = []
         for rows in self.chunks():
             left = as_rows(self.dense(rows))
-            for columns in self.chunks():
-                right = left if columns == rows else as_rows(self.dense(columns))
-                out[rows, columns] = inner_products(left, right)
-        return out
+            others = (left if columns == rows else as_rows(self.dense(columns)) for columns in self.chunks())
+            blocks.append(torch.cat([inner_products(left, right) for right in others], 1))
+        return torch.cat(blocks)
 
     def joined(self, others: Sequence["Self"]) -> "SampleGrads | None":  # noqa: ARG002
         """Return the gradients of a value with several uses in this form; None if the form has no such way."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..ownership.layout import SampleLayout
+from ..layout.samples import SampleLayout
 from .base import ALL, SampleGrads, in_chunks
 from .numerics import scale_rows, upcast_half
 from .outer import Outer

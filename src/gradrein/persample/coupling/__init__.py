@@ -1,0 +1,1 @@
+"""Whether the data of one sample enters the loss of another."""

@@ -1,0 +1,236 @@
+"""Which rows of data are used for which sample.
+
+A row that is used for one sample here and for another one there couples them.
+"""
+
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ... import graph
+from ..._torch.dtensor import stored_shard
+from ..._torch.signature import Scan
+from ...errors import BatchCouplingError
+from .. import engine
+from ..layout.owners import UNREACHED, Owners
+from ..ops.crossings import shard_here
+from ..ops.elementwise import is_elementwise
+from ..ops.step import Step
+from ..ops.table import IDS, OpEntry, entry_of
+from ..owners.cuts import UseSite
+from ..owners.model_tensors import ModelTensors
+
+
+@dataclass(frozen=True, eq=False)
+class DataUse:
+    """A tensor that an op keeps and that may be data: what the form of the graph tells of it.
+
+    Attributes:
+        op: the number of the op in the graph.
+        position: which of its inputs the tensor is.
+        name: torch's name for it.
+        leaf: the number of the leaf that stands there; None if nothing there needs a gradient.
+        outs: owners of the outputs of the op.
+        tells_apart: whether only this data can make the outputs belong to different samples, since all else is shared.
+    """
+
+    op: int
+    position: int
+    name: str
+    leaf: int | None
+    outs: tuple[Owners, ...]
+    tells_apart: bool
+    _owners: dict[tuple[int, ...], Owners] = field(default_factory=dict)
+
+    def owners(self, node: Node, shape: tuple[int, ...]) -> Owners:
+        """Return whose rows of data the op takes, which depends on the shape of the data and on the form alone."""
+        if self.position == IDS:  # and for ids also on what the op saved
+            return Step(node, self.outs, IDS, shape).sends()
+        if shape not in self._owners:
+            self._owners[shape] = Step(node, self.outs, self.position, shape).sends()
+        return self._owners[shape]
+
+
+def data_uses(
+    owners: Mapping[Node, tuple[Owners, ...]], cuts: Iterable[UseSite], leaves: Collection[Node], scan: Scan
+) -> list[DataUse]:
+    """Return what some ops keep that may be data.
+
+    Args:
+        owners: owners of the outputs of the ops.
+        cuts: the uses of shared values.
+        leaves: the parameters that were asked about, which are no data.
+        scan: the graph.
+    """
+    number = {node: i for i, node in enumerate(scan.nodes)}
+    shared: dict[Node, set[int]] = {}
+    for cut in cuts:
+        shared.setdefault(cut.node, set()).add(cut.position)
+    uses = []
+    for node, outs in owners.items():
+        entry, here = entry_of(node), shared.get(node, set())
+        if entry is None:
+            continue
+        others = [i for i, (below, _) in enumerate(node.next_functions) if below is not None]
+        # Ids of an index are often constants, which look like data: only those of a layer are taken for it.
+        may_be_constant = bool(entry.ids) and entry.by_index is not None
+        may_tell_apart = not is_elementwise(node) and not may_be_constant and bool(here)
+        for position, name, below in _kept_inputs(entry, node, bool(here)):
+            if below is None or (number[below] in scan.leaves and below not in leaves):
+                leaf = None if below is None else number[below]
+                tells_apart = may_tell_apart and here.issuperset(i for i in others if i != position)
+                uses.append(DataUse(number[node], position, name, leaf, outs, tells_apart))
+    return uses
+
+
+def _kept_inputs(entry: OpEntry, node: Node, uses_shared: bool) -> list[tuple[int, str, Node | None]]:
+    """Return the inputs that an op keeps: position, torch's name, and the node that made each."""
+    edges = node.next_functions
+    # Ids into a shared table are data; those into rows of samples only say where these go.
+    if entry.ids and uses_shared:
+        return [(IDS, entry.ids, None)]
+    return [(i, saved, edges[i][0]) for i, saved in entry.keeps.items() if i < len(edges)]
+
+
+@dataclass(eq=False)
+class DataRows:
+    """For each tensor of data, which sample its elements are used for.
+
+    Attributes:
+        known: what is no data.
+        nodes: all ops of the graph, by number.
+        packed: the ops with saved-tensor hooks before what they keep; these are to be added when it is unpacked.
+    """
+
+    known: ModelTensors
+    nodes: Sequence[Node]
+    packed: set[Node]
+    _waiting: dict[Node, list[DataUse]] = field(default_factory=dict)
+    _seen: dict[int, list[tuple[Tensor, Owners, Node]]] = field(default_factory=dict)
+    _conflict: tuple[Tensor, Node, Node] | None = None
+
+    def add(self, uses: Iterable[DataUse]) -> None:
+        """Note which elements of data ops use for which samples."""
+        for use in uses:
+            node = self.nodes[use.op]
+            if use.leaf is not None and not self.known.is_input(self.nodes[use.leaf]):
+                continue
+            if node in self.packed:
+                self._waiting.setdefault(node, []).append(use)
+            else:
+                self._note(use, node, engine.saved(node, use.name))
+
+    def waiting(self, others: Container[Node]) -> list[Node]:
+        """Return the ops, except those others, whose data is packed and has not been looked at."""
+        return [node for node in self._waiting if node not in others]
+
+    def add_packed(self, node: Node, saved: Callable[[str], Any]) -> None:
+        """Note the same of an op whose data was packed, given how to get it."""
+        for use in self._waiting.pop(node, ()):
+            self._note(use, node, saved(use.name))
+
+    def _note(self, use: DataUse, node: Node, tensor: Any) -> None:
+        if isinstance(tensor, tuple | list):  # of ids for each dimension
+            tensor = tensor[0] if not any(one is not None for one in tensor[1:]) else None
+        if not isinstance(tensor, Tensor) or (use.position == IDS and tensor.dtype in (torch.bool, torch.uint8)):
+            return
+        tensor, owners = shard_here(tensor, use.owners(node, tuple(tensor.shape)))
+        memory = graph.memory_of(tensor)
+        if not owners.is_proved and use.tells_apart and self.known.is_data(tensor):
+            self._conflict = self._conflict or (tensor, node, node)
+        if memory is None or owners.is_empty:
+            return
+        if not tensor.is_contiguous():
+            if _is_expanded(tensor):
+                return
+            if _differs_inside(tensor, owners) and self.known.is_data(tensor):
+                self._conflict = self._conflict or (tensor, node, node)
+        before = self._seen.setdefault(memory, [])
+        for other, others, first in before:
+            if _differ(tensor, owners, other, others) and self.known.is_data(tensor):
+                self._conflict = self._conflict or (tensor, first, node)
+        before.append((tensor, owners, node))
+
+    def has(self, tensor: Tensor) -> bool:
+        """Return whether rows of this tensor are used for one sample each."""
+        return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(stored_shard(tensor)) or 0, ()))
+
+    def refuse_conflict(self) -> None:
+        """Refuse data whose rows are used for one sample here and for another one there.
+
+        Raises:
+            BatchCouplingError: there are such rows.
+        """
+        if self._conflict is not None:
+            tensor, first, second = self._conflict
+            data = f"a row of data, in a tensor of shape {tuple(tensor.shape)},"
+            once = f"`{graph.op(first)}` uses {data} for several samples"
+            twice = f"{data} is used for one sample by `{graph.op(first)}` and for another by `{graph.op(second)}`"
+            raise coupling_error(once if first is second else twice, graph.op(second), "")
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Return whether a tensor was expanded: what stands for a whole dimension is no sample's own."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def _differs_inside(tensor: Tensor, owners: Owners) -> bool:
+    """Return whether one place in memory stands for elements of several samples, as in sliding windows."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
+        return False
+    places = torch.arange(_end(tensor), device="cpu").as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    ids = owners.ids.expand(tensor.shape)
+    owned = ids != UNREACHED
+    highest = torch.full((_end(tensor),), UNREACHED, dtype=torch.int32, device="cpu")
+    highest.scatter_reduce_(0, places[owned], ids[owned], "amax")
+    return bool((highest[places[owned]] != ids[owned]).any())
+
+
+def _end(tensor: Tensor) -> int:
+    """Return the number of places up to the last one of the tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(tensor.storage_offset()) + last + 1
+
+
+def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
+    geometry = [(x.shape, x.stride(), x.storage_offset(), x.dtype) for x in (a, b)]
+    if geometry[0] == geometry[1]:
+        if of_a is of_b:
+            return False
+        x, y = of_a.ids, of_b.ids
+    else:
+        unit = min(a.element_size(), b.element_size())  # one memory may be seen as real and as complex numbers
+        first, second = _by_place(a, of_a, unit), _by_place(b, of_b, unit)
+        size = min(len(first), len(second))
+        x, y = first[:size], second[:size]
+    return bool(((x != y) & (x != UNREACHED) & (y != UNREACHED)).any())
+
+
+def _by_place(tensor: Tensor, owners: Owners, unit: int) -> Tensor:
+    """Return the owner of each place of the tensor's memory, in units of so many bytes."""
+    places = torch.full((_end(tensor),), UNREACHED, dtype=torch.int32, device="cpu")
+    part = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    part.copy_(owners.ids.expand(tensor.shape))
+    return places if unit == tensor.element_size() else places.repeat_interleave(tensor.element_size() // unit)
+
+
+def coupling_error(what: str, op: str, where: str) -> BatchCouplingError:
+    """Return the error about losses that depend on other samples."""
+    return BatchCouplingError(
+        f"per_sample: {what}, so one sample has no gradient of its own. Batch normalisation in training mode "
+        "does this (call model.eval(), or use GroupNorm), and so do losses over the whole batch. Pass "
+        "allow_coupling=True to get the gradient of each loss as it is. (A tensor that is neither a parameter nor a "
+        "registered buffer may be data: register constants, such as a table of positions, as buffers; for a mask "
+        "computed from a weight, allow_coupling=True is correct.)",
+        op,
+        where,
+    )

@@ -1,0 +1,183 @@
+"""Find models in which the data of one sample enters the loss of another.
+
+Two things give that away. A value that samples share may be made from data of the batch, not from parameters alone. And
+the rows of one tensor of data may be used for one sample here and for another one there.
+"""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, Node
+
+from ... import graph
+from ..._torch.nodes import edge_shape
+from ..._torch.signature import kind_of
+from ...errors import BatchCouplingError
+from .. import engine, tracing
+from ..layout.owners import Owners
+from ..ops.elementwise import is_elementwise
+from ..ops.step import Step
+from ..ops.table import base_name
+from ..owners.cuts import UseSite
+from ..owners.model_tensors import ModelTensors
+from ..owners.prove import prove, reached
+from .data_rows import DataRows, coupling_error
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Something that an op read besides what it differentiates.
+
+    Attributes:
+        node: the op, or the leaf that it is.
+        shape: its shape, as far as it is recorded.
+        tensor: the tensor, if the op kept it.
+    """
+
+    node: Node
+    shape: tuple[int, ...]
+    tensor: Tensor | None = None
+
+
+def constants(value: GradientEdge, known: ModelTensors) -> list[Constant]:
+    """Return what went into a shared value besides parameters and buffers."""
+    if graph.is_leaf(value.node):
+        return []
+    found: list[Constant] = []
+    for node in reached(value):
+        if graph.is_leaf(node):
+            leaf = [graph.leaf_tensor(node)] if known.is_input(node) else []
+            found += [Constant(node, tuple(x.shape), x) for x in leaf]
+        else:
+            kept = [x for x in engine.saved_tensors(node) if x.grad_fn is None and known.is_data(x)]
+            found += [Constant(node, tuple(x.shape), x) for x in kept] or _unsaved(node)
+    return found
+
+
+def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool:
+    """Return whether `constants` could find anything in some graph of the same signature."""
+    # Most shared values are a transposed weight: nothing below keeps anything, and who is reached need not be asked.
+    if not any(_may_keep(node, parameters) for node in graph.walk([value])):
+        return False
+    return any(_may_keep(node, parameters) for node in reached(value))
+
+
+def used_in_parts(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> set[Node]:
+    """Return the ops of which samples use different parts: some elements by other samples than the rest.
+
+    So are the steps of a series of which each sample takes a window. A table that all samples share is used as a whole.
+    Samples are told apart by one binary digit of their number at a time.
+    """
+    found: set[Node] = set()
+    for digit in range(int(sample_of.max()).bit_length() if sample_of.numel() else 0):
+        owners = prove(root, sample_of >> digit & 1, by_indices=by_indices)
+        found |= {node for node, outs in owners.items() if any(one.is_uneven for one in outs)}
+    return found
+
+
+def _may_keep(node: Node, parameters: Container[Node]) -> bool:
+    kind = kind_of(node)
+    if kind.is_leaf:
+        return node not in parameters
+    return kind.is_custom or bool(kind.tensors) or any(below is None for below, _ in node.next_functions)
+
+
+def _unsaved(node: Node) -> list[Constant]:
+    """Return an operand that was not kept, where the shape of the result gives it away."""
+    if all(below is not None for below, _ in node.next_functions):
+        return []
+    shape = graph.describe(node)[0].shape
+    if base_name(node) in ("Cat", "Stack"):
+        return [Constant(node, shape)]
+    inputs = [edge_shape(GradientEdge(below, nr)) for below, nr in node.next_functions if below is not None]
+    if base_name(node) in ("Add", "Sub", "Rsub") and max(prod(one) for one in inputs) < prod(shape):
+        return [Constant(node, shape)]
+    return []
+
+
+def refuse_shared_data(
+    cuts: Sequence[UseSite],
+    owners: Mapping[Node, tuple[Owners, ...]],
+    rows: DataRows,
+    known: ModelTensors,
+    in_parts: Callable[[Node], bool],
+) -> None:
+    """Refuse a shared value that is made from data of the batch.
+
+    Args:
+        cuts: the uses of shared values.
+        owners: owners of the outputs of the ops there.
+        rows: which rows of data are used for which sample.
+        known: what is no data.
+        in_parts: whether samples use different parts of what an op made; asked last, since it takes long.
+
+    Raises:
+        BatchCouplingError: the loss of one sample depends on another.
+    """
+    for cut in cuts:
+        found = constants(cut.value, known)
+        if found and (_taken_apart(cut, owners) or any(_is_batch(one, cut, rows, known, in_parts) for one in found)):
+            raise _refusal(cut, known)
+
+
+def _taken_apart(cut: UseSite, owners: Mapping[Node, tuple[Owners, ...]]) -> bool:
+    """Return whether the op takes rows of the value for one sample each, so that the value has rows of samples."""
+    return Step(cut.node, owners[cut.node], cut.position, cut.shape).sends().varies
+
+
+def _is_batch(
+    one: Constant, cut: UseSite, rows: DataRows, known: ModelTensors, in_parts: Callable[[Node], bool]
+) -> bool:
+    """Return whether a constant may hold data of each sample: rows, alone, folded or second, or parts that overlap."""
+    if one.tensor is not None and rows.has(one.tensor):
+        return True
+    value = None if one.tensor is None else tracing.constant(one.tensor)
+    if value is not None and _is_table_of_positions(value):
+        return False
+    if known.rows in one.shape[:2]:
+        return True
+    if one.shape and one.shape[0] % known.rows == 0 and not _is_broadcast(cut):
+        return True
+    return in_parts(one.node)
+
+
+def _is_table_of_positions(tensor: Tensor) -> bool:
+    """Return whether a tensor of integers counts up along its last dimension, or depends on distances alone.
+
+    Tokens of a batch might do either by chance where there are fewer than three.
+    """
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.dim() == 0:
+        return False
+    if tensor.shape[-1] < 3:
+        return False
+    counts_up = bool((tensor.diff() == 1).all())
+    square = tensor.dim() > 1 and tensor.shape[-1] == tensor.shape[-2]
+    return counts_up or (square and bool((tensor[..., 1:, 1:] == tensor[..., :-1, :-1]).all()))
+
+
+def _is_broadcast(cut: UseSite) -> bool:
+    """Return whether an elementwise op lays the value out over samples, as it does with a table of positions."""
+    smaller = prod(cut.shape) < prod(graph.describe(cut.node)[0].shape)
+    return smaller and is_elementwise(cut.node)
+
+
+def _refusal(cut: UseSite, known: ModelTensors) -> BatchCouplingError:
+    found = (known.name(graph.leaf_tensor(leaf)) for leaf in cut.leaves)
+    names = [name for name in found if name is not None]
+    beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
+    op = graph.op(cut.node)
+    what = f"`{op}` mixes the samples of the batch"
+    if is_elementwise(cut.node):  # which mixes nothing: it was done below, or by another use
+        what = f"the output of `{graph.op(cut.value.node)}` that `{op}` uses depends on several samples of the batch"
+    what = f"{what}. Values computed with {beneath} from one sample enter the losses of other samples"
+    return coupling_error(what, op, names[0] if names else "")
+
+
+def shared_input(tensor: Tensor) -> BatchCouplingError:
+    """Return the error about an input whose rows enter the losses of several samples."""
+    return coupling_error(
+        f"rows of an input of shape {tuple(tensor.shape)} enter the losses of several samples", "", ""
+    )

@@ -1,0 +1,1 @@
+"""Where to cut a graph into what samples share and what belongs to one of them each."""

@@ -1,0 +1,36 @@
+"""Scaled dot-product attention: one op for each kernel that computes it."""
+
+from ..layout.owners import Owners
+from .step import Step
+from .table import OpEntry, add_op
+
+_KEEPS = {0: "query", 1: "key", 2: "value"}
+# How each kernel names the starts of sequences of different lengths that lie in one batch.
+_STARTS = ("cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k")
+
+
+def attention(step: Step) -> Owners:
+    """Everything mixes that has one index in the first two dimensions; with grouped queries, in the first."""
+    same_heads = step.shape[1:2] == step.out.shape[1:2]
+    found = step.out.mixed(range(2 if same_heads else 1, len(step.out.shape)))
+    return Owners(found.ids, step.out.shape).summed_to(step.shape) if _is_bias(step) else Owners(found.ids, step.shape)
+
+
+def _is_bias(step: Step) -> bool:
+    return step.position > 2
+
+
+def by_sequence(step: Step) -> Owners:
+    """Kernels called directly: everything mixes in one sequence, and everything where sequences have no dimension."""
+    if step.position > 2 or any(step.value(name) is not None for name in _STARTS):
+        return step.mixed()
+    return step.mixed_along(*range(1, len(step.shape)))
+
+
+# No attention has parameters of its own: one that is passed to it as it is, such as a learnt query, is expanded before.
+add_op(
+    *("ScaledDotProductFlashAttentionForCpu", "ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention"),
+    *("ScaledDotProductCudnnAttention", "ScaledDotProductFusedAttentionOverrideable"),
+    entry=OpEntry(attention, keeps=_KEEPS),
+)
+add_op("FlashAttention", "EfficientAttention", "CudnnAttention", entry=OpEntry(by_sequence, keeps=_KEEPS))

@@ -1,0 +1,77 @@
+"""Convolutions of every kind: any dimension, groups, stride, dilation, padding, transposed or not.
+
+Legend: b sample, k image of a sample (nearly always one), c and o channels, p output pixel.
+"""
+
+from torch import Tensor
+
+from ..layout.owners import Owners
+from ..layout.samples import NotSeparableError
+from ..representations.base import Dense, SampleGrads
+from ..representations.conv import OPTIONS, Convolved
+from ..representations.numerics import upcast_half
+from .context import RuleContext
+from .step import Step
+from .table import OpEntry, add_op, base_name
+
+
+def by_groups(step: Step) -> Owners:
+    """Channels of one group and their pixels mix, but for pixels under a kernel of one; weights get everything."""
+    groups = step.value("groups") or step.value("group")
+    if step.position or not groups or len(step.shape) != len(step.out.shape) or len(step.shape) < 2:
+        return step.mixed()
+    images, channels, *pixels = step.out.shape
+    dims = [2, *(dim + 1 for dim in range(2, len(step.shape)) if not _is_pointwise(step, dim))]
+    apart = step.out.reshaped((images, groups, channels // groups, *pixels)).mixed(dims)
+    given = (images, groups, step.shape[1] // groups, *step.shape[2:])
+    return Owners(apart.ids, given).reshaped(step.shape)
+
+
+def _is_pointwise(step: Step, dim: int) -> bool:
+    """Return whether a convolution has a kernel of one along a dimension, and moves nothing there."""
+    edges = step.node.next_functions
+    if "Convolution" not in base_name(step.node) or len(edges) < 2 or edges[1][0] is None:
+        return False  # the size of a kernel that needs no gradient is not recorded
+    kernel, stride, padding = step.input_shape(1), step.value("stride"), step.value("padding")
+    if len(kernel) != len(step.shape) or not stride or not padding:
+        return False
+    at = dim - 2  # one number may stand for all dimensions
+    still = kernel[dim] == 1 and stride[at % len(stride)] == 1 and padding[at % len(padding)] == 0
+    return bool(still and step.shape[dim] == step.out.shape[dim])
+
+
+def by_image(step: Step) -> Owners:
+    """Everything in one image mixes; weights get everything."""
+    return step.mixed() if step.position else step.mixed_along(*range(1, len(step.shape)))
+
+
+def convolution(ctx: RuleContext) -> SampleGrads:
+    """Weight at position 1, bias at position 2."""
+    if ctx.position == 0:
+        raise NotSeparableError
+    if ctx.position == 2:
+        channels = (ctx.shape[0],) + (1,) * (ctx.gradient.dim() - 2)
+        return Dense(ctx.layout.sums(upcast_half(ctx.gradient), channels).reshape(ctx.samples, *ctx.shape))
+    options = {name: ctx.saved(name) for name in OPTIONS}
+    return Convolved(_by_sample(ctx, ctx.gradient), _by_sample(ctx, ctx.saved("input")), options, ctx.shape)
+
+
+def _by_sample(ctx: RuleContext, images: Tensor) -> Tensor:
+    rows = ctx.layout.by_sample(images.flatten(1), ctx.gradient[0].numel())
+    return rows.reshape(ctx.samples, -1, *images.shape[1:])
+
+
+# What layers and functions of torch record.
+add_op("Convolution", "ConvolutionOverrideable", entry=OpEntry(by_groups, keeps={0: "input"}, rule=convolution))
+# What only direct calls of ops of one library record: their backward is run once for each sample.
+add_op(
+    *("MkldnnConvolution", "CudnnConvolution", "CudnnConvolutionTranspose", "MiopenConvolution"),
+    *("MiopenConvolutionTranspose", "MiopenDepthwiseConvolution", "MpsConvolution", "MpsConvolutionTranspose"),
+    entry=OpEntry(by_groups, keeps={0: "self"}),
+)
+add_op(
+    *("ConvDepthwise2D", "ConvDepthwise3D", "SlowConv2D", "SlowConv3D", "SlowConvDilated2D", "SlowConvDilated3D"),
+    *("SlowConvTranspose2D", "SlowConvTranspose3D"),
+    entry=OpEntry(by_image, keeps={0: "self"}),
+)
+add_op("NnpackSpatialConvolution", entry=OpEntry(by_image, keeps={0: "input"}))

@@ -1,0 +1,142 @@
+"""Rules from outside, and which rule makes the per-sample gradients of a use."""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from ..._torch.nodes import identity
+from ...errors import ArgumentError, ArgumentTypeError
+from ..layout.samples import NotSeparableError
+from ..representations.base import Dense, SampleGrads
+from . import fallback
+from .context import RuleContext
+from .table import OP_TABLE, GradientRule, without_suffix
+
+# torch's name for an op, or a Python Function itself: others may have its name.
+Op: TypeAlias = str | type[torch.autograd.Function]
+
+_RULES: dict[str | type, GradientRule] = {}
+# The ops whose rules came from outside, in the order in which they came.
+_REGISTERED: list[str | type] = []
+
+
+def register_rule(op: Op, rule: GradientRule, *, replace: bool = False) -> None:
+    """Register the per-sample gradients of an op, for example of your own `torch.autograd.Function`.
+
+    Args:
+        op: your Function, or torch's name for one of its own ops in the recorded graph, such as ``AddmmBackward0``.
+        rule: called with a `RuleContext`, which has the gradient at the op's output, the owner of each element of it,
+            and what the op saved. It returns a tensor of shape (samples, *shape of the parameter).
+        replace: allow replacing an existing rule.
+
+    Raises:
+        ArgumentError: there already is a rule for this op and `replace` is not set; or `op` is the name of a
+            Function, which other Functions may share.
+        ArgumentTypeError: `op` is not an op or `rule` is not a function.
+
+    Examples:
+        >>> import gradrein, torch
+        >>> class Scale(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x, scale):
+        ...         ctx.save_for_backward(x, scale)
+        ...         return x * scale
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         x, scale = ctx.saved_tensors
+        ...         return g * scale, (g * x).sum(0)
+        >>> def scale_rule(ctx):
+        ...     x, _ = ctx.node.saved_tensors
+        ...     return ctx.layout.sums(ctx.gradient * x, ctx.shape)
+        >>> gradrein.register_rule(Scale, scale_rule)
+        >>> scale = torch.ones(2, requires_grad=True)
+        >>> losses = Scale.apply(torch.tensor([[1., 2.], [3., 4.]]), scale).sum(1)
+        >>> gradrein.per_sample(losses, {"scale": scale}).grads()["scale"]
+        tensor([[1., 2.],
+                [3., 4.]])
+
+    See Also:
+        [`gradrein.per_sample`][]
+    """
+    is_function = isinstance(op, type) and issubclass(op, torch.autograd.Function)
+    if not (is_function or isinstance(op, str)) or not callable(rule):
+        raise ArgumentTypeError(
+            f"register_rule: expected a torch.autograd.Function and a function, as in register_rule(Scale, rule); "
+            f"found {op!r:.40} and {rule!r:.40}."
+        )
+    if isinstance(op, str) and op.endswith("Backward") and not op.startswith("GeneratedBackwardFor_"):
+        raise ArgumentError(
+            f"register_rule: {op!r} is the name of a Python Function, and other Functions may share it. Pass the "
+            f"Function itself: register_rule({op.removesuffix('Backward')}, rule). torch's own ops go by name, such as "
+            "'AddmmBackward0'."
+        )
+    if _rule_of(op) is not None and not replace:
+        name = op if isinstance(op, str) else op.__qualname__
+        raise ArgumentError(f"register_rule: there is a rule for `{name}` already. Pass replace=True to replace it.")
+    _RULES[op] = rule
+    _REGISTERED.append(op)
+
+
+def add_rule(op: type, rule: GradientRule) -> None:
+    """Add the rule of a Function of this package."""
+    _RULES[op] = rule
+
+
+def registered() -> tuple[str | type, ...]:
+    """Return the ops whose rules were registered by `register_rule`, one for each call."""
+    return tuple(_REGISTERED)
+
+
+def _rule_of(op: str | type) -> GradientRule | None:
+    """Return the rule of an op: one from outside, or that of its entry."""
+    if op in _RULES:
+        return _RULES[op]
+    entry = OP_TABLE.get(without_suffix(op)) if isinstance(op, str) else None
+    return None if entry is None else entry.rule
+
+
+def has_rule(node: Node) -> bool:
+    """Return whether there is a rule for the op."""
+    return _rule_of(identity(node)) is not None
+
+
+def running_op(ops: Iterable[str]) -> set[str]:
+    """Return the ops whose rule may run them, which inside the engine would leave out what it was not asked for."""
+    return {op for op in ops if op in _RULES or _rule_of(op) is None or OP_TABLE[without_suffix(op)].runs_op}
+
+
+def apply(ctx: RuleContext) -> SampleGrads:
+    """Return the per-sample gradients of a use, by its rule or by the general way."""
+    for g, owned in zip(ctx.gradients, ctx.layouts, strict=True):
+        if g is not None and not owned.is_empty:
+            return apply_rule(ctx) or fallback.one_by_one(ctx)
+    return fallback.nothing(ctx)
+
+
+def apply_rule(ctx: RuleContext) -> SampleGrads | None:
+    """Return the per-sample gradients of a use by its rule, if there is one that can be applied to it."""
+    # The names of torch's own ops end in a number, and tell them apart.
+    op = ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node)
+    rule, entry = _rule_of(op), OP_TABLE.get(without_suffix(ctx.op))
+    all_outputs = op not in _RULES and entry is not None and entry.all_outputs
+    if rule is None or (ctx.gradients[0] is None and not all_outputs):
+        return None
+    try:
+        answer = rule(ctx)
+    except NotSeparableError:
+        return None
+    return answer if isinstance(answer, SampleGrads) else _checked(ctx, answer)
+
+
+def _checked(ctx: RuleContext, answer: Tensor) -> SampleGrads:
+    """Return the tensor that a rule answered, which must have the right shape."""
+    expected = (ctx.samples, *ctx.shape)
+    if tuple(answer.shape) != expected:
+        raise ArgumentError(
+            f"register_rule: the rule for `{ctx.op}` returned shape {tuple(answer.shape)}, expected "
+            f"{expected}: one gradient per sample, each of the parameter's shape."
+        )
+    return Dense(answer)

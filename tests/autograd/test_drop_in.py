@@ -269,7 +269,7 @@ def test_create_graph_keeps_the_circle_that_torch_documents_until_grad_is_droppe
 
 
 @pytest.mark.parametrize("name", ["backward", "grad", "find_unused_parameters", "detect_nonfinite", *NAMES])
-def test_every_name_has_a_row_in_the_docs(name):
+def test_every_name_is_in_the_docs(name):
     page = pathlib.Path(__file__).parents[2] / "docs" / "autograd.md"
     if name != "grad_mode":  # a module torch exports by accident of its layout
-        assert f"\n| `{name}` | " in page.read_text()
+        assert f"`{name}`" in page.read_text().partition("## Where each name comes from")[2]

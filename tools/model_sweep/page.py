@@ -30,13 +30,13 @@ def main() -> None:
     for outcome in ("refused", "too slow", "crashed", "wrong"):
         text += f"| {outcome} | {by[outcome]} |\n"
     text += f"\n{by['not built']} more could not be built or run in this form, for reasons in transformers itself.\n"
-    text += "\nContrastive models are refused, because the score of a pair belongs to two samples. "
-    text += '"Too slow" means more than 90 s on a machine with other load.\n'
-    rest = [line for line in lines if line["outcome"] in ("refused", "too slow", "crashed", "wrong")]
-    if rest:
-        text += "\n## Not right\n\n| class | outcome | why |\n|---|---|---|\n"
-        for line in rest:
-            text += f"| {line['class']} | {line['outcome']} | {line['why'].split('. ')[0].replace('|', ' ')} |\n"
+    others = defaultdict(list)
+    for line in lines:
+        if line["outcome"] in ("refused", "too slow", "crashed", "wrong"):
+            others[line["outcome"], line["why"].split(". ")[0]].append(line["class"])
+    text += "\n## Not right\n" if others else ""
+    for (outcome, why), classes in others.items():
+        text += f"\n**{outcome}**, {why}: {', '.join(classes)}.\n"
     families = defaultdict(list)
     for line in lines:
         if line["outcome"] == "right":

@@ -1,4 +1,4 @@
-"""Notify subscribers of backward passes and of clipping.
+"""Notify subscribers of backward passes, of clipping, and of what else `gradrein.watch` observes.
 
 The functions of gradrein that start a backward pass or change gradients are decorated with what is here, and
 `gradrein.watch` subscribes. That works however a function was imported. Without a subscriber a decorated function costs
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,8 +38,8 @@ class ClipEvent:
     factor: Callable[[], float | None]
 
 
-class Subscriber(Protocol):
-    """Receives notifications."""
+class Subscriber:
+    """Receives notifications. A subclass has methods for those that it handles."""
 
     def on_backward(self, tensors: Any) -> None:
         """Handle the start of a backward pass from `tensors`."""
@@ -53,11 +53,23 @@ class Subscriber(Protocol):
     def after_clip(self, parameters: list[Tensor], event: ClipEvent) -> None:
         """Handle gradients that have been clipped. Not called where nothing could have changed."""
 
+    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Handle a step that is about to begin, before any other hook of it."""
+
+    def on_data_wait(self, seconds: float) -> None:
+        """Handle a batch that a data loader took so long for; only called in one of several processes."""
+
+    def on_batch(self, batch: Any) -> None:
+        """Handle a batch that a data loader delivered, None where its indices are unknown; only in a single process."""
+
+    def on_scaler_update(self) -> None:
+        """Handle the end of an iteration of a GradScaler, which may have left the optimizer's step out."""
+
 
 _EPS = 1e-6  # of torch's clip_grad_norm_
-_subscribers: list[Subscriber] = []
+subscribers: list[Subscriber] = []
 if hasattr(os, "register_at_fork"):  # a worker of a data loader must not write into the record of its parent
-    os.register_at_fork(after_in_child=_subscribers.clear)
+    os.register_at_fork(after_in_child=subscribers.clear)
 
 
 def _running() -> Any:
@@ -67,13 +79,13 @@ def _running() -> Any:
 
 def subscribe(subscriber: Subscriber) -> None:
     """Notify `subscriber` from now on."""
-    _subscribers.append(subscriber)
+    subscribers.append(subscriber)
 
 
 def unsubscribe(subscriber: Subscriber) -> None:
     """Stop notifying `subscriber`."""
-    if subscriber in _subscribers:
-        _subscribers.remove(subscriber)
+    if subscriber in subscribers:
+        subscribers.remove(subscriber)
 
 
 def notify_backward(function: Callable[P, R]) -> Callable[P, R]:
@@ -84,9 +96,9 @@ def notify_backward(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def backward(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not _subscribers or torch.compiler.is_compiling() or (running := _running()).backward:
+        if not subscribers or torch.compiler.is_compiling() or (running := _running()).backward:
             return function(*args, **kwargs)
-        notified = list(_subscribers)
+        notified = list(subscribers)
         for subscriber in notified:
             subscriber.on_backward(args[0] if args else kwargs.get("tensors"))
         raised: BaseException | None = None
@@ -122,7 +134,7 @@ def notify_clip(
 
         @functools.wraps(function)
         def clip(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not _subscribers or torch.compiler.is_compiling() or _running().clipping:
+            if not subscribers or torch.compiler.is_compiling() or _running().clipping:
                 return function(*args, **kwargs)
             try:
                 bound = signature.bind(*args, **kwargs)
@@ -148,7 +160,7 @@ def _notified(
     parameters: list[Tensor],
     describe: Callable[[dict[str, Any], Any], ClipEvent | None],
 ) -> R:
-    notified = list(_subscribers)
+    notified = list(subscribers)
     for subscriber in notified:
         subscriber.before_clip(parameters)
     running = _running()

@@ -309,7 +309,7 @@ import os, torch, gradrein
 from gradrein import _events
 monitor = gradrein.Monitor(record="run.jsonl").start()
 if os.fork() == 0:
-    assert not _events._subscribers
+    assert not _events.subscribers
     w = torch.nn.Parameter(torch.ones(1)); o = torch.optim.SGD([w], lr=1.0)
     w.sum().backward(); gradrein.clip_grad_norm_([w], 0.1); o.step()
     os._exit(0)

@@ -14,11 +14,10 @@ the closures.
 """
 
 import functools
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,48 +28,25 @@ from ... import _events
 from ..._torch.training import DataLoaderIterator
 from ...errors import GradreinWarning
 from ..format.rank_files import rank_info
-from .batches import Batch, delivered, forget_indices, remember_index
+from .batches import delivered, forget_indices, remember_index
 from .shards import replicated_value
 
-
-class Observer(_events.Subscriber, Protocol):
-    """Receives what the run does."""
-
-    def on_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Handle a step that is about to begin, before any other hook of it."""
-
-    def on_data_wait(self, seconds: float) -> None:
-        """Handle a batch that a data loader took so long for; only called in one of several processes."""
-
-    def on_batch(self, batch: Batch | None) -> None:
-        """Handle a batch that a data loader delivered, None where its indices are unknown; only in a single process."""
-
-    def on_scaler_update(self) -> None:
-        """Handle the end of an iteration of a GradScaler, which may have left the optimizer's step out."""
-
-
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
-_observers: list[Observer] = []
 _undo: list[Callable[[], None]] = []
 _scaled: tuple[Tensor, Tensor] | None = None
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_observers.clear)
 
 
-def subscribe(observer: Observer) -> None:
-    """Notify `observer` from now on."""
+def subscribe(observer: _events.Subscriber) -> None:
+    """Notify `observer` from now on, of what torch does as well."""
     if not _undo:
         _install()
     _events.subscribe(observer)
-    _observers.append(observer)
 
 
-def unsubscribe(observer: Observer) -> None:
+def unsubscribe(observer: _events.Subscriber) -> None:
     """Stop notifying `observer`."""
     _events.unsubscribe(observer)
-    if observer in _observers:
-        _observers.remove(observer)
-    if not _observers:
+    if not _events.subscribers:
         while _undo:
             _undo.pop()()
 
@@ -158,7 +134,7 @@ def _remember_unscaled(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         global _scaled
         result = original(self, outputs)
-        if isinstance(outputs, Tensor) and _observers:
+        if isinstance(outputs, Tensor) and _events.subscribers:
             _scaled = (result, outputs.detach())
         return result
 
@@ -168,7 +144,7 @@ def _remember_unscaled(original: Callable[..., Any]) -> Callable[..., Any]:
 def _notify_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def update(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        for observer in _observers:
+        for observer in _events.subscribers:
             observer.on_scaler_update()
         return result
 
@@ -181,7 +157,7 @@ def _notify_data_wait(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(self)
         finally:
-            for observer in _observers:
+            for observer in _events.subscribers:
                 observer.on_data_wait(time.perf_counter() - began)
 
     return __next__
@@ -193,12 +169,12 @@ def _notify_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self)
         finally:
             batch = delivered(self)
-            for observer in _observers:
+            for observer in _events.subscribers:
                 observer.on_batch(batch)
 
     return __next__
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001  # torch's signature
-    for observer in _observers:
+    for observer in _events.subscribers:
         observer.on_step(optimizer)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._events import ClipEvent
+from ..._events import ClipEvent, Subscriber
 from ..._torch.training import StepHook, is_stepping
 from ...clip import Clipper
 from ...policies import Policy
@@ -53,7 +53,7 @@ class _Watched:
     line: Line = field(default_factory=dict)
 
 
-class Recorder:
+class Recorder(Subscriber):
     """Observes one optimizer, or all that step.
 
     Attributes:

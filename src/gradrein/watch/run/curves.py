@@ -13,6 +13,7 @@ from .values import number, text
 ORIGINS = ("noted", "trainer", "TensorBoard", "wandb", "printed", "no_grad")
 _LEAST = 3  # points of a curve that was read, not given: two could be anything
 _OTHER_DATA = frozenset(["test", "val", "valid", "validation", "eval", "evaluation", "dev"])
+_CLOSE = 0.25  # how far a printed training loss may be from that of the steps
 _FACTOR = 4.0  # how far a number that no one has named a loss may be from the training loss
 
 
@@ -54,7 +55,9 @@ def curves_of(notes: Sequence[dict[str, Any]], steps: Sequence[int], loss: Seque
     kept: list[Curve] = []
     for (name, origin), lines in sorted(found.items(), key=lambda item: _rank(item[0][1])):
         curve = Curve(name, origin, [n["after"] for n in lines], [number(n.get("value")) for n in lines])
-        if _is_one(curve, any("unnamed" in n for n in lines), steps, loss) and not any(_same(curve, k) for k in kept):
+        trained = Curve("train", origin, curve.steps, [number(n.get("train")) for n in lines])
+        is_named = not any("unnamed" in n for n in lines) or _follows(trained, steps, loss)
+        if _is_one(curve, is_named, steps, loss) and not any(_same(curve, k) for k in kept):
             kept.append(curve)
     return kept
 
@@ -63,12 +66,25 @@ def _rank(origin: str) -> int:
     return ORIGINS.index(origin) if origin in ORIGINS else len(ORIGINS)
 
 
-def _is_one(curve: Curve, unnamed: bool, steps: Sequence[int], loss: Sequence[float]) -> bool:
+def _is_one(curve: Curve, is_named: bool, steps: Sequence[int], loss: Sequence[float]) -> bool:
     if curve.origin == "noted":
         return True
     if len(curve) < _LEAST or (curve.origin == "no_grad" and 2 * len(curve) > len(steps)):
         return False
-    return not unnamed or _resembles(curve, steps, loss)
+    return is_named or _resembles(curve, steps, loss)
+
+
+def _follows(trained: Curve, steps: Sequence[int], loss: Sequence[float]) -> bool:
+    """Return whether what was printed for the training data is the training loss since it was printed before."""
+    close = known = 0
+    before = -1
+    for step, value in zip(trained.steps, trained.values, strict=True):
+        near = loss[bisect_left(steps, before) : bisect_left(steps, step)]
+        before = step
+        if near and math.isfinite(value) and all(map(math.isfinite, near)):
+            known += 1
+            close += any(abs(value - v) <= _CLOSE * abs(v) for v in (fmean(near), median(near), near[-1]))
+    return known >= _LEAST and 2 * close > known
 
 
 def _resembles(curve: Curve, steps: Sequence[int], loss: Sequence[float]) -> bool:

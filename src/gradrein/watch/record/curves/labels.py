@@ -7,14 +7,14 @@ def _set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-OTHER_DATA = _set("test val valid validation eval evaluation dev holdout heldout")
+OTHER_DATA = _set("test testing te tst ts val vali valid validation vl eval evaluation ev dev holdout heldout")
 TRAINING = _set("train training trn tr")
-LOSSES = _set("loss losses nll ce bce mse xent xe cost crossentropy logloss objective")
+LOSSES = _set("loss losses nll ce bce mse l1 l2 xent xe cost crossentropy logloss objective")
 INDICES = _set("epoch epochs ep step steps iter iters iteration it batch batches round global")
 # Words that say nothing about which number it is.
 PLAIN = _set(
-    "avg average mean total overall set data split is the at of after on for in this value current cur results result "
-    "metrics metric summary running end final log info"
+    "avg average mean total overall set data split is the at of after on for in this value current results result "
+    "metrics metric summary running end final log info model dataset images samples subset cur"
 )
 # A number after one of these is derived from others, or from earlier ones.
 DERIVED = _set(
@@ -22,7 +22,7 @@ DERIVED = _set(
     "improved improvement decreased increased better from to than change ema smoothed patience"
 )
 
-_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_PARTS = re.compile(r"[lL][12](?![a-z\d])|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
 def words(name: str) -> list[str]:

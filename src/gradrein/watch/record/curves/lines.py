@@ -2,17 +2,18 @@
 
 A number belongs to the words before it: `val loss 0.31`. Numbers in per cent, with a unit, counts such as 9/20, and
 those of accuracies, times, learning rates and earlier bests are not taken. Where a line names the data but not what
-the number is (`train 0.40  test 0.52`), the reading is marked unnamed, and whoever reads the record decides.
+the number is (`train 0.40  test 0.52`), the reading is marked unnamed and has the number for the training data with it:
+whoever reads the record compares that with the training loss. `loss 0.41 (eval 0.38)` says what it is.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .labels import DERIVED, INDICES, LOSSES, OTHER_DATA, PLAIN, TRAINING, other_data_loss, words
 
 _LONGEST = 2000
 _TOKEN = re.compile(
-    r"(?P<number>(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\d.])|(?<!\w)[-+]?(?:nan|inf|NaN|Inf)(?!\w))"
+    r"(?P<number>(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?!\d|\.\d)|(?<!\w)[-+]?(?:nan|inf|NaN|Inf)(?!\w))"
     r"|(?P<word>[A-Za-z][A-Za-z0-9_@]*)|(?P<mark>[^\sA-Za-z0-9])"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -28,12 +29,14 @@ class Reading:
         value: The number.
         named: Whether the line says that it is a loss.
         epoch: The epoch or step that the line names before it.
+        train: Where it is not: what the line gives for the training data.
     """
 
     name: str
     value: float
     named: bool
     epoch: float | None = None
+    train: float | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class _Number:
 
     @property
     def is_decimal(self) -> bool:
-        return any(c in self.text for c in ".eE") or self.text.lower().lstrip("+-") in ("nan", "inf")
+        return _is_decimal(self.text)
 
 
 def read_line(line: str, heading: str | None = None) -> list[Reading]:
@@ -57,11 +60,11 @@ def read_line(line: str, heading: str | None = None) -> list[Reading]:
         heading: The data that the line before names, from `heading_of`.
     """
     line = _ESCAPES.sub("", line)
-    named = any(w in line.lower() for w in ("test", "val", "dev", "held", "holdout"))
-    if len(line) > _LONGEST or (not named and heading is None):
+    if len(line) > _LONGEST or (heading is None and OTHER_DATA.isdisjoint(words(line))):
         return []
     numbers = _numbers(line)
-    averaged = len(_AVERAGED.findall(line)) >= 2  # the value of the batch, and the mean so far in brackets
+    in_brackets = len(_AVERAGED.findall(line))  # the value of a batch, and the mean so far in brackets
+    averaged = in_brackets >= 2 or (in_brackets == 1 and any(n.ratio for n in numbers))
     found: list[Reading] = []
     split, carried, pending = heading, None, None
     epoch: float | None = None
@@ -87,7 +90,16 @@ def read_line(line: str, heading: str | None = None) -> list[Reading]:
             following = numbers[i + 1] if i + 1 < len(numbers) else None
             use = following if averaged and following is not None and following.in_brackets else number
             found.append(Reading(taken, float(use.text), taken.endswith(tuple(LOSSES)), epoch))
-    return found
+    return _told_apart(found, numbers)
+
+
+def _told_apart(found: list[Reading], numbers: list[_Number]) -> list[Reading]:
+    """Decide about unnamed readings by the other numbers of their line."""
+    has_loss = any(_metric(n.labels) in LOSSES and OTHER_DATA.isdisjoint(n.labels) for n in numbers)
+    train = next((float(n.text) for n in numbers if set(n.labels) & TRAINING and _metric(n.labels) is None), None)
+    if has_loss and train is not None:  # as in "Loss: 0.42, Train: 0.91, Val: 0.88", which are accuracies
+        return [r for r in found if r.named]
+    return [r if r.named else replace(r, named=has_loss, train=train) for r in found]
 
 
 def heading_of(line: str) -> str | None:
@@ -103,8 +115,10 @@ def _taken(number: _Number, split: str | None, metric: str | None, direct: bool)
     """Return the name of the curve that a number belongs to."""
     if split is None or split in TRAINING or number.unit or number.ratio or set(number.labels) & DERIVED:
         return None
+    if not direct and any(len(w) > 1 for w in set(number.labels) - LOSSES - PLAIN - INDICES):
+        return None  # as in "Eval Loss=0.5, kl loss=0.2": a part of it
     if metric in LOSSES:
-        return f"{split} {metric}"
+        return _full_name(split, metric, number.labels)
     return split if metric is None and direct and number.is_decimal else None
 
 
@@ -122,6 +136,11 @@ def _metric(labels: list[str]) -> str | None:
     """Return what the words say a number is: a loss by its word, "index", "other", or None where they do not say."""
     last = next((w for w in reversed(labels) if w not in PLAIN | OTHER_DATA | TRAINING | DERIVED), None)
     return last if last is None or last in LOSSES else "index" if last in INDICES else "other"
+
+
+def _full_name(split: str, metric: str, labels: list[str]) -> str:
+    """Return the name of a curve, with all words for a loss: `nll_loss` is another one than `loss`."""
+    return " ".join([split, *([w for w in labels if w in LOSSES] or [metric])])
 
 
 def _position(labels: list[str], metric: str) -> int:
@@ -155,15 +174,15 @@ def _unit(token: re.Match[str], following: re.Match[str] | None) -> str:
     if following.lastgroup == "mark":
         return following[0] if following[0] in "%/" and gap <= 1 else ""
     counted = following.lastgroup == "word" and gap <= 1 and not _is_label(following[0])
-    return following[0] if gap == 0 or (counted and not _decimal(token[0])) else ""
+    return following[0] if gap == 0 or (counted and not _is_decimal(token[0])) else ""
 
 
 def _is_label(word: str) -> bool:
     return bool(set(words(word)) & (OTHER_DATA | TRAINING | LOSSES | INDICES))
 
 
-def _decimal(text: str) -> bool:
-    return "." in text or "e" in text.lower()
+def _is_decimal(text: str) -> bool:
+    return any(c in text for c in ".eE") or text.lower().lstrip("+-") in ("nan", "inf")
 
 
 class TableReader:
@@ -181,23 +200,29 @@ class TableReader:
         cells = _cells(line)
         if len(cells) < 2:
             return []
-        if not any(c.isdigit() for c in line):
+        if not any(map(_is_number, cells)):
             named = {i: name for i, cell in enumerate(cells) if (name := other_data_loss(cell)) is not None}
             if named:
                 self._columns, self._count = named, len(cells)
             return []
         if len(cells) != self._count:
             cells = line.replace("|", " ").split()
+        cells = cells[len(cells) == self._count + 1 :]  # an index without a name
         if len(cells) != self._count or any(c.isalpha() for cell in cells for c in cell if c not in "eEsmhnaif"):
             return []
         return [r for i, name in self._columns.items() if (r := _cell(name, cells[i])) is not None]
 
 
 def _cell(name: str, text: str) -> Reading | None:
+    return Reading(name, float(text), True) if _is_number(text) else None
+
+
+def _is_number(text: str) -> bool:
     try:
-        return Reading(name, float(text), True)
+        float(text)
     except ValueError:
-        return None
+        return False
+    return True
 
 
 def _cells(line: str) -> list[str]:

@@ -72,6 +72,8 @@ class CurveObserver:
         more: dict[str, Any] = {} if reading.epoch is None else {"epoch": reading.epoch}
         if not reading.named:
             more["unnamed"] = True
+            if reading.train is not None:
+                more["train"] = rounded([reading.train], 9)[0]
         self._put(reading.name, "printed", reading.value, **more)
 
     def _put(self, name: str, origin: str, value: float, **more: Any) -> None:

@@ -44,17 +44,6 @@ class Branches(nn.Module):
         return self.inner(x if x.sum() > 0 else -x)
 
 
-class Hooked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.head = nn.Linear(D, D), nn.Linear(D, C)
-
-    def forward(self, x):
-        h = self.inner(x)
-        h.register_hook(lambda g: g * 2)
-        return self.head(h)
-
-
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -76,12 +65,12 @@ class Custom(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
+    def __init__(self):
         super().__init__()
-        self.inner, self.head, self.reentrant = nn.Sequential(nn.Linear(D, D), nn.Tanh()), nn.Linear(D, C), reentrant
+        self.inner, self.head = nn.Sequential(nn.Linear(D, D), nn.Tanh()), nn.Linear(D, C)
 
     def forward(self, x):
-        return self.head(checkpoint(self.inner, x, use_reentrant=self.reentrant))
+        return self.head(checkpoint(self.inner, x, use_reentrant=False))
 
 
 def answers(ask, **options):
@@ -150,11 +139,9 @@ def that_prints(model):
 
 GROUPS = torch.tensor([0, 0, 1, 1])
 EAGER = {
-    "checkpoint": (lambda: Checkpointed(False), clipped, "holds a checkpoint"),
-    "reentrant checkpoint": (lambda: Checkpointed(True), clipped, "."),
+    "checkpoint": (Checkpointed, clipped, "holds a checkpoint"),
     "experts": (Experts, clipped, "."),
     "branch on values": (Branches, clipped, "[Dd]ata-dependent"),
-    "hook on a tensor": (Hooked, clipped, "."),
     "custom Function": (Custom, clipped, "."),
     "zero_grad": (mlp, with_zero_grad, "looks at `.grad`"),
     "optimizer": (mlp, with_optimizer, "."),

@@ -23,7 +23,20 @@ ORDER = [
 ]
 ORDER += ["autograd", "persample", "_compile", "policies", "clip", "functional", "watch", "integrations"]
 # The same for the sub-packages of a package; its own files may import all of them.
-INSIDE = {"persample": ["tracing", "engine", "layout", "representations", "ops", "owners", "coupling", "cuts"]}
+INSIDE = {
+    "persample": [
+        "tracing",
+        "engine",
+        "layout",
+        "representations",
+        "ops",
+        "owners",
+        "coupling",
+        "cuts",
+        "gate",
+        "queries",
+    ]
+}
 # What the root of the package offers and who runs it may import everything.
 TOP = {"__init__", "__main__"}
 

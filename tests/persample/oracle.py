@@ -7,23 +7,12 @@ def gradients(loss, tensors):
     return torch.autograd.grad(loss, tensors, retain_graph=True, allow_unused=True)
 
 
-def gradients_by_backward(loss, tensors):
-    """Go through reentrant checkpoints, which `torch.autograd.grad` cannot. Leaves no `.grad`."""
-    for tensor in tensors:
-        tensor.grad = None
-    loss.backward(retain_graph=True)
-    found = [tensor.grad for tensor in tensors]
-    for tensor in tensors:
-        tensor.grad = None
-    return found
-
-
-def loop(losses, parameters, differentiate=gradients):
+def loop(losses, parameters):
     """Return name -> (samples, *shape), by differentiating every loss alone."""
     losses = losses.flatten(1).sum(1) if losses.dim() > 1 else losses
     rows = []
     for loss in losses:
-        found = differentiate(loss, list(parameters.values()))
+        found = gradients(loss, list(parameters.values()))
         rows.append([None if g is None else g.to_dense() if g.is_sparse else g for g in found])
     return {
         name: torch.stack([row[i] if row[i] is not None else torch.zeros_like(p) for row in rows])

@@ -411,13 +411,6 @@ def steps_put_in_place(w, h, s, k, d):
     return out
 
 
-@plain
-def hooked(w, h, s, k, d):
-    h = h * 1.0
-    h.register_hook(lambda g: 0.5 * g)
-    return h
-
-
 # Steps that couple samples ---------------------------------------------------------------------------------------------
 
 
@@ -458,16 +451,3 @@ def batch_swap(w, h, s, k, d):
 @couples
 def batch_index(w, h, s, k, d):
     return h[torch.arange(d.batch) // (2 if d.coefficient() else 1)]
-
-
-# Refused by name under a reentrant checkpoint: weights made there. A hook there is set at each recomputation.
-OUTSIDE = [
-    linear_functional,
-    linear_low_rank,
-    linear_in_columns,
-    positions,
-    class_token,
-    tied_head,
-    hooked,
-    weight_for_each_sample,
-]

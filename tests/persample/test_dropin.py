@@ -279,11 +279,12 @@ def test_complex_outputs():
     check(model, call_for_per_sample_grads, lambda call: call(x).abs().pow(3).sum(1))
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_under_a_checkpoint(use_reentrant):
+def test_under_a_checkpoint():
     class Checkpointed(nn.Linear):
+        reentrant = False
+
         def forward(self, x):
-            return checkpoint(super().forward, x * 2, use_reentrant=use_reentrant)
+            return checkpoint(super().forward, x * 2, use_reentrant=self.reentrant)
 
     model, x = Checkpointed(3, 4), torch.randn(4, 4, 3, requires_grad=True)
     expected = loop(nn.Linear.forward(model, x * 2).square().sum((1, 2)), dict(model.named_parameters()))
@@ -291,6 +292,10 @@ def test_under_a_checkpoint(use_reentrant):
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.grad_sample, expected[name])
         assert p.grad is None
+        p.grad_sample = None
+    model.reentrant = True
+    with pytest.raises(errors.UnsupportedOperationError, match="use_reentrant=False"):
+        call_for_per_sample_grads(model)(x).square().sum().backward()
 
 
 def test_it_is_exported():

@@ -330,3 +330,53 @@ def test_parameters_that_were_converted_since_the_call(dtype):
     with pytest.raises(errors.UnsupportedOperationError, match=r"was converted from torch\.float64 .* Query before"):
         ps.clip_(1.0)
     assert all(p.grad is None for p in model.parameters())
+
+
+class OtherCheckpoint(torch.autograd.Function):
+    """A checkpoint of another library."""
+
+    @staticmethod
+    def forward(ctx, run, x):
+        ctx.run = run
+        return run(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return None, g
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")
+def test_reentrant_checkpoints():
+    """At any depth of the graph, whoever made them."""
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).double(), X.clone().requires_grad_()
+    regions = [lambda run, x: checkpoint(run, x, use_reentrant=True), OtherCheckpoint.apply]
+    for region in regions:
+        for losses in (region(model, x).square().sum(1), region(lambda h: h * 2, model[1](model[0](x))).tanh().sum(1)):
+            for options in ({}, {"allow_opaque": True, "allow_coupling": True}):
+                with pytest.raises(
+                    errors.UnsupportedOperationError, match="is a reentrant checkpoint.*use_reentrant=False"
+                ):
+                    gradrein.per_sample(losses, model, **options)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_noise_and_coupling():
+    """Clipping bounds nothing then: no statement about privacy holds."""
+    model = nn.Linear(3, 3).double()
+    ps = gradrein.per_sample(model(X).square().sum(1), model, allow_coupling=True)
+    with pytest.raises(
+        errors.ArgumentError, match="no privacy statement holds. Call per_sample without allow_coupling"
+    ):
+        ps.clip_(1.0, noise_multiplier=0.5)
+    assert model.weight.grad is None
+    ps.clip_(1.0)
+    assert model.weight.grad is not None
+
+
+def test_gathered_is_a_word_of_norms_only():
+    model = nn.Linear(3, 3).double()
+    ps = gradrein.per_sample(model(X).square().sum(1), model)
+    torch.testing.assert_close(ps.norms(gathered=True), ps.norms())
+    for query in (ps.dot, ps.cosine, ps.gram, ps.stats, ps.audit):
+        with pytest.raises(TypeError, match="gathered"):
+            query(gathered=True)

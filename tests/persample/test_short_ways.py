@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gradrein
-from gradrein.persample import _reduce
 from gradrein.persample.layout.samples import SampleLayout
+from gradrein.persample.queries import sums
 from gradrein.persample.representations import numerics
 from gradrein.persample.representations.base import Dense
 from gradrein.persample.representations.norms import Norms
@@ -156,10 +156,10 @@ def test_norms_by_factors_are_those_of_gradients_written_down(size, dtype):
 @given(norms=st.lists(st.floats(0) | st.just(math.nan), max_size=9), limit=st.floats(1e-300, allow_infinity=True))
 def test_few_factors_are_those_of_many(norms, limit):
     few = torch.tensor(norms, dtype=torch.float64)
-    found = _reduce.factors(few, limit, None)
+    found = sums.factors(few, limit, None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numerics, "_FEW", -1)
-        many = _reduce.factors(few, limit, None)
+        many = sums.factors(few, limit, None)
         assert numerics.all_finite(few) == bool(few.isfinite().all())
     good = few.isfinite()  # others are given no weight
     assert torch.equal(found[good], many[good])

@@ -18,12 +18,14 @@ from rank_processes import fully_shard
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import gradrein
-from gradrein.persample import _reduce as _sums
+from gradrein.persample.gate import ranks as _sums
 
 BATCHES = {"uneven": [3, 5, 1, 2], "empty": [4, 0, 3, 0], "none but one": [0, 2, 0, 0], "several digits": [1, 40, 2, 3]}
 
@@ -55,12 +57,8 @@ class Net(nn.Module):
         self.double()
 
     def forward(self, x):
-        if self.checkpointed == "reentrant":  # else the first region gets no gradient, as torch warns
-            x = x.detach().requires_grad_()
         for block in self.blocks:
-            if self.checkpointed == "reentrant":
-                x = x + checkpoint(block, x, use_reentrant=True)
-            elif self.checkpointed:
+            if self.checkpointed:
                 x = x + checkpoint(block, x, use_reentrant=False, early_stop=self.early_stop)
             else:
                 x = x + block(x)
@@ -95,10 +93,6 @@ WRAPPED = {
     "fsdp, one for all": lambda: fully_shard(Net(), mesh=line()),
     "fsdp, other dimension": lambda: sharded(Net(), line(), shard_placement_fn=last_dimension),
     "fsdp, checkpoint": lambda: sharded(Net(checkpointed=True), line()),
-    "fsdp, reentrant checkpoint": lambda: sharded(Net("reentrant"), line()),
-    "fsdp, odd, reentrant checkpoint, kept": lambda: sharded(
-        Net("reentrant", odd=True), line(), reshard_after_forward=False
-    ),
     "fsdp, odd": lambda: sharded(Net(odd=True), line()),
     "fsdp, odd, checkpoint": lambda: sharded(Net(True, odd=True), line()),
     "fsdp, odd, checkpoint to the end": lambda: sharded(Net(True, odd=True, early_stop=False), line()),
@@ -471,11 +465,10 @@ def refusals():
     data = distribute_tensor(torch.ones(4, 6, dtype=torch.float64), line(), [Shard(0)])
     text = refused(lambda: gradrein.per_sample((data @ weight.T).sum(1), {}))
     assert "`losses` is a DTensor" in text
-    for checkpointed in (False, "reentrant"):
-        flat = FullyShardedDataParallel(Net(checkpointed), device_id=torch.device("cpu"), use_orig_params=True)
-        for asked in (flat, flat.blocks[0]):
-            text = refused(lambda asked=asked, flat=flat: gradrein.per_sample(losses_of(flat, x, y), asked))
-            assert "Use torch.distributed.fsdp.fully_shard instead" in text
+    flat = FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), use_orig_params=True)
+    for asked in (flat, flat.blocks[0]):
+        text = refused(lambda asked=asked: gradrein.per_sample(losses_of(flat, x, y), asked))
+        assert "Use torch.distributed.fsdp.fully_shard instead" in text
     model = sharded(Net(), line())
     text = refused(
         lambda: gradrein.per_sample(losses_of(model, x, y), model, process_group=dist.group.WORLD), "ArgumentError"
@@ -518,7 +511,7 @@ def disagreements():
     spoiled = x * float("nan") if rank == 1 else x
     ps = gradrein.per_sample(losses_of(model, spoiled, y), model)
     text = refused(lambda: ps.clip_(1.0), "NonFiniteGradientError")
-    assert f"the gradients of 5 of {sum(len(x) for x, _ in parts)} samples (on ranks [1] of the group)" in text
+    assert f"the gradients of 5 of {sum(len(x) for x, _ in parts)} samples are NaN or infinite" in text
     assert all(p.grad is None for p in model.parameters())
     ps.clip_(0.7, nonfinite="drop")
     rest = [(x[:0], y[:0]) if r == 1 else (x, y) for r, (x, y) in enumerate(parts)]
@@ -528,17 +521,16 @@ def disagreements():
 
 
 def statistics(wrapped):
-    """Of the samples here, and of all; the same as one process finds."""
-    rank, parts = dist.get_rank(), batch("uneven" if dist.get_world_size() == 2 else "several digits")
+    """Of the samples here: no other rank is asked, but to gather parameters."""
+    rank, parts = dist.get_rank(), batch("several digits")
     model, alone = WRAPPED[wrapped](), twin(wrapped)
-    x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-    want = dataclasses.asdict(gradrein.per_sample(losses_of(alone, x, y), alone).stats())
     ps = gradrein.per_sample(losses_of(model, *parts[rank]), model)
-    assert dataclasses.asdict(ps.stats(gathered=True)) == pytest.approx(want, rel=1e-9)
-    if wrapped == "ddp" and rank == 1:  # no other rank is asked
-        want = dataclasses.asdict(gradrein.per_sample(losses_of(alone, *parts[rank]), alone).stats())
-        assert dataclasses.asdict(ps.stats()) == pytest.approx(want, rel=1e-9)
-        assert ps.cosine().shape == (len(ps),)
+    same = gradrein.per_sample(losses_of(alone, *parts[rank]), alone)
+    torch.testing.assert_close(ps.gram(), same.gram())
+    torch.testing.assert_close(ps.cosine(), same.cosine())
+    ask = [lambda p: dataclasses.asdict(p.stats())] if len(ps) > 1 else []
+    for one in ask:
+        assert one(ps) == pytest.approx(one(same), rel=1e-9)
 
 
 def asked_too_late():
@@ -600,7 +592,7 @@ def owners_are_known(wrapped):
 
 
 def hooks():
-    """A hook of the user's is found beside and behind those of fully_shard, and runs for each sample, not before."""
+    """A hook of the user's is found beside and behind those of fully_shard; if allowed, it runs for each sample."""
     model, alone = WRAPPED["fsdp"](), Net()
     x, y = batch("uneven")[0]
 
@@ -622,7 +614,9 @@ def hooks():
                 for loss in losses(alone, behind(), beside())
             ]
         )
-        found = gradrein.per_sample(losses(model, behind(), beside()), model).grads()
+        hooked = losses(model, behind(), beside())
+        assert "a hook is registered" in refused(lambda hooked=hooked: gradrein.per_sample(hooked, model))
+        found = gradrein.per_sample(hooked, model, allow_opaque=True).grads()
         torch.testing.assert_close(torch.cat([g.flatten(1) for g in found.values()], 1), each)
 
 
@@ -644,7 +638,7 @@ def collectives():
     assert calls == ["all_reduce", "all_reduce"]
     with counted() as calls:
         ps.weighted_(lambda norms: norms)
-    assert calls == ["all_reduce", "all_gather_single", "all_gather_single", "all_reduce"]
+    assert calls == ["all_reduce"] * 4
 
 
 def clip_or_error(wrapped, fault):
@@ -662,3 +656,82 @@ def clip_or_error(wrapped, fault):
 
     kind, text = placements.error(ask)
     return kind, text, time.monotonic() - start, all(p.grad is None for p in model.parameters())
+
+
+def tensor_parallel():
+    """Refused on all ranks, whichever of its parameters are asked about, also beside data parallelism."""
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    x = torch.ones(3, 6, dtype=torch.float64)
+    for wrap in (lambda model: model, lambda model: fully_shard(model, mesh=mesh["dp"])):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3), nn.Linear(3, 2)).double()
+        model = wrap(parallelize_module(model, mesh["tp"], plan))
+        losses = model(x).square().sum(1)
+        for asked in (model, model[3]):
+            for options in ({}, {"allow_opaque": True, "allow_coupling": True}):
+                text = refused(lambda a=asked, o=options, one=losses: gradrein.per_sample(one, a, **o))
+                assert "is a DTensor, as in tensor parallelism" in text
+                assert "fully_shard or DistributedDataParallel instead" in text
+        losses.sum().backward()
+    local = nn.Parameter(distribute_tensor(torch.ones(6, 6, dtype=torch.float64), line(), [Shard(0)]))
+    part = x @ local.to_local().T
+    assert "parameter `w` is a DTensor" in refused(lambda: gradrein.per_sample(part.sum(1), {"w": local}))
+    assert "parameter `w` is a DTensor" in refused(lambda: gradrein.per_sample(torch.zeros(0), {"w": local}))
+    made = nn.Parameter(torch.ones(6, 6, dtype=torch.float64))
+    whole = DTensor.from_local(x @ made, line(), [Partial()]).full_tensor()
+    assert "a value that the losses" in refused(lambda: gradrein.per_sample(whole.sum(1), {"w": made}))
+
+
+class Stage(nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        torch.manual_seed(1 + last)
+        self.layer = nn.Linear(6, 3 if last else 6).double()
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x))
+
+
+def pipeline():
+    """On the last stage the loss function of a schedule is given a graph that begins with what another stage sent."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    module, texts = Stage(rank == size - 1), []
+
+    def loss(output, target):
+        losses = (output - target).square().sum(1)
+        texts.append(refused(lambda: gradrein.per_sample(losses, module)))
+        return losses.sum()
+
+    stage = PipelineStage(module, rank, size, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=size, loss_fn=loss)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # an older torch sends an int64 first, and receives the default
+    try:
+        if rank == 0:
+            schedule.step(torch.ones(2 * size, 6))
+        else:
+            schedule.step(target=torch.ones(2 * size, 3)) if rank == size - 1 else schedule.step()
+    finally:
+        torch.set_default_dtype(default)
+    assert (len(texts) >= 2) == (rank == size - 1)  # torch runs it once more, to see what comes out
+    assert all("Distribute the model with fully_shard instead" in text for text in texts)
+
+
+def pipeline_of_one():
+    """A schedule with one stage has all of the model there: micro-batches are right."""
+    group = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
+    module = Stage(True)
+    found = []
+
+    def loss(output, target):
+        losses = (output - target).square().sum(1)
+        found.append(gradrein.per_sample(losses, module).norms())
+        return losses.sum()
+
+    schedule = ScheduleGPipe(PipelineStage(module, 0, 1, torch.device("cpu"), group=group), 2, loss_fn=loss)
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.ones(4, 3, dtype=torch.float64)
+    schedule.step(x, target=y)
+    want = gradrein.per_sample((module(x) - y).square().sum(1), module).norms()
+    torch.testing.assert_close(torch.cat(found[-2:]), want)

@@ -45,6 +45,8 @@ def test_noise_scale_and_statistics(ranks, case, wrapped):
         persample_cases.disagreements,
         persample_cases.collectives,
         persample_cases.several_messages,
+        persample_cases.tensor_parallel,
+        persample_cases.pipeline,
     ],
     ids=lambda case: case.__name__,
 )
@@ -57,8 +59,11 @@ def test_owners_are_known(two, wrapped):
     two.run(persample_cases.owners_are_known, wrapped)
 
 
-def test_hooks(two):
-    two.run(persample_cases.hooks)
+@pytest.mark.parametrize(
+    "case", [persample_cases.hooks, persample_cases.pipeline_of_one], ids=lambda case: case.__name__
+)
+def test_case_of_two(two, case):
+    two.run(case)
 
 
 def test_two_meshes(four):

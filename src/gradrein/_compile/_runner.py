@@ -9,7 +9,7 @@ from torch import Tensor
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from ..errors import GraphFreedError
-from ..persample.accumulate import accumulate
+from ..persample.queries.accumulate import accumulate
 from ._capture import Captured
 
 # Returns what the step returns, or None where its values are beyond what a captured step is right for. Then, and where

@@ -1,7 +1,7 @@
-"""From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the rules."""
+"""From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the ops."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,21 +11,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from .. import graph
-from .._torch.dtensor import stored_shard
 from .._torch.nodes import is_torchs_own
 from ..errors import UnsupportedOperationError
-from . import _checkpoints, engine, ops
-from ._hooked import differentiate_each, refuse_coupling, refuse_dtensors, through_hooks
-from ._pullback import Pulled, nothing, pull_back
-from ._tensor_uses import shard_form, shard_gradient, spread_uses
+from . import engine, ops
+from ._pullback import pull_back
 from .cuts.find import Found, Source, find
-from .cuts.hooks import is_hooked
 from .cuts.proofs import coarsest_eps
 from .engine import Losses
 from .engine.losses import Gradients
 from .ops.context import RuleContext
 from .owners.cuts import UseSite
 from .owners.model_tensors import ModelTensors
+from .queries.result import Captured
 from .representations.base import Dense, SampleGrads
 from .representations.sum import merged
 from .tracing import structure
@@ -40,65 +37,49 @@ class Options:
         opaque: ops nobody can look into, taken one sample at a time.
         retain_graph: whether the graph is to be kept, or let go of as it is read.
         memory_budget: how many bytes may be spent on written-down gradients.
-        sharded: whether `fully_shard` holds the parameters, and sets hooks of its own.
     """
 
     coupling: bool
     opaque: bool
     retain_graph: bool
     memory_budget: int
-    sharded: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class Captured:
-    """Per-sample gradients in their cheapest forms.
+def capture(
+    losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options, *, alone: bool
+) -> Captured:
+    """Return per-sample gradients of every parameter that the losses depend on.
 
-    Attributes:
-        forms: the gradients of each parameter that the losses depend on.
-        source: how owners were found; None where there is nothing to find.
-        eps: rounding of the coarsest dtype that gradients were computed in.
-        losses: what was differentiated, with nothing hidden.
-        budget_left: what is left of the memory budget.
+    Args:
+        losses: what is differentiated.
+        parameters: what to differentiate with respect to.
+        model: the model, if there is one.
+        options: what the user allows.
+        alone: whether each loss has to be differentiated in a run of its own.
     """
-
-    forms: dict[str, SampleGrads]
-    source: Source | None
-    eps: float
-    losses: Losses
-    budget_left: int
-
-
-def capture(losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options) -> Captured:
-    """Return per-sample gradients of every parameter that the losses depend on."""
-    losses = _checkpoints.inline_checkpoints(losses)
     names = {id(tensor): name for name, tensor in parameters.items()}
     nodes, tensors = losses.scan.nodes, losses.scan.leaves
     leaves = {nodes[i]: names[id(tensor)] for i, tensor in tensors.items() if id(tensor) in names}
+    kept = losses if options.retain_graph else None
     if losses.samples <= 1:
-        few = _used(leaves, parameters)
-        return Captured(_few_samples(losses, few, options), None, 0.0, losses, options.memory_budget)
-    known = ModelTensors(parameters, model, losses.root.numel())
-    hooked = {name: leaf for name, leaf in parameters.items() if leaf._backward_hooks}
-    refuse_dtensors(hooked)
-    with structure():
-        is_free = not is_hooked(losses.scan, sharded=options.sharded)
-        found = find(leaves, losses, known, allow_coupling=options.coupling) if is_free else None
-        seen = refuse_coupling(leaves, losses, known) if found is None and not options.coupling else None
+        few = _each_alone(losses, _used(leaves, parameters), options)
+        return Captured(losses.samples, few, None, 0.0, options.memory_budget, kept, options.coupling)
+    found = None
+    if not (alone and options.coupling):
+        known = ModelTensors(parameters, model, losses.root.numel())
+        with structure():
+            found = find(leaves, losses, known, allow_coupling=options.coupling, may_run=not alone)
     if found is not None and losses.scan.custom and not options.opaque:
         _refuse_opaque(found.cuts, leaves)
-    if found is not None and all(map(_is_linear, losses.scan.custom)):
-        run = _Run(found, leaves, losses, options, hooked)
-        if not run.needs_engine:
-            whole = {name: merged(run.forms[name]) for name in parameters if name in run.forms}
-            whole |= through_hooks({name: leaf for name, leaf in hooked.items() if name in whole}, whole)
-            return Captured(whole, found.source, found.eps, losses, run.budget_left)
-    hooks_run = found is None or bool(hooked)
-    used = _used(leaves, parameters)
-    forms = differentiate_each(losses, used, seen, retain_graph=options.retain_graph, hooks_run=hooks_run)
-    if seen is not None:
-        refuse_coupling(leaves, losses, known, seen)
-    return Captured(forms, Source.ALONE, coarsest_eps(losses.scan.nodes), losses, options.memory_budget)
+    if found is not None and not alone and all(map(_is_linear, losses.scan.custom)):
+        forms, left = _by_rules(found, leaves, losses, options)
+        whole = {name: merged(forms[name]) for name in parameters if name in forms}
+        return Captured(losses.samples, whole, found.source, found.eps, left, kept, options.coupling)
+    if found is not None and not options.coupling:
+        _look_at_packed_data(found)
+    each = _each_alone(losses, _used(leaves, parameters), options)
+    eps = coarsest_eps(losses.scan.nodes)
+    return Captured(losses.samples, each, Source.ALONE, eps, options.memory_budget, kept, options.coupling)
 
 
 def _used(leaves: dict[Node, str], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -106,115 +87,139 @@ def _used(leaves: dict[Node, str], parameters: dict[str, Tensor]) -> dict[str, T
     return {name: leaf for name, leaf in parameters.items() if name in used}
 
 
-class _Run:
-    """One run of the engine, in which the rules make per-sample gradients of every use of every parameter.
+def _by_rules(
+    found: Found, leaves: dict[Node, str], losses: Losses, options: Options
+) -> tuple[dict[str, list[SampleGrads]], int]:
+    """Run the engine once, and let the rules make per-sample gradients of every use of every parameter.
 
-    Attributes:
-        forms: the gradients of each use, by the name of the parameter.
-        budget_left: what is left of the memory budget.
-        needs_engine: whether a parameter with hooks has gradients that only the engine brings to them as they are.
+    Returns:
+        The gradients of each use, by the name of the parameter; and what is left of the memory budget.
     """
+    cuts: dict[Node, list[UseSite]] = {}
+    for cut in found.cuts:
+        cuts.setdefault(cut.node, []).append(cut)
+    uses = Counter([leaves[leaf] for cut in found.cuts for leaf in cut.leaves])
+    forms: dict[str, list[SampleGrads]] = {name: [] for name in uses}
+    left = options.memory_budget
+    # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
+    all_wait = not found.rows.packed.isdisjoint(cuts)
+    running = ops.running_op({cut.op for cut in found.cuts})
+    waits = {cut.node for cut in found.cuts if all_wait or cut.op in running}
+    # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
+    looked_at = [] if options.coupling else found.rows.waiting(cuts)
+    free = not waits and not looked_at and not options.retain_graph
 
-    def __init__(
-        self,
-        found: Found,
-        leaves: dict[Node, str],
-        losses: Losses,
-        options: Options,
-        hooked: Collection[str],
-    ) -> None:
-        self._found, self._leaves, self._losses, self._options = found, leaves, losses, options
-        self._hooked, self.needs_engine = hooked, False
-        bypassed = engine.bypassed(losses.root)
-        if bypassed:
-            _checkpoints.refuse_hidden_weights(found.cuts)
-        self._cuts: dict[Node, list[UseSite]] = {}
-        for cut in found.cuts:
-            self._cuts.setdefault(cut.node, []).append(cut)
-        self._uses = Counter([leaves[leaf] for cut in found.cuts for leaf in cut.leaves])
-        self.forms: dict[str, list[SampleGrads]] = {name: [] for name in self._uses}
-        self.budget_left = options.memory_budget
-        self._packed = found.rows.packed
-        # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
-        all_wait = not self._packed.isdisjoint(self._cuts)
-        run = ops.running_op({cut.op for cut in found.cuts})
-        self._spread = spread_uses(found.cuts, losses.scan)
-        spread = {node for node, _ in self._spread}
-        waits = {cut.node for cut in found.cuts if all_wait or cut.op in run or cut.node in spread}
-        # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
-        self._looked_at = [] if options.coupling else found.rows.waiting(self._cuts)
-        self._free = not waits and not self._looked_at and not options.retain_graph and not bypassed
-        self._free = self._free and not hooked  # else the graph may be needed again
-        self._run(waits, all_wait)
-        if not options.coupling:
-            found.rows.refuse_conflict()
-
-    def _run(self, waits: Collection[Node], inside: bool) -> None:
-        """Run the engine and apply the rules on its way, or afterwards where they have to wait."""
-        late: list[tuple[Node, Gradients]] = []
-        missed = dict.fromkeys(self._cuts)
-
-        def see(node: Node, gradients: Gradients) -> None:
-            missed.pop(node)
-            if node in waits:
-                late.append((node, gradients))
-            else:
-                self._apply(node, gradients)
-
-        found, losses = self._found, self._losses
-        with torch.no_grad():  # as inside the engine
-            engine.visit(losses.root, None, found.passed, found.ends, see, retain_graph=not self._free)
-            late += [(node, (None,) * len(found.layouts[node])) for node in missed]
-            if inside or self._looked_at:
-                engine.inside_engine(lambda: self._apply_late(late))
-            else:
-                self._apply_late(late)
-
-    def _apply_late(self, late: list[tuple[Node, Gradients]]) -> None:
-        for node, gradients in late:
-            self._apply(node, gradients)
-        for node in self._looked_at:
-            self._found.rows.add_packed(node, partial(engine.saved, node))
-
-    def _apply(self, node: Node, gradients: Gradients) -> None:
-        """Apply the rule to each use by one op."""
-        cache: dict[str, Any] = {}
-        layouts, samples, coupling = self._found.layouts[node], self._losses.samples, self._options.coupling
-        for cut in self._cuts[node]:
-            ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, coupling, cache)
-            if node in self._packed:
-                self._found.rows.add_packed(node, ctx.saved)
-            if (node, cut.position) in self._spread:
-                for leaf in cut.leaves:
-                    name = self._leaves[leaf]
-                    self._keep(name, shard_form(cut, ctx, self._found.owners[node], leaf, name))
-                continue
-            form = ops.apply(ctx)
-            if self._free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
+    def apply(node: Node, gradients: Gradients) -> None:
+        nonlocal left
+        for cut, form in _forms_at(node, cuts[node], gradients, found, losses.samples, options):
+            if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
                 form = Dense(engine.inside_engine(form.dense))
             for leaf in cut.leaves:
-                direct = cut.value.node is leaf
-                lowered = form if direct else pull_back(form, cut.value, leaf)
-                name = self._leaves[leaf]
-                self.needs_engine |= name in self._hooked and (lowered.is_sparse or isinstance(lowered, Pulled))
-                self._keep(name, lowered)
+                name = leaves[leaf]
+                lowered = form if cut.value.node is leaf else pull_back(form, cut.value, leaf)
+                # Write down what saves time, while what it is made of can be let go of at once.
+                if free and uses[name] == 1 and lowered.flops_saved > 0 and lowered.nbytes() <= left:
+                    left -= lowered.nbytes()
+                    lowered = Dense(lowered.dense())
+                forms[name].append(lowered)
 
-    def _keep(self, name: str, form: SampleGrads) -> None:
-        """Write down what saves time, while what it is made of can be let go of at once."""
-        if self._free and self._uses[name] == 1 and form.flops_saved > 0 and form.nbytes() <= self.budget_left:
-            self.budget_left -= form.nbytes()
-            form = Dense(form.dense())
-        self.forms[name].append(form)
+    _run(found, losses, apply, cuts, waits, looked_at, inside=all_wait, retain_graph=not free)
+    if not options.coupling:
+        found.rows.refuse_conflict()
+    return forms, left
 
 
-def _few_samples(losses: Losses, leaves: dict[str, Tensor], options: Options) -> dict[str, SampleGrads]:
-    if losses.samples == 0:
-        return {name: nothing(0, stored_shard(leaf)) for name, leaf in leaves.items()}
+def _run(
+    found: Found,
+    losses: Losses,
+    apply: Callable[[Node, Gradients], None],
+    cuts: Collection[Node],
+    waits: Collection[Node],
+    looked_at: list[Node],
+    *,
+    inside: bool,
+    retain_graph: bool,
+) -> None:
+    """Run the engine and apply the rules on its way, or afterwards where they have to wait.
+
+    Args:
+        found: the cuts.
+        losses: what is differentiated.
+        apply: applies the rules to an op, given the gradients at its outputs.
+        cuts: the ops to apply them to.
+        waits: those of them that have to wait.
+        looked_at: other ops whose data is looked at.
+        inside: whether those that wait need what a checkpoint hands out in a run of the engine.
+        retain_graph: whether ops keep what they saved when they have run.
+    """
+    late: list[tuple[Node, Gradients]] = []
+    missed = dict.fromkeys(cuts)
+
+    def see(node: Node, gradients: Gradients) -> None:
+        missed.pop(node)
+        if node in waits:
+            late.append((node, gradients))
+        else:
+            apply(node, gradients)
+
+    def apply_late() -> None:
+        for node, gradients in late:
+            apply(node, gradients)
+        for node in looked_at:
+            found.rows.add_packed(node, partial(engine.saved, node))
+
+    with torch.no_grad():  # as inside the engine
+        engine.visit(losses.root, None, found.passed, found.ends, see, retain_graph=retain_graph)
+        late += [(node, (None,) * len(found.layouts[node])) for node in missed]
+        if inside or looked_at:
+            engine.inside_engine(apply_late)
+        else:
+            apply_late()
+
+
+def _forms_at(
+    node: Node, cuts: list[UseSite], gradients: Gradients, found: Found, samples: int, options: Options
+) -> Iterator[tuple[UseSite, SampleGrads]]:
+    """Apply the rule to each use by one op."""
+    cache: dict[str, Any] = {}
+    layouts = found.layouts[node]
+    for cut in cuts:
+        ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, options.coupling, cache)
+        if node in found.rows.packed:
+            found.rows.add_packed(node, ctx.saved)
+        yield cut, ops.apply(ctx)
+
+
+def _look_at_packed_data(found: Found) -> None:
+    """Look at data that ops keep in a checkpoint, for rows that several samples use."""
+    packed = found.rows.waiting(())
+
+    def look() -> None:
+        for node in packed:
+            found.rows.add_packed(node, partial(engine.saved, node))
+
+    if packed:
+        engine.inside_engine(look)
+        found.rows.refuse_conflict()
+
+
+def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], options: Options) -> dict[str, SampleGrads]:
+    """Differentiate the loss of each sample in a run of its own, whatever happens on the way."""
+    if not losses.samples:
+        return {name: Dense(leaf.new_zeros(0, *leaf.shape)) for name, leaf in leaves.items()}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
-    retain = options.retain_graph or bool(engine.bypassed(losses.root))
-    found = engine.gradients_at(losses.root, torch.ones_like(losses.root), edges, retain_graph=retain)
-    dense = {name: g.to_dense() if g.is_sparse else g for name, g in zip(leaves, found, strict=True) if g is not None}
-    return {name: Dense(shard_gradient(g, leaves[name])[None]) for name, g in dense.items()}
+    rows: dict[str, Tensor] = {}
+    for sample in range(losses.samples):
+        only = (losses.sample_of == sample).to(losses.root)
+        keep = options.retain_graph or sample < losses.samples - 1
+        gradients = engine.gradients_at(losses.root, only, edges, retain_graph=keep)
+        for name, gradient in zip(leaves, gradients, strict=True):
+            if gradient is not None:
+                if name not in rows:
+                    size = (losses.samples, *leaves[name].shape)
+                    rows[name] = torch.zeros(size, dtype=gradient.dtype, device=gradient.device)
+                rows[name][sample] = (gradient.to_dense() if gradient.is_sparse else gradient).detach()
+    return {name: Dense(rows[name]) for name in leaves if name in rows}
 
 
 def _is_linear(node: Node) -> bool:

@@ -12,11 +12,10 @@ from torch.nn.utils.rnn import PackedSequence
 from .. import graph
 from .._torch import fsdp, modules
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
-from . import _checkpoints, engine
+from . import engine
 from ._output_batch import Value, losses_of
 from ._per_sample import per_sample
-from ._result import PerSample
-from .engine import Losses
+from .queries.result import PerSample
 
 _Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
 
@@ -143,9 +142,8 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
                 _hand_out(per_sample(losses, module), module, count if mean else 1)
         if not where:
             return []
-        root = _checkpoints.inline_checkpoints(Losses(losses, torch.arange(count), count)).root
         edges = [graph.edge_of(_tensor(inner[i])) for i in where]
-        return list(engine.gradients_at(root, torch.ones_like(root), edges))
+        return list(engine.gradients_at(losses, torch.ones_like(losses), edges))
 
     # Inputs may need no gradient, and yet the node must be in the graph.
     start = torch.zeros((), requires_grad=True)

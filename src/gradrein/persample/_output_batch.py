@@ -11,8 +11,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
 from ..errors import CallArgumentError
-from . import _checkpoints, engine
+from . import engine
 from .engine import Losses
+from .gate.unsupported import refuse_unsupported
 from .layout.samples import SampleLayout
 from .owners.ask import ask
 from .owners.prove import prove
@@ -101,7 +102,8 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     An input that all samples share, such as a mask, says nothing, and nor does one without a gradient; where none says
     anything, the usual dimension is taken, unless all that can be asked is shared.
     """
-    split = _checkpoints.inline_checkpoints(Losses(losses, torch.arange(count, device=losses.device), count))
+    split = Losses(losses, torch.arange(count, device=losses.device), count)
+    refuse_unsupported(split, {})
     asked = dict(_places_of(inputs, split))
     found = _owners_at(asked, split)
     said = supported = shared = False

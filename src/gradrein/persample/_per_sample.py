@@ -1,29 +1,21 @@
 """The way in: losses and a model, or any parameters."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import graph
 from .._torch.dynamo import untraced
 from .._torch.modes import default_modes
 from .._validate import count
-from ..errors import GraphFreedError
 from . import engine, tracing
-from ._arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
 from ._capture import Options, capture
-from ._communication import refuse_communication
-from ._parameters import parameter_forms, refuse_unreadable
-from ._ranks import SampleRanks, ranks_of
-from ._result import PerSample
-from ._tensor_agreement import agree
-from ._tensor_failures import Others, stop_together
-from ._tensor_ranks import tensor_ranks
-from ._tensor_uses import shard_gradient
-from .engine import Losses
+from .gate.arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
+from .gate.hooks import is_hooked
+from .gate.parameters import parameter_views
+from .gate.ranks import ranks_of
+from .gate.unsupported import refuse_collectives, refuse_unsupported
+from .queries.result import PerSample
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,11 +47,9 @@ def per_sample(
         sample_groups: for each sample the number of its group (a user, a micro-batch). Every result is
             then per group, in ascending order of these numbers.
         process_group: the process group or device mesh whose ranks each have a part of the samples. By default that
-            of a `DistributedDataParallel` or `fully_shard` model, and none for anything else. (Ranks of a
-            tensor-parallel mesh have the same samples; they are found from the parameters.) `clip_` and `weighted_`
+            of a `DistributedDataParallel` or `fully_shard` model, and none for anything else. `clip_` and `weighted_`
             then give the sum over the samples of all ranks; the other results are about this rank's samples.
-        memory_budget: how many bytes of gradients may be stored to save time. On the CPU this memory is kept for the
-            next call, for as long as the model lives; 0 stores and keeps nothing.
+        memory_budget: how many bytes of gradients may be stored to save time.
         scaler: the `torch.amp.GradScaler` that has scaled the losses. Results are unscaled; what is
             written to ``.grad`` stays scaled, for ``scaler.step`` to unscale.
         retain_graph: keep the recorded graph, for `PerSample.audit` or a backward pass afterwards. False frees
@@ -67,7 +57,8 @@ def per_sample(
             its op, and under checkpoints.
         allow_coupling: accept losses that depend on other samples, such as with batch normalisation in
             training mode, and return the gradient of each loss as it is.
-        allow_opaque: run custom Functions and compiled regions once per sample instead of refusing them.
+        allow_opaque: run custom Functions and compiled regions once per sample instead of refusing them. Where there
+            are hooks, the whole graph is run once per sample.
 
     Returns:
         A `PerSample`. It computes a quantity when you query it.
@@ -80,8 +71,8 @@ def per_sample(
         GraphFreedError: a backward pass has freed the graph.
         InplaceModifiedError: a value that is needed was changed in place.
         BatchCouplingError: a loss depends on other samples.
-        UnsupportedOperationError: a parameter is used by an op whose inside the graph does not show.
-        RankError: the ranks of a tensor-parallel mesh have different samples or different models.
+        UnsupportedOperationError: a parameter is used by an op whose inside the graph does not show, there is a hook
+            or a reentrant checkpoint, or the model is tensor parallel.
 
     Examples:
         >>> import torch, gradrein
@@ -103,22 +94,10 @@ def per_sample(
         made: PerSample = tracing.flags.stand_in(losses, parameters, (sample_groups, process_group, scaler), rest)
         return made
     options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget)
-    return _stopping_together(losses, parameters, sample_groups, process_group, scaler, options)
+    return _per_sample(losses, parameters, sample_groups, process_group, scaler, options)
 
 
 @untraced
-def _stopping_together(
-    losses: Tensor,
-    parameters: Parameters,
-    sample_groups: Tensor | None,
-    process_group: Any,
-    scaler: Any,
-    options: Options,
-) -> PerSample:
-    with stop_together(losses, parameters, process_group) as others:
-        return _per_sample(losses, parameters, sample_groups, process_group, scaler, options, others)
-
-
 def _per_sample(
     losses: Tensor,
     parameters: Parameters,
@@ -126,72 +105,24 @@ def _per_sample(
     process_group: Any,
     scaler: Any,
     options: Options,
-    others: Others,
 ) -> PerSample:
     count(options.memory_budget, "memory_budget", 0)
     scale = read_scale(scaler)
     split, ids = read_losses(losses, sample_groups)
-    where = parameter_forms(read_parameters(parameters))
-    refuse_unreadable(split.root)
-    device = next((leaf.device for leaf in where.leaves.values()), split.root.device)
-    allowed = options if where.mesh is None else replace(options, sharded=True)
+    views = parameter_views(read_parameters(parameters))
+    sharded = views.mesh is not None
+    device = next((leaf.device for leaf in views.leaves.values()), split.root.device)
     model = parameters if isinstance(parameters, nn.Module) else None
     try:
-        tensor = others.tensor = tensor_ranks(where.leaves, split, device)
-        ranks = others.samples = ranks_of(parameters, where.mesh, process_group, device, ids, tensor.groups)
-        same = _settings(allowed, model, ranks)
-        with where.gathered(), default_modes():
-            others.are_told = True
-            agree(tensor, where.leaves, split, same)
-            with refuse_communication(split, expected=bool(tensor.groups) or where.mesh is not None):
-                captured = capture(split, where.leaves, model, allowed)
+        refuse_unsupported(split, views.leaves)
+        ranks = ranks_of(parameters, views.mesh, process_group, device, ids)
+        with views.gathered(), default_modes():
+            alone = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options.opaque)
+            with refuse_collectives(split, expected=sharded):
+                captured = capture(split, views.leaves, model, options, alone=alone)
     except Exception:
         engine.refuse_nested(split.root)
         raise
-    if captured.losses is not split:  # reentrant checkpoints were opened: what did they hide?
-        refuse_unreadable(captured.losses.root)
-        agree(tensor_ranks(where.leaves, captured.losses, device), where.leaves, captured.losses, same)
     if not ranks.groups:
-        refuse_unreached(where.held, bool(captured.forms), split.samples)
-    return PerSample(
-        split.samples,
-        where,
-        captured.forms,
-        ranks=ranks,
-        tensor=tensor,
-        memory_budget=captured.budget_left,
-        scale=scale,
-        source=captured.source,
-        eps=captured.eps,
-        engine=_weighted_gradients(captured.losses, where.leaves) if options.retain_graph else _no_engine,
-    )
-
-
-def _settings(options: Options, model: nn.Module | None, ranks: SampleRanks) -> dict[str, Any]:
-    """Return what decides, besides the graph, whether and when ranks of a tensor-parallel mesh communicate."""
-    return {
-        "`allow_coupling`": options.coupling,
-        "`allow_opaque`": options.opaque,
-        "`retain_graph`": options.retain_graph,
-        "whether `parameters` is a module": model is not None,
-        "the sizes of `process_group`": [group.size() for group in ranks.groups],
-    }
-
-
-def _weighted_gradients(losses: Losses, named: dict[str, Tensor]) -> Callable[[Tensor], dict[str, Tensor]]:
-    def ask(weights: Tensor) -> dict[str, Tensor]:
-        if not losses.root.requires_grad:
-            return {}
-        edges = [graph.edge_of(parameter) for parameter in named.values()]
-        found = engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
-        return {name: shard_gradient(g, named[name]) for name, g in zip(named, found, strict=True) if g is not None}
-
-    return ask
-
-
-def _no_engine(_: Tensor) -> dict[str, Tensor]:
-    raise GraphFreedError(
-        "audit: the recorded graph was freed, because per_sample was called with retain_graph=False. An audit needs "
-        "the graph: call per_sample with retain_graph=True.",
-        (),
-    )
+        refuse_unreached(views.held, bool(captured.forms), split.samples)
+    return PerSample(captured, views, ranks, scale)

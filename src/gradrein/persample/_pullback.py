@@ -6,10 +6,10 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import ops
-from .._torch.hooks import has_hooks, hooks_registered
+from .._torch.hooks import hooks_registered
 from .._torch.nodes import edge_shape
-from ..errors import UnsupportedOperationError
 from . import engine
+from .gate.hooks import refuse_new_hooks
 from .representations.base import Computed, Dense, SampleGrads
 from .representations.members import Members
 from .representations.rows import Rows
@@ -32,10 +32,6 @@ _ENLARGED = {
     "UpsampleBilinear2DAaBackward0": ops.upsample_bilinear2d_aa_backward,
     "UpsampleBicubic2DAaBackward0": ops.upsample_bicubic2d_aa_backward,
 }
-
-
-class Pulled(Computed):
-    """Gradients that the engine carries down to a parameter when they are asked for."""
 
 
 def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
@@ -122,8 +118,7 @@ def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> Sampl
     hooks = hooks_registered()
 
     def pull(gradients: Tensor) -> Tensor:
-        if hooks_registered() != hooks:
-            _refuse_new_hooks(value)
+        refuse_new_hooks(value, hooks)
         return engine.pull(value, gradients.to(dtype), below)
 
     def dense(part: slice) -> Tensor:
@@ -136,22 +131,5 @@ def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> Sampl
         total = total.to_dense() if total.is_sparse else total
         return pull(total[None])[0]
 
-    return Pulled(
-        form.samples, shape, dense, weighted, held_tensors=form.held_tensors, strategy=f"{form.strategy}, pulled"
-    )
-
-
-def _refuse_new_hooks(value: GradientEdge) -> None:
-    """Refuse to go down where a hook was registered since the call: the answer is about the moment of the call."""
-    for node in graph.walk([value]):
-        if graph.leaf_tensor(node)._backward_hooks if graph.is_leaf(node) else has_hooks([node]):
-            raise UnsupportedOperationError(
-                f"per_sample: a hook was registered on a parameter, or on what `{graph.op(node)}` makes of one, since "
-                "the call. Register it before per_sample, or query before you register it.",
-                graph.op(node),
-            )
-
-
-def nothing(samples: int, leaf: Tensor) -> SampleGrads:
-    """Return the gradients of no samples at all."""
-    return Dense(torch.zeros(samples, *leaf.shape, dtype=leaf.dtype, device=leaf.device))
+    strategy = f"{form.strategy}, pulled"
+    return Computed(form.samples, shape, dense, weighted, held_tensors=form.held_tensors, strategy=strategy)

@@ -54,7 +54,6 @@ class Routing:
     one_form: bool = True
     groups: Callable[[int, Any], torch.Tensor] | None = None
     autocast: bool = False
-    reentrant: bool = False
     opaque: bool = False
 
     def model(self, batch):

@@ -33,12 +33,12 @@ def hooked(h, hook):
     return h
 
 
-@routing({1.0: FREE, 3.0: FREE})
+@routing({1.0: EITHER, 3.0: EITHER})
 def hook_that_scales(m, x, c):
     return flat_sum(m.b(hooked(torch.tanh(m.a(x)), lambda g: c * g)))
 
 
-@routing({1.0: FREE, 3.0: FREE})
+@routing({1.0: EITHER, 3.0: EITHER})
 def hook_that_looks(m, x, c):
     seen = []
     return flat_sum(m.b(hooked(torch.tanh(c * m.a(x)), lambda g: seen.append(float(g.sum())))))
@@ -86,51 +86,46 @@ def kept_gradient(m, x, c):
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-def in_checkpoints(verdicts, data=vectors):
-    """Add the routing twice: under a checkpoint of each kind."""
+def in_checkpoint(verdicts, data=vectors):
+    """Add the routing under a checkpoint."""
 
     def added(function):
-        def under(reentrant):
-            def losses(m, x, setting):
-                h = torch.tanh(m.a(x))
-                return flat_sum(checkpoint(lambda h: function(m, h, setting), h, use_reentrant=reentrant))
+        def losses(m, x, setting):
+            h = torch.tanh(m.a(x))
+            return flat_sum(checkpoint(lambda h: function(m, h, setting), h, use_reentrant=False))
 
-            return losses
-
-        for reentrant in (False, True):
-            name = function.__name__ + ("_reentrant" if reentrant else "")
-            add(name, Routing(under(reentrant), verdicts, data, reentrant=reentrant))
+        add(function.__name__, Routing(losses, verdicts, data))
         return function
 
     return added
 
 
-@in_checkpoints({1.0: EITHER, 0.7: COUPLED})
+@in_checkpoint({1.0: EITHER, 0.7: COUPLED})
 def checkpointed_mixup(m, h, lam):
     return m.b(lam * h + (1 - lam) * h.flip(0))
 
 
-@in_checkpoints(LINKS)
+@in_checkpoint(LINKS)
 def checkpointed_adjacency(m, h, setting):
     return torch.tanh(m.b(links(len(h), setting) @ h))
 
 
-@in_checkpoints(PACKED, packed_rows)
+@in_checkpoint(PACKED, packed_rows)
 def checkpointed_documents(m, h, setting):
     return (document_mask(len(h) // 2, setting)[:, :, None].double() * m.b(h)).sum(1)
 
 
-@in_checkpoints(OFF_ON)
+@in_checkpoint(OFF_ON)
 def checkpointed_gate(m, h, c):
     return h + c * m.b(h).mean(0)
 
 
-@in_checkpoints({"in order": FREE, "shuffled": FREE, "twice": COUPLED})
+@in_checkpoint({"in order": FREE, "shuffled": FREE, "twice": COUPLED})
 def checkpointed_index(m, h, setting):
     return m.b(h)[picked(len(h), setting)]
 
 
-@in_checkpoints(ANY)
+@in_checkpoint(ANY)
 def checkpointed_mask(m, h, c):
     return m.norm(m.b(h * torch.tensor([[1.0], [c]]).repeat(len(h) // 2, 1)))
 

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
-from ..._torch.dtensor import stored_shard
 from ..._torch.signature import Scan
 from ...errors import BatchCouplingError
 from .. import engine
 from ..layout.owners import UNREACHED, Owners
-from ..ops.crossings import shard_here
 from ..ops.elementwise import is_elementwise
 from ..ops.step import Step
 from ..ops.table import IDS, OpEntry, entry_of
@@ -138,7 +136,7 @@ class DataRows:
             tensor = tensor[0] if not any(one is not None for one in tensor[1:]) else None
         if not isinstance(tensor, Tensor) or (use.position == IDS and tensor.dtype in (torch.bool, torch.uint8)):
             return
-        tensor, owners = shard_here(tensor, use.owners(node, tuple(tensor.shape)))
+        owners = use.owners(node, tuple(tensor.shape))
         memory = graph.memory_of(tensor)
         if not owners.is_proved and use.tells_apart and self.known.is_data(tensor):
             self._conflict = self._conflict or (tensor, node, node)
@@ -157,7 +155,7 @@ class DataRows:
 
     def has(self, tensor: Tensor) -> bool:
         """Return whether rows of this tensor are used for one sample each."""
-        return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(stored_shard(tensor)) or 0, ()))
+        return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(tensor) or 0, ()))
 
     def refuse_conflict(self) -> None:
         """Refuse data whose rows are used for one sample here and for another one there.

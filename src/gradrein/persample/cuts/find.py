@@ -16,10 +16,9 @@ from ..coupling.shared_values import refuse_shared_data, shared_input, used_in_p
 from ..engine import Losses
 from ..layout.owners import Owners
 from ..layout.samples import SampleLayout
-from ..ops.crossings import refuse_asking
 from ..ops.table import moves_by_index
 from ..owners.ask import ask
-from ..owners.cuts import OwnersOf, UseSite, find_cuts
+from ..owners.cuts import UseSite, find_cuts
 from ..owners.model_tensors import ModelTensors
 from ..owners.prove import prove
 from .proofs import Proof, coarsest_eps, keeps_data, proof_of, try_to_prove
@@ -59,7 +58,9 @@ class Found:
     eps: float
 
 
-def find(leaves: dict[Node, str], losses: Losses, known: ModelTensors, *, allow_coupling: bool) -> Found:
+def find(
+    leaves: dict[Node, str], losses: Losses, known: ModelTensors, *, allow_coupling: bool, may_run: bool = True
+) -> Found:
     """Return the cuts above some leaves and the owners there.
 
     Args:
@@ -67,45 +68,29 @@ def find(leaves: dict[Node, str], losses: Losses, known: ModelTensors, *, allow_
         losses: what is differentiated.
         known: what is no data.
         allow_coupling: accept data of one sample in the loss of another.
+        may_run: whether the engine may be run to find out; else the structure of the graph has to show it.
 
     Raises:
         BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
-    """
-    found = _proved(leaves, losses, known) or _asked(leaves, losses, known)
-    if not allow_coupling:
-        _refuse_coupling(found, losses, known)
-        _refuse_coupling_below(leaves, found.cuts, losses, known, hooked=False)
-    return found
-
-
-def find_hooked(leaves: dict[Node, str], losses: Losses, known: ModelTensors, seen: OwnersOf | None) -> Found | None:
-    """Return the same where there are hooks, which are not run to find out; None if owners have to be seen first.
-
-    Args:
-        leaves: as for `find`.
-        losses: as for `find`.
-        known: as for `find`.
-        seen: owners as they were seen when each loss was differentiated; None before that.
-
-    Raises:
-        BatchCouplingError: the data of one sample enters the loss of another.
-        UnsupportedOperationError: the engine would have to be asked about other leaves.
+        UnsupportedOperationError: the engine would have to be run.
     """
     found = _proved(leaves, losses, known)
-    if found is None and seen is not None:
-        found = _asked(leaves, losses, known, seen)
-    if found is not None:
+    if found is None:
+        if not may_run:
+            raise _not_shown()
+        found = _asked(leaves, losses, known)
+    if not allow_coupling:
         _refuse_coupling(found, losses, known)
-        _refuse_coupling_below(leaves, found.cuts, losses, known, hooked=True)
+        _refuse_coupling_below(leaves, found.cuts, losses, known, may_run=may_run)
     return found
 
 
-def _hook_refusal() -> UnsupportedOperationError:
+def _not_shown() -> UnsupportedOperationError:
     return UnsupportedOperationError(
-        "per_sample: a hook is registered on a value, an op or an input that the losses depend on, and the structure "
-        "of the graph does not show whether samples are kept apart below inputs, or below parameters that were not "
-        "passed. The engine would have to run to find out, and would give the hook gradients that are not those of the "
-        "losses. Remove the hook, or pass all parameters and inputs that need no gradient; or pass allow_coupling=True."
+        "per_sample: a hook is registered on a value, an op, an input or a parameter that the losses depend on, and "
+        "the structure of the graph does not show whether samples are kept apart. The engine would have to run to find "
+        "out, and would give the hook gradients that are not those of the losses. Remove the hook, or pass all "
+        "parameters and inputs that need no gradient; or pass allow_coupling=True."
     )
 
 
@@ -117,7 +102,7 @@ def _refuse_coupling(found: Found, losses: Losses, known: ModelTensors) -> None:
 
 
 def _refuse_coupling_below(
-    leaves: dict[Node, str], cuts: list[UseSite], losses: Losses, known: ModelTensors, *, hooked: bool
+    leaves: dict[Node, str], cuts: list[UseSite], losses: Losses, known: ModelTensors, *, may_run: bool
 ) -> None:
     """Refuse coupling in the part of the graph below which lie only parameters that were not asked about, or inputs."""
     if len(leaves) == len(losses.scan.leaves):
@@ -128,16 +113,16 @@ def _refuse_coupling_below(
     if parameters:
         both = {**leaves, **parameters}
         found = _proved(both, losses, known)
-        if found is None and hooked:
-            raise _hook_refusal()
+        if found is None and not may_run:
+            raise _not_shown()
         _refuse_coupling(found or _asked(both, losses, known), losses, known)
     batches = [node for node in inputs if known.may_hold_samples(graph.leaf_tensor(node))]
     if batches:
         owners = prove(losses.root, losses.sample_of)
         known_here = [node for node in batches if node in owners and not owners[node][0].is_proved]
         doubtful = [node for node in known_here if is_used_by_rows(node, cuts, losses, owners)]
-        if doubtful and (hooked or any(graph.leaf_tensor(node)._backward_hooks for node in doubtful)):
-            raise _hook_refusal()
+        if doubtful and (not may_run or any(graph.leaf_tensor(node)._backward_hooks for node in doubtful)):
+            raise _not_shown()
         for node, layouts in ask(losses, doubtful).items():
             if layouts is None:
                 raise shared_input(graph.leaf_tensor(node))
@@ -182,9 +167,8 @@ def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> 
     return any(nodes[n] is node for n in proof.in_parts[0])
 
 
-def _asked(leaves: dict[Node, str], losses: Losses, known: ModelTensors, owners_of: OwnersOf | None = None) -> Found:
-    refuse_asking(losses.scan)
-    cuts, layouts = find_cuts(leaves, losses.read, owners_of or partial(ask, losses, custom=bool(losses.scan.custom)))
+def _asked(leaves: dict[Node, str], losses: Losses, known: ModelTensors) -> Found:
+    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, custom=bool(losses.scan.custom)))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)

@@ -56,10 +56,7 @@ _UNSEEN = Proof([], {}, {}, [], [], [], [], 0.0)
 
 def signature_of(losses: Losses) -> tuple[Any, ...]:
     """Return everything about a graph but its values."""
-    inside = getattr(losses.root.grad_fn, "regions_inside", ())
-    number = {node: i for i, node in enumerate(losses.scan.nodes)} if inside else {}
-    regions = tuple([(number[node], tuple(out is not None for out in outputs)) for node, outputs in inside])
-    return (losses.scan.signature, regions, losses.samples, tuple(losses.sample_of.tolist()))
+    return (losses.scan.signature, losses.samples, tuple(losses.sample_of.tolist()))
 
 
 def proof_of(leaves: Collection[Node], losses: Losses) -> Proof | None:

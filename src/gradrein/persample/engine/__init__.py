@@ -2,12 +2,11 @@
 
 from .errors import explain_errors, refuse_nested
 from .losses import Losses
-from .runs import bypassed, call, gradients_at, inside_engine, pull, visit
+from .runs import call, gradients_at, inside_engine, pull, visit
 from .saved_values import is_packed, saved, saved_number, saved_tensors
 
 __all__ = [
     "Losses",
-    "bypassed",
     "call",
     "explain_errors",
     "gradients_at",

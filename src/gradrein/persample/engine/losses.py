@@ -1,7 +1,7 @@
 """What is differentiated: one loss per sample, and runs of the engine over their graph."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
@@ -39,13 +39,8 @@ class Losses:
 
     @cached_property
     def read(self) -> graph.Graph:
-        """The same with the uses of each output, without what hands on nothing."""
-        read = graph.read(self.root)
-        silent = set(runs.bypassed(self.root))
-        if not silent:
-            return read
-        uses = {node: tuple(use for use in found if use.node not in silent) for node, found in read.consumers.items()}
-        return replace(read, consumers=uses)
+        """The same with the uses of each output."""
+        return graph.read(self.root)
 
     def visit(self, nodes: Iterable[Node], weights: Tensor, see: See) -> None:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
@@ -56,6 +51,5 @@ class Losses:
     def passed_and_ends(self, nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
         """Return those ops through which the gradient goes to reach others of them, and the rest."""
         wanted = dict.fromkeys(nodes)
-        # Where checkpoints were inlined the engine comes by twice, once to find the gradients inside them.
-        above = set() if runs.bypassed(self.root) else self.read.leading_to(wanted)
+        above = self.read.leading_to(wanted)
         return [n for n in wanted if n in above], [n for n in wanted if n not in above]

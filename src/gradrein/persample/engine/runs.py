@@ -1,7 +1,6 @@
 """Runs of torch's engine over parts of a graph."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, nullcontext
 from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from ..._torch import checkpoint, hooks
+from ..._torch import hooks
 from ..._torch.engine import run_engine
 from ..._torch.nodes import output_counts
 from ..._torch.saved import unpacked
@@ -88,28 +87,11 @@ def gradients_at(
     # A scalar needs no gradient to start from, whose checks make torch import sympy.
     with torch.enable_grad(), unpacked():
         total = root.sum() if weights is None else (root * weights.to(root.dtype)).sum()
-    silent = bypassed(root)
-    with _without(silent) if silent else nullcontext():
-        try:
-            start = torch.ones_like(total)
-            return run_engine([total], [start], retain_graph, False, edges, allow_unreachable=True, accumulate=False)
-        except RuntimeError as error:
-            raise_explained("the graph of the losses", error)
-
-
-def _without(nodes: Iterable[Node]) -> ExitStack:
-    """Let these nodes hand on nothing while active."""
-    with ExitStack() as stack:
-        for node in nodes:
-            count = len(node.needs_input_grad)  # type: ignore[attr-defined]
-            stack.enter_context(checkpoint.override_backward(node, lambda *_, count=count: (None,) * count))
-        return stack.pop_all()
-
-
-def bypassed(root: Tensor) -> tuple[Node, ...]:
-    """Return the nodes that hand on nothing, since what they stand for hangs from the root itself."""
-    found: tuple[Node, ...] = getattr(root.grad_fn, "bypassed", ())
-    return found
+    try:
+        start = torch.ones_like(total)
+        return run_engine([total], [start], retain_graph, False, edges, allow_unreachable=True, accumulate=False)
+    except RuntimeError as error:
+        raise_explained("the graph of the losses", error)
 
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: GradientEdge) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
-from ..._torch.dtensor import is_dtensor
 from .. import engine
 from ..layout.samples import NotSeparableError, SampleLayout
 
@@ -69,8 +68,7 @@ class RuleContext:
             if isinstance(value, Tensor):
                 if value.layout is not torch.strided or value.is_nested:
                     raise NotSeparableError  # rules count on rows; torch's own backward knows what to do
-                # What is detached of a DTensor no longer tells the memory that it lies in.
-                value = value if is_dtensor(value) else value.detach()
+                value = value.detach()
             self._cache[name] = value
         return self._cache[name]
 

@@ -7,11 +7,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch import fsdp
-from ..._torch.dtensor import is_crossing
 from ..._torch.nodes import edge_shape
 from .. import engine
 from ..layout.owners import MIXED, Owners
-from .crossings import across
 from .table import OP_TABLE, base_name
 
 
@@ -62,7 +60,7 @@ class Step:
         """Return the owners of an input of a Python Function: only those of torch's distributed training are known."""
         if fsdp.is_passthrough(self.node) and self.position < len(self.outs):
             return self.outs[self.position]
-        return across(self.out, self.shape) if is_crossing(self.node) else Owners.all(MIXED, self.shape)
+        return Owners.all(MIXED, self.shape)
 
     def mixed(self) -> Owners:
         """Return the owners where every output may send its gradient to every element of the input."""

@@ -164,46 +164,6 @@ def _mark(marks: dict[Node, list[Tensor | None]], run: int, runs: int, node: Nod
                 old |= ~torch.isfinite(here)
 
 
-class SeenOwners:
-    """Owners as gradients show them that come by while the loss of each sample is differentiated alone.
-
-    Attributes:
-        sample: the one whose loss is differentiated.
-    """
-
-    def __init__(self, samples: int) -> None:
-        self.sample, self._samples = 0, samples
-        self._found: dict[Node, list[Tensor | None]] = {}
-
-    def see(self, node: Node, gradients: Gradients) -> None:
-        """Note which elements are not zero for the sample. NaN tells nothing: zero times infinity gives it to all."""
-        found = self._found.setdefault(node, [None] * len(gradients))
-        for i, gradient in enumerate(gradients):
-            if gradient is None:
-                continue
-            flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
-            before = found[i]
-            if before is None:
-                before = torch.full(flat.shape, _ZERO, dtype=torch.int32, device=flat.device)
-            both = torch.where(before == _ZERO, self.sample, _SHARED).int()
-            found[i] = torch.where((flat != 0) & ~flat.isnan(), both, before)
-
-    def layouts(self, nodes: Iterable[Node]) -> dict[Node, tuple[SampleLayout, ...] | None]:
-        """Return one layout for each output of some ops; None where samples share elements."""
-        return {node: self._layouts_at(node) for node in nodes}
-
-    def _layouts_at(self, node: Node) -> tuple[SampleLayout, ...] | None:
-        found = self._found.get(node, [None] * len(graph.describe(node)))
-        if any(owners is not None and bool((owners == _SHARED).any()) for owners in found):
-            return None
-        return tuple(
-            SampleLayout.empty(self._samples)
-            if o is None
-            else _owned(o, fitting_blocks(o, self._samples), self._samples)
-            for o in found
-        )
-
-
 def _owned(owners: Tensor, blocks: list[int], samples: int) -> SampleLayout:
     if blocks:
         return SampleLayout(samples, blocks[0], None, owners if bool((owners == _ZERO).any()) else None)

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ... import graph
 from ..._torch.nodes import edge_shape, output_shapes
 from ..layout.owners import UNREACHED, Owners
 from ..ops.step import Step
 
-# Where a node sends gradients: the input of its op (None: an output's gradient as it came), that output, and an edge.
-_Sends = list[tuple[int | None, int, Node, int]]
+# Where a node sends gradients: the input of its op, and the edge there.
+_Sends = list[tuple[int, Node, int]]
 
 
 def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[Node, tuple[Owners, ...]]:
@@ -28,15 +27,14 @@ def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[
         by_indices: follow the indices that this very graph saved, too.
     """
     assert root.grad_fn is not None
-    links = _links(root)
-    sends = _all_sends(root.grad_fn, links)
+    sends = _all_sends(root.grad_fn)
     start = Owners.of(sample_of.to("cpu", torch.int32).reshape(root.shape), root.shape)
     return _carry(sends, root.grad_fn, root.output_nr, start, by_indices)
 
 
 def reached(edge: GradientEdge) -> list[Node]:
     """Return the ops that a value is made by: those to which its gradient can go, whatever the values are."""
-    found = _carry(_all_sends(edge.node, {}), edge.node, edge.output_nr, Owners.all(0, edge_shape(edge)), False)
+    found = _carry(_all_sends(edge.node), edge.node, edge.output_nr, Owners.all(0, edge_shape(edge)), False)
     return [node for node, owners in found.items() if not all(o.is_empty for o in owners)]
 
 
@@ -50,11 +48,8 @@ def _carry(
         if not any(found[node]):
             continue
         outs = _all_outputs(found[node], shapes[node])
-        for position, number, below, nr in sends[node]:
-            if position is None:
-                sent = outs[number]
-            else:
-                sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
+        for position, below, nr in sends[node]:
+            sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
             before = found[below][nr]
             if not sent.is_empty:
                 found[below][nr] = sent.folded() if before is None else before.merged(sent)
@@ -68,50 +63,27 @@ def _all_outputs(owners: list[Owners | None], shapes: list[tuple[int, ...]]) -> 
     )
 
 
-def _all_sends(root: Node, links: dict[Node, _Sends]) -> dict[Node, _Sends]:
+def _all_sends(root: Node) -> dict[Node, _Sends]:
     sends: dict[Node, _Sends] = {}
     stack = [root]
     while stack:
         node = stack.pop()
         if node not in sends:
-            sends[node] = links[node] if node in links else _own_sends(node)
-            stack += [below for _, _, below, _ in sends[node]]
+            sends[node] = [(i, below, nr) for i, (below, nr) in enumerate(node.next_functions) if below is not None]
+            stack += [below for _, below, _ in sends[node]]
     return sends
-
-
-def _own_sends(node: Node) -> _Sends:
-    return [(i, 0, below, nr) for i, (below, nr) in enumerate(node.next_functions) if below is not None]
-
-
-def _links(root: Tensor) -> dict[Node, _Sends]:
-    """Return how gradients pass where reentrant checkpoints were inlined.
-
-    The root above them passes on its gradient as it is, and each checkpoint passes what it gets to its region.
-    """
-    node = root.grad_fn
-    assert node is not None
-    regions: Iterable[tuple[Node, tuple[Tensor | None, ...]]] = getattr(node, "regions_inside", ())
-    if not regions:
-        return {}
-    first, nr = node.next_functions[0]
-    assert first is not None
-    links: dict[Node, _Sends] = {node: [(None, 0, first, nr)]}
-    for checkpoint, outputs in regions:
-        edges = [(i, graph.edge_of(out)) for i, out in enumerate(outputs) if out is not None]
-        links[checkpoint] = [(None, i, edge.node, edge.output_nr) for i, edge in edges]
-    return links
 
 
 def _in_order(sends: dict[Node, _Sends], root: Node) -> Iterable[Node]:
     waiting = dict.fromkeys(sends, 0)
     for targets in sends.values():
-        for _, _, below, _ in targets:
+        for _, below, _ in targets:
             waiting[below] += 1
     ready = [root]
     while ready:
         node = ready.pop()
         yield node
-        for _, _, below, _ in sends[node]:
+        for _, below, _ in sends[node]:
             waiting[below] -= 1
             if not waiting[below]:
                 ready.append(below)

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from .._measure import shares_memory
-from . import tracing
+from ..._measure import shares_memory
+from .. import tracing
 
 
 def accumulate(parameter: Tensor, gradient: Tensor) -> None:

@@ -1,19 +1,18 @@
 """The proof, on a live step, that nothing was missed and every sample got its own."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..errors import AuditError, NonFiniteGradientError
-from .representations.base import SampleGrads
-from .representations.norms import Norms
-from .representations.numerics import double, row_norms
-
-# Makes norms of whole vectors of those of their parts, by name; `dict` where there are no others.
-Lengths: TypeAlias = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+from ... import graph
+from ...errors import AuditError, GraphFreedError, NonFiniteGradientError
+from .. import engine
+from ..engine import Losses
+from ..representations.base import SampleGrads
+from ..representations.norms import Norms
+from ..representations.numerics import double, row_norms
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,11 @@ class Audit:
 
 def audit(
     norms: Norms,
-    names: list[str],
+    leaves: Mapping[str, Tensor],
     forms: dict[str, SampleGrads],
-    engine: Callable[[Tensor], dict[str, Tensor]],
+    losses: Losses | None,
     tolerance: float,
     eps: float,
-    lengths: Lengths = dict,
 ) -> Audit:
     """Compare with the engine under weights that tell every sample from every other.
 
@@ -46,6 +44,12 @@ def audit(
     or a use of a parameter missed, the two would differ for nearly all weights; they are random here, and
     once more all equal.
     """
+    if losses is None:
+        raise GraphFreedError(
+            "audit: the recorded graph was freed, because per_sample was called with retain_graph=False. An audit "
+            "needs the graph: call per_sample with retain_graph=True.",
+            (),
+        )
     _refuse_nonfinite(norms)
     samples = len(norms.total)
     sizes = {name: _size(each) for name, each in norms.each.items()}
@@ -55,9 +59,9 @@ def audit(
     errors: dict[str, float] = {}
     covered: set[str] = set()
     for weights in (torch.ones(samples), torch.randn(samples, generator=generator)):
-        truth = engine(weights)
+        truth = _weighted_gradients(losses, leaves, weights)
         covered |= truth.keys()
-        for name, (size, gap) in _gaps(truth, forms, weights.double(), lengths).items():
+        for name, (size, gap) in _gaps(truth, forms, weights.double()).items():
             scale = max(size, sizes[name], floor)
             error = gap / scale if scale else gap
             errors[name] = max(errors.get(name, 0.0), error)
@@ -69,24 +73,30 @@ def audit(
                     "gradrein, or in a registered rule.",
                     name,
                 )
-    worst = _norms_error(norms, forms, tolerance, floor, lengths)
-    return Audit(errors, worst, tuple(n for n in names if n not in covered))
+    worst = _norms_error(norms, forms, tolerance, floor)
+    return Audit(errors, worst, tuple(n for n in leaves if n not in covered))
 
 
-def _gaps(
-    truth: dict[str, Tensor], forms: dict[str, SampleGrads], weights: Tensor, lengths: Lengths
-) -> dict[str, tuple[float, float]]:
+def _weighted_gradients(losses: Losses, leaves: Mapping[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
+    """Return autograd's own gradient of the weighted losses, for each parameter that has one."""
+    if not losses.root.requires_grad:
+        return {}
+    edges = [graph.edge_of(leaf) for leaf in leaves.values()]
+    gradients = engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
+    return {name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
+
+
+def _gaps(truth: dict[str, Tensor], forms: dict[str, SampleGrads], weights: Tensor) -> dict[str, tuple[float, float]]:
     """Return, for each parameter, the norm of autograd's gradient and of its difference to the weighted sum."""
-    sizes: dict[str, Tensor] = {}
+    sizes: dict[str, tuple[float, float]] = {}
     for name, expected in truth.items():
         if name not in forms:
             raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
         expected = expected.to_dense() if expected.is_sparse else expected
         found = forms[name].weighted(weights)
         found = found.to_dense() if found.is_sparse else found
-        both = double(expected), double(found) - double(expected)
-        sizes[name] = torch.cat([row_norms(values[None]) for values in both])
-    return {name: (float(both[0]), float(both[1])) for name, both in lengths(sizes).items()}
+        sizes[name] = _size(expected), _size(double(found) - double(expected))
+    return sizes
 
 
 def _refuse_nonfinite(norms: Norms) -> None:
@@ -103,32 +113,16 @@ def _size(values: Tensor) -> float:
     return float(row_norms(double(values)[None])[0])
 
 
-def _norms_error(
-    norms: Norms, forms: dict[str, SampleGrads], tolerance: float, floor: float, lengths: Lengths
-) -> float:
+def _norms_error(norms: Norms, forms: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
     """Compare the norms of one sample with those of its gradient written down."""
     worst = 0.0
     if not len(norms.total):
         return worst
-    for name, written in lengths({name: row_norms(form.dense(slice(0, 1))) for name, form in forms.items()}).items():
-        direct, short = float(written[0]), float(norms.each[name][0])
+    for name, form in forms.items():
+        direct, short = float(row_norms(form.dense(slice(0, 1)))[0]), float(norms.each[name][0])
         scale = max(direct, floor)
         gap = abs(direct - short) / scale if scale else short
         if not gap <= 10 * tolerance:
             raise AuditError(f"audit: two ways to the norm of `{name}` differ by {gap:.1e}.", name)
         worst = max(worst, gap)
     return worst
-
-
-def worst_of(audits: Tensor, names: list[str]) -> Audit:
-    """Return what the audits of several ranks found together, given `as_row` of each."""
-    largest = audits.amax(0)
-    errors = {name: float(x) for name, x in zip(names, largest[2:], strict=True) if x >= 0}
-    return Audit(errors, float(largest[1]), tuple(name for name in names if name not in errors))
-
-
-def as_row(found: Audit | None, names: list[str]) -> Tensor:
-    """Return an audit as numbers: whether it failed, the error of norms and of each parameter, -1 for unused ones."""
-    if found is None:
-        return torch.tensor([1.0, 0.0, *(-1.0 for _ in names)], dtype=torch.float64)
-    return torch.tensor([0.0, found.norms, *(found.parameters.get(name, -1.0) for name in names)], dtype=torch.float64)

@@ -7,7 +7,7 @@ from math import nan
 import torch
 from torch import Tensor
 
-from .representations.numerics import double, row_norms
+from ..representations.numerics import double, row_norms
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .._torch.dtensor import is_dtensor
-from .._torch.storage import is_fake
-from ..errors import (
+from ..._torch.dtensor import is_dtensor
+from ..._torch.storage import is_fake
+from ...errors import (
     ArgumentError,
     ArgumentTypeError,
     GradientTypeError,
@@ -17,8 +17,8 @@ from ..errors import (
     UnsupportedOperationError,
     UnusedInputError,
 )
-from . import tracing
-from .engine import Losses
+from .. import tracing
+from ..engine import Losses
 
 Parameters: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Iterable[Tensor] | Tensor
 

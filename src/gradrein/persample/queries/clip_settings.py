@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from .._validate import finite, real
-from ..errors import ArgumentError, ArgumentTypeError
-from . import tracing
+from ..._validate import finite, real
+from ...errors import ArgumentError, ArgumentTypeError
+from .. import tracing
 
 _MAX_NORM = "clip_: max_norm is one number, as in clip_(1.0)"
 

@@ -1,0 +1,117 @@
+"""Graphs that cannot be split into samples, refused by name: how a model is distributed, checkpointed or scheduled."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from ... import graph
+from ..._torch import checkpoint, fsdp
+from ..._torch.dtensor import dtensors_among, is_crossing, is_dtensor
+from ..._torch.process_group import is_collective, is_scheduled, messages_sent
+from ...errors import UnsupportedOperationError
+from ..engine import Losses
+
+
+def refuse_unsupported(losses: Losses, leaves: Mapping[str, Tensor]) -> None:
+    """Refuse graphs whose gradients belong to no one sample of this process, or that the engine may not run through.
+
+    Args:
+        losses: what is differentiated.
+        leaves: the parameters.
+
+    Raises:
+        UnsupportedOperationError: the model is tensor parallel, a part of a pipeline, or uses checkpoints, wrappers or
+            collectives that hide what is needed.
+    """
+    for node in losses.scan.custom:
+        _refuse_node(node)
+    if dist.is_available() and dist.is_initialized():
+        _refuse_dtensors(losses, leaves)
+        for leaf in losses.scan.leaves.values():
+            _refuse_leaf(leaf)
+
+
+def _refuse_node(node: Node) -> None:
+    if checkpoint.is_reentrant_checkpoint(node) or checkpoint.is_foreign_checkpoint(node):
+        raise UnsupportedOperationError(
+            f"per_sample: `{graph.op(node)}` is a reentrant checkpoint, which hides the graph of its region. Pass "
+            "use_reentrant=False to torch.utils.checkpoint.checkpoint, or "
+            'gradient_checkpointing_kwargs={"use_reentrant": False} to a model of transformers.',
+            graph.op(node),
+        )
+    if is_collective(node):
+        raise _collective(node, "is a collective")
+    if fsdp.waits_for_first_backward(node):
+        raise UnsupportedOperationError(
+            "per_sample: DistributedDataParallel(static_graph=True) records its graph in the first backward "
+            "pass, and per_sample is not one. Leave out static_graph, or compute the losses with `model.module`."
+        )
+
+
+def _refuse_dtensors(losses: Losses, leaves: Mapping[str, Tensor]) -> None:
+    """Refuse DTensors: each enters a graph as a leaf or by a crossing. Those of `fully_shard` are in no graph."""
+    if is_dtensor(losses.root):
+        raise UnsupportedOperationError(
+            "per_sample: `losses` is a DTensor. Pass the losses of this rank's own samples as a plain tensor."
+        )
+    name = next((f"parameter `{name}`" for name, leaf in leaves.items() if is_dtensor(leaf)), "")
+    crossing = any(map(is_crossing, losses.scan.custom)) or dtensors_among(losses.scan.leaves.values())
+    if name or crossing:
+        raise UnsupportedOperationError(
+            f"per_sample: {name or 'a value that the losses depend on'} is a DTensor, as in tensor parallelism, of "
+            "which each rank computes with its own part. Distribute the model with fully_shard or "
+            "DistributedDataParallel instead. (gradrein.clip_grad_norm_ and gradrein.clip_ do take DTensors.)"
+        )
+
+
+def _refuse_leaf(leaf: Tensor) -> None:
+    if fsdp.is_flattened(leaf):
+        raise UnsupportedOperationError(
+            "per_sample: the model is wrapped in FullyShardedDataParallel, which flattens its parameters into one. "
+            "Use torch.distributed.fsdp.fully_shard instead, which works."
+        )
+    if not isinstance(leaf, nn.Parameter) and is_scheduled():
+        raise UnsupportedOperationError(
+            "per_sample: the losses are those of the last stage of a pipeline schedule, and are computed from an "
+            f"activation of shape {tuple(leaf.shape)} that another stage has sent. The other stages hold the rest "
+            "of each sample's gradient, and the schedule sends them sums over the micro-batch only. Distribute "
+            "the model with fully_shard instead."
+        )
+
+
+@contextmanager
+def refuse_collectives(losses: Losses, *, expected: bool) -> Iterator[None]:
+    """Refuse custom Functions that run a collective in their backward while this is active.
+
+    The parameters of such a model are plain tensors that may be shards, copies or a rank's own. What they are is not
+    recorded, so norms of whole gradients cannot be put together.
+
+    Args:
+        losses: what is differentiated.
+        expected: whether ranks communicate for the sake of `fully_shard`. Then Functions are not looked at.
+
+    Raises:
+        UnsupportedOperationError: there was a collective.
+    """
+    own = [node for node in losses.scan.custom if not _made_by(node).startswith("torch.")]
+    before = messages_sent() if own and not expected else {}
+    yield
+    if before and any(count != before.get(name, count) for name, count in messages_sent().items()):
+        raise _collective(own[0], "or another custom Function has run a collective in its backward")
+
+
+def _made_by(node: Node) -> str:
+    module: str = getattr(type(node), "_forward_cls", type(node)).__module__
+    return module
+
+
+def _collective(node: Node, what: str) -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        f"per_sample: `{graph.op(node)}` {what}, on plain tensors. Plain tensors do not say whether the parameters of "
+        "this rank are shards or copies, so the gradients of whole samples cannot be assembled. Distribute the model "
+        "with fully_shard.",
+        graph.op(node),
+    )

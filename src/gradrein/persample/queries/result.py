@@ -1,0 +1,447 @@
+"""What `per_sample` returns."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias, overload
+
+import torch
+from torch import Tensor
+
+from ..._notebook import card, histogram
+from ..._torch.dynamo import untraced
+from ..._torch.modes import default_modes
+from ..._validate import count, finite
+from ...errors import ArgumentError, GradreinError, NonFiniteGradientError
+from ..cuts.find import Source
+from ..engine import Losses
+from ..gate.arguments import check_weights, read_direction, refuse_unreached
+from ..gate.parameters import ParameterViews
+from ..gate.ranks import Agreed, SampleRanks
+from ..representations.base import SampleGrads
+from ..representations.held_versions import HeldVersions
+from ..representations.norms import Norms
+from ..representations.numerics import all_finite, double, real_dtype, row_norms, unchanged_weights
+from .accumulate import accumulate
+from .audit import Audit, audit
+from .clip_settings import ClipSettings
+from .stats import Stats, numbers_of
+from .sums import Weigh, factors, keep_what_pays, local_sums, weigher
+
+Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """The gradients of a batch, each parameter's in the form that is cheapest to compute with.
+
+    Attributes:
+        samples: how many samples there are.
+        forms: the gradients of each parameter that the losses depend on.
+        source: how owners were found; None where there is nothing to find.
+        eps: rounding of the coarsest dtype that gradients were computed in.
+        budget_left: what is left of the memory budget.
+        losses: what was differentiated; None where its graph is not kept.
+        coupling: whether losses were allowed to depend on other samples.
+    """
+
+    samples: int
+    forms: dict[str, SampleGrads]
+    source: Source | None
+    eps: float
+    budget_left: int
+    losses: Losses | None
+    coupling: bool
+
+
+class PerSample:
+    """The gradients of a batch, one per sample. They are materialised only where a query needs it.
+
+    Created by `per_sample`. It keeps the recorded graph alive: delete it when done.
+
+    Examples:
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> ps = gradrein.per_sample(model(x).sum(1), model)
+        >>> ps.norms()
+        tensor([5., 1.])
+
+    See Also:
+        [`gradrein.per_sample`][]
+    """
+
+    def __init__(self, captured: Captured, parameters: ParameterViews, ranks: SampleRanks, scale: float) -> None:
+        self._captured, self._views, self._ranks, self._scale = captured, parameters, ranks, scale
+        self._versions = HeldVersions(captured.forms)
+        self._known: Norms | None = None
+
+    def __len__(self) -> int:
+        """Return the number of samples, or of groups."""
+        return self._captured.samples
+
+    def __repr__(self) -> str:
+        return f"PerSample({len(self)} samples, {len(self._views.held)} parameters)"
+
+    @overload
+    def norms(self, *, per_parameter: Literal[False] = False, gathered: bool = False) -> Tensor: ...
+    @overload
+    def norms(self, *, per_parameter: Literal[True], gathered: bool = False) -> dict[str, Tensor]: ...
+    @untraced
+    def norms(self, *, per_parameter: bool = False, gathered: bool = False) -> Tensor | dict[str, Tensor]:
+        """Return the norm of each sample's gradient.
+
+        Args:
+            per_parameter: return one tensor for each parameter instead.
+            gathered: return the norms of the samples on all ranks, in rank order. Every rank has to call this.
+
+        Returns:
+            A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
+        """
+        with self._query():
+            norms = self._norms()
+            if not per_parameter:
+                total = self._unscaled(norms.total)
+                if gathered:
+                    self._agree("norms")
+                    total, _ = self._ranks.gather(total)
+                return total.to(self._dtype, copy=True)  # the caller may change it, and the next query needs it
+            each = {name: self._unscaled(values) for name, values in norms.each.items()}
+            each = self._gather_each(each) if gathered else each
+            dtypes = {name: real_dtype(self._views.held[name].dtype) for name in each}
+            return {name: values.to(dtypes[name], copy=True) for name, values in each.items()}
+
+    @untraced
+    def grads(self) -> dict[str, Tensor]:
+        """Return every sample's gradient: name -> (samples, *shape)."""
+        return {name: block for name, _, block in self.stream()}
+
+    def stream(self, *, samples: int | None = None) -> Iterator[tuple[str, slice, Tensor]]:
+        """Return an iterator over the gradients, parameter by parameter; only one block is in memory at a time.
+
+        Args:
+            samples: at most this many samples per block; all by default.
+
+        Returns:
+            For each block the parameter's name, which samples, and their gradients: (samples, *shape).
+        """
+        return self._blocks(max(1, len(self)) if samples is None else count(samples, "samples"))
+
+    @untraced
+    def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the inner product of each sample's gradient with a direction.
+
+        A complex parameter counts as its real and imaginary parts: the product is the real part of ``conj(g) * v``.
+
+        Args:
+            direction: name -> tensor of the parameter's shape; missing names count as zero. By default the
+                mean gradient of this rank's samples.
+        """
+        with self._query():
+            return self._dot(self._direction(direction)).to(self._dtype)
+
+    @untraced
+    def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the cosine between each sample's gradient and a direction, by default the mean gradient.
+
+        Args:
+            direction: as for `dot`.
+        """
+        with self._query():
+            return self._cosine(self._direction(direction)).to(self._dtype)
+
+    @untraced
+    def gram(self) -> Tensor:
+        """Return the inner products between all samples' gradients: (samples, samples)."""
+        with self._query():
+            parts = [form.gram() for form in self._captured.forms.values()]
+            total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), len(self), dtype=torch.float64)
+            return self._unscaled(self._unscaled(total)).to(self._dtype)
+
+    @untraced
+    def stats(self) -> Stats:
+        """Return statistics of the gradients: size, agreement, and the batch size that would pay off.
+
+        All of them are NaN if the gradient of a sample is NaN or infinite.
+
+        Raises:
+            ArgumentError: there are fewer than two samples.
+        """
+        return Stats(*self._stats().tolist())
+
+    @untraced
+    def weighted_(self, weights: Weights) -> None:
+        """Add the weighted sum of the samples' gradients to each parameter's ``.grad``, as backward does.
+
+        Args:
+            weights: one number per sample, or a function that computes them from the norms. If samples are on several
+                ranks, numbers are for this rank's samples, and a function gets the norms of all of them, in rank
+                order; the sum is over all samples.
+        """
+        with self._query():
+            if callable(weights):
+                self._keep_what_pays()
+                agreed = self._agree("weighted_ with a function")
+                norms, own = self._ranks.gather(self._unscaled(self._norms().total))
+                found = weights(norms.to(self._dtype))
+                check_weights(found, agreed.total)
+                self._versions.check()  # the function may have done anything
+                chosen = found[own]
+            else:
+                check_weights(weights, len(self))
+                agreed = self._agree("weighted_")
+                chosen = weights
+            chosen = chosen.detach() if chosen.is_floating_point() else chosen.double()
+            forms = self._captured.forms
+            self._write(agreed, weigher(forms, dict.fromkeys(forms, chosen)))
+
+    @untraced
+    def clip_(
+        self,
+        max_norm: float | Tensor,
+        *,
+        per_parameter: bool = False,
+        gamma: float | None = None,
+        divide_by: float | None = None,
+        noise_multiplier: float = 0.0,
+        generator: torch.Generator | None = None,
+        nonfinite: Literal["raise", "drop"] = "raise",
+    ) -> Tensor:
+        """Add the mean of the clipped gradients to each parameter's ``.grad``.
+
+        If samples are on several ranks, the mean is over all of them, and all ranks get the same gradient.
+
+        Each sample's gradient is multiplied by ``min(1, max_norm / norm)``. Adding or removing one sample then
+        changes the sum of the clipped gradients by at most ``max_norm``, or by ``max_norm * sqrt(k)`` with
+        `per_parameter` and k parameters. This is the sensitivity in differential privacy.
+
+        Args:
+            max_norm: the largest norm allowed for a sample, a number or a tensor such as a quantile of
+                ``norms(gathered=True)``.
+            per_parameter: clip each parameter's gradient by its own norm.
+            gamma: multiply by ``max_norm / (norm + gamma)`` instead, also gradients below ``max_norm`` ("automatic"
+                clipping); 0 normalises. A zero gradient stays zero.
+            divide_by: divide the sum by this, instead of by the number of samples (on all ranks). Differentially
+                private training divides by the expected number.
+            noise_multiplier: add normal noise to the sum, for every parameter, used or not. Its standard deviation is
+                this number times the sensitivity.
+            generator: the generator for the noise. With several ranks the first rank draws it, once for all.
+            nonfinite: what to do with a sample whose norm is NaN or infinite: "raise" an error and change nothing, or
+                "drop" the sample.
+
+        Returns:
+            The norms before clipping of this rank's samples, shape (samples,).
+
+        Raises:
+            NonFiniteGradientError: a norm is NaN or infinite, on any rank; nothing was changed.
+            ArgumentError: `max_norm` or `divide_by` is not positive, `gamma` or `noise_multiplier` is negative, or one
+                of them is infinite (`max_norm` may be infinite if the others are not given); or noise is asked for
+                although `allow_coupling` was set.
+            InplaceModifiedError: something that the gradients depend on was changed in place; nothing was written.
+            RankError: ranks passed different arguments or parameters, or one of them did not call this.
+        """
+        settings = ClipSettings.checked(
+            max_norm, per_parameter, gamma, divide_by, noise_multiplier, generator, nonfinite
+        )
+        if settings.noise_multiplier and self._captured.coupling:
+            raise ArgumentError(
+                "clip_: noise_multiplier was given, and per_sample was called with allow_coupling=True. A sample may "
+                "then change the gradients of others, so clipping does not bound what it changes: no privacy "
+                "statement holds. Call per_sample without allow_coupling."
+            )
+        with self._query():
+            self._keep_what_pays()
+            norms = self._norms()
+            total = self._unscaled(norms.total)
+            good = None if all_finite(total) else torch.isfinite(total)
+            each = (
+                {name: self._unscaled(n) for name, n in norms.each.items()} if settings.per_parameter else {"": total}
+            )
+            # A sample without a finite norm gets no weight, whatever its other norms are.
+            found = {name: factors(n, settings.max_norm, settings.gamma) for name, n in each.items()}
+            found = found if good is None else {name: factor.where(good, 0) for name, factor in found.items()}
+            agreed = self._agree("clip_", settings.same(), 0 if good is None else int((~good).sum()))
+            if not settings.drop and agreed.bad:
+                raise NonFiniteGradientError(_nonfinite_message(good, agreed))
+            divisor = settings.divide_by or max(1, agreed.total)
+            weights = {name: factor / divisor for name, factor in found.items()}
+            forms = self._captured.forms
+            weights = weights if settings.per_parameter else dict.fromkeys(forms, weights[""])
+            deviation = settings.deviation(len(self._views.held), self._scale / divisor)
+            self._write(agreed, weigher(forms, weights, good), deviation, generator)
+        return total.to(self._dtype, copy=True)
+
+    @untraced
+    def plan(self) -> str:
+        """Return, for each parameter, the form in which its gradients are held, and how owners were found."""
+        forms, names = self._captured.forms, self._views.held
+        width = max((len(name) for name in names), default=0)
+        source = "not needed" if self._source is None else self._source.value
+        lines = [f"{len(self)} samples, owners {source}"]
+        for name in names:
+            strategy = forms[name].strategy if name in forms else "unused: no loss depends on it"
+            lines.append(f"{name:<{width}}  {strategy}")
+        return "\n".join(lines)
+
+    @untraced
+    def audit(self, *, tolerance: float | None = None) -> Audit:
+        """Check this step against autograd: that no use was missed and every sample got its own gradient.
+
+        Compares weighted sums of the per-sample gradients with the gradient of the weighted losses, as autograd
+        computes it, for every parameter. Costs two ordinary backward passes.
+
+        Args:
+            tolerance: largest relative error to accept; by default what the dtype allows.
+
+        Returns:
+            The errors found, all within the tolerance.
+
+        Raises:
+            AuditError: a parameter was missed, or its gradients do not add up.
+            NonFiniteGradientError: the gradient of a sample is NaN or infinite, so the sums cannot be compared.
+            GraphFreedError: `per_sample` was called with ``retain_graph=False``.
+        """
+        with self._query():
+            eps = max((torch.finfo(p.dtype).eps for p in self._views.held.values()), default=0.0)
+            eps = max(eps, self._captured.eps)
+            accepted = 5e-2 if eps > 1e-5 else 1e-3
+            if tolerance is not None:
+                accepted = finite(tolerance, "audit: tolerance is a number")
+            captured, leaves = self._captured, self._views.leaves
+            return audit(self._norms(), leaves, captured.forms, captured.losses, accepted, min(eps, 1e-7))
+
+    def _repr_html_(self) -> str:
+        title, picture = f"{len(self)} samples", ""
+        try:
+            if self._known is not None or self._views.mesh is None:  # else every rank would have to ask
+                picture = histogram(self.norms().tolist())
+                title += ": how large the gradient of each is"
+        except GradreinError as error:
+            title += f"; their norms are not known: {error}"
+        return card(title, picture, self.plan())
+
+    @contextmanager
+    def _query(self) -> Iterator[None]:
+        """Answer a query, if all it needs is as it was."""
+        with self._views.gathered(), default_modes():
+            self._versions.check()
+            yield
+
+    @property
+    def _source(self) -> Source | None:
+        return self._captured.source
+
+    def _norms(self) -> Norms:
+        if self._known is None:
+            large = (torch.float64, torch.complex128)
+            extreme = frozenset(name for name, p in self._views.held.items() if p.dtype in large)
+            self._known = Norms(self._captured.forms, len(self), extreme)
+        return self._known
+
+    def _agree(self, call: str, settings: Mapping[str, float] | None = None, bad: int = 0) -> Agreed:
+        """Compare this call with those of other ranks, and learn what all of them have."""
+        forms, held = self._captured.forms, self._views.held
+        sparse = sum(form.is_sparse for form in forms.values()) if call != "norms" else 0
+        same = {"the scale of `scaler`": self._scale, **(settings or {})}
+        return self._ranks.agree(call, held, [name in forms for name in held], (len(self), bad, sparse), same)
+
+    def _gather_each(self, each: dict[str, Tensor]) -> dict[str, Tensor]:
+        agreed = self._agree("norms")
+        names = [name for name, used in zip(self._views.held, agreed.used, strict=True) if used]
+        columns = [each.get(name, torch.zeros(len(self), dtype=torch.float64)) for name in names]
+        return dict(zip(names, self._ranks.gather(torch.stack(columns, 1))[0].T, strict=True)) if names else {}
+
+    def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
+        with self._views.gathered():
+            for name, form in self._captured.forms.items():
+                for start in range(0, max(1, len(self)), step):
+                    self._versions.check()
+                    part = slice(start, min(start + step, len(self)))
+                    with default_modes():  # not while the caller has the block
+                        block = self._unscaled(form.dense(part)).to(self._views.held[name].dtype)
+                    yield name, part, block
+
+    def _direction(self, direction: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+        return self._mean() if direction is None else read_direction(direction, self._views.held)
+
+    def _mean(self) -> dict[str, Tensor]:
+        held, forms = self._views.held, self._captured.forms
+        weights = torch.full((len(self),), 1 / max(1, len(self)), dtype=torch.float64)
+        sums = local_sums(held, [name in forms for name in held], weigher(forms, dict.fromkeys(forms, weights)))
+        return {name: self._unscaled(total.to_dense() if total.is_sparse else total) for name, total in sums}
+
+    def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
+        """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
+        parts = []
+        for name, v in direction.items():
+            if name in self._captured.forms:
+                exact = double(v)
+                size = row_norms(exact[None])[0]
+                size = size.where((size > 0) & (size < torch.inf), 1)
+                parts.append(self._captured.forms[name].dot(exact / size) * size)
+        total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), dtype=torch.float64)
+        return self._unscaled(total)
+
+    def _cosine(self, direction: Mapping[str, Tensor]) -> Tensor:
+        length = _length(direction)
+        unit = {name: double(v) / length.where(length > 0, 1) for name, v in direction.items()}
+        own = self._unscaled(self._norms().total)
+        return self._dot(unit) / own.where(own > 0, 1)
+
+    def _stats(self) -> Tensor:
+        with self._query():
+            if len(self) < 2:
+                raise ArgumentError(f"stats: at least two samples are needed, found {len(self)}.")
+            mean = self._mean()
+            norms = self._unscaled(self._norms().total)
+            return numbers_of(norms, self._cosine(mean), [_length(mean)] if mean else [])
+
+    def _write(
+        self,
+        agreed: Agreed,
+        weigh: Weigh,
+        deviation: float = 0.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        held = self._views.held
+        refuse_unreached(held, any(agreed.used), agreed.total)
+        noise = deviation if self._ranks.is_first else 0.0
+        wanted = [used or bool(deviation) for used in agreed.used]
+        sums = local_sums(held, wanted, weigh, noise, generator)
+        with unchanged_weights():
+            totals = self._ranks.add_up(sums, held)
+        for name, total in totals:
+            accumulate(held[name], total)
+
+    def _keep_what_pays(self) -> None:
+        """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
+        if self._known is None:
+            forms = self._captured.forms
+            parameters = sum([p.nbytes for p in self._views.held.values()])
+            for name, form in keep_what_pays(forms, self._captured.budget_left, parameters).items():
+                forms[name] = form
+                self._versions.renew(name, form)
+
+    def _unscaled(self, x: Tensor) -> Tensor:
+        return x if self._scale == 1 else x / self._scale
+
+    @cached_property
+    def _dtype(self) -> torch.dtype:
+        """The dtype of norms and products of all parameters: that of the widest."""
+        dtypes = [real_dtype(dtype) for dtype in {p.dtype for p in self._views.held.values()}]
+        return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
+
+
+def _length(direction: Mapping[str, Tensor]) -> Tensor:
+    """Return the norm of a direction."""
+    each = [row_norms(double(v)[None]) for v in direction.values()]
+    return row_norms(torch.stack(each, 1))[0] if each else torch.ones((), dtype=torch.float64)
+
+
+def _nonfinite_message(good: Tensor | None, agreed: Agreed) -> str:
+    """Say which samples have no finite norm."""
+    here = "" if good is None else f", the first being sample {(~good).nonzero()[0].item()}"
+    return (
+        f"clip_: the gradients of {agreed.bad} of {agreed.total} samples are NaN or infinite{here}. "
+        "Pass nonfinite='drop' to leave them out."
+    )

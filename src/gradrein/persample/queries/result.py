@@ -1,7 +1,7 @@
 """What `per_sample` returns."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, overload
@@ -98,7 +98,7 @@ class PerSample:
         Returns:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
         """
-        with self._query():
+        with self._query() if self._known is None else nullcontext():  # what is known stays right
             norms = self._norms()
             if not per_parameter:
                 total = self._unscaled(norms.total)

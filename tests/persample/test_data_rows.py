@@ -131,3 +131,33 @@ def test_windows_over_learned_positions():
     losses = (x * windows.tanh()).sum((1, 2))
     expected = loop(losses, {"positions": positions})
     torch.testing.assert_close(gradrein.per_sample(losses, {"positions": positions}).grads(), expected)
+
+
+def test_data_of_all_samples_used_as_a_whole():
+    model, x = Model(), torch.randn(STEPS, D)
+    square = nn.Linear(D, D)
+    attend = nn.functional.scaled_dot_product_attention
+    refused(attend(square(x)[None, None], x[None, None], x[None, None])[0, 0].square().sum(1), square)
+    refused((square(x) @ x.T).logsumexp(1), square)
+    answered((square(x) @ torch.randn(D, 6)).logsumexp(1), square)
+    series = torch.randn(STEPS, 3, D)
+    answered(attend(square(series)[:, None], series[:, None], series[:, None]).square().sum((1, 2, 3)), square)
+    neighbours = [one[:, None] for one in (series[1:], series[1:])]
+    refused(attend(square(series[:-1])[:, None], *neighbours).square().sum((1, 2, 3)), square)
+    answered(model.linear(x).square().sum(1), model)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_ids_of_a_neighbour_in_a_bag(mode):
+    bags, table, ids = nn.EmbeddingBag(7, D, mode=mode), nn.Embedding(7, D), torch.randint(7, (STEPS, 2))
+    both = nn.ModuleList([bags, table])
+    refused((bags(ids[:-1]) * bags(ids[1:])).sum(1), bags)
+    refused((bags(ids[:-1]) * table(ids[1:]).sum(1)).sum(1), both)
+    answered((bags(ids) * table(ids).sum(1)).sum(1), both)
+    lengths = torch.tensor([0, 3, 4])
+    answered(bags(ids.flatten(), lengths).square().sum(1), bags)
+
+
+def test_one_norm_of_two_neighbours():
+    layer, x = nn.LayerNorm(D), torch.randn(STEPS, D)
+    refused((layer(x[:-1]) * layer(x[1:])).sum(1), layer)

@@ -66,13 +66,13 @@ def without_overrides() -> Generator[None, None, None]:
 
 
 def default_modes() -> AbstractContextManager[object]:
-    """Leave autocast and inference mode, while open.
+    """Leave autocast, inference mode and a default device, while open.
 
     Autocast is for the forward pass, and would round our products. Torch does not watch tensors of inference mode for
-    changes.
+    changes. A default device is for tensors of the model: ours lie where those lie that they are computed with.
     """
     enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
-    if not enabled and not torch.is_inference_mode_enabled():
+    if not enabled and not torch.is_inference_mode_enabled() and torch.get_default_device().type == "cpu":
         return nullcontext()
     return _without_modes(enabled)
 
@@ -85,6 +85,7 @@ def _without_modes(autocast: Sequence[str]) -> Generator[None, None, None]:
             stack.enter_context(torch.no_grad())
         for device in autocast:
             stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(torch.device("cpu"))
         yield
 
 

@@ -34,7 +34,7 @@ class SampleLayout:
     @staticmethod
     def empty(samples: int) -> "SampleLayout":
         """Return the layout of an output that gets no gradient."""
-        return SampleLayout(samples, None, torch.empty(0, dtype=torch.long))
+        return SampleLayout(samples, None, torch.empty(0, dtype=torch.long, device="cpu"))
 
     @staticmethod
     def of_line(samples: int, line: Tensor, inner: int, outer: int) -> "SampleLayout":
@@ -63,6 +63,7 @@ class SampleLayout:
             kept, places, most = self._row_places(width)
         flat = x.reshape(_count(x.shape[:-1]), x.shape[-1])
         out = flat.new_zeros(self.samples * most, x.shape[-1])
+        places, kept = places.to(x.device), kept.to(x.device)
         return out.index_copy_(0, places, flat[kept]).view(self.samples, most, x.shape[-1])
 
     def sums(self, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -84,10 +85,11 @@ class SampleLayout:
                 over = [i + 1 for i, n in enumerate(full) if n == 1 and moved.shape[i + 1] != 1]
                 return (moved.sum(over, keepdim=True) if over else moved).reshape(self.samples, *shape)
         with structure():
-            cells = torch.arange(_count(shape), device=x.device).view(tuple(shape)).expand(x.shape).reshape(-1)
-            owner = self.owner_of_each(x.numel(), x.device)
+            owner = self.owner_of_each(x.numel(), x.device) if self.owners is None else self.owners
+            cells = torch.arange(_count(shape), device=owner.device).view(tuple(shape)).expand(x.shape).reshape(-1)
             kept = (owner >= 0).nonzero().squeeze(1)
-            places = owner[kept] * _count(shape) + cells[kept]
+            places = (owner[kept] * _count(shape) + cells[kept]).to(x.device)
+            kept = kept.to(x.device)
         out = x.new_zeros(self.samples * _count(shape))
         out.index_add_(0, places, x.reshape(-1)[kept])
         return out.view(self.samples, *shape)

@@ -57,9 +57,8 @@ def find_cuts(
         owners |= {node: None for node in asked if relayouts.get(node)}
         owners |= owners_of([node for node in asked if not relayouts.get(node)])
         consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
-        for node in consumers:
-            if owners[node] is None:
-                _add_below(node, below)
+        used = [one for node in consumers if owners[node] is None for one, _ in node.next_functions if one is not None]
+        below.update(graph.walk([one for one in used if one not in below], is_end=below.__contains__))
         frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
         shared |= dict.fromkeys(frontier)
     cuts = _use_sites(shared, read, leaves)
@@ -72,7 +71,7 @@ def _use_sites(shared: Collection[Node], read: graph.Graph, leaves: Collection[N
     shapes = output_shapes(shared)
     uses = [(node, use) for node in shared for use in read.consumers[node] if use.node not in shared]
     ops = [graph.op(use.node) for _, use in uses]
-    beneath = [_leaves_below(node, leaves) for node, _ in uses]
+    beneath = [tuple(one for one in graph.walk([node]) if one in leaves) for node, _ in uses]
     return [
         UseSite(op, use.node, use.position, GradientEdge(node, use.output_nr), shapes[node][use.output_nr], found)
         for op, (node, use), found in zip(ops, uses, beneath, strict=True)
@@ -90,27 +89,3 @@ def _above(read: graph.Graph, nodes: Iterable[Node], relayouts: Mapping[Node, bo
                 if consumer.node in relayouts:
                     stack.append(consumer.node)
     return list(found)
-
-
-def _add_below(node: Node, below: set[Node]) -> None:
-    stack = [node]
-    while stack:
-        for used, _ in stack.pop().next_functions:
-            if used is not None and used not in below:
-                below.add(used)
-                stack.append(used)
-
-
-def _leaves_below(node: Node, leaves: Collection[Node]) -> tuple[Node, ...]:
-    """Return those of the leaves that a shared value is made from."""
-    found: dict[Node, None] = {}
-    stack, seen = [node], {node}
-    while stack:
-        top = stack.pop()
-        if top in leaves:
-            found[top] = None
-        for below, _ in top.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                stack.append(below)
-    return tuple(found)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
+    *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CODE_OF_CONDUCT", "CONTRIBUTING", "SECURITY")),
     *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.parent.name != "notebooks"),
 ]
 

@@ -13,7 +13,6 @@ from .nodes import is_leaf, leaf_tensor
 _T = TypeVar("_T")
 Hook = Callable[..., Any]
 
-ENGINE_MODULE = _engine_run_backward.__module__
 
 # An alias, not a function: while a call is traced, the compiler recognises only torch's own.
 torch_grad: Callable[..., Any] = torch.autograd.grad

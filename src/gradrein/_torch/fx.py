@@ -138,10 +138,6 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
     return found  # type: ignore[no-any-return]
 
 
-def _is_own(node: fx.Node) -> bool:
-    return getattr(node.target, "namespace", "") == "gradrein"
-
-
 def lacks_compiler(error: BaseException | None) -> bool:
     """Return whether an error says that there is no C++ compiler."""
     from torch._inductor.exc import InvalidCxxCompiler

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, overrides
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.jit import _builtins
-from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 _MODE_KEYS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
@@ -50,12 +49,6 @@ def overrides_functions(kind: type) -> bool:
     """Return whether tensors of this type override torch's functions."""
     disabled = torch._C._disabled_torch_function_impl
     return kind is not Tensor and getattr(kind, "__torch_function__", disabled) is not disabled
-
-
-def has_function_modes() -> bool:
-    """Return whether a `TorchFunctionMode` is active, other than the one that chooses the default device."""
-    stack = overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return any(not isinstance(mode, DeviceContext) for mode in stack)
 
 
 @contextmanager

@@ -4,17 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree
 
 # For all modules there are. Those that run when something is registered are no part of a step.
-_GLOBAL_HOOKS = ("backward_pre_hooks", "backward_hooks", "forward_pre_hooks", "forward_hooks")
-
-
-def global_hooks() -> tuple[int, ...]:
-    """Return torch's numbers of the hooks that are registered for all modules at once; no number comes twice."""
-    return tuple([number for kind in _GLOBAL_HOOKS for number in getattr(torch_module, f"_global_{kind}")])
 
 
 def submodules(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -18,6 +18,9 @@ from torch.autograd.graph import Node
 from .modes import unprofiled
 from .nodes import is_custom
 
+# Parts of torch's texts about a graph that was freed, and about a saved value that was changed.
+FREED = "backward through the graph a second time"
+CHANGED_IN_PLACE = "modified by an inplace operation"
 _STALE = re.compile(
     r"modified by an inplace operation: \[(?P<type>.*?)\],? .*?is at version (?P<found>\d+); "
     r"expected version (?P<expected>\d+)",
@@ -127,7 +130,7 @@ def held_tensor(handle: Any) -> Tensor | None:
 
 def is_freed_message(message: str) -> bool:
     """Return whether torch's text says that saved values are freed."""
-    return "backward through the graph a second time" in message
+    return FREED in message
 
 
 def is_unowned_output_message(message: str) -> bool:

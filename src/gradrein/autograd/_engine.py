@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._torch.engine import nested_engine_runs, run_engine
 from .._torch.modes import is_tensor_like, overrides_functions, without_overrides
+from .._torch.saved import CHANGED_IN_PLACE, FREED
 from ..errors import BackwardError
 from ..graph import current_sequence_nr
 from ._diagnosis import freed_graph, inplace, mismatched_grad, no_graph, unused_input
@@ -23,20 +24,16 @@ _DIAGNOSES: dict[str, _Diagnosis] = {
     "appears to not have been used in the graph": unused_input.diagnose,
     "One of the differentiated Tensors does not require grad": unused_input.diagnose,
     "can't retain_grad on Tensor that has requires_grad=False": unused_input.diagnose,
-    "backward through the graph a second time": freed_graph.diagnose,
-    "modified by an inplace operation": inplace.diagnose,
+    FREED: freed_graph.diagnose,
+    CHANGED_IN_PLACE: inplace.diagnose,
     "does not require grad and does not have a grad_fn": no_graph.diagnose,
     "invalid gradient at index": mismatched_grad.diagnose,
 }
 _ABOUT_THE_GRAPH = (freed_graph.diagnose, inplace.diagnose)
 
 
-class _ThreadState(threading.local):
-    # The sequence number of the next node when this thread last started a backward pass that frees its graph.
-    freed_before: int | None = None
-
-
-_thread = _ThreadState()
+# `freed_before`: the sequence number of the next node when this thread last started a pass that frees its graph.
+_thread = threading.local()
 
 
 def run(call: EngineCall) -> tuple[Tensor | None, ...]:
@@ -45,7 +42,7 @@ def run(call: EngineCall) -> tuple[Tensor | None, ...]:
     The only cost over torch is one stored number, from which a later error finds out which part of a graph
     an earlier pass has freed.
     """
-    freed_before = _thread.freed_before
+    freed_before: int | None = getattr(_thread, "freed_before", None)
     if not call.retain_graph and not torch.compiler.is_compiling():  # the compiler cannot trace the number
         _thread.freed_before = current_sequence_nr()
     try:

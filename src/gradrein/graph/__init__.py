@@ -21,7 +21,7 @@ from ._graph import Consumer, Graph, OutputInfo, describe, read
 from ._locations import ModuleRecord, NodeLocation, locate_nodes, record_modules
 from ._names import Names, find_names, live_models, live_tensors, variable_name
 from ._param_uses import ParameterUse, parameter_uses
-from ._saved import SavedState, SavedValue, saved
+from ._saved import SavedValue, saved
 
 __all__ = [
     "Consumer",
@@ -31,7 +31,6 @@ __all__ = [
     "NodeLocation",
     "OutputInfo",
     "ParameterUse",
-    "SavedState",
     "SavedValue",
     "base_of",
     "current_sequence_nr",

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from torch import nn
 from torch.autograd.graph import Node
@@ -45,31 +46,6 @@ class NodeLocation:
 
 
 @dataclass(frozen=True, eq=False)
-class _Timeline:
-    """The module that was running in one thread, by the sequence numbers of the thread's nodes."""
-
-    starts: list[int] = field(default_factory=list)
-    paths: list[str | None] = field(default_factory=list)
-    running: list[str | None] = field(default_factory=lambda: [None])
-
-    def enter(self, path: str) -> None:
-        self.running.append(path)
-        self._mark()
-
-    def leave(self) -> None:
-        self.running.pop()
-        self._mark()
-
-    def at(self, number: int) -> str | None:
-        index = bisect_right(self.starts, number) - 1
-        return self.paths[index] if index >= 0 else None
-
-    def _mark(self) -> None:
-        self.starts.append(current_sequence_nr())
-        self.paths.append(self.running[-1])
-
-
-@dataclass(frozen=True, eq=False)
 class ModuleRecord:
     """The module that created each node, from `record_modules`.
 
@@ -87,12 +63,14 @@ class ModuleRecord:
         [`gradrein.graph.record_modules`][]
     """
 
-    _timelines: list[_Timeline] = field(default_factory=list)
+    # For each thread: from which sequence number on which module was running.
+    _timelines: list[list[tuple[int, str | None]]] = field(default_factory=list)
 
     def module_of(self, node: Node) -> str | None:
         """Return the path of the module that created the node, '' for the model itself, None if not recorded."""
         number = sequence_nr(node)
-        candidates = {timeline.at(number) for timeline in self._timelines} - {None}
+        at = [bisect_right(timeline, number, key=itemgetter(0)) - 1 for timeline in self._timelines]
+        candidates = {timeline[i][1] for timeline, i in zip(self._timelines, at, strict=True) if i >= 0} - {None}
         return candidates.pop() if len(candidates) == 1 else None
 
 
@@ -123,18 +101,22 @@ def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
     record = ModuleRecord()
     this_thread = threading.local()
 
-    def timeline() -> _Timeline:
-        if not hasattr(this_thread, "timeline"):
-            this_thread.timeline = _Timeline()
+    def mark(path: str | None) -> None:
+        """Note that a module begins, or with None that the last one ends."""
+        if not hasattr(this_thread, "running"):
+            this_thread.running, this_thread.timeline = [None], []
             record._timelines.append(this_thread.timeline)
-        found: _Timeline = this_thread.timeline
-        return found
+        if path is None:
+            this_thread.running.pop()
+        else:
+            this_thread.running.append(path)
+        this_thread.timeline.append((current_sequence_nr(), this_thread.running[-1]))
 
     handles = []
     for path, module in model.named_modules():
         handles += [
-            module.register_forward_pre_hook(lambda *_, path=path: timeline().enter(path), prepend=True),
-            module.register_forward_hook(lambda *_: timeline().leave(), always_call=True),
+            module.register_forward_pre_hook(lambda *_, path=path: mark(path), prepend=True),
+            module.register_forward_hook(lambda *_: mark(None), always_call=True),
         ]
     try:
         yield record

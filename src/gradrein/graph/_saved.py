@@ -1,8 +1,7 @@
 """Values a node saved for its backward, read without running hooks and without raising torch's errors."""
 
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -18,23 +17,8 @@ from .._torch.saved import (
     stale_versions,
 )
 
-
-class SavedState(Enum):
-    """Whether a saved value can still be used.
-
-    Examples:
-        >>> w = torch.ones(2, requires_grad=True)
-        >>> gradrein.graph.saved(w.square().grad_fn)[-1].state
-        <SavedState.READY: 'ready'>
-
-    See Also:
-        [`gradrein.graph.SavedValue`][], [`gradrein.graph.saved`][]
-    """
-
-    READY = "ready"
-    FREED = "freed"
-    STALE = "stale"
-    PACKED = "packed"
+# Whether a saved value can still be used.
+SavedState: TypeAlias = Literal["ready", "freed", "stale", "packed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +67,10 @@ def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
         >>> from gradrein import graph
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> y = x.square()
-        >>> [(entry.name, entry.state.value) for entry in graph.saved(y.grad_fn)]
+        >>> [(entry.name, entry.state) for entry in graph.saved(y.grad_fn)]
         [('exponent', 'ready'), ('self', 'ready')]
         >>> y.sum().backward()
-        >>> [(entry.name, entry.state.value) for entry in graph.saved(y.grad_fn)]
+        >>> [(entry.name, entry.state) for entry in graph.saved(y.grad_fn)]
         [('exponent', 'ready'), ('self', 'freed')]
 
     See Also:
@@ -97,17 +81,17 @@ def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
     except RuntimeError as error:
         if not is_freed_message(str(error)):
             raise
-        return (SavedValue("tensors", SavedState.FREED),)
+        return (SavedValue("tensors", "freed"),)
     return tuple(entry for name, handles in fields for entry in _entries(node, name, handles, unpack))
 
 
 def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[SavedValue]:
     if handles is None:
-        return [SavedValue(name, SavedState.READY, saved_value(node, name))]
+        return [SavedValue(name, "ready", saved_value(node, name))]
     many = isinstance(handles, tuple | list)
     names = [f"{name}[{i}]" for i in range(len(handles))] if many else [name]
     if not unpack and is_packed(node, name, handles):
-        return [SavedValue(name, SavedState.PACKED) for name in names]
+        return [SavedValue(name, "packed") for name in names]
     try:
         value = saved_value(node, name)
     except RuntimeError as error:
@@ -118,13 +102,13 @@ def _entries(node: Node, name: str, handles: Any, unpack: bool) -> list[SavedVal
             return [unavailable]
         return [_unpack_one(name, handle) for name, handle in zip(names, handles, strict=True)]
     values = value if many else [value]
-    return [SavedValue(name, SavedState.READY, v) for name, v in zip(names, values, strict=True)]
+    return [SavedValue(name, "ready", v) for name, v in zip(names, values, strict=True)]
 
 
 def _unpack_one(name: str, handle: Any) -> SavedValue:
     """Unpack one of several values saved together, after unpacking all of them has failed."""
     try:
-        return SavedValue(name, SavedState.READY, handle.unpack())
+        return SavedValue(name, "ready", handle.unpack())
     except RuntimeError as error:
         unavailable = _unavailable(name, handle, str(error))
         if unavailable is None:
@@ -135,10 +119,10 @@ def _unpack_one(name: str, handle: Any) -> SavedValue:
 def _unavailable(name: str, handle: Any, text: str) -> SavedValue | None:
     """Return the state of a value that torch refused to unpack; None for an unknown error text."""
     if is_freed_message(text):
-        return SavedValue(name, SavedState.FREED)
+        return SavedValue(name, "freed")
     if is_unowned_output_message(text):
-        return SavedValue(name, SavedState.READY, held_tensor(handle))
+        return SavedValue(name, "ready", held_tensor(handle))
     versions = stale_versions(text)
     if versions is None:
         return None
-    return SavedValue(name, SavedState.STALE, held=held_tensor(handle), versions=versions)
+    return SavedValue(name, "stale", held=held_tensor(handle), versions=versions)

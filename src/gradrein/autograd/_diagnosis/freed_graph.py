@@ -46,7 +46,7 @@ def _crossings(context: ErrorContext, freed_before: int) -> list[tuple[GradientE
     old = {node for node in context.graph.nodes if graph.sequence_nr(node) < freed_before}
     freed: set[Node] = set()
     for node in reversed(context.graph.nodes):
-        is_freed = any(entry.state is graph.SavedState.FREED for entry in graph.saved(node))
+        is_freed = any(entry.state == "freed" for entry in graph.saved(node))
         if node in old and (is_freed or any(used in freed for used, _ in node.next_functions)):
             freed.add(node)
     return [

@@ -16,7 +16,7 @@ def diagnose(text: str, call: EngineCall) -> InplaceModifiedError:
         _stale_label(context, node, entry)
         for node in context.graph.nodes
         for entry in graph.saved(node)
-        if entry.state is graph.SavedState.STALE
+        if entry.state == "stale"
     )
     if not stale:
         hidden = "The changed tensor is in a graph inside one of the nodes, such as a reentrant checkpoint."

@@ -69,7 +69,7 @@ class _OtherGraphs:
         """Return why the outputs do not depend on a tensor."""
         if unused not in self.graph.consumers:
             return _NO_USE
-        above = self._consumers_above(unused)
+        above = {unused, *self.graph.leading_to({unused})}
         reached = [tensor for tensor in self.tensors if tensor.grad_fn in above]
         detached = self._detached_use(reached)
         if detached is not None:
@@ -79,15 +79,6 @@ class _OtherGraphs:
         if last is None:
             return "used, but not connected to this output"
         return f"used for {self.context.tensor_label(last)}, which is not part of this output"
-
-    def _consumers_above(self, start: Node) -> set[Node]:
-        seen, stack = {start}, [start]
-        while stack:
-            for consumer in self.graph.consumers[stack.pop()]:
-                if consumer.node not in seen:
-                    seen.add(consumer.node)
-                    stack.append(consumer.node)
-        return seen
 
     def _detached_use(self, reached: Iterable[Tensor]) -> str | None:
         """Find a value that entered the outputs' graph detached: same memory, no history."""

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -119,16 +119,16 @@ def _run(
     state = _state()
     if not state.models or state.searching or not values_are_real((*outputs, *grads)):
         return original(outputs, grads, retain_graph, create_graph, inputs, *args, **kwargs)
-    survey = _survey(outputs)
-    keep = retain_graph or survey.runs_once is None
+    leaves, runs_once = _survey(outputs)
+    keep = retain_graph or runs_once is None
     with _lock:
         state.depth += 1
     try:
         result = original(outputs, grads, keep, create_graph, inputs, *args, **kwargs)
         if state.error is None:
-            wanted = inputs or (*survey.leaves, *_sharded_parameters(state.model(), survey.leaves))
+            wanted = inputs or (*leaves, *_sharded_parameters(state.model(), leaves))
             produced = result if result is not None and len(result) else [_grad(tensor) for tensor in wanted]
-            finished = FinishedPass(outputs, grads, wanted, create_graph, survey.runs_once)
+            finished = FinishedPass(outputs, grads, wanted, create_graph, runs_once)
             state.error = _check(state, finished, produced)
         # A nested pass (a reentrant checkpoint) must not end the outer one: other processes may wait for what it
         # still has to send.
@@ -142,16 +142,12 @@ def _run(
     return result
 
 
-class _Survey(NamedTuple):
-    leaves: tuple[Tensor, ...]
-    runs_once: str | None  # why this graph can run only once, if so
-
-
-def _survey(outputs: Sequence[Tensor | GradientEdge]) -> _Survey:
+def _survey(outputs: Sequence[Tensor | GradientEdge]) -> tuple[tuple[Tensor, ...], str | None]:
+    """Return the leaves of a graph, and why it can run only once, if so."""
     nodes = graph.walk(outputs)
     leaves = tuple(graph.leaf_tensor(node) for node in nodes if graph.is_leaf(node))
     reasons = (_why_once(node) for node in nodes if graph.is_custom(node))
-    return _Survey(leaves, next(filter(None, reasons), None))
+    return leaves, next(filter(None, reasons), None)
 
 
 def _why_once(node: Node) -> str | None:

@@ -31,7 +31,7 @@ def saved_floats(node: Node) -> dict[str, Tensor]:
         entries = graph.saved(node, unpack=True)
     except RuntimeError:
         return {}
-    tensors = {e.name: e.value for e in entries if e.state is graph.SavedState.READY and isinstance(e.value, Tensor)}
+    tensors = {e.name: e.value for e in entries if e.state == "ready" and isinstance(e.value, Tensor)}
     return {name: value.detach() for name, value in tensors.items() if value.dtype.is_floating_point}
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ... import graph
 from ..._torch.nodes import output_metadata
+from ..._torch.saved import CHANGED_IN_PLACE, FREED
 from ...errors import GradreinError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
 
 
@@ -48,13 +49,13 @@ def refuse_nested(losses: Tensor) -> None:
 
 
 def _explanation(where: str, torch_says: str) -> GradreinError | None:
-    if "already been freed" in torch_says:
+    if FREED in torch_says:
         return GraphFreedError(
             f"per_sample: {where} was freed, by a backward pass or by per_sample itself. Query before that, or call "
             f"per_sample with retain_graph=True. torch says: {torch_says}",
             (),
         )
-    if "inplace operation" in torch_says:
+    if CHANGED_IN_PLACE in torch_says:
         return InplaceModifiedError(
             f"per_sample: {where} was changed in place since the forward pass. Compute a new tensor there, or query "
             f"before the change. torch says: {torch_says}",

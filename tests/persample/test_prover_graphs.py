@@ -8,7 +8,7 @@ from gradrein import graph
 from gradrein.persample.cuts.proofs import signature_of
 from gradrein.persample.engine import Losses
 from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
-from gradrein.persample.owners.ask import ask
+from gradrein.persample.owners.probe import probe
 from gradrein.persample.owners.prove import prove
 
 from . import test_transformers
@@ -35,7 +35,7 @@ def claims(losses, by_indices=False):
 def refuted(claimed, losses):
     """Return the ops at which the engine's own probe finds another owner than was claimed, or several."""
     pairs = [(node, owners) for node, owners in zip(losses.scan.nodes, claimed, strict=True) if owners is not None]
-    found = ask(losses, [node for node, _ in pairs])
+    found = probe(losses, [node for node, _ in pairs])
     return [graph.op(node) for node, owners in pairs if contradicts(node, owners, found[node])]
 
 

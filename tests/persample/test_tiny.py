@@ -6,7 +6,7 @@ from torch import nn
 
 import gradrein
 from gradrein.persample.engine import Losses
-from gradrein.persample.owners.ask import ask
+from gradrein.persample.owners.probe import probe
 
 from .oracle import flat, loop
 
@@ -98,7 +98,7 @@ def test_the_smallest_number_has_an_owner():
 def owners_at(value, losses):
     """Ask the engine who owns the elements of a value; None if samples share some."""
     samples = len(losses)
-    return ask(Losses(losses, torch.arange(samples), samples), [value.grad_fn])[value.grad_fn]
+    return probe(Losses(losses, torch.arange(samples), samples), [value.grad_fn])[value.grad_fn]
 
 
 @pytest.mark.parametrize("mix", [lambda h: torch.softmax(h @ h.T, 1) @ h, lambda h: h - h.mean(0)])

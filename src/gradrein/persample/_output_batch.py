@@ -15,7 +15,7 @@ from . import engine
 from .engine import Losses
 from .gate.unsupported import refuse_unsupported
 from .layout.samples import SampleLayout
-from .owners.ask import ask
+from .owners.probe import probe
 from .owners.prove import prove
 
 
@@ -125,7 +125,7 @@ def _owners_at(nodes: Iterable[Node], losses: Losses) -> dict[Node, tuple[Sample
     """Return the owners at some nodes: as structure proves them, or else as the engine finds them."""
     proved = {node: owners for node, owners in prove(losses.root, losses.sample_of).items() if owners[0].is_proved}
     found = {node: (proved[node][0].layout(losses.samples),) for node in nodes if node in proved}
-    return {**found, **ask(losses, [node for node in nodes if node not in proved])}
+    return {**found, **probe(losses, [node for node in nodes if node not in proved])}
 
 
 def _match(value: Value, dim: int, layout: SampleLayout, count: int) -> bool:

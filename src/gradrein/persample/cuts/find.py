@@ -17,9 +17,9 @@ from ..engine import Losses
 from ..layout.owners import Owners
 from ..layout.samples import SampleLayout
 from ..ops.table import moves_by_index
-from ..owners.ask import ask
 from ..owners.cuts import UseSite, find_cuts
 from ..owners.model_tensors import ModelTensors
+from ..owners.probe import probe
 from ..owners.prove import prove
 from .proofs import Proof, coarsest_eps, keeps_data, proof_of, try_to_prove
 
@@ -123,7 +123,7 @@ def _refuse_coupling_below(
         doubtful = [node for node in known_here if is_used_by_rows(node, cuts, losses, owners)]
         if doubtful and (not may_run or any(graph.leaf_tensor(node)._backward_hooks for node in doubtful)):
             raise _not_shown()
-        for node, layouts in ask(losses, doubtful).items():
+        for node, layouts in probe(losses, doubtful).items():
             if layouts is None:
                 raise shared_input(graph.leaf_tensor(node))
 
@@ -168,7 +168,7 @@ def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> 
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: ModelTensors) -> Found:
-    cuts, layouts = find_cuts(leaves, losses.read, partial(ask, losses, custom=bool(losses.scan.custom)))
+    cuts, layouts = find_cuts(leaves, losses.read, partial(probe, losses, custom=bool(losses.scan.custom)))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)

@@ -80,11 +80,6 @@ def register_rule(op: Op, rule: GradientRule, *, replace: bool = False) -> None:
     _REGISTERED.append(op)
 
 
-def add_rule(op: type, rule: GradientRule) -> None:
-    """Add the rule of a Function of this package."""
-    _RULES[op] = rule
-
-
 def registered() -> tuple[str | type, ...]:
     """Return the ops whose rules were registered by `register_rule`, one for each call."""
     return tuple(_REGISTERED)
@@ -112,11 +107,11 @@ def apply(ctx: RuleContext) -> SampleGrads:
     """Return the per-sample gradients of a use, by its rule or by the general way."""
     for g, owned in zip(ctx.gradients, ctx.layouts, strict=True):
         if g is not None and not owned.is_empty:
-            return apply_rule(ctx) or fallback.one_by_one(ctx)
+            return _apply_rule(ctx) or fallback.one_by_one(ctx)
     return fallback.nothing(ctx)
 
 
-def apply_rule(ctx: RuleContext) -> SampleGrads | None:
+def _apply_rule(ctx: RuleContext) -> SampleGrads | None:
     """Return the per-sample gradients of a use by its rule, if there is one that can be applied to it."""
     # The names of torch's own ops end in a number, and tell them apart.
     op = ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node)

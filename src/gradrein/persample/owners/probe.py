@@ -14,11 +14,10 @@ in more runs than that, however small the part of one of them is: there is a run
 The losses that take part have random weights, so that the parts of equal samples do not cancel.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import combinations, islice
-from math import comb
-from typing import TypeAlias
+from math import comb, prod
 
 import torch
 from torch import Tensor
@@ -26,12 +25,14 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from ...errors import UnsupportedOperationError
+from ..engine import Losses
 from ..engine.losses import Gradients, See
 from ..layout.samples import SampleLayout, fitting_blocks
 
-# Runs the engine, given one weight per sample, and shows the gradients at some ops.
-Visit: TypeAlias = Callable[[Iterable[Node], Tensor, See], None]
-
+# To ask about an op takes holding its gradient. More than this many bytes are asked for in several runs of the
+# engine, but not in many.
+_HELD_BYTES = 1 << 26
+_GROUPS_AT_MOST = 4
 # What stands in the place of an owner: nothing to own, owned by several.
 _ZERO, _SHARED = -1, -2
 # Gradients are compared this many elements at a time, so that comparing takes little memory.
@@ -39,20 +40,44 @@ _AT_A_TIME = 1 << 16
 
 
 def probe(
-    visit: Visit, nodes: Iterable[Node], samples: int, root: Tensor, *, custom: bool
+    losses: Losses, nodes: Iterable[Node], *, custom: bool = False
 ) -> dict[Node, tuple[SampleLayout, ...] | None]:
-    """Find who owns what at the outputs of some ops.
+    """Observe who owns the outputs of some ops, a few ops at a time where their gradients are large.
 
     Args:
-        visit: runs the engine.
+        losses: what is differentiated.
         nodes: the ops.
-        samples: how many samples there are.
-        root: the losses.
-        custom: whether custom Functions may change gradients in ways that depend on which samples take part.
+        custom: whether custom Functions may change gradients in ways that depend on which samples take part; one that
+            does is refused.
 
     Returns:
-        For each op that gets a gradient, one layout per output; None where samples share elements.
+        For each op one layout per output; None where samples share elements.
     """
+    found: dict[Node, tuple[SampleLayout, ...] | None] = {}
+    for few in _in_groups(nodes):
+        found |= {node: tuple(SampleLayout.empty(losses.samples) for _ in graph.describe(node)) for node in few}
+        found |= _probe(losses, few, custom)
+    return found
+
+
+def _in_groups(nodes: Iterable[Node]) -> Iterator[list[Node]]:
+    sizes = {node: sum(4 * prod(out.shape) for out in graph.describe(node)) for node in nodes}
+    limit = max(_HELD_BYTES, sum(sizes.values()) / _GROUPS_AT_MOST)
+    group: list[Node] = []
+    held = 0
+    for node, size in sizes.items():
+        if group and held + size > limit:
+            yield group
+            group, held = [], 0
+        group.append(node)
+        held += size
+    if group:
+        yield group
+
+
+def _probe(losses: Losses, nodes: Iterable[Node], custom: bool) -> dict[Node, tuple[SampleLayout, ...] | None]:
+    """Return the layouts of those ops that get a gradient."""
+    root, samples = losses.root, losses.samples
     generator = torch.Generator().manual_seed(20)
     # At least 1, so that nothing vanishes that the losses themselves show; little more, so that nothing overflows.
     base = (1 + torch.rand(samples, generator=generator, dtype=torch.float64) / 4).to(root)
@@ -63,7 +88,7 @@ def probe(
     same = _SameEveryTime() if custom else None
     for run, takes_part in enumerate(codes.takes_part):
         mark = partial(_mark, marks, run, len(codes.takes_part))
-        visit(asked, base * takes_part, mark if same is None else same.before(mark))
+        losses.visit(asked, base * takes_part, mark if same is None else same.before(mark))
         found = [node for node in asked if node in marks and codes.tell_shared(marks[node], run)]
         shared |= dict.fromkeys(found)  # to know that takes no more runs
         asked = [node for node in asked if node not in shared]

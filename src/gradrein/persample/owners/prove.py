@@ -4,18 +4,17 @@ Owners are carried from the losses down, op by op, as `ops` says. What is proved
 signature, whatever its values, as long as no hook changes a gradient on the way.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ..._torch.nodes import edge_shape, output_shapes
+from ... import graph
+from ..._torch.nodes import Edges, edge_shape, output_shapes
 from ..layout.owners import UNREACHED, Owners
 from ..ops.step import Step
-
-# Where a node sends gradients: the input of its op, and the edge there.
-_Sends = list[tuple[int, Node, int]]
 
 
 def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[Node, tuple[Owners, ...]]:
@@ -27,28 +26,29 @@ def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[
         by_indices: follow the indices that this very graph saved, too.
     """
     assert root.grad_fn is not None
-    sends = _all_sends(root.grad_fn)
     start = Owners.of(sample_of.to("cpu", torch.int32).reshape(root.shape), root.shape)
-    return _carry(sends, root.grad_fn, root.output_nr, start, by_indices)
+    return _carry(root.grad_fn, root.output_nr, start, by_indices)
 
 
 def reached(edge: GradientEdge) -> list[Node]:
     """Return the ops that a value is made by: those to which its gradient can go, whatever the values are."""
-    found = _carry(_all_sends(edge.node), edge.node, edge.output_nr, Owners.all(0, edge_shape(edge)), False)
+    found = _carry(edge.node, edge.output_nr, Owners.all(0, edge_shape(edge)), False)
     return [node for node, owners in found.items() if not all(o.is_empty for o in owners)]
 
 
-def _carry(
-    sends: dict[Node, _Sends], root: Node, output_nr: int, start: Owners, by_indices: bool
-) -> dict[Node, tuple[Owners, ...]]:
-    shapes = output_shapes(sends)
+def _carry(root: Node, output_nr: int, start: Owners, by_indices: bool) -> dict[Node, tuple[Owners, ...]]:
+    """Carry owners from one output of a node down to everything below it."""
+    edges = graph.walk([root])
+    shapes = output_shapes(edges)
     found: dict[Node, list[Owners | None]] = {node: [None] * len(outs) for node, outs in shapes.items()}
     found[root][output_nr] = start
-    for node in _in_order(sends, root):
+    for node in _in_order(edges, root):
         if not any(found[node]):
             continue
         outs = _all_outputs(found[node], shapes[node])
-        for position, below, nr in sends[node]:
+        for position, (below, nr) in enumerate(edges[node]):
+            if below is None:
+                continue
             sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
             before = found[below][nr]
             if not sent.is_empty:
@@ -63,27 +63,15 @@ def _all_outputs(owners: list[Owners | None], shapes: list[tuple[int, ...]]) -> 
     )
 
 
-def _all_sends(root: Node) -> dict[Node, _Sends]:
-    sends: dict[Node, _Sends] = {}
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if node not in sends:
-            sends[node] = [(i, below, nr) for i, (below, nr) in enumerate(node.next_functions) if below is not None]
-            stack += [below for _, below, _ in sends[node]]
-    return sends
-
-
-def _in_order(sends: dict[Node, _Sends], root: Node) -> Iterable[Node]:
-    waiting = dict.fromkeys(sends, 0)
-    for targets in sends.values():
-        for _, below, _ in targets:
-            waiting[below] += 1
+def _in_order(below: Mapping[Node, Edges], root: Node) -> Iterator[Node]:
+    """Yield the nodes, each after all that use it."""
+    waiting = Counter(used for edges in below.values() for used, _ in edges if used is not None)
     ready = [root]
     while ready:
         node = ready.pop()
         yield node
-        for _, below, _ in sends[node]:
-            waiting[below] -= 1
-            if not waiting[below]:
-                ready.append(below)
+        for used, _ in below[node]:
+            if used is not None:
+                waiting[used] -= 1
+                if not waiting[used]:
+                    ready.append(used)

@@ -1,1 +1,1 @@
-"""Per-sample gradients of one value, each held in the form that is cheapest to compute with."""
+"""Per-sample gradients of one value, each held in the representation that is cheapest to compute with."""

@@ -1,7 +1,7 @@
-"""Per-sample gradients of one value, each held in the form that is cheapest to ask.
+"""Per-sample gradients of one value, each held in the representation that is cheapest to ask.
 
-Every form can materialise its gradients (`dense`). All other methods default to that; subclasses override what they can
-compute without it.
+Every representation can materialise its gradients (`dense`). All other methods default to that; subclasses override
+what they can compute without it.
 """
 
 from abc import ABC, abstractmethod
@@ -81,11 +81,11 @@ class SampleGrads(ABC):
         return torch.cat(blocks)
 
     def joined(self, others: Sequence["Self"]) -> "SampleGrads | None":  # noqa: ARG002
-        """Return the gradients of a value with several uses in this form; None if the form has no such way."""
+        """Return the gradients of a value with several uses, represented like this; None if there is no such way."""
         return None
 
     def cross(self, other: "SampleGrads") -> Tensor | None:  # noqa: ARG002
-        """Return each sample's inner product with its gradient in another form, if there is a short way."""
+        """Return each sample's inner product with its gradient in another representation, if there is a short way."""
         return None
 
     def outer_factors(self) -> tuple[Tensor, Tensor] | None:
@@ -93,11 +93,11 @@ class SampleGrads(ABC):
         return None
 
     def swapped(self, dims: tuple[int, int]) -> "SampleGrads | None":  # noqa: ARG002
-        """Return the gradients of the value with two dimensions (counted from the last) swapped, in this form."""
+        """Return the gradients of the value with two dimensions (counted from the last) swapped, if it can."""
         return None
 
     def reshaped(self, shape: Sequence[int]) -> "SampleGrads | None":  # noqa: ARG002
-        """Return the gradients of the reshaped value, in this form."""
+        """Return the gradients of the reshaped value, if it can."""
         return None
 
     @property
@@ -190,21 +190,21 @@ def in_chunks(samples: int, numbers: int) -> Iterator[slice]:
         yield slice(start, min(start + size, samples))
 
 
-def redo_where_lost(form: SampleGrads, squares: Tensor, doubt: Tensor) -> Tensor:
+def recompute_cancelled(grads: SampleGrads, squares: Tensor, error_bound: Tensor) -> Tensor:
     """Compute those norms again from the gradients themselves that rounding may have spoiled.
 
     Args:
-        form: whose norms these are.
+        grads: whose norms these are.
         squares: their squares.
-        doubt: how large the error of each square may be, about. Nothing but zero has no doubt at all.
+        error_bound: how large the error of each square may be, about. Only what is zero for certain has none.
     """
-    sound = squares > 3e5 * doubt  # errors were up to seven times the doubt: a norm is right to five digits
+    sound = squares > 3e5 * error_bound  # errors were up to seven times the bound: a norm is right to five digits
     if not is_traced() and bool(sound.all()):
         return squares
-    spoiled = ~sound & ~(doubt == 0)
+    spoiled = ~sound & ~(error_bound == 0)
     if all_hold(~spoiled):
         return squares.clamp(min=0)
     squares = squares.clone()
     for i in spoiled.nonzero().squeeze(1).tolist():
-        squares[i] = square(row_norms(form.dense(slice(i, i + 1))))[0]
+        squares[i] = square(row_norms(grads.dense(slice(i, i + 1))))[0]
     return squares.clamp(min=0)

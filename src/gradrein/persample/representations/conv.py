@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..tracing import as_one_op
-from .base import ALL, SampleGrads, in_chunks, redo_where_lost
+from .base import ALL, SampleGrads, in_chunks, recompute_cancelled
 from .numerics import scale_rows, upcast_half
-from .outer import TRAFFIC, gram_doubt, gram_sums
+from .outer import TRAFFIC, gram_error_bound, gram_sums
 
 OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 # Larger blocks are had from the system anew each time, which costs more than a Gram matrix.
@@ -41,16 +41,16 @@ class Convolved(SampleGrads):
         self.flops_saved = 0.0 if self.strategy == "gram" else float(self.samples * self.pixels * prod(self.shape))
 
     def dense(self, part: slice = ALL) -> Tensor:
-        made = as_one_op(weight_gradients, _form_of_gradients, _ARGUMENTS)
+        made = as_one_op(weight_gradients, _empty_gradients, _ARGUMENTS)
         return made(self.g[part], self.x[part], *self._settings)
 
     def squared_norms(self) -> Tensor:
         if self.strategy != "gram":
             return super().squared_norms()
-        made = as_one_op(convolution_gram_sums, _form_of_sums, _ARGUMENTS)
+        made = as_one_op(convolution_gram_sums, _empty_sums, _ARGUMENTS)
         squares, bound, largest = made(self.g, self.x, *self._settings).unbind()
         sizes = self.pixels, self.shape[0], prod(self.shape[1:])
-        return redo_where_lost(self, squares, gram_doubt(squares, bound, largest, sizes, (self.g, self.x)))
+        return recompute_cancelled(self, squares, gram_error_bound(squares, bound, largest, sizes, (self.g, self.x)))
 
     def weighted(self, weights: Tensor) -> Tensor:
         g = scale_rows(self.g, weights)
@@ -168,9 +168,9 @@ def _unfolded(g: Tensor, x: Tensor, shape: Sequence[int], options: Sequence[Any]
     return g.flatten(2), windows.reshape(len(x), prod(shape[1:]), prod(pixels))
 
 
-def _form_of_gradients(g: Tensor, _: Tensor, shape: Sequence[int], *__: Any) -> Tensor:
+def _empty_gradients(g: Tensor, _: Tensor, shape: Sequence[int], *__: Any) -> Tensor:
     return g.new_empty(len(g), *shape)
 
 
-def _form_of_sums(g: Tensor, *_: Any) -> Tensor:
+def _empty_sums(g: Tensor, *_: Any) -> Tensor:
     return g.new_empty(3, len(g), dtype=torch.float64)

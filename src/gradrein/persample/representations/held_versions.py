@@ -14,12 +14,12 @@ class HeldVersions:
     A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by autograd.
     """
 
-    def __init__(self, forms: Mapping[str, SampleGrads]) -> None:
-        self._held = {name: _versions(form) for name, form in forms.items()}
+    def __init__(self, gradients: Mapping[str, SampleGrads]) -> None:
+        self._held = {name: _versions(one) for name, one in gradients.items()}
 
-    def renew(self, name: str, form: SampleGrads) -> None:
-        """Note that the gradients of a parameter are held in another form from now on."""
-        self._held[name] = _versions(form)
+    def renew(self, name: str, one: SampleGrads) -> None:
+        """Note that the gradients of a parameter are held in another representation from now on."""
+        self._held[name] = _versions(one)
 
     def check(self) -> None:
         """Refuse to answer if anything was changed."""
@@ -35,5 +35,5 @@ class HeldVersions:
                     )
 
 
-def _versions(form: SampleGrads) -> list[tuple[Tensor, int]]:
-    return [(tensor, tensor._version) for tensor in form.held_tensors if not tensor.is_inference()]
+def _versions(one: SampleGrads) -> list[tuple[Tensor, int]]:
+    return [(tensor, tensor._version) for tensor in one.held_tensors if not tensor.is_inference()]

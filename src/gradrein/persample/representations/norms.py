@@ -24,34 +24,34 @@ class Norms:
         total: of all parameters together, (samples,).
     """
 
-    def __init__(self, forms: Mapping[str, SampleGrads], samples: int, extreme: frozenset[str]) -> None:
+    def __init__(self, gradients: Mapping[str, SampleGrads], samples: int, extreme: frozenset[str]) -> None:
         """Compute them.
 
         Args:
-            forms: the gradients.
+            gradients: the gradients.
             samples: how many samples there are.
             extreme: names of those whose squares may be beyond float64.
         """
-        short = _by_factors(forms)
+        short = _by_factors(gradients)
         self.each = {
-            name: short[name] if name in short else _lengths(form, name in extreme) for name, form in forms.items()
+            name: short[name] if name in short else _norms(one, name in extreme) for name, one in gradients.items()
         }
         parts = list(self.each.values()) or [torch.zeros(samples, dtype=torch.float64)]
         self.total = row_norms(torch.stack(parts, 1))
 
 
-def _by_factors(forms: Mapping[str, SampleGrads]) -> dict[str, Tensor]:
-    """Return the norms of those forms that have factors, all of which are looked at together."""
-    factors = {name: found for name, form in forms.items() if (found := form.norm_factors())}
-    lengths = iter(norms_of_rows([x for found in factors.values() for x in found]))
-    return {name: reduce(mul, islice(lengths, len(found))) for name, found in factors.items()}
+def _by_factors(gradients: Mapping[str, SampleGrads]) -> dict[str, Tensor]:
+    """Return the norms of those representations that have factors, all of which are looked at together."""
+    factors = {name: found for name, one in gradients.items() if (found := one.norm_factors())}
+    norms = iter(norms_of_rows([x for found in factors.values() for x in found]))
+    return {name: reduce(mul, islice(norms, len(found))) for name, found in factors.items()}
 
 
-def _lengths(form: SampleGrads, extreme: bool) -> Tensor:
-    squares = form.squared_norms()
-    lengths = squares.sqrt()
+def _norms(one: SampleGrads, extreme: bool) -> Tensor:
+    squares = one.squared_norms()
+    norms = squares.sqrt()
     if extreme:
         kept = (squares > _SMALLEST) & (squares < _LARGEST)
         for i in () if all_hold(kept) else (~kept).nonzero().squeeze(1).tolist():
-            lengths[i] = row_norms(form.dense(slice(i, i + 1)))[0]
-    return lengths
+            norms[i] = row_norms(one.dense(slice(i, i + 1)))[0]
+    return norms

@@ -43,7 +43,7 @@ def as_rows(block: Tensor) -> Tensor:
     return block if dims == 2 else block.flatten(1) if dims > 1 else block[:, None]
 
 
-def _lengths(rows: Tensor) -> Tensor:
+def _norms(rows: Tensor) -> Tensor:
     """Return the norm of each row, in float64, where its dtype can hold the squares.
 
     torch adds up the squares of a row in its own dtype, one after the other: of a million numbers in float32 the norm
@@ -51,15 +51,15 @@ def _lengths(rows: Tensor) -> Tensor:
     """
     width = rows.shape[1]
     if width <= _PIECE or rows.dtype == torch.float64:
-        return _short_lengths(rows).double()
+        return _short_norms(rows).double()
     whole = width - width % _PIECE
     pieces = torch.linalg.vector_norm(rows[:, :whole].view(len(rows), whole // _PIECE, _PIECE), dim=2)
-    rest = _short_lengths(rows[:, whole:])
+    rest = _short_norms(rows[:, whole:])
     found: Tensor = torch.linalg.vector_norm(torch.cat([pieces, rest[:, None]], 1), dim=1, dtype=torch.float64)
     return found
 
 
-def _short_lengths(rows: Tensor) -> Tensor:
+def _short_norms(rows: Tensor) -> Tensor:
     found: Tensor = torch.linalg.vector_norm(rows, dim=1)
     return found
 
@@ -67,19 +67,19 @@ def _short_lengths(rows: Tensor) -> Tensor:
 def row_norms(block: Tensor) -> Tensor:
     """Return the norm of each sample's part, in float64, also where its dtype cannot hold the squares."""
     rows = as_rows(block)
-    lengths = _lengths(rows)
+    norms = _norms(rows)
     smallest = _smallest_norm(rows.dtype, rows.shape[1])
     if is_traced():
-        all_hold((lengths > smallest) & (lengths < torch.inf) | (row_max(rows) == 0))
-        return lengths
-    if _lie_within(lengths, smallest, torch.inf):
-        return lengths
-    lossless = (lengths > smallest) & (lengths < torch.inf)
+        all_hold((norms > smallest) & (norms < torch.inf) | (row_max(rows) == 0))
+        return norms
+    if _lie_within(norms, smallest, torch.inf):
+        return norms
+    lossless = (norms > smallest) & (norms < torch.inf)
     few = rows[~lossless].double()
     size = row_max(few)
     unit = torch.where((size > 0) & (size < torch.inf), size, 1)
-    lengths[~lossless] = torch.linalg.vector_norm(few / unit[:, None], dim=1) * unit
-    return lengths
+    norms[~lossless] = torch.linalg.vector_norm(few / unit[:, None], dim=1) * unit
+    return norms
 
 
 def _smallest_norm(dtype: torch.dtype, width: int) -> float:
@@ -93,21 +93,21 @@ def norms_of_rows(blocks: Sequence[Tensor]) -> list[Tensor]:
     rows = [as_rows(block) for block in blocks]
     places = [_place(each) for each in rows]
     distinct = dict(zip(places, rows, strict=True))
-    lengths = dict(zip(distinct, _norms_of_distinct(list(distinct.values())), strict=True))
-    return [lengths[place] for place in places]
+    norms = dict(zip(distinct, _norms_of_distinct(list(distinct.values())), strict=True))
+    return [norms[place] for place in places]
 
 
 def _norms_of_distinct(rows: Sequence[Tensor]) -> Sequence[Tensor]:
     if len({each.dtype for each in rows}) != 1 or not all(each.shape[1] for each in rows):
         return [row_norms(each) for each in rows]
-    measure = _lengths if any(each.shape[1] > _PIECE for each in rows) else _short_lengths
-    lengths = torch.stack([measure(each) for each in rows]).double()
+    measure = _norms if any(each.shape[1] > _PIECE for each in rows) else _short_norms
+    norms = torch.stack([measure(each) for each in rows]).double()
     smallest = _smallest_norm(rows[0].dtype, max([each.shape[1] for each in rows]))
-    found = lengths.unbind()
+    found = norms.unbind()
     if is_traced():
-        all_hold((lengths > smallest) & (lengths < torch.inf) | (torch.stack([row_max(each) for each in rows]) == 0))
+        all_hold((norms > smallest) & (norms < torch.inf) | (torch.stack([row_max(each) for each in rows]) == 0))
         return found
-    if _lie_within(lengths.view(-1), smallest, inf):
+    if _lie_within(norms.view(-1), smallest, inf):
         return found
     return [x if _lie_within(x, smallest, inf) else row_norms(each) for x, each in zip(found, rows, strict=True)]
 
@@ -127,9 +127,9 @@ def row_max(block: Tensor) -> Tensor:
     return torch.maximum(block.amax(dims), block.amin(dims).neg()).double()  # 20 times as fast as torch's norm
 
 
-def square(lengths: Tensor) -> Tensor:
+def square(norms: Tensor) -> Tensor:
     """Return the squares of norms, in float64."""
-    return lengths.double().square()
+    return norms.double().square()
 
 
 def widen_for(x: Tensor, weights: Tensor) -> Tensor:

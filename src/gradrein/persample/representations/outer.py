@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..tracing import is_traced
-from .base import ALL, SampleGrads, redo_where_lost
+from .base import ALL, SampleGrads, recompute_cancelled
 from .numerics import double, is_moderate, row_max, row_norms, scale_rows, square, upcast_half
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Outer(SampleGrads):
         if self.strategy != "gram":
             return super().squared_norms()
         squares, bound, largest = gram_sums(self.left, self.right)
-        doubt = gram_doubt(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
-        return redo_where_lost(self, squares, doubt)
+        error_bound = gram_error_bound(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
+        return recompute_cancelled(self, squares, error_bound)
 
     def norm_factors(self) -> tuple[Tensor, ...]:
         return (upcast_half(self.left), upcast_half(self.right)) if self.rows == 1 else ()
@@ -116,7 +116,7 @@ def gram_sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return squared norms made from Gram matrices, and what their error follows from; all in float64.
 
     Returns:
-        The squared norms, the sums of the absolute values in them, and the largest squared lengths of a row.
+        The squared norms, the sums of the absolute values in them, and the largest squared norms of a row.
     """
     step = _rows_in_strip(left.shape[1])
     squares, bounds, diagonals = [], [], []
@@ -134,7 +134,7 @@ def gram_sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return torch.stack(squares).sum(0), torch.stack(bounds).double().sum(0), largest[0] + largest[1]
 
 
-def gram_doubt(
+def gram_error_bound(
     squares: Tensor, bound: Tensor, largest: Tensor, sizes: tuple[int, ...], factors: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Return the error of norms made from Gram matrices.
@@ -145,18 +145,18 @@ def gram_doubt(
         largest: the largest squared length of a row. A product that is too small for the dtype takes up to `tiny`
             from a number of one matrix, which is then multiplied by one of the other.
         sizes: how many rows there are, and the two sides of the matrix.
-        factors: what the gradients are products of. Where one of them is zero nothing is in doubt.
+        factors: what the gradients are products of. Where one of them is zero there is no error.
     """
     left, right = factors
     info = torch.finfo(torch.promote_types(left.dtype, torch.float32))
     rows, *sides = sizes
-    doubt = info.eps * bound + info.tiny * rows**2 * (sum(sides) * largest + 1)
+    error_bound = info.eps * bound + info.tiny * rows**2 * (sum(sides) * largest + 1)
     if is_traced():
         nothing = (row_max(left) == 0) | (row_max(right) == 0)
-        return doubt.where((squares != 0) | ~nothing, 0)
+        return error_bound.where((squares != 0) | ~nothing, 0)
     if bool(squares.all()):
-        return doubt
+        return error_bound
     zero = (squares == 0).nonzero().squeeze(1)
     nothing = (row_max(left[zero]) == 0) | (row_max(right[zero]) == 0)
-    doubt[zero[nothing]] = 0
-    return doubt
+    error_bound[zero[nothing]] = 0
+    return error_bound

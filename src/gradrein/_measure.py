@@ -32,17 +32,21 @@ def check_foreach(grads: Sequence[Tensor], foreach: bool | None) -> None:
             )
 
 
-def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Tensor, float | None]:
-    """Return the norm of all gradients as a 0-dim tensor, and as a number where that needs no waiting."""
+def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Tensor, float | Tensor]:
+    """Return the norm of all gradients as a 0-dim tensor of the dtype to return, and the norm to compute with.
+
+    The latter is a number where that needs no waiting, and otherwise in float64 where the device has that: float32 may
+    hold every gradient and not their norm.
+    """
     backend = _kernels.native(grads, foreach)
     found = backend.total_norm(grads, p) if backend is not None else None
     if found is not None:
         value, double, _ = found
-        return torch.tensor(value, dtype=dtype_of_norm(double, value)), value
+        return torch.tensor(value, dtype=dtype_of_norm(double, value), device=grads[0].device), value
     with torch.no_grad():
         norm = total(norms(grads, p, foreach), p)
         number = norm.item() if _devices.readable_now(grads) else None
-        return norm.to(result_dtype(grads, number)), number
+        return norm.to(result_dtype(grads, number)), norm if number is None else number
 
 
 def total_on_cpu(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, bool, bool]:
@@ -74,6 +78,33 @@ def dtype_of_norm(double: bool, value: float | None) -> torch.dtype:
     return torch.float64 if double or too_large else torch.float32
 
 
+def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not_finite: float | None = 1.0) -> Tensor:
+    """Return the factor that reduces a norm to a limit: exactly 1 below it, and 1 if the norm is not finite.
+
+    Args:
+        limit: The largest norm allowed, a number or a tensor.
+        norm: The norms.
+        eps: What is added to the norm; torch's functions have 1e-6.
+        if_not_finite: The factor of a norm that is NaN or infinite; None for what the division gives.
+
+    Examples:
+        >>> gradrein.policies.clip_factor(1.0, torch.tensor([0.5, 4.0]))
+        tensor([1.0000, 0.2500])
+
+    See Also:
+        [`gradrein.policies.Scale`][], [`gradrein.policies.Policy`][]
+    """
+    # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
+    factor = ceiling / (norm + eps)
+    # A subnormal factor is rounded down, so that the norm after clipping does not exceed the limit.
+    tiny = torch.finfo(norm.dtype).tiny
+    factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+    if if_not_finite is None:
+        return torch.where(ceiling == math.inf, 1.0, factor.clamp(max=1.0))
+    return torch.where(norm < math.inf, torch.where(norm > ceiling, factor, 1.0), if_not_finite)
+
+
 def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
     """Return the p-norm of each gradient: a float64 vector on the first gradient's device."""
     if not grads:
@@ -88,7 +119,7 @@ def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
             return _norms_by_torch(grads, p, foreach)
         parts = [norms([grads[i] for i in taken], p), _norms_by_torch([grads[i] for i in rest], p, foreach)]
         home = grads[0].device
-        back = torch.tensor(taken + rest).argsort().to(home)
+        back = torch.tensor(taken + rest, device=home).argsort()
         return torch.cat([part.to(home) for part in parts])[back]
 
 
@@ -221,7 +252,7 @@ def any_above(grads: Iterable[Tensor], limit: float | Tensor) -> Tensor:
     with torch.no_grad():
         for g in grads:
             sizes = magnitudes(_dense(g)).to(accumulation_dtype(g.device))
-            found.append((sizes > torch.as_tensor(limit, dtype=sizes.dtype).to(g.device)).any())
+            found.append((sizes > torch.as_tensor(limit, dtype=sizes.dtype, device=g.device)).any())
         return torch.stack([each.to(found[0].device) for each in found]).any() if found else torch.tensor(False)
 
 

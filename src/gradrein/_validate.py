@@ -57,7 +57,7 @@ def finite(value: object, expected: str, *, above_zero: bool = False) -> float:
 def one_number(value: object, expected: str) -> Tensor:
     """Return a real number as a tensor of one, which is not read. `expected` says in the error what is meant."""
     if not isinstance(value, Tensor):
-        return torch.tensor(real(value, expected), dtype=torch.float64)
+        return torch.tensor(real(value, expected), dtype=torch.float64, device="cpu")
     _refuse_no_number(value, expected)
     return local_tensor(value.detach()).reshape(())
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _measure, _validate
+from ._devices import accumulation_dtype
 from ._torch.dtensor import any_dtensor
 from ._torch.modes import inside_func_transform, is_differentiated_by_func
 from ._torch.modules import flatten
@@ -48,11 +49,11 @@ def clip_by_global_norm(
     limit = _validate.threshold(clip_norm, "clip_norm")
     leaves, rebuild = flatten(list(tensors) if isinstance(tensors, Iterator) else tensors)
     present = [_checked(t, "clip_by_global_norm").detach() for t in leaves if t is not None]
-    known = None if use_norm is None else torch.as_tensor(_validate.threshold(use_norm, "use_norm"))
+    known = None if use_norm is None else _validate.threshold(use_norm, "use_norm")
     with torch.no_grad():
-        norm, dtype = _norm(present) if known is None else (known, known.dtype)
-        factor = _factor(limit, norm.to(torch.float64) if norm.device.type != "mps" else norm)
-        return rebuild([None if t is None else _times(t.detach(), factor) for t in leaves]), norm.to(dtype)
+        norm, exact = _norm(present) if known is None else _known(known, present)
+        factor = _measure.clip_factor(limit, exact, if_not_finite=math.nan)
+        return rebuild([None if t is None else _times(t.detach(), factor) for t in leaves]), norm
 
 
 def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence[int] | None = None) -> Tensor:
@@ -81,7 +82,8 @@ def clip_by_norm(tensor: Tensor, clip_norm: float | Tensor, axes: int | Sequence
     x = _checked(tensor, "clip_by_norm").detach()
     _check_axes(axes, x.dim())
     with torch.no_grad():
-        return _times(x, _factor(limit, _measure.norm_along(x, axes)))
+        factor = _measure.clip_factor(limit, _measure.norm_along(x, axes), if_not_finite=math.nan)
+        return _times(x, factor)
 
 
 def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max: float | Tensor) -> Tensor:
@@ -189,23 +191,22 @@ def _check_bounds(value: Tensor, name: str, tensor: Tensor) -> None:
         )
 
 
-def _norm(tensors: list[Tensor]) -> tuple[Tensor, torch.dtype]:
-    """Return the norm of all tensors, and the dtype to return it in."""
+def _norm(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the norm of all tensors, to return and to compute with."""
     if not tensors:
-        return torch.tensor(0.0), torch.float32
+        return _known(0.0, [])
     if inside_func_transform():  # no kernel and no multi-tensor operation can be vectorised
         each = [_measure.norm_along(t, None).reshape(()) for t in tensors]
         norm = _measure.total(torch.stack([n.to(each[0].device) for n in each]), 2.0)
-        return norm, _measure.result_dtype(tensors, None)
-    norm = _measure.total_norm(tensors, 2.0, None)[0]
-    return norm, norm.dtype
+        return norm.to(_measure.result_dtype(tensors, None)), norm
+    norm, exact = _measure.total_norm(tensors, 2.0, None)
+    return norm, torch.as_tensor(exact, dtype=accumulation_dtype(norm.device), device=norm.device)
 
 
-def _factor(limit: float | Tensor, norm: Tensor) -> Tensor:
-    """Return `limit / max(norm, limit)`: exactly 1 under the limit, no epsilon; NaN where the norm is not finite."""
-    ceiling = torch.as_tensor(limit, dtype=norm.dtype, device=norm.device)
-    scaled = torch.where(norm > ceiling, ceiling / norm, 1.0)
-    return torch.where(norm < math.inf, scaled, math.nan)
+def _known(norm: float | Tensor, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the same of a norm that was passed, a number on the device of the tensors."""
+    home = norm.device if isinstance(norm, Tensor) else tensors[0].device if tensors else torch.device("cpu")
+    return torch.as_tensor(norm, device=home), torch.as_tensor(norm, dtype=accumulation_dtype(home), device=home)
 
 
 def _times(x: Tensor, factor: Tensor) -> Tensor:

@@ -173,3 +173,17 @@ def test_two_threads_clip_two_models():
         assert torch.equal(norm, total)
         for a, b in zip(m.parameters(), expected.parameters(), strict=True):
             assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_a_norm_beyond_float32_is_not_lost(foreach, as_on_a_device):
+    """Every gradient is a float32, and their norm is none: the factor is computed in float64."""
+    p = torch.nn.Parameter(torch.zeros(2))
+    p.grad = torch.tensor([3e38, 3e38])
+    gradrein.clip_grad_norm_([p], 1.0, foreach=foreach)
+    expected = torch.full((2,), math.sqrt(0.5))
+    torch.testing.assert_close(p.grad, expected)
+    (clipped,), _ = gradrein.clip_by_global_norm([torch.tensor([3e38, 3e38])], 1.0)
+    torch.testing.assert_close(clipped, expected)
+    (clipped,), _ = gradrein.clip_by_global_norm([torch.tensor([3e38, 3e38])], 1.0, use_norm=3e38 * math.sqrt(2))
+    torch.testing.assert_close(clipped, expected)

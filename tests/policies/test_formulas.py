@@ -215,31 +215,3 @@ def test_by_unit_takes_a_tensor():
     assert all(torch.equal(grads[0], g) for g in grads)
     with pytest.raises(gradrein.errors.ArgumentError, match="`ratio` must be zero or more"):
         gradrein.clip_([p], gradrein.by_unit(torch.tensor(-1.0)))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"rate": 2000.0, "window": 1}, {"start": 0.1, "window": 7, "floor": 0.5}, {"rate": 50.0, "ceiling": 2.0}],
-    ids=str,
-)
-def test_overshoot_learns_the_same_from_numbers_and_from_tensors(settings):
-    """One step from numbers is that of tensors to the bit, whatever the norms were, and whatever the state is."""
-    rng = torch.Generator().manual_seed(0)
-    policy = gradrein.policies.ByOvershoot(**settings)
-    state = policy._rows.read(["*"], torch.zeros(1, dtype=torch.float64))
-    odd = {5: 0.0, 20: math.inf, 21: math.nan, 30: 1e300, 31: 1e-300, 40: 5e-324, 45: 1e308}
-    for step in range(60):
-        draw = torch.randn(2, generator=rng, dtype=torch.float64)
-        norm, cosine = draw[:1].mul(2).exp(), draw[1].tanh().item()
-        norm = norm if step not in odd else norm.new_tensor([odd[step]])
-        if step == 50:  # as a damaged checkpoint may be
-            state = {**state, "limit": torch.zeros_like(state["limit"])}
-        if step == 55:
-            state = {**state, "window": torch.full_like(state["window"], math.inf)}
-        expected, factor = policy._learn(state, norm, norm.new_tensor([cosine]))
-        found, ours = policy._learn_number(state, norm, cosine)
-        for name, rows in {**expected, "factor": factor}.items():
-            own = ours if name == "factor" else found[name]
-            assert own.dtype == rows.dtype == torch.float64
-            torch.testing.assert_close(own, rows, rtol=0, atol=0, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
-        state = expected

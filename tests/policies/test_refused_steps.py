@@ -41,7 +41,7 @@ def test_element_spike_does_not_learn_from_zeros():
 
 
 @pytest.mark.parametrize("policy", [ByOvershoot(), ByElementSpike()], ids=lambda policy: type(policy).__name__)
-@pytest.mark.parametrize("damage", ["missing", "empty", "number", "short"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "number", "text"])
 def test_a_damaged_state_is_refused_whole(policy, damage):
     weight, key = torch.nn.Parameter(torch.zeros(3)), "average" if isinstance(policy, ByOvershoot) else "corrected_rms"
     for size in (1.0, 2.0):
@@ -51,8 +51,8 @@ def test_a_damaged_state_is_refused_whole(policy, damage):
     damaged = copy.deepcopy(saved)
     if damage == "missing":
         del damaged[key]
-    elif damage == "short":
-        damaged[key]["flat"] = {name: vector[:1] for name, vector in damaged[key]["flat"].items()}
+    elif damage == "text":
+        damaged[key]["values"] = dict.fromkeys(damaged[key]["values"], "nothing")
     else:
         damaged[key] = {} if damage == "empty" else 5
     other = type(policy)()

@@ -1,7 +1,5 @@
 """Norm, scale and clamp over many tensors: a native backend per device, torch operations for everything else.
 
-A backend also takes a step of the policies that remember every element.
-
 A kernel for another device is one file beside `cpu.py` and one entry of `BACKENDS`.
 """
 
@@ -23,9 +21,6 @@ class Backend(Protocol):
     def takes(self, tensor: Tensor) -> bool:
         """Return whether the kernels take this tensor."""
 
-    def kinds(self, tensors: list[Tensor]) -> bytes | None:
-        """Return what is equal for tensors of the same dtypes and shapes only: soon found for thousands of them."""
-
     def takes_factor(self, factor: float | Tensor) -> bool:
         """Return whether the kernels take this factor of `scale_` or limit of `clamp_`."""
 
@@ -43,30 +38,6 @@ class Backend(Protocol):
 
     def clamp_(self, tensors: list[Tensor], limit: float | Tensor) -> bool:
         """Limit every element to `[-limit, limit]` in place."""
-
-    def follow_(
-        self, parameters: list[Tensor], grads: list[Tensor], average: Tensor, share: float
-    ) -> tuple[float, ...] | None:
-        """Move an average of parameters, end to end in float32, by a share of the way w from it to where they are, p.
-
-        Return the sums of w w, w p, p p, w g and p g, g being the gradients.
-        """
-
-    def limit_spikes_(
-        self, grads: list[Tensor], rms: Tensor, settings: Tensor, floor: float, ceiling: float
-    ) -> tuple[Tensor, list[int]] | None:
-        """Return a limit for each element, and the indices of gradients that exceed theirs; let the history learn.
-
-        Only the limits of those gradients are set, to infinity where no element nearby is over its own.
-
-        Args:
-            grads: The gradients.
-            rms: What each element was so far, end to end in float32. Changed in place.
-            settings: Four float64 rows with a value for each gradient: how many times `rms` the limit is; how much the
-                old and the new value count; and whether to learn from the gradient and to limit it at all.
-            floor: The smallest limit.
-            ceiling: The largest limit, and the limit without a history.
-        """
 
 
 BACKENDS: dict[str, Backend | None] = {"cpu": cpu.load()}

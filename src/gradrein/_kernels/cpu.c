@@ -1,4 +1,4 @@
-/* Norm, scale and clamp over many tensors at once, on the CPU, and one step of the policies that remember every element.
+/* Norm, scale and clamp over many tensors at once, on the CPU.
  *
  * Tensors are read through the DLPack exchange table that torch.Tensor carries (`__dlpack_c_exchange_api__`), a
  * stable C layout: no torch header is needed, and one build (CPython's limited API) serves every torch and Python.
@@ -30,18 +30,6 @@
 #define VECTORISED
 #endif
 
-/* A product and a sum are rounded one after the other, as two operations of torch are, and not as one. */
-#if defined(__GNUC__) && !defined(__clang__)
-#define ROUNDED_TWICE __attribute__((optimize("fp-contract=off")))
-#else
-#define ROUNDED_TWICE
-#endif
-#ifdef __clang__
-#define ROUNDED_TWICE_HERE _Pragma("STDC FP_CONTRACT OFF")
-#else
-#define ROUNDED_TWICE_HERE
-#endif
-
 /* ---- the part of DLPack 1.x that is used ------------------------------------------------------------------- */
 
 typedef struct {
@@ -68,7 +56,7 @@ static PyObject *tensor_type = NULL, *parameter_type = NULL; /* subclasses may b
 /* ---- one dense block of memory per tensor, cut into chunks ------------------------------------------------- */
 
 typedef enum { F32, F64, F16, BF16 } Type;
-typedef struct { char *data; int64_t n, before; Type type; int in_order; } Span; /* before: elements of all spans before it */
+typedef struct { char *data; int64_t n; Type type; } Span;
 typedef struct { int64_t span, start, n; } Chunk;
 typedef struct { Span *spans; int64_t n_spans; Chunk *chunks; int64_t n_chunks; int64_t n_elements; } Work;
 
@@ -76,17 +64,6 @@ enum { STREAMS = 4, WIDTH = 16, LANES = STREAMS * WIDTH, FLUSH = 16, BLOCK = LAN
 static const int SIZE[] = {4, 8, 2, 2};
 
 static void work_free(Work *w) { free(w->spans); free(w->chunks); }
-
-/* The elements lie in memory in the order of their indices, without gaps. */
-static int is_in_order(const DLTensor *t, int64_t n) {
-  int64_t expected = 1;
-  if (n <= 1 || t->strides == NULL) return 1;
-  for (int d = t->ndim - 1; d >= 0; d--) {
-    if (t->shape[d] != 1 && t->strides[d] != expected) return 0;
-    expected *= t->shape[d];
-  }
-  return 1;
-}
 
 /* Dense: the strides are those of some order of the dimensions, without gaps and without overlap. */
 static int is_dense(const DLTensor *t) {
@@ -104,14 +81,14 @@ static int is_dense(const DLTensor *t) {
   return 1;
 }
 
-static int describe_shaped(PyObject *object, DLTensor *shaped, Span *out) {
+static int describe(PyObject *object, Span *out) {
+  DLTensor t;
   PyObject *type = (PyObject *)Py_TYPE(object);
   if (type != tensor_type && type != parameter_type) return 0;
-  if (exchange->dltensor_from_py_object(object, shaped) != 0) {
+  if (exchange->dltensor_from_py_object(object, &t) != 0) {
     PyErr_Clear();
     return 0;
   }
-  const DLTensor t = *shaped;
   if (t.device.type != DL_CPU || t.dtype.lanes != 1) return 0;
   if (t.dtype.code == DL_FLOAT && t.dtype.bits == 32) out->type = F32;
   else if (t.dtype.code == DL_FLOAT && t.dtype.bits == 64) out->type = F64;
@@ -122,13 +99,7 @@ static int describe_shaped(PyObject *object, DLTensor *shaped, Span *out) {
   for (int d = 0; d < t.ndim; d++) out->n *= t.shape[d];
   out->data = (char *)t.data + t.byte_offset;
   if (out->n && !t.data) return 0;
-  out->in_order = is_in_order(&t, out->n);
-  return out->in_order || is_dense(&t);
-}
-
-static int describe(PyObject *object, Span *out) {
-  DLTensor t;
-  return describe_shaped(object, &t, out);
+  return out->n <= 1 || t.strides == NULL || is_dense(&t);
 }
 
 /* 1: ready; 0: something here is not ours to handle; -1: a Python error is set. */
@@ -141,7 +112,6 @@ static int work_make(PyObject *tensors, Work *w) {
   for (int64_t i = 0; i < w->n_spans; i++) {
     if (!describe(PyList_GetItem(tensors, i), &w->spans[i])) { work_free(w); return 0; }
     w->n_chunks += (w->spans[i].n + CHUNK - 1) / CHUNK;
-    w->spans[i].before = w->n_elements;
     w->n_elements += w->spans[i].n;
   }
   w->chunks = malloc((size_t)(w->n_chunks + 1) * sizeof *w->chunks);
@@ -573,201 +543,6 @@ static void change_task(void *context, int64_t k) {
   else if (by != 1) scale_chunk(&w->spans[c->span], c->start, c->n, by);
 }
 
-/* ---- policies that remember every element: float32 in the order of indices, tensors end to end -------------- */
-
-/* Doubles are torch's: their squares may leave the range of double, which those of the narrower types cannot. */
-static int is_remembered(const Work *w) {
-  for (int64_t i = 0; i < w->n_spans; i++)
-    if (!w->spans[i].in_order || w->spans[i].type == F64) return 0;
-  return 1;
-}
-
-enum { SUMS = 5, SUM_LANES = 4 };
-
-/* Find the way from an average to where parameters are, and let the average follow. */
-VECTORISED ROUNDED_TWICE static void follow_block(
-    const float *restrict place, float *restrict average, float *restrict way, int64_t n, float share) {
-  ROUNDED_TWICE_HERE
-  for (int64_t i = 0; i < n; i++) {
-    way[i] = place[i] - average[i];
-    average[i] += share * way[i];
-  }
-}
-
-/* Products of floats are exact in double, so that the sums do not depend on how a processor multiplies and adds. */
-#define ADD_PRODUCTS(i, j)                                                                 \
-  do {                                                                                     \
-    double w = way[i], p = place[i], d = g[i];                                             \
-    ww[j] += w * w, wp[j] += w * p, pp[j] += p * p, wg[j] += w * d, pg[j] += p * d;        \
-  } while (0)
-
-VECTORISED static void add_products(const float *way, const float *place, const float *g, int64_t n, double *sums) {
-  double ww[SUM_LANES] = {0}, wp[SUM_LANES] = {0}, pp[SUM_LANES] = {0}, wg[SUM_LANES] = {0}, pg[SUM_LANES] = {0};
-  int64_t i = 0;
-  for (; i + SUM_LANES <= n; i += SUM_LANES)
-    for (int j = 0; j < SUM_LANES; j++) ADD_PRODUCTS(i + j, j);
-  for (int j = 0; i < n; i++, j++) ADD_PRODUCTS(i, j);
-  for (int j = 0; j < SUM_LANES; j++) {
-    sums[0] += ww[j], sums[1] += wp[j], sums[2] += pp[j];
-    sums[3] += wg[j], sums[4] += pg[j];
-  }
-}
-
-/* Both for one block of floats: add to five sums. */
-static void follow_f32_plain(const float *place, const float *g, float *average, int64_t n, float share, double *sums) {
-  float way[BLOCK];
-  follow_block(place, average, way, n, share);
-  add_products(way, place, g, n, sums);
-}
-
-static void follow_bf16_plain(const uint16_t *place, const uint16_t *g, float *average, int64_t n, float share, double *sums) {
-  float places[BLOCK], grads[BLOCK];
-  widen_bf16(place, places, n);
-  widen_bf16(g, grads, n);
-  follow_f32_plain(places, grads, average, n, share, sums);
-}
-
-static void (*follow_f32)(const float *, const float *, float *, int64_t, float, double *) = follow_f32_plain;
-static void (*follow_bf16)(const uint16_t *, const uint16_t *, float *, int64_t, float, double *) = follow_bf16_plain;
-
-#if defined(__x86_64__) && defined(__GNUC__)
-/* The same to the bit in one pass: SUM_LANES is four here too, and a product that is exact in double is the same in an
- * fma. GCC loads the floats of the loops above one by one, which takes longer than to multiply them. */
-#define AVX2 __attribute__((target("avx2,fma")))
-#define LOAD_F32(x) _mm_loadu_ps(x)
-#define LOAD_BF16(x) _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(x))), 16))
-
-#define DEFINE_FOLLOW_AVX2(NAME, T, LOAD, AT)                                              \
-  AVX2 ROUNDED_TWICE static void NAME(                                                     \
-      const T *at, const T *grad, float *average, int64_t n, float share, double *sums) {  \
-    ROUNDED_TWICE_HERE                                                                     \
-    __m256d ww = _mm256_setzero_pd(), wp = ww, pp = ww, wg = ww, pg = ww;                  \
-    double lanes[SUMS][SUM_LANES];                                                         \
-    int64_t i = 0;                                                                         \
-    for (; i + SUM_LANES <= n; i += SUM_LANES) {                                           \
-      __m128 place = LOAD(at + i), old = _mm_loadu_ps(average + i), way = _mm_sub_ps(place, old); \
-      _mm_storeu_ps(average + i, _mm_add_ps(old, _mm_mul_ps(_mm_set1_ps(share), way)));    \
-      __m256d w = _mm256_cvtps_pd(way), p = _mm256_cvtps_pd(place), d = _mm256_cvtps_pd(LOAD(grad + i)); \
-      ww = _mm256_fmadd_pd(w, w, ww), wp = _mm256_fmadd_pd(w, p, wp), pp = _mm256_fmadd_pd(p, p, pp); \
-      wg = _mm256_fmadd_pd(w, d, wg), pg = _mm256_fmadd_pd(p, d, pg);                      \
-    }                                                                                      \
-    _mm256_storeu_pd(lanes[0], ww), _mm256_storeu_pd(lanes[1], wp), _mm256_storeu_pd(lanes[2], pp); \
-    _mm256_storeu_pd(lanes[3], wg), _mm256_storeu_pd(lanes[4], pg);                        \
-    for (int j = 0; i < n; i++, j++) {                                                     \
-      float place = AT(at, i), way = place - average[i];                                   \
-      double w = way, p = place, d = AT(grad, i);                                          \
-      average[i] += share * way;                                                           \
-      lanes[0][j] += w * w, lanes[1][j] += w * p, lanes[2][j] += p * p;                    \
-      lanes[3][j] += w * d, lanes[4][j] += p * d;                                          \
-    }                                                                                      \
-    for (int j = 0; j < SUM_LANES; j++)                                                    \
-      for (int k = 0; k < SUMS; k++) sums[k] += lanes[k][j];                               \
-  }
-
-DEFINE_FOLLOW_AVX2(follow_f32_avx2, float, LOAD_F32, AT_F32)
-DEFINE_FOLLOW_AVX2(follow_bf16_avx2, uint16_t, LOAD_BF16, AT_BF16)
-#endif
-
-static void choose_follow(int plain) {
-  follow_f32 = follow_f32_plain;
-  follow_bf16 = follow_bf16_plain;
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (!plain && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    follow_f32 = follow_f32_avx2;
-    follow_bf16 = follow_bf16_avx2;
-  }
-#else
-  (void)plain;
-#endif
-}
-
-typedef struct { const Work *places, *grads; float *average; float share; double *partial; } Following;
-
-static void follow_task(void *context, int64_t k) {
-  const Following *f = context;
-  const Chunk *c = &f->places->chunks[k];
-  const Span *place = &f->places->spans[c->span], *grad = &f->grads->spans[c->span];
-  float places[BLOCK], grads[BLOCK], *average = f->average + place->before + c->start;
-  double *sums = f->partial + SUMS * k;
-  for (int64_t at = 0; at < c->n; at += BLOCK) {
-    int64_t m = c->n - at < BLOCK ? c->n - at : BLOCK, i = c->start + at;
-    if (place->type == BF16 && grad->type == BF16)
-      follow_bf16((uint16_t *)place->data + i, (uint16_t *)grad->data + i, average + at, m, f->share, sums);
-    else follow_f32(floats(place, i, m, places), floats(grad, i, m, grads), average + at, m, f->share, sums);
-  }
-}
-
-static int have_equal_sizes(const Work *a, const Work *b) {
-  if (a->n_spans != b->n_spans) return 0;
-  for (int64_t i = 0; i < a->n_spans; i++)
-    if (a->spans[i].n != b->spans[i].n) return 0;
-  return 1;
-}
-
-typedef struct {
-  const Work *work;
-  float *rms, *limits, floor, ceiling;
-  const double *times, *of_old, *of_new, *is_good; /* of each tensor */
-  char *is_over;                                   /* of each chunk: a magnitude is above its limit */
-} Spikes;
-
-/* Limit each magnitude by its own history, which then learns from what is left. Return whether any was over it. */
-VECTORISED static int limit_block(
-    const float *restrict g, float *restrict rms, float *restrict limits, int64_t n, float times, float of_old,
-    float of_new, float floor, float ceiling) {
-  uint32_t over = 0;
-  for (int64_t i = 0; i < n; i++) {
-    float size = fabsf(g[i]), limit = times * rms[i];
-    limit = limit < floor ? floor : limit;
-    limit = limit > ceiling ? ceiling : limit;
-    limit = rms[i] > 0 ? limit : ceiling;
-    limits[i] = limit;
-    over |= size > limit;
-    /* The squares of floats are exact in double: rounded once however they are added, and none leaves its range. */
-    double old = of_old * rms[i], new = of_new * (size > limit ? limit : size);
-    float after = (float)sqrt(old * old + new * new);
-    rms[i] = after > 0x1.fffffep127f ? 0x1.fffffep127f : after;
-  }
-  return over != 0;
-}
-
-static void no_limit(float *limits, int64_t n) {
-  for (int64_t i = 0; i < n; i++) limits[i] = INFINITY;
-}
-
-static void spike_task(void *context, int64_t k) {
-  const Spikes *s = context;
-  const Chunk *c = &s->work->chunks[k];
-  const Span *span = &s->work->spans[c->span];
-  int64_t here = span->before + c->start, t = c->span;
-  float buffer[BLOCK], limits[BLOCK];
-  if (!s->is_good[t]) return;
-  for (int64_t at = 0; at < c->n; at += BLOCK) {
-    int64_t m = c->n - at < BLOCK ? c->n - at : BLOCK;
-    int over = limit_block(floats(span, c->start + at, m, buffer), s->rms + here + at, limits, m, (float)s->times[t],
-                           (float)s->of_old[t], (float)s->of_new[t], s->floor, s->ceiling);
-    if (over && !s->is_over[k]) no_limit(s->limits + here, at); /* mostly none is, and no memory is written */
-    if (over) s->is_over[k] = 1;
-    if (s->is_over[k]) memcpy(s->limits + here + at, limits, (size_t)m * sizeof *limits);
-  }
-}
-
-/* Which tensors have a magnitude above its limit; their chunks that have none are not limited. */
-static PyObject *tensors_over(const Spikes *s) {
-  const Work *w = s->work;
-  PyObject *found = PyList_New(0);
-  for (int64_t c = 0, last; found && c < w->n_chunks; c = last) {
-    int any = 0;
-    for (last = c; last < w->n_chunks && w->chunks[last].span == w->chunks[c].span; last++) any |= s->is_over[last];
-    for (int64_t k = c; any && k < last; k++)
-      if (!s->is_over[k]) no_limit(s->limits + w->spans[w->chunks[k].span].before + w->chunks[k].start, w->chunks[k].n);
-    PyObject *index = any ? PyLong_FromLongLong(w->chunks[c].span) : NULL;
-    if (any && (!index || PyList_Append(found, index) < 0)) Py_CLEAR(found);
-    Py_XDECREF(index);
-  }
-  return found;
-}
-
 /* ---- Python ------------------------------------------------------------------------------------------------ */
 
 static PyObject *py_connect(PyObject *self, PyObject *args) {
@@ -791,14 +566,6 @@ static double *doubles(PyObject *tensor, int64_t n) {
   if (describe(tensor, &s) && s.type == F64 && s.n == n) return n ? (double *)s.data : &nothing;
   PyErr_Format(PyExc_ValueError, "a float64 CPU tensor of %lld values is expected", (long long)n);
   return NULL;
-}
-
-/* A float32 tensor of exactly n values in order, or NULL without an error. */
-static float *floats_in_order(PyObject *tensor, int64_t n) {
-  Span s;
-  static float nothing;
-  if (!describe(tensor, &s) || s.type != F32 || !s.in_order || s.n != n) return NULL;
-  return n ? (float *)s.data : &nothing;
 }
 
 static PyObject *py_norm(PyObject *self, PyObject *args) {
@@ -858,113 +625,15 @@ static PyObject *py_clamp(PyObject *self, PyObject *args) {
   return PyArg_ParseTuple(args, "OOi", &tensors, &by, &threads) ? change(tensors, by, CLAMP, threads) : NULL;
 }
 
-static PyObject *follow(const Work *places, const Work *grads, float *average, double share, int threads) {
-  double total[SUMS] = {0}, *partial = calloc((size_t)(SUMS * places->n_chunks + 1), sizeof *partial);
-  if (!partial) return PyErr_NoMemory();
-  Py_BEGIN_ALLOW_THREADS
-  Following f = {places, grads, average, (float)share, partial};
-  parallel(follow_task, &f, places->n_chunks, threads_for(places, threads));
-  for (int64_t i = 0; i < SUMS * places->n_chunks; i++) total[i % SUMS] += partial[i];
-  Py_END_ALLOW_THREADS
-  free(partial);
-  return Py_BuildValue("(ddddd)", total[0], total[1], total[2], total[3], total[4]);
-}
-
-static PyObject *py_follow(PyObject *self, PyObject *args) {
-  PyObject *parameters, *gradients, *memory, *result = NULL;
-  double share;
-  int threads;
-  Work places, grads;
-  (void)self;
-  if (!PyArg_ParseTuple(args, "OOOdi", &parameters, &gradients, &memory, &share, &threads)) return NULL;
-  int ready = work_make(parameters, &places);
-  if (ready <= 0) { if (ready < 0) return NULL; Py_RETURN_NONE; }
-  ready = work_make(gradients, &grads);
-  if (ready > 0) {
-    int ours = have_equal_sizes(&places, &grads) && is_remembered(&places) && is_remembered(&grads);
-    float *average = ours ? floats_in_order(memory, places.n_elements) : NULL;
-    if (average) result = follow(&places, &grads, average, share, threads);
-    else ready = 0;
-    work_free(&grads);
-  }
-  work_free(&places);
-  if (ready == 0) Py_RETURN_NONE;
-  return result;
-}
-
-static PyObject *limit_spikes(Spikes *s, int threads) {
-  const Work *w = s->work;
-  s->is_over = calloc((size_t)w->n_chunks + 1, 1);
-  if (!s->is_over) return PyErr_NoMemory();
-  Py_BEGIN_ALLOW_THREADS
-  parallel(spike_task, s, w->n_chunks, threads_for(w, threads));
-  Py_END_ALLOW_THREADS
-  PyObject *found = tensors_over(s);
-  free(s->is_over);
-  return found;
-}
-
-static PyObject *py_limit_spikes(PyObject *self, PyObject *args) {
-  PyObject *tensors, *memory, *settings, *limits, *result = NULL;
-  double floor, ceiling;
-  int threads;
-  Work w;
-  (void)self;
-  if (!PyArg_ParseTuple(args, "OOOOddi", &tensors, &memory, &settings, &limits, &floor, &ceiling, &threads)) return NULL;
-  int ready = work_make(tensors, &w);
-  if (ready <= 0) { if (ready < 0) return NULL; Py_RETURN_NONE; }
-  Spikes s = {.work = &w, .floor = (float)floor, .ceiling = (float)ceiling};
-  s.rms = is_remembered(&w) ? floats_in_order(memory, w.n_elements) : NULL;
-  s.limits = s.rms ? floats_in_order(limits, w.n_elements) : NULL;
-  s.times = s.limits ? doubles(settings, 4 * w.n_spans) : NULL;
-  if (s.times) {
-    s.of_old = s.times + w.n_spans, s.of_new = s.of_old + w.n_spans, s.is_good = s.of_new + w.n_spans;
-    result = limit_spikes(&s, threads);
-  }
-  work_free(&w);
-  if (!s.limits) Py_RETURN_NONE;
-  return result;
-}
-
 static PyObject *py_is_dense(PyObject *self, PyObject *tensor) {
   Span s;
   (void)self;
   return PyBool_FromLong(describe(tensor, &s));
 }
 
-/* Append the type and the shape of a tensor to `*kinds`, which has room for `*room` numbers and holds n. Return how many
- * it holds then; 0: not one of ours; -1: no memory. */
-static int64_t add_kind(PyObject *tensor, int64_t **kinds, int64_t n, int64_t *room) {
-  DLTensor t;
-  Span s;
-  if (!describe_shaped(tensor, &t, &s)) return 0;
-  if (n + 1 + t.ndim > *room) {
-    int64_t *more = realloc(*kinds, (size_t)(2 * *room + 1 + t.ndim) * sizeof *more);
-    if (!more) return -1;
-    *kinds = more, *room = 2 * *room + 1 + t.ndim;
-  }
-  (*kinds)[n++] = (int64_t)s.type + 4 * (int64_t)t.ndim;
-  for (int d = 0; d < t.ndim; d++) (*kinds)[n++] = t.shape[d];
-  return n;
-}
-
-static PyObject *py_kinds(PyObject *self, PyObject *tensors) {
-  (void)self;
-  if (!PyList_Check(tensors)) return PyErr_Format(PyExc_TypeError, "a list of tensors is expected");
-  int64_t n = 0, count = (int64_t)PyList_Size(tensors), room = 3 * count + 1, *kinds = malloc((size_t)room * sizeof *kinds);
-  if (!kinds) return PyErr_NoMemory();
-  for (int64_t i = 0; i < count && (i == 0 || n > 0); i++) n = add_kind(PyList_GetItem(tensors, i), &kinds, n, &room);
-  PyObject *found = n > 0 ? PyBytes_FromStringAndSize((char *)kinds, (Py_ssize_t)n * (Py_ssize_t)sizeof *kinds) : NULL;
-  free(kinds);
-  if (n < 0) return PyErr_NoMemory();
-  if (n == 0) Py_RETURN_NONE;
-  return found;
-}
-
 static PyObject *py_plain(PyObject *self, PyObject *flag) {
   (void)self;
   choose_half_conversion(PyObject_IsTrue(flag));
-  choose_follow(PyObject_IsTrue(flag));
   Py_RETURN_NONE;
 }
 
@@ -974,10 +643,6 @@ static PyMethodDef methods[] = {
      "norm(tensors, p, threads, each=None) -> (total, is any float64, do two begin in one place), or None: not ours to measure"},
     {"scale", py_scale, METH_VARARGS, "scale(tensors, coefficient(s), threads) -> bool: False, nothing was done"},
     {"clamp", py_clamp, METH_VARARGS, "clamp(tensors, limit(s), threads) -> bool: False, nothing was done"},
-    {"follow", py_follow, METH_VARARGS, "follow(parameters, grads, average, share, threads) -> five sums, or None: nothing was done"},
-    {"limit_spikes", py_limit_spikes, METH_VARARGS,
-     "limit_spikes(grads, rms, settings, limits, floor, ceiling, threads) -> indices over, or None: nothing was done"},
-    {"kinds", py_kinds, METH_O, "kinds(tensors) -> bytes that tell types and shapes, or None: not ours to describe"},
     {"is_dense", py_is_dense, METH_O, "is_dense(tensor) -> bool: would the kernels take it?"},
     {"plain", py_plain, METH_O, "plain(bool): for tests, without what was written for one kind of processor"},
     {NULL, NULL, 0, NULL}};
@@ -988,7 +653,6 @@ static struct PyModuleDef module = {
 
 PyMODINIT_FUNC PyInit__cpu(void) {
   choose_half_conversion(0);
-  choose_follow(0);
   survive_fork();
   return PyModule_Create(&module);
 }

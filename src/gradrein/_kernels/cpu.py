@@ -24,26 +24,6 @@ class Extension(Protocol):
     def clamp(self, tensors: list[Tensor], limit: float, threads: int) -> bool:
         """Limit every element to `[-limit, limit]` in place."""
 
-    def follow(
-        self, parameters: list[Tensor], grads: list[Tensor], average: Tensor, share: float, threads: int
-    ) -> tuple[float, ...] | None:
-        """Let an average follow parameters, and return sums of products: see `Backend.follow_`."""
-
-    def limit_spikes(
-        self,
-        grads: list[Tensor],
-        rms: Tensor,
-        settings: Tensor,
-        limits: Tensor,
-        floor: float,
-        ceiling: float,
-        threads: int,
-    ) -> list[int] | None:
-        """Limit elements by their history: see `Backend.limit_spikes_`."""
-
-    def kinds(self, tensors: list[Tensor]) -> bytes | None:
-        """Return what is equal for tensors of the same dtypes and shapes only."""
-
     def is_dense(self, tensor: Tensor) -> bool:
         """Return whether the kernels take this tensor."""
 
@@ -54,10 +34,6 @@ class CpuBackend:
     def __init__(self, extension: Extension) -> None:
         self.extension = extension
         self.takes = extension.is_dense
-
-    def kinds(self, tensors: list[Tensor]) -> bytes | None:
-        """Return what is equal for tensors of the same dtypes and shapes only."""
-        return self.extension.kinds(tensors)
 
     def takes_factor(self, factor: float | Tensor) -> bool:
         """Return whether this is a number, or a vector that C can read."""
@@ -70,7 +46,7 @@ class CpuBackend:
 
     def norms(self, tensors: list[Tensor], p: float) -> Tensor | None:
         """Return the p-norm of each tensor, in float64."""
-        each = torch.empty(len(tensors), dtype=torch.float64)
+        each = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
         return each if self.extension.norm(tensors, p, torch.get_num_threads(), each) is not None else None
 
     def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool, bool] | None:
@@ -84,22 +60,6 @@ class CpuBackend:
     def clamp_(self, tensors: list[Tensor], limit: float | Tensor) -> bool:
         """Limit every element to `[-limit, limit]` in place."""
         return self._wrote(tensors, self.extension.clamp(tensors, float(limit), torch.get_num_threads()))
-
-    def follow_(
-        self, parameters: list[Tensor], grads: list[Tensor], average: Tensor, share: float
-    ) -> tuple[float, ...] | None:
-        """Let an average follow parameters, and return sums of products."""
-        if any(map(Tensor.is_neg, parameters)) or any(map(Tensor.is_neg, grads)):  # C sees what is stored
-            return None
-        return self.extension.follow(parameters, grads, average, share, torch.get_num_threads())
-
-    def limit_spikes_(
-        self, grads: list[Tensor], rms: Tensor, settings: Tensor, floor: float, ceiling: float
-    ) -> tuple[Tensor, list[int]] | None:
-        """Return a limit for each element, and which gradients exceed theirs; let the history learn."""
-        limits = torch.empty_like(rms)
-        over = self.extension.limit_spikes(grads, rms, settings, limits, floor, ceiling, torch.get_num_threads())
-        return None if over is None else (limits, over)
 
     def _wrote(self, tensors: list[Tensor], done: bool) -> bool:
         """Bump the version counters, as any in-place operation would."""

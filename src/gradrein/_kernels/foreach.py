@@ -57,8 +57,8 @@ def _scaled_norms(tensors: list[Tensor], p: float, foreach: bool) -> Sequence[Te
     return found
 
 
-def scale_(tensors: Sequence[Tensor], by: Tensor, *, foreach: bool, in_double: bool | None = None) -> None:
-    """Multiply every tensor in place: by one 0-dim tensor, or by the i-th of a vector.
+def scale_(tensors: Sequence[Tensor], by: float | Tensor, *, foreach: bool, in_double: bool | None = None) -> None:
+    """Multiply every tensor in place: by one number or 0-dim tensor, or by the i-th of a vector.
 
     Args:
         tensors: Real tensors.
@@ -67,10 +67,11 @@ def scale_(tensors: Sequence[Tensor], by: Tensor, *, foreach: bool, in_double: b
         in_double: Whether a factor other than 0 is outside the normal range of float32. None: factors cannot be read.
             They are then rounded down to a float32, so that no norm is exceeded and nothing becomes infinite.
     """
-    each = by.dim() == 1
+    each = isinstance(by, Tensor) and by.dim() == 1
     for (device, dtype), where in _by_kind(tensors).items():
         group = [tensors[i] for i in where]
-        factor = by.to(device=device, dtype=accumulation_dtype(device))
+        wide = accumulation_dtype(device)
+        factor = by.to(device, wide) if isinstance(by, Tensor) else torch.full((), by, dtype=wide, device=device)
         if dtype != torch.float64 and not in_double:
             factor = factor.to(torch.float32) if in_double is False else _rounded_down(factor)
         factors = [factor[i] for i in where] if each else [factor] * len(where)
@@ -108,7 +109,7 @@ def clamp_(tensors: Sequence[Tensor], limit: float | Tensor, *, foreach: bool) -
             top = limit if limit == math.inf else min(limit, most)
             foreach_clamp_(group, top)
             continue
-        bound = torch.as_tensor(limit, dtype=accumulation_dtype(device)).to(device)
+        bound = torch.as_tensor(limit, dtype=accumulation_dtype(device), device=device)
         bound = torch.where(bound < math.inf, bound.clamp(max=most), bound).to(dtype)
         for t in group:
             t.clamp_(-bound, bound)

@@ -27,8 +27,8 @@ def scale_(grads: list[Tensor], by: float | Tensor, foreach: bool | None = None)
     with _writable([grads[i] for i in rest]) as stored:
         if taken:
             scale_([grads[i] for i in taken], _entries(by, taken), foreach)
-        factor = torch.as_tensor(_entries(by, rest), dtype=None if isinstance(by, Tensor) else torch.float64)
-        _foreach.scale_(stored, factor, foreach=_use_foreach(stored, foreach), in_double=_needs_double(by))
+        together = _use_foreach(stored, foreach)
+        _foreach.scale_(stored, _entries(by, rest), foreach=together, in_double=_needs_double(by))
 
 
 def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = None) -> None:
@@ -44,7 +44,7 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
         real = [t for i, t in zip(rest, stored, strict=True) if not grads[i].is_complex()]
         _foreach.clamp_(real, limit, foreach=_use_foreach(real, foreach))
         for t in pairs:
-            t.copy_(_shortened(t, torch.as_tensor(limit, dtype=accumulation_dtype(t.device)).to(t.device)))
+            t.copy_(_shortened(t, torch.as_tensor(limit, dtype=accumulation_dtype(t.device), device=t.device)))
 
 
 def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -21,7 +22,6 @@ from ..errors import (
 )
 from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
-from ..policies.named import Rules, kept_for
 from . import _apply
 from ._describe import describe_policy
 from ._failures import tell_others
@@ -40,7 +40,7 @@ _NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cann
 @notify_clip_policy
 def clip_(
     target: Target,
-    policy: Rules,
+    policy: Policy | Mapping[str, Policy | None],
     *,
     nonfinite: NonFinite = "raise",
     dry_run: bool = False,
@@ -53,8 +53,8 @@ def clip_(
     Args:
         target: A module, an optimizer, `named_parameters()`, a dict, a tensor or an iterable of tensors.
         policy: A policy such as `by_norm(1.0)`, or a mapping from name patterns to policies. The first pattern that
-            matches a name wins, each group has its own norm, and None leaves a group unchanged. A policy that needs no
-            arguments may be passed by name: `"auto"`. Its state is then kept as long as these parameters exist.
+            matches a name wins, each group has its own norm, and None leaves a group unchanged. Build a policy that
+            learns once, before the loop.
         nonfinite: What to do if a gradient has NaN or infinite values. `"raise"` raises an error that names them and
             changes nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to
             zero. `"zero"` sets those values to zero and clips the rest. `"propagate"` does not check: gradients that
@@ -88,15 +88,14 @@ def clip_(
     try:
         if nonfinite not in _NONFINITE:
             raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
-        rules = kept_for(policy, parameters)
     except GradreinError as error:
         tell_others(error, lambda call: Gradients.of(names, parameters, placement, call))
         raise
     with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):
-        call = lambda: f"clip_({describe_policy(rules, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
+        call = lambda: f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
         grads = Gradients.of(names, parameters, placement, call)
         try:
-            parts = assign(rules, grads)
+            parts = assign(policy, grads)
         except GradreinError as error:
             tell_others(error, lambda _: grads)
             raise

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError, ArgumentTypeError
 from ..policies import Stateful
-from ..policies.built_once import check_is_state
 from ..policies.named import Rules, build_all
+from ..policies.state import check_is_state
 from ._clip import NonFinite, clip_
 from ._copy import attached, carry, drop, refuse_shallow
 from ._parameters import Target, named

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from .. import _devices
-from ..policies.built_once import BuiltOnce
+from ..policies.state import LearningPolicy
 
 
 def describe_policy(policy: Any, same_parameters: bool = True) -> str:
@@ -23,7 +23,7 @@ def describe_policy(policy: Any, same_parameters: bool = True) -> str:
     ours = type(policy).__module__.startswith("gradrein.")  # attributes of another's policy may differ between ranks
     found = {name: value for name, value in vars(policy).items() if not name.startswith("_")} if ours else {}
     settings = {name: describe(value, same_parameters) for name, value in found.items()}
-    told = policy._told(same_parameters) if isinstance(policy, BuiltOnce) else {}
+    told = policy.told(same_parameters) if isinstance(policy, LearningPolicy) else {}
     return f"{kind}({', '.join(f'{name}={value}' for name, value in (settings | told).items())})"
 
 

@@ -104,7 +104,7 @@ class _Options(NamedTuple):
 def _clip_plain(listed: list[Tensor], grads: list[Tensor], options: _Options) -> Tensor:
     """Clip gradients of this process."""
     norm, value = _total_norm(grads, options.p, options.error_if_nonfinite, options.foreach, listed)
-    _scale_down(grads, options.max_norm, norm if value is None else value, options.foreach)
+    _scale_down(grads, options.max_norm, value, options.foreach)
     return norm
 
 
@@ -122,7 +122,7 @@ def _clip_dtensors(listed: list[Tensor], grads: list[Tensor | None], options: _O
 def _clip_general(grads: Gradients, options: _Options) -> Tensor:
     """Clip gradients with any placement over ranks."""
     norm, value = _total_norm_over_ranks(grads, options.p, options.error_if_nonfinite, options.foreach)
-    _scale_down(grads.local, options.max_norm, norm if value is None else value, options.foreach)
+    _scale_down(grads.local, options.max_norm, value, options.foreach)
     return norm
 
 
@@ -295,20 +295,20 @@ def _reduced(norm: Any) -> Any:
 
 def _total_norm(
     grads: list[Tensor], p: float, error_if_nonfinite: bool, foreach: bool | None, listed: Sequence[Tensor]
-) -> tuple[Tensor, float | None]:
-    """Return the norm as a tensor, and as a number where that needs no waiting."""
+) -> tuple[Tensor, float | Tensor]:
+    """Return the norm as a tensor, and the norm to compute with: see `_measure.total_norm`."""
     if not grads:
         return torch.tensor(0.0), 0.0
     _measure.check_foreach(grads, foreach)
     norm, value = _measure.total_norm(grads, p, foreach)
-    if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
+    if error_if_nonfinite and not math.isfinite(value):
         raise _nonfinite(_offenders(grads, listed), p, _measure.TOO_LARGE)
     return norm, value
 
 
 def _total_norm_over_ranks(
     grads: Gradients, p: float, error_if_nonfinite: bool, foreach: bool | None
-) -> tuple[Tensor, float | None]:
+) -> tuple[Tensor, float | Tensor]:
     """Return the same where gradients lie on several ranks."""
     _measure.check_foreach(grads.local, foreach)
     norm = grads.measure_total(p)
@@ -316,7 +316,7 @@ def _total_norm_over_ranks(
     if error_if_nonfinite and not math.isfinite(norm.item() if value is None else value):
         found = zip(grads.names(), grads.count_nonfinite().tolist(), strict=True)
         raise _nonfinite({name: int(n) for name, n in found if n}, p, grads.why_not_finite())
-    return norm.to(_measure.result_dtype(grads.local, value)), value
+    return norm.to(_measure.result_dtype(grads.local, value)), norm if value is None else value
 
 
 def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor, foreach: bool | None) -> None:
@@ -330,11 +330,8 @@ def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor
             _apply.scale_(grads, coefficient, foreach)
         return
     with torch.no_grad():
-        most = norm.to(accumulation_dtype(norm.device)) + _EPS
-        # Not a number over a tensor: torch makes that a reciprocal, which loses digits of a huge norm.
-        factor = ((limit if isinstance(limit, Tensor) else most.new_full((), limit)) / most).clamp(max=1.0)
-        if isinstance(limit, Tensor):
-            factor = torch.where(limit == math.inf, 1.0, factor)
+        exact = norm.to(accumulation_dtype(norm.device))
+        factor = _measure.clip_factor(limit, exact, eps=_EPS, if_not_finite=None)
         _apply.scale_(grads, factor, foreach)
 
 

@@ -50,7 +50,7 @@ class Outcome:
             return self.measured_after
         if isinstance(self.decision, Clamp):  # p is infinite here: the norm is the largest magnitude
             assert isinstance(self.decision.limit, float | Tensor)
-            limit = torch.as_tensor(self.decision.limit, dtype=self.before.dtype).to(self.before.device)
+            limit = torch.as_tensor(self.decision.limit, dtype=self.before.dtype, device=self.before.device)
             most = self.before.new_tensor([torch.finfo(g.dtype).max for g in self.grads.tensors])
             return self.before.clamp(max=torch.where(limit < math.inf, torch.minimum(limit, most), limit))
         assert isinstance(self.decision.by, Tensor)
@@ -62,7 +62,8 @@ class Outcome:
             return self.after()
         if isinstance(self.decision, Clamp):
             if isinstance(self.decision.limit, float | Tensor):
-                return self.terms.clamp(max=torch.as_tensor(self.decision.limit).to(self.terms))
+                limit = torch.as_tensor(self.decision.limit, dtype=self.terms.dtype, device=self.terms.device)
+                return self.terms.clamp(max=limit)
         elif isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
             return self.terms * self.decision.by
         raise ArgumentError(

@@ -4,8 +4,9 @@ A function such as `by_norm(1.0)` returns a policy without a memory, which may b
 `ByMedian` learns from the gradients it has seen: build it once, before the loop.
 """
 
+from .._measure import clip_factor
 from .adaptive import AdaptivePolicy, Bounds
-from .base import Clamp, Decision, GradientView, Policy, Scale, Skip, Stateful, clip_factor
+from .base import Clamp, Decision, GradientView, Policy, Scale, Skip, Stateful
 from .element_spike import ByElementSpike
 from .median import ByMedian
 from .norm import by_norm

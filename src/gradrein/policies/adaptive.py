@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._measure import clip_factor
 from .._validate import count, floor_and_ceiling, norm_order
-from .base import GradientView, Scale, clip_factor
-from .built_once import BuiltOnce
-from .state import State, StateRows, accept_finite
+from .base import GradientView, Scale
+from .elements import ElementMemory
+from .state import LearningPolicy, State, StateRows, accept_finite
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class Bounds:
 
 
 @dataclass(eq=False, kw_only=True)
-class AdaptivePolicy(BuiltOnce, ABC):
+class AdaptivePolicy(LearningPolicy):
     """Base class of policies that limit a norm by the norms they have seen. Subclass it and write `init` and `update`.
 
     Norms that are zero, infinite or NaN do not change the state. The state is on the device of the gradients, and
@@ -103,13 +101,11 @@ class AdaptivePolicy(BuiltOnce, ABC):
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
         """Return the limit of each row, within bounds, and the next state, assuming that the norm is valid."""
 
-    @cached_property
-    def _rows(self) -> StateRows:
-        return StateRows(self.init())
+    def _new_memory(self) -> dict[str, StateRows | ElementMemory]:
+        return {"rows": StateRows(self.init())}
 
     def check(self, grads: GradientView) -> None:
         """Raise if ranks would learn different limits for copies of one parameter."""
-        super().check(grads)
         if self.per_parameter:
             grads.require_copies(type(self).__name__, of_norms=True)
 
@@ -118,23 +114,11 @@ class AdaptivePolicy(BuiltOnce, ABC):
         with torch.no_grad():
             keys = grads.keys() if self.per_parameter else [grads.pattern]
             norm = grads.norms(self.p) if self.per_parameter else grads.total_norm(self.p).reshape(1)
-            state = self._rows.read(keys, norm)
+            rows: StateRows = self._memory["rows"]
+            state = rows.read(keys, norm)
             bounds = Bounds(state["seen"] < self.warmup, self.floor, self.ceiling)
             limit, after = self.update(state, norm, bounds)
             good = (norm > 0) & (norm < math.inf)
-            self._rows.write(keys, accept_finite(state, after, good))
+            rows.write(keys, accept_finite(state, after, good))
             factor = clip_factor(limit, norm)
             return Scale(factor if self.per_parameter else factor.reshape(()))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
-        return self._saved(**self._rows.state_dict())
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint. Build the policy with the same settings first.
-
-        Raises:
-            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
-        """
-        self._check_saved(saved)
-        self._rows.load_state_dict(saved)

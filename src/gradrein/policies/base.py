@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from ..errors import ArgumentTypeError
@@ -236,6 +234,13 @@ def refuse_no_policy(found: object) -> None:
                 "Write `p = 2.0` in the class."
             )
         return
+    if isinstance(found, str):
+        raise ArgumentTypeError(
+            f"a policy was expected, found the name {found!r}: names are for a Clipper, a Monitor and the command, "
+            "which keep what a policy learns. Pass a policy such as gradrein.by_norm(1.0) or "
+            "gradrein.policies.ByOvershoot(), built once before the loop, or build a gradrein.Clipper(optimizer, "
+            '"auto").'
+        )
     kind, instead = type(found).__name__, "gradrein.by_norm(1.0)"
     if isinstance(found, type):
         kind, instead = "the class", f"{found.__name__}(...), built once"
@@ -247,22 +252,3 @@ def refuse_no_policy(found: object) -> None:
         f"a policy was expected, found {kind}: {found!r:.80}. Pass {instead}, or a mapping from name patterns to "
         "policies."
     )
-
-
-def clip_factor(limit: float | Tensor, norm: Tensor) -> Tensor:
-    """Return the factor that reduces a norm to a limit: exactly 1 below it, and 1 if the norm is not finite.
-
-    Examples:
-        >>> gradrein.policies.clip_factor(1.0, torch.tensor([0.5, 4.0]))
-        tensor([1.0000, 0.2500])
-
-    See Also:
-        [`gradrein.policies.Scale`][], [`gradrein.policies.Policy`][]
-    """
-    # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
-    ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
-    factor = ceiling / norm
-    # A subnormal factor is rounded down, so that the norm after clipping does not exceed the limit.
-    tiny = torch.finfo(norm.dtype).tiny
-    factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
-    return torch.where((norm > ceiling) & (norm < math.inf), factor, 1.0)

@@ -2,8 +2,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .._measure import clip_factor
 from .._validate import norm_order, tensor_threshold, threshold
-from .base import GradientView, Policy, Scale, clip_factor
+from .base import GradientView, Policy, Scale
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from .._measure import clip_factor
 from .._validate import tensor_threshold, threshold
-from .base import GradientView, Policy, Scale, clip_factor
+from .base import GradientView, Policy, Scale
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class _ByRms:
 
     def decide(self, grads: GradientView) -> Scale:
         norms = grads.norms(2.0)
-        numels = torch.tensor([max(1, n) for n in grads.numels()], dtype=norms.dtype).to(norms.device)
+        numels = norms.new_tensor([max(1, n) for n in grads.numels()])
         return Scale(clip_factor(self.max_rms, norms / numels.sqrt()))
 
 

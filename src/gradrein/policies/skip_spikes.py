@@ -9,8 +9,8 @@ from .. import _devices
 from .._validate import count, number, one_number
 from ..errors import ArgumentError
 from .base import GradientView, Policy, Scale, Skip, Stateful, check, refuse_no_policy
-from .built_once import BuiltOnce
-from .state import State, StateRows, accept_finite
+from .elements import ElementMemory
+from .state import LearningPolicy, State, StateRows, accept_finite
 from .window import empty, push, quantile
 
 _MAD_TO_SD = 1.4826  # of a normal distribution
@@ -18,7 +18,7 @@ _LEAST_DEVIATION = 0.01  # of the median: where values hardly differ, a small ri
 
 
 @dataclass(eq=False)
-class SkipSpikes(BuiltOnce):
+class SkipSpikes(LearningPolicy):
     """Skip a step whose norm or loss is an outlier; apply `policy` to the others.
 
     A spike is a value with `(value - median) / (1.4826 MAD) > z` over the last values, where MAD is the median distance
@@ -69,13 +69,12 @@ class SkipSpikes(BuiltOnce):
             refuse_no_policy(self.policy)
         self.z, self.window = number(self.z, "z"), count(self.window, "window")
         self.warmup, self.at_most = count(self.warmup, "warmup", 0), count(self.at_most, "at_most", 0)
-        self._norms, self._losses = self._empty_rows()
         self._loss: Tensor | None = None
         self._loss_used_by: set[str] = set()
 
-    def _empty_rows(self) -> tuple[StateRows, StateRows]:
-        streak = torch.zeros((), dtype=torch.float64)
-        return StateRows({"window": empty(self.window), "streak": streak}), StateRows({"window": empty(self.window)})
+    def _new_memory(self) -> dict[str, StateRows | ElementMemory]:
+        norms = {"window": empty(self.window), "streak": torch.zeros((), dtype=torch.float64)}
+        return {"norms": StateRows(norms), "losses": StateRows({"window": empty(self.window)})}
 
     @property
     def p(self) -> float:
@@ -91,25 +90,25 @@ class SkipSpikes(BuiltOnce):
         found = one_number(loss, "see: the loss is one number, such as loss.detach()")
         self._loss, self._loss_used_by = found.reshape(1), set()
 
-    def _told(self, same_parameters: bool) -> dict[str, Any]:
+    def told(self, same_parameters: bool) -> dict[str, Any]:
         """Return the state that was loaded and the last loss, where it can be read without waiting for a device."""
         known = self._loss is not None and _devices.readable_now([self._loss])
         loss = {"see": f"{float(self._loss):.6g}"} if known and self._loss is not None else {}
-        return super()._told(same_parameters) | loss
+        return super().told(same_parameters) | loss
 
     def check(self, grads: GradientView) -> None:
         """Raise for what the policy for normal steps refuses."""
-        super().check(grads)
         check(self.policy, grads)
 
     def decide(self, grads: GradientView) -> Skip:
         """Decide whether this step is a spike, and what to do if it is not."""
-        inner = Scale(torch.ones(())) if self.policy is None else self.policy.decide(grads)
+        inner = Scale(grads.total_norm(self.p).new_ones(())) if self.policy is None else self.policy.decide(grads)
         if isinstance(inner, Skip):
             raise ArgumentError(f"SkipSpikes was given {self.policy!r:.80}, which skips by itself; one is enough.")
         with torch.no_grad():
             norm, keys = grads.total_norm(self.p).reshape(1), [grads.pattern]
-            state = self._norms.read(keys, norm)
+            norms: StateRows = self._memory["norms"]
+            state = norms.read(keys, norm)
             finite = torch.isfinite(norm)
             spike = self._is_spike(state, norm) & finite
             if self._loss is not None and grads.pattern not in self._loss_used_by:
@@ -117,15 +116,16 @@ class SkipSpikes(BuiltOnce):
             # Only a normal step resets the streak; otherwise a level shift would skip `at_most` steps repeatedly.
             streak = torch.where(spike, state["streak"] + 1, 0.0)
             after = {"window": push(state["window"], state["seen"], norm), "streak": streak}
-            self._norms.write(keys, accept_finite(state, after, finite))
+            norms.write(keys, accept_finite(state, after, finite))
             return Skip((spike & (streak <= self.at_most)).reshape(()), inner)
 
     def _loss_spikes(self, keys: list[str], loss: Tensor) -> Tensor:
-        state = self._losses.read(keys, loss)
+        losses: StateRows = self._memory["losses"]
+        state = losses.read(keys, loss)
         finite = torch.isfinite(loss)
         spike = self._is_spike(state, loss) | finite.logical_not()
         after = {"window": push(state["window"], state["seen"], loss)}
-        self._losses.write(keys, accept_finite(state, after, finite))
+        losses.write(keys, accept_finite(state, after, finite))
         self._loss_used_by.update(keys)
         return spike
 
@@ -137,9 +137,9 @@ class SkipSpikes(BuiltOnce):
         return (value - median > self.z * deviation) & (state["seen"] >= self.warmup)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
+        """Return the state, with that of the policy for normal steps."""
         inner = self.policy.state_dict() if isinstance(self.policy, Stateful) else None
-        return self._saved(norms=self._norms.state_dict(), losses=self._losses.state_dict(), inner=inner)
+        return {**super().state_dict(), "inner": inner}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue from a checkpoint. Build the policy with the same settings first.
@@ -147,10 +147,11 @@ class SkipSpikes(BuiltOnce):
         Raises:
             ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
         """
-        self._check_saved(saved)
-        norms, losses = self._empty_rows()
-        norms.load_state_dict(saved.get("norms", {}))
-        losses.load_state_dict(saved.get("losses", {}))
-        if isinstance(self.policy, Stateful):
-            self.policy.load_state_dict(saved.get("inner") or {})
-        self._norms, self._losses = norms, losses
+        before = self._memory, self._loaded
+        super().load_state_dict(saved)
+        try:
+            if isinstance(self.policy, Stateful):
+                self.policy.load_state_dict(saved.get("inner") or {})
+        except Exception:
+            self._memory, self._loaded = before
+            raise

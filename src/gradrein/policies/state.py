@@ -1,14 +1,19 @@
-"""What a policy remembers from step to step: rows of statistics by key, on the device the norms are on."""
+"""What a policy remembers from step to step, and how that is saved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from .._distributed.fingerprints import state_fingerprint
+from ..errors import ArgumentError, ArgumentTypeError
+from .elements import ElementMemory
 
 State: TypeAlias = dict[str, Tensor]
 """Statistics by name; the first dimension indexes the rows. `"seen"` counts the norms each row has learned from.
@@ -21,19 +26,19 @@ See Also:
 class StateRows:
     """One row per key. A new key starts from the initial row; a key that is absent for a step keeps its row."""
 
-    def __init__(self, initial: Mapping[str, Tensor]) -> None:
-        self._initial = {"seen": torch.zeros((), dtype=torch.float64), **initial}
+    def __init__(self, initial: Mapping[str, Tensor] | None = None) -> None:
+        self._initial = {"seen": torch.zeros((), dtype=torch.float64), **(initial or {})}
         self._keys: list[str] = []
         self._rows = {name: t.new_empty((0, *t.shape)) for name, t in self._initial.items()}
 
     def read(self, keys: list[str], like: Tensor) -> State:
         """Return the rows of these keys, with the device and dtype of `like`."""
         new = [] if keys == self._keys else self._unknown(keys)
-        for name, row in self._initial.items():
-            rows = self._rows[name].to(like)
-            fresh = row.to(like).expand(len(new), *row.shape)
-            self._rows[name] = torch.cat([rows, fresh]) if new else rows
-        self._keys = self._keys + new
+        self._rows = {name: rows.to(like) for name, rows in self._rows.items()}
+        if new:  # only then anything is copied to the device
+            for name, row in self._initial.items():
+                self._rows[name] = torch.cat([self._rows[name], row.to(like).expand(len(new), *row.shape)])
+            self._keys = self._keys + new
         if keys == self._keys:
             return dict(self._rows)
         where = self._indices(keys, like)
@@ -53,36 +58,31 @@ class StateRows:
 
     def _indices(self, keys: list[str], like: Tensor) -> Tensor:
         index = {key: i for i, key in enumerate(self._keys)}
-        return torch.tensor([index[key] for key in keys]).to(like.device)
+        return torch.tensor([index[key] for key in keys], device=like.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return keys and rows: strings and tensors only."""
-        return {"keys": list(self._keys), "rows": {name: t.clone() for name, t in self._rows.items()}}
+        return {"keys": list(self._keys), **{name: t.clone() for name, t in self._rows.items()}}
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load atomically: validate every shape before assigning."""
-        is_state = isinstance(saved, Mapping) and isinstance(saved.get("rows"), Mapping)
-        keys, rows = (list(saved["keys"]), dict(saved["rows"])) if is_state and "keys" in saved else ([], {})
+    def loaded(self, saved: Any) -> StateRows:
+        """Return such rows with a saved state.
+
+        Raises:
+            ArgumentError: (a ValueError) It does not fit.
+        """
+        rows = saved if isinstance(saved, Mapping) else {}
+        found = StateRows(self._initial)
+        found._keys = list(rows.get("keys", []))
         for name, row in self._initial.items():
-            expected = (len(keys), *row.shape)
-            found = tuple(rows[name].shape) if isinstance(rows.get(name), Tensor) else None
-            if found != expected:
+            shape, expected = getattr(rows.get(name), "shape", None), (len(found._keys), *row.shape)
+            if shape != expected:
                 raise ArgumentError(
-                    f"the saved {name!r} has shape {found}, this policy expects {expected}: it was saved by a policy "
-                    "with other settings. Build the policy as it was when it was saved."
+                    f"the saved {name!r} has shape {shape and tuple(shape)}, this policy expects {expected}: it is "
+                    "damaged, or was saved by a policy with other settings. Build the policy as it was when it was "
+                    "saved, and load what `state_dict()` returned."
                 )
-        self._keys, self._rows = keys, {name: rows[name].clone() for name in self._initial}
-
-
-def check_complete(keys: Iterable[str], found: Mapping[str, Tensor]) -> None:
-    """Refuse a state that was read from a checkpoint only in part."""
-    missing = sorted(set(keys) - set(found))
-    if missing:
-        raise ArgumentError(
-            f"the state of {len(missing)} of {len(found) + len(missing)} parameters is missing, {missing[0]!r} among "
-            "them. torch.distributed.checkpoint only fills in existing entries: clip once with the policy "
-            "(dry_run=True is enough) before you load into its state_dict()."
-        )
+            found._rows[name] = rows[name].clone()
+        return found
 
 
 def accept_finite(old: State, new: Mapping[str, Tensor], good: Tensor) -> State:
@@ -96,3 +96,79 @@ def accept_finite(old: State, new: Mapping[str, Tensor], good: Tensor) -> State:
         good = good & lost.flatten(1).any(1).logical_not() if lost.dim() > 1 else good & lost.logical_not()
     kept = {name: torch.where(good.reshape(-1, *[1] * (t.dim() - 1)), t, old[name]) for name, t in new.items()}
     return {**old, **kept, "seen": old["seen"] + good}
+
+
+class LearningPolicy(ABC):
+    """Base of policies with a memory: what is saved, what may be loaded, and what ranks compare."""
+
+    _loaded: int | None = None  # a number for the state that was loaded
+
+    @abstractmethod
+    def _new_memory(self) -> dict[str, StateRows | ElementMemory]:
+        """Return an empty memory, by the names under which it is saved."""
+
+    @cached_property
+    def _memory(self) -> dict[str, Any]:
+        with torch.device("cpu"):  # whatever the default device is
+            return self._new_memory()
+
+    def told(self, same_parameters: bool) -> dict[str, Any]:
+        """Return what it was told since it was built, for ranks to compare: with the norms, this makes its state.
+
+        Args:
+            same_parameters: Whether all ranks hold the same parameters; a state for each differs otherwise.
+        """
+        return {} if self._loaded is None or not same_parameters else {"loaded": f"{self._loaded:016x}"}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state. Load it with `torch.load(..., weights_only=True)`."""
+        memory = {name: memory.state_dict() for name, memory in self._memory.items()}
+        return {"policy": type(self).__name__, "settings": self._settings(), **memory}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint. Build the policy with the same settings first.
+
+        Raises:
+            ArgumentError: (a ValueError) The state is from another policy, or from one with other settings.
+        """
+        self._check_saved(saved)
+        # Nothing is assigned before all of it is accepted.
+        self._memory = {name: memory.loaded(saved.get(name)) for name, memory in self._memory.items()}
+        self._loaded = state_fingerprint(saved)
+
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        """Refuse what is no state, and the state of another class of policy or of other settings."""
+        name = type(self).__name__
+        check_is_state(saved, name)
+        if saved.get("policy") != name:
+            raise ArgumentError(
+                f"this is the state of {saved.get('policy')!r}, and cannot be loaded into {name!r}. Load what "
+                f"`state_dict()` of a {name} returned."
+            )
+        was, now = saved.get("settings"), self._settings()
+        if was != now:
+            raise ArgumentError(
+                f"this is the state of a {name} with other settings: saved with {_difference(was, now)}; this one has "
+                f"{_difference(now, was)}. Build the policy as it was when it was saved."
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the arguments it was built with: numbers and words. Of a policy among them, the class."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # it is a dataclass
+        plain = bool | int | float | str | None
+        return {name: value if isinstance(value, plain) else type(value).__name__ for name, value in found.items()}
+
+
+def check_is_state(saved: Any, name: str) -> None:
+    """Refuse what is not a mapping."""
+    if not isinstance(saved, Mapping):
+        raise ArgumentTypeError(
+            f"a state of {name} is the dict that `state_dict()` returned; found {type(saved).__name__}: {saved!r:.80}."
+        )
+
+
+def _difference(settings: Any, other: Any) -> str:
+    """Describe the settings that are not those of another policy."""
+    if not isinstance(settings, Mapping) or not isinstance(other, Mapping):
+        return str(settings)
+    return ", ".join(f"{k}={v!r}" for k, v in settings.items() if k not in other or other[k] != v) or "no others"

@@ -3,10 +3,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._measure import norm_along, shares_memory
+from .._measure import clip_factor, norm_along, shares_memory
 from .._validate import finite, tensor_threshold, threshold
 from ..errors import ArgumentError, UnsupportedGradientError
-from .base import GradientView, Policy, Scale, clip_factor
+from .base import GradientView, Policy, Scale
 
 
 @dataclass(frozen=True)

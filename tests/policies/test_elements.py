@@ -1,6 +1,8 @@
 """Policies that remember every element: many small tensors at once give what one at a time gives, in few operations."""
 
 import copy
+import dataclasses
+import io
 import math
 import pickle
 
@@ -9,9 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradrein
-from gradrein import _kernels
 from gradrein.clip._gradients import unnamed
-from gradrein.policies import ByElementSpike, ByOvershoot, element_memory
+from gradrein.policies import ByElementSpike, ByOvershoot, elements
 from gradrein.policies.window import quantile, quantile_and_largest
 
 SHAPES = [(3,), (), (2, 3), (4, 3), (0,), (5,), (2, 3), (7, 2, 2), (1,), (40,)]
@@ -63,9 +64,9 @@ DTYPES = [
 def test_however_they_are_put_together(make, dtypes, together, monkeypatch):
     """The twin handles every tensor alone."""
     found = follow(make(), parameters(dtypes))
-    monkeypatch.setattr(element_memory, "_TOGETHER", together)
+    monkeypatch.setattr(elements, "_TOGETHER", together)
     assert_same(follow(make(), parameters(dtypes)), found)
-    monkeypatch.setattr(element_memory, "_SMALL", 0)
+    monkeypatch.setattr(elements, "_SMALL", 0)
     assert_same(follow(make(), parameters(dtypes)), found)
 
 
@@ -81,24 +82,24 @@ def test_each_element_has_a_history_of_its_own():
 def test_a_gradient_that_is_missing_for_a_while(make, monkeypatch):
     missing = lambda step, i: (step + i) % 3 == 0 and step > 1  # noqa: E731
     found = follow(make(), parameters([torch.float32]), missing=missing)
-    monkeypatch.setattr(element_memory, "_SMALL", 0)
+    monkeypatch.setattr(elements, "_SMALL", 0)
     assert_same(follow(make(), parameters([torch.float32]), missing=missing), found)
 
 
-@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-def test_a_checkpoint_in_the_middle(make, tmp_path):
-    ps, policy, again = parameters([torch.float32]), make(), make()
-    follow(policy, ps, 6)
-    torch.save(policy.state_dict(), tmp_path / "policy.pt")
-    again.load_state_dict(torch.load(tmp_path / "policy.pt", weights_only=True))
-    copies = {name: torch.nn.Parameter(p.detach().clone()) for name, p in ps.items()}
-    assert_same(follow(again, copies, 4), follow(policy, ps, 4))
+def saved_and_loaded(policy):
+    file = io.BytesIO()
+    torch.save(policy.state_dict(), file)
+    file.seek(0)
+    again = type(policy)(**{f.name: getattr(policy, f.name) for f in dataclasses.fields(policy)})
+    again.load_state_dict(torch.load(file, weights_only=True))
+    return again
 
 
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
-def test_a_copy_goes_on_by_itself(make, copied):
-    ps, policy = parameters([torch.float32]), make()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy)), saved_and_loaded])
+def test_a_copy_goes_on_by_itself(make, dtype, copied):
+    ps, policy = parameters([dtype]), make()
     follow(policy, ps, 6)
     again, copies = copied(policy), {name: torch.nn.Parameter(p.detach().clone()) for name, p in ps.items()}
     assert_same(follow(again, copies, 4), follow(policy, ps, 4))
@@ -124,13 +125,17 @@ def test_overshoot_of_a_sparse_gradient(dtype):
     assert found[1] == pytest.approx(found[0], rel=1e-2 if dtype == torch.bfloat16 else 1e-4)
 
 
+VIEWS = ("view", "detach", "expand", "split", "unbind", "slice", "select", "unsqueeze", "alias", "t")
+
+
 class Count(TorchDispatchMode):
-    """Count operations."""
+    """Count operations that are no views: on an accelerator each would be a launch."""
 
     calls = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.calls += 1
+        name = func.overloadpacket.__name__
+        self.calls += not any(name == view or name.strip("_").startswith(f"{view}_") for view in VIEWS)
         return func(*args, **(kwargs or {}))
 
 
@@ -178,18 +183,6 @@ def test_a_quantile_and_the_largest_are_those_of_two_quantiles(values):
         assert torch.equal(ours.view(torch.int64), theirs.view(torch.int64))  # NaN too, to the bit
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR")
-@pytest.mark.parametrize("convert", ["to_sparse", "to_sparse_csr"])
-def test_torch_keeps_strided_gradients_for_strided_parameters_only(convert):
-    """A plan relies on it: the layouts of parameters are read only where a gradient is not strided."""
-    odd = getattr(torch.ones(2, 2), convert)()
-    with pytest.raises(RuntimeError, match="different type"):
-        odd.requires_grad_().grad = torch.ones(2, 2)
-    weight = torch.nn.Parameter(torch.ones(2, 2))
-    with pytest.raises(RuntimeError, match="incompatible tensor type"):
-        weight.data = odd.detach()
-
-
 def test_a_gradient_that_becomes_sparse_is_planned_anew():
     ps = {name: torch.nn.Parameter(torch.ones(4, 2)) for name in "ab"}
     twins = {name: torch.nn.Parameter(torch.ones(4, 2)) for name in "ab"}
@@ -210,13 +203,6 @@ def test_names_of_unnamed_parameters_do_not_depend_on_earlier_calls():
         assert unnamed(indices) == [f"parameter {i}" for i in indices]
 
 
-@pytest.fixture(params=[True, False], ids=["kernel", "torch"])
-def kernel(request, monkeypatch):
-    if not request.param:
-        monkeypatch.setitem(_kernels.BACKENDS, "cpu", None)
-
-
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
     "settings", [{"ceiling": 1e39}, {"ceiling": 1e300}, {"floor": 1e39}, {"theta": 1e80}, {"theta": 1e308}], ids=str
@@ -231,7 +217,6 @@ def test_settings_beyond_the_dtype_limit_nothing(settings, dtype):
         assert torch.equal(p.grad, expected)
 
 
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("default", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_theta_does_not_depend_on_the_default_dtype(default):
     before = torch.get_default_dtype()
@@ -247,7 +232,6 @@ def test_theta_does_not_depend_on_the_default_dtype(default):
         torch.set_default_dtype(before)
 
 
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_memory_from_inference_mode(make, dtype):
@@ -267,7 +251,6 @@ def test_memory_from_inference_mode(make, dtype):
     assert_same(follow(policy, ps, steps=4), expected)
 
 
-@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parameters_of_a_bad_step_are_not_averaged(dtype):
     """A run is restored after its parameters became infinite: the average is still of where they were."""
@@ -276,11 +259,11 @@ def test_parameters_of_a_bad_step_are_not_averaged(dtype):
         p.data.add_(0.1)
         p.grad = torch.full((3,), 1.0 + step, dtype=dtype)
         gradrein.clip_([p], policy)
-    before, kept = policy.state_dict()["average"]["flat"]["parameter 0"], p.data.clone()
+    before, kept = policy.state_dict()["average"]["values"]["parameter 0"], p.data.clone()
     p.data.fill_(math.inf)
     p.grad = torch.full((3,), math.nan, dtype=dtype)
     gradrein.clip_([p], policy, nonfinite="skip")
     p.grad = torch.full((3,), math.nan, dtype=dtype)
     gradrein.clip_([p], policy, nonfinite="propagate")
     p.data.copy_(kept)
-    assert torch.equal(policy.state_dict()["average"]["flat"]["parameter 0"], before)
+    assert torch.equal(policy.state_dict()["average"]["values"]["parameter 0"], before)

@@ -101,8 +101,9 @@ def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not
     tiny = torch.finfo(norm.dtype).tiny
     factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
     if if_not_finite is None:
-        return torch.where(ceiling == math.inf, 1.0, factor.clamp(max=1.0))
-    return torch.where(norm < math.inf, torch.where(norm > ceiling, factor, 1.0), if_not_finite)
+        return factor.clamp(max=1.0).masked_fill(ceiling == math.inf, 1.0)
+    factor = factor.masked_fill((norm > ceiling).logical_not(), 1.0)
+    return factor.masked_fill((norm < math.inf).logical_not(), if_not_finite)
 
 
 def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:

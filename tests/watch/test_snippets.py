@@ -89,14 +89,6 @@ def test_a_trainer_is_told_where_it_is_made(library, rate):
     )
 
 
-def test_damaged_places_are_left_out():
-    run = swinging()
-    for broken in ({}, {"line": "5"}, {"text": None}):
-        place = {"site": "made", "opt": 0, "file": "a.py", "line": 5, "text": "opt = a(lr=1)", **broken}
-        run.notes.append(place if broken else {"site": "made"})
-    assert rate_lines(run, 0.1)[0] == "where the optimizer is made"
-
-
 def test_optimizers_are_called_by_their_names_where_these_differ():
     run = dataclasses.replace(swinging(), n_optimizers=2)
     place = {"site": "step", "file": "a.py", "line": 5, "text": "opt.step()"}

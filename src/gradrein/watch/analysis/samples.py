@@ -24,7 +24,8 @@ def samples_of(run: Run, steps: Mapping[int, float]) -> dict[str, Any]:
         run: The run.
         steps: The steps, and how far each stands out: what the finding calls the largest is the largest here too.
     """
-    known = [line for line in run.notes if _is_batch(line) and line["opt"] == run.opt and line["after"] in steps]
+    batches = [line for line in run.notes if "batch" in line and "note" not in line]
+    known = [line for line in batches if line["opt"] == run.opt and line["after"] in steps]
     if not known:
         return {}
     worst = max(known, key=lambda line: steps[line["after"]])
@@ -57,10 +58,3 @@ def _often(batches: list[dict[str, Any]]) -> list[tuple[int, int]]:
 def _tail(n: int, mean: float) -> float:
     """Return an upper bound of the chance that a Poisson variable of this mean is at least n."""
     return 1.0 if n <= mean else math.exp(n - mean + n * math.log(mean / n))
-
-
-def _is_batch(line: dict[str, Any]) -> bool:
-    rows, size = line.get("batch"), line.get("dataset")
-    return "note" not in line and isinstance(rows, list) and type(size) is int and size > 0 and bool(rows) and (
-        all(type(row) is int for row in rows) and type(line.get("opt")) is int
-    )  # fmt: skip

@@ -4,14 +4,12 @@ from typing import Any
 
 from ..run.run import Run
 
-_TYPES = {"file": str, "text": str, "line": int}
 Site = dict[str, Any]
 
 
 def sites_of(run: Run, kind: str) -> list[Site]:
     """Return all places of a kind, in the order of the record: "backward", "step", or "made" of optimizers."""
-    found = (n for n in run.notes if n.get("site") == kind)
-    return [n for n in found if all(isinstance(n.get(key), of) for key, of in _TYPES.items())]
+    return [n for n in run.notes if n.get("site") == kind]
 
 
 def site_of(run: Run, kind: str) -> Site | None:

@@ -58,6 +58,26 @@ except KeyError:
     inner(torch.ones(1))
 """
 
+NAN = """import sys, torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.bad = torch.nn.Linear(3, 3), torch.nn.Linear(3, 1), False
+    def forward(self, x):
+        x = self.body(x) - 100
+        return (torch.log(x) if self.bad else x).sum(), self.head(x)
+
+net = Net()
+o = torch.optim.SGD(net.parameters(), lr=1e-9)
+for step in range(3):
+    net.bad = step == int(sys.argv[1])
+    a, b = net(torch.ones(4, 3))
+    o.zero_grad()
+    (b.pow(2).mean() + a).backward()
+    o.step()
+"""
+
 TRAINS = """
 import sys, time
 import torch
@@ -134,16 +154,19 @@ def test_a_signal_ends_it_as_it_would_and_the_record_is_whole(folder, number):
 
 
 def test_nan_is_traced_to_its_operation(folder):
-    script = "import torch\nw = torch.nn.Parameter(torch.zeros(1))\no = torch.optim.SGD([w], lr=1)\n"
-    script += "(w * 0).sqrt().sum().backward()\no.step()\n"
-    (folder / "nan.py").write_text(script)
-    watched = run_forked(folder, "-m", "gradrein", "watch", "nan.py")
+    (folder / "nan.py").write_text(NAN)
+    watched = run_forked(folder, "-m", "gradrein", "watch", "--verbose", "nan.py", "1")
     assert watched.returncode == 0
-    assert "gradients were not finite: first at step 0, in parameter 0" in watched.stderr
-    watched = run_forked(folder, "-m", "gradrein", "watch", "--anomaly", "nan.py")
-    assert watched.returncode == 1
-    found = read_run(folder / "nan-2.gradrein.jsonl")
-    assert any("returned nan values" in line.get("anomaly", "") for line in found.notes)
+    assert "gradients were not finite: first at step 1, in " in watched.stderr
+    origin = "LogBackward0 after Net.body (nan.py, line 9: return (torch.log(x) if self.bad else x)"
+    for bad, run in (("1", "nan-2"), ("0", "nan-3")):
+        watched = run_forked(folder, "-m", "gradrein", "watch", "--anomaly", "nan.py", bad)
+        assert watched.returncode == 1
+        (found,) = (n["anomaly"] for n in read_run(folder / f"{run}.gradrein.jsonl").notes if "anomaly" in n)
+        assert origin in found
+        assert origin in " ".join(watched.stderr.rpartition("Error: ")[2].split())
+        assert "other means" not in watched.stderr
+    assert "The script failed before its first step ended: NonFiniteGradientError: " in watched.stderr
 
 
 def test_a_script_may_go_to_another_folder(folder):

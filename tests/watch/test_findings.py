@@ -146,7 +146,12 @@ def nonfinite():
 
 def with_origin():
     run = healthy()
-    run.notes.append({"anomaly": "Function 'LogBackward0' returned nan values in its 0th output.", "after": 9})
+    run.notes.append(
+        {
+            "anomaly": "Origin: LogBackward0 after Net.body (train.py, line 9: y = x.log()) made NaN or infinity.",
+            "after": 9,
+        }
+    )
     return run
 
 

@@ -300,5 +300,5 @@ def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monke
     assert background.start_reporter(tmp_path / "run.jsonl", RankInfo(0, 2, "here")) is None
     as_rank(monkeypatch, 0)
     monitor = gradrein.Monitor(record=tmp_path / "run.jsonl").start()
-    watch._conclude(monitor, None, os.getpid(), rank_info(), None, False)
+    watch._conclude(monitor, watch._End(False, True), None, os.getpid(), rank_info(), None)
     assert capsys.readouterr().err == f"gradrein: when all ranks have ended: gradrein report {monitor.path}\n"

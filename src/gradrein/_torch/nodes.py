@@ -1,5 +1,6 @@
 """Nodes of the recorded graph: kind, number, edges and outputs."""
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
@@ -10,6 +11,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ..errors import ArgumentError
 from .storage import is_fake, storage_of
+
+_TORCH, _OURS = os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__))
 
 # Ops that only move, copy or cast values: a parameter seen through them is still that parameter. Numbers above zero
 # are in-place variants.
@@ -174,6 +177,19 @@ current_sequence_nr: Callable[[], int] = torch.autograd._get_sequence_nr  # type
 See Also:
     [`gradrein.graph.sequence_nr`][]
 """
+
+
+def forward_source(node: Node) -> str | None:
+    """Return where the forward pass made a node: "train.py, line 8: y = x.log()"; None outside anomaly mode.
+
+    `torch.autograd.set_detect_anomaly` keeps the stack of each node. The innermost frame that is not torch's is meant.
+    """
+    metadata: Any = node.metadata  # a dict, whatever its annotation says
+    for frame in reversed(list(metadata.get("traceback_") or ())):
+        found = re.match(r'\s*File "(.*)", line (\d+), in .*\n?\s*(.*)', frame)
+        if found and not found[1].startswith((_TORCH, _OURS)):
+            return f"{os.path.basename(found[1])}, line {found[2]}" + (f": {found[3]}" if found[3] else "")
+    return None
 
 
 def output_metadata(node: Node) -> list[Any]:

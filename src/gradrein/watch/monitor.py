@@ -112,6 +112,11 @@ class Monitor:
         return self._recorder.steps
 
     @property
+    def backwards(self) -> int:
+        """The number of backward passes so far."""
+        return self._recorder.backwards
+
+    @property
     def latest(self) -> dict[str, float]:
         """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as known.
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
+from ..._torch.nodes import forward_source
 
 
 class ErrorContext:
@@ -47,8 +48,10 @@ class ErrorContext:
 
 
 def node_label(node: Node, location: graph.NodeLocation | None) -> str:
-    """Return the op with its location, for example "AddmmBackward0 in head"."""
-    return graph.op(node) if location is None else f"{graph.op(node)} {location}"
+    """Return the op with its location, for example "AddmmBackward0 in head"; in anomaly mode with its source line."""
+    label = graph.op(node) if location is None else f"{graph.op(node)} {location}"
+    source = forward_source(node)
+    return label if source is None else f"{label} ({source})"
 
 
 def argument_label(kind: str, tensor: Tensor | GradientEdge, index: int) -> str:

@@ -84,6 +84,8 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
     """Recommend changes for a run with these findings."""
     norms, names = finite(run.norm), {finding.name for finding in findings}
     levels = {f"{q:.0%}": quantile(norms, q) for q in _QUANTILES} if norms else {}
+    if any("origin" in finding.evidence for finding in findings):
+        return Advice(None, "The operation that makes the first NaN is known: change that.", levels)
     if names & set(LOST) and min(len(norms) - _LEAST, len(_healthy_norms(run)) - _LEAST_HEALTHY) < 0:
         return _diverged_at_once(run, levels)
     if len(norms) < _LEAST:

@@ -61,6 +61,8 @@ def _names_samples(finding: Finding) -> bool:
 
 
 def _why(happened: list[Finding], causes: list[Finding]) -> str:
+    if happened and "origin" in happened[0].evidence:
+        return str(happened[0].evidence["origin"])
     if not causes and [f.name for f in happened[:2]] in (["nonfinite", "rising"], ["nonfinite", "oscillation"]):
         before = replace(happened[1], optimizer=None) if happened[1].optimizer == happened[0].optimizer else happened[1]
         return f"Before that: {_words(before)}."

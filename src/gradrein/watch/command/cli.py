@@ -15,7 +15,7 @@ from ..say import say
 from .fail_on import EXIT_CODE, check_names, matching
 from .run_script import check_script
 from .try_script import try_script
-from .watch import watch
+from .watch import prepare
 
 
 def run(options: argparse.Namespace) -> int:
@@ -23,10 +23,13 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.command == "report":
             return _report(options)
-        return _try(options) if options.trial else watch(options)
+        if options.trial:
+            return _try(options)
+        watched = prepare(options)
     except GradreinError as error:
         say(f"gradrein: {error}")
         return 2
+    return watched()  # what the script raises is its own
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -2,12 +2,16 @@
 
 import argparse
 import atexit
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from ...autograd import detect_nonfinite
 from ...errors import ArgumentError, GradreinError, RecordWriteError
 from ..format.rank_files import RankInfo, default_name, free_name, rank_info
 from ..monitor import Monitor
@@ -20,11 +24,21 @@ from .lr_scale import LearningRateScale
 from .run_script import check_module, check_script, end_after, run_module, run_script, seed_all
 
 
-def watch(options: argparse.Namespace) -> int:
-    """Run the script of a command line, to its own end whatever happens to the record.
+@dataclass
+class _End:
+    """What is known of a run when it has ended: whether to print all, whether it was recorded, what it raised."""
+
+    verbose: bool
+    is_recorded: bool = False
+    error: str = ""
+
+
+def prepare(options: argparse.Namespace) -> Callable[[], int]:
+    """Check a command line and begin to record.
 
     Returns:
-        0, or the code of `--fail-on`. A script that exits or raises does so from here.
+        A function that runs the script to its own end, whatever happens to the record, and returns 0 or the code of
+        `--fail-on`. A script that exits or raises does so from there.
     """
     check = check_module if options.module else check_script
     check(options.script)
@@ -41,18 +55,22 @@ def watch(options: argparse.Namespace) -> int:
     sys.argv = [options.script, *options.args]  # for the header of the record
     on_step = None if line is None else line.draw
     monitor = Monitor(record=record, clip=options.clip, every=options.every, on_step=on_step)
-    if options.anomaly:
-        torch.autograd.set_detect_anomaly(True)
+    end = _End(options.verbose)
     # Registered before the script runs, so it is called after all that the script registers.
-    atexit.register(_conclude, monitor, line, os.getpid(), rank, reporter, options.verbose)
+    atexit.register(_conclude, monitor, end, line, os.getpid(), rank, reporter)
     if options.lr_scale is not None:
         LearningRateScale(options.lr_scale)
     if options.seed is not None:
         seed_all(options.seed)
-    _start(monitor)
+    end.is_recorded = _start(monitor)
     if options.steps is not None:
         end_after(options.steps)
-    _run(options, monitor)
+    return lambda: _watched(options, monitor, end)
+
+
+def _watched(options: argparse.Namespace, monitor: Monitor, end: _End) -> int:
+    with _searching_for_nan() if options.anomaly else contextlib.nullcontext():
+        _run(options, monitor, end)
     return _verdict(options.fail_on, monitor) if options.fail_on else 0
 
 
@@ -69,14 +87,24 @@ def _free_record(options: argparse.Namespace, rank: RankInfo | None) -> Path:
     return record
 
 
-def _start(monitor: Monitor) -> None:
+def _start(monitor: Monitor) -> bool:
+    """Return whether the run is recorded."""
     try:
         monitor.start()
     except RecordWriteError as error:
         say(f"gradrein: the program runs without recording: {error} To record elsewhere, pass --record FILE.")
+        return False
+    return True
 
 
-def _run(options: argparse.Namespace, monitor: Monitor) -> None:
+@contextlib.contextmanager
+def _searching_for_nan() -> Iterator[None]:
+    """Stop at the first NaN. torch keeps where the forward pass made each node; `detect_nonfinite` finds the origin."""
+    with torch.autograd.set_detect_anomaly(True, check_nan=False), detect_nonfinite():
+        yield
+
+
+def _run(options: argparse.Namespace, monitor: Monitor, end: _End) -> None:
     run = run_module if options.module else run_script
     try:
         run(options.script, options.args)
@@ -87,7 +115,8 @@ def _run(options: argparse.Namespace, monitor: Monitor) -> None:
         if not options.fail_on:
             raise
     except BaseException as error:
-        monitor.stop(reason(error))
+        end.error = reason(error)
+        monitor.stop(end.error)
         raise
 
 
@@ -101,7 +130,7 @@ def _verdict(names: str, monitor: Monitor) -> int:
 
 
 def _conclude(
-    monitor: Monitor, line: LiveLine | None, process: int, rank: RankInfo | None, reporter: int | None, verbose: bool
+    monitor: Monitor, end: _End, line: LiveLine | None, process: int, rank: RankInfo | None, reporter: int | None
 ) -> None:
     if os.getpid() != process:  # a forked child of the script ends here as well
         return
@@ -109,38 +138,40 @@ def _conclude(
         line.close()
     monitor.stop()
     if rank is None:
-        _print_report(monitor, verbose)
+        _print_report(monitor, end)
     elif reporter is not None:
-        if monitor._started and monitor._writer.failure is None:  # else it waits for this process to be gone
+        if end.is_recorded and monitor.stopped_because is None:  # else it waits for this process to be gone
             await_reporter(reporter)
     elif rank.rank == 0:
         say(f"gradrein: when all ranks have ended: gradrein report {monitor.path}")
 
 
-def _print_report(monitor: Monitor, verbose: bool) -> None:
-    if not monitor._started:
+def _print_report(monitor: Monitor, end: _End) -> None:
+    if not end.is_recorded:
         return
     if monitor.steps == 0:
-        say(f"gradrein: no optimizer step was seen, so there is nothing to report. {_hint(monitor)}")
+        say(f"gradrein: no optimizer step was seen, so there is nothing to report. {_hint(monitor, end)}")
         return
     try:
         report = monitor.report()
-        found = f"\n{report.details() if verbose else report}The page: gradrein report {monitor.path}"
+        text = f"\n{report.details() if end.verbose else report}The page: gradrein report {monitor.path}"
     except GradreinError as error:
-        found = "" if monitor.stopped_because is not None else f"gradrein: no report: {error}"
+        text = "" if monitor.stopped_because is not None else f"gradrein: no report: {error}"
     except Exception as error:  # the exit code is the script's, and so is its last traceback
-        found = f"gradrein: no report ({reason(error)}). To try again: gradrein report {monitor.path}"
-    if found and monitor.stopped_because is not None:
-        found += "\ngradrein: recording stopped early: the report is about the steps before that."
-    if found:
-        say(found)
+        text = f"gradrein: no report ({reason(error)}). To try again: gradrein report {monitor.path}"
+    if text and monitor.stopped_because is not None:
+        text += "\ngradrein: recording stopped early: the report is about the steps before that."
+    if text:
+        say(text)
 
 
-def _hint(monitor: Monitor) -> str:
-    if passes := monitor._recorder.backwards:
+def _hint(monitor: Monitor, end: _End) -> str:
+    if end.error:
+        return f"The script failed before its first step ended: {end.error}"
+    if passes := monitor.backwards:
         return (
-            f"There were {passes} backward passes: the weights are updated by other means than a "
-            "torch.optim.Optimizer. Its `step` is what is observed."
+            f"{passes} backward pass{'es were' if passes > 1 else ' was'} seen: the weights are updated by other means "
+            "than a torch.optim.Optimizer. Its `step` is what is observed."
         )
     return (
         "There was no backward pass either. If the training runs in processes that the script starts, use "

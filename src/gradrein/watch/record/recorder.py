@@ -14,6 +14,7 @@ from torch import Tensor
 from ..._events import ClipEvent, Subscriber
 from ..._torch.training import StepHook, is_stepping
 from ...clip import Clipper
+from ...errors import NonFiniteGradientError
 from ...policies import Policy
 from ..clip_option import LBFGS_CAUTION, ClipOption, policy_of
 from ..format.rank_files import RankInfo
@@ -133,10 +134,10 @@ class Recorder(Subscriber):
                 self._loss.add(loss)
 
     def on_backward_end(self, error: BaseException | None) -> None:
-        """Note what anomaly detection says is the origin of a NaN."""
+        """Note what `detect_nonfinite` says is the origin of a NaN."""
         self._timer.leave_backward()
-        if error is not None and "returned nan values" in str(error):
-            self._writer.write({"anomaly": str(error).splitlines()[0], "after": self.steps})
+        if isinstance(error, NonFiniteGradientError):
+            self._writer.write({"anomaly": str(error).splitlines()[-1], "after": self.steps})
 
     def on_data_wait(self, seconds: float) -> None:
         """Add to the time spent waiting for data."""

@@ -24,7 +24,7 @@ def nonfinite(run: Run) -> Finding | None:
         evidence["steps a GradScaler left out"] = skipped
     if origins:
         evidence["origin"] = origins[0]
-        where, look = origins[0], origins[0]
+        where, look = origins[0].rstrip("."), ""
     known = (
         "The operation is named above: guard it (a small number under a root or logarithm, a maximum on an exponent)."
     )
@@ -34,7 +34,7 @@ def nonfinite(run: Run) -> Finding | None:
     )
     return Finding(
         name="nonfinite",
-        clipping_helps=True,
+        clipping_helps=not origins,
         title=f"gradients were not finite: {where}",
         weight=1.0,
         criterion="any gradient or loss that is NaN or infinite",

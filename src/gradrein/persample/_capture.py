@@ -1,7 +1,7 @@
 """From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the ops."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -111,7 +111,8 @@ def _by_rules(
 
     def apply(node: Node, gradients: Gradients) -> None:
         nonlocal left
-        for cut, form in _forms_at(node, cuts[node], gradients, found, losses.samples, options):
+        forms_here = _forms_at(node, cuts[node], gradients, found, losses.samples, options)
+        for cut, form in zip(cuts[node], forms_here, strict=True):
             if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
                 form = Dense(engine.inside_engine(form.dense))
             for leaf in cut.leaves:
@@ -179,15 +180,16 @@ def _run(
 
 def _forms_at(
     node: Node, cuts: list[UseSite], gradients: Gradients, found: Found, samples: int, options: Options
-) -> Iterator[tuple[UseSite, SampleGrads]]:
-    """Apply the rule to each use by one op."""
+) -> list[SampleGrads]:
+    """Return the gradients of each use by one op, by its rule."""
     cache: dict[str, Any] = {}
-    layouts = found.layouts[node]
+    layouts, forms = found.layouts[node], []
     for cut in cuts:
         ctx = RuleContext(cut.op, node, cut.position, cut.shape, gradients, layouts, samples, options.coupling, cache)
         if node in found.rows.packed:
             found.rows.add_packed(node, ctx.saved)
-        yield cut, ops.apply(ctx)
+        forms.append(ops.apply(ctx))
+    return forms
 
 
 def _look_at_packed_data(found: Found) -> None:

@@ -6,57 +6,31 @@ know. Those that disagree find out, on all ranks, before anything is written. A 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..._distributed.agreement import Agreement
-from ..._distributed.collectives import all_reduce_
-from ..._distributed.fingerprints import fingerprint
-from ..._distributed.meshes import Group
 from ..._torch.dtensor import any_dtensor, distribute_own, is_dtensor
+from ...distributed import Agreement, Group, Reduction, fingerprint
 from ...errors import ArgumentError, RankError, UnsupportedGradientError
 
-# What is exchanged, for errors.
-_WHAT = "per-sample gradients"
 _BUCKET = 1 << 24  # elements in one message of gradients
-
-
-class Agreed(NamedTuple):
-    """What the ranks have found out together.
-
-    Attributes:
-        total: how many samples there are on all ranks.
-        bad: how many of them have no finite norm.
-        used: for each parameter, whether any rank's losses depend on it.
-    """
-
-    total: int
-    bad: int
-    used: Sequence[bool]
 
 
 @dataclass(frozen=True, eq=False)
 class SampleRanks:
-    """The ranks that answer together.
+    """The ranks whose samples belong together.
 
     Attributes:
         groups: one process group for each dimension of the mesh they form; none for a process alone.
-        device: where messages are.
         ids: the numbers of this rank's groups of samples, if there are any.
     """
 
-    groups: tuple[Any, ...]
-    device: torch.device
+    groups: tuple[Group, ...]
     ids: Tensor | None
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the rank that draws the noise."""
-        return all(group.rank() == 0 for group in self.groups)
 
     def agree(
         self,
@@ -65,7 +39,7 @@ class SampleRanks:
         used: Sequence[bool],
         counts: Sequence[int],
         same: Mapping[str, float],
-    ) -> Agreed:
+    ) -> "Agreed":
         """Compare the call of this rank with those of all others, and exchange what they have to know.
 
         Args:
@@ -76,33 +50,64 @@ class SampleRanks:
             same: settings that must be the same on every rank.
         """
         if not self.groups:
-            return Agreed(counts[0], counts[1], used)
-        sent = torch.tensor([*counts, *used], dtype=torch.float64)
+            return Agreed(counts[0], counts[1], used, None)
         what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
-        asked = {"`sample_groups`": self.ids is not None, **same}
-        agreement = Agreement(_WHAT, call)
-        for group in self.groups:
-            there = Group(group.group_name, group, self.device)
-            sent = agreement.all_reduce(sent, there, asked, {"the parameters": fingerprint(what)})
+        asked = {"the call": call, "`sample_groups`": self.ids is not None, **same}
+        agreement = Agreement("per-sample gradients", asked, {"the parameters": fingerprint(what)})
+        reduction = Reduction(self.groups, agreement)
         try:
-            agreement.finish()
+            sent = reduction.sum(torch.tensor([*counts, *used], dtype=torch.float64))
         except RankError as error:
             quantile = " To clip at a quantile of all norms, take it of `norms(gathered=True)`."
             raise RankError(f"{call}: {error}{quantile if 'max_norm' in str(error) else ''}") from error
         samples, bad, sparse, *users = [int(n) for n in sent.tolist()]
         if sparse:
-            raise _sparse(call)
-        self._refuse_torn_groups(call)
-        return Agreed(samples, bad, [n > 0 for n in users])
+            raise UnsupportedGradientError(
+                f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. "
+                "Make it with sparse=False. No gradient was changed."
+            )
+        agreed = Agreed(samples, bad, [n > 0 for n in users], reduction)
+        if self.ids is not None:
+            _refuse_torn_groups(call, self.ids, agreed)
+        return agreed
+
+
+@dataclass(frozen=True, eq=False)
+class Agreed:
+    """What the ranks have found out together, for one query.
+
+    Attributes:
+        total: how many samples there are on all ranks.
+        bad: how many of them have no finite norm.
+        used: for each parameter, whether any rank's losses depend on it.
+        reduction: sums over the ranks; None for a process alone.
+    """
+
+    total: int
+    bad: int
+    used: Sequence[bool]
+    reduction: Reduction | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that draws the noise."""
+        return self.reduction is None or all(group.group.rank() == 0 for group in self.reduction.groups)
 
     def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
         """Return the rows of all samples, in the order of ranks, and which are those of this rank, which are given."""
-        if not self.groups:
+        if self.reduction is None:
             return rows, slice(None)
-        before, total = self._places(len(rows))
-        found, own = rows.new_zeros(total, *rows.shape[1:], device=self.device), slice(before, before + len(rows))
-        found[own] = rows
-        return self._sum(found).to(rows.device), own
+        number, ranks = 0, 1
+        for group in self.reduction.groups:
+            number, ranks = number * group.size + group.group.rank(), ranks * group.size
+        counts = torch.zeros(ranks, dtype=torch.float64)
+        counts[number] = len(rows)
+        counts = self.reduction.sum(counts)
+        before, total = int(counts[:number].sum()), int(counts.sum())
+        own = slice(before, before + len(rows))
+        everywhere = rows.new_zeros(total, *rows.shape[1:])
+        everywhere[own] = rows
+        return self.reduction.sum(everywhere), own
 
     def add_up(self, sums: Iterable[tuple[str, Tensor]], parameters: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
         """Add up sums over the ranks, many in one message: the same bits on all of them.
@@ -114,54 +119,40 @@ class SampleRanks:
             sums: this rank's, of the same parameters in the same order as on every other.
             parameters: lay sums out like these.
         """
-        totals = self._add_up(sums) if self.groups else list(sums)
+        totals = list(sums) if self.reduction is None else _in_buckets(sums, self.reduction)
         if not any_dtensor(parameters.values()):
             return totals
         return [(name, _laid_out(total, parameters[name])) for name, total in totals]
 
-    def _add_up(self, sums: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        done: list[tuple[str, Tensor]] = []
-        waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
-        for name, part in sums:
-            bucket = waiting.setdefault(part.dtype, [])
-            bucket.append((name, part))
-            if sum(p.numel() for _, p in bucket) >= _BUCKET:
-                done += self._sum_bucket(waiting.pop(part.dtype))
-        return done + [pair for bucket in waiting.values() for pair in self._sum_bucket(bucket)]
 
-    def _sum_bucket(self, bucket: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-        flat = torch.cat([part.reshape(-1) for _, part in bucket])
-        self._sum(torch.view_as_real(flat) if flat.is_complex() else flat)
-        parts = torch.split(flat, [part.numel() for _, part in bucket])
-        return [(name, total.view(part.shape).clone()) for (name, part), total in zip(bucket, parts, strict=True)]
+def _in_buckets(sums: Iterable[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
+    done: list[tuple[str, Tensor]] = []
+    waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
+    for name, part in sums:
+        bucket = waiting.setdefault(part.dtype, [])
+        bucket.append((name, part))
+        if sum(p.numel() for _, p in bucket) >= _BUCKET:
+            done += _sum_bucket(waiting.pop(part.dtype), reduction)
+    return done + [pair for bucket in waiting.values() for pair in _sum_bucket(bucket, reduction)]
 
-    def _places(self, samples: int) -> tuple[int, int]:
-        """Return how many samples lie on earlier ranks, and on all."""
-        number, ranks = 0, 1
-        for group in self.groups:
-            number, ranks = number * group.size() + group.rank(), ranks * group.size()
-        counts = torch.zeros(ranks, dtype=torch.float64, device=self.device)
-        counts[number] = samples
-        found = [int(n) for n in self._sum(counts).tolist()]
-        return sum(found[:number]), sum(found)
 
-    def _sum(self, values: Tensor) -> Tensor:
-        """Replace values by their sum over the ranks."""
-        for group in self.groups:
-            all_reduce_(values, group, _WHAT)
-        return values
+def _sum_bucket(bucket: list[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
+    flat = torch.cat([part.reshape(-1) for _, part in bucket])
+    total = reduction.sum(torch.view_as_real(flat) if flat.is_complex() else flat)
+    whole = torch.view_as_complex(total) if flat.is_complex() else total
+    parts = torch.split(whole, [part.numel() for _, part in bucket])
+    return [(name, one.view(part.shape).clone()) for (name, part), one in zip(bucket, parts, strict=True)]
 
-    def _refuse_torn_groups(self, call: str) -> None:
-        if self.ids is None:
-            return
-        ids = self.ids.double() if self.ids.is_floating_point() else self.ids.long()
-        numbers, times = torch.unique(self.gather(ids)[0], return_counts=True)
-        if bool((times > 1).any()):
-            raise ArgumentError(
-                f"{call}: group {numbers[times > 1][0].item()} of `sample_groups` has samples on several ranks, so "
-                "none of them knows its norm. Put the samples of a group on one rank or, if these are different "
-                "groups, use different numbers on each rank. No gradient was changed."
-            )
+
+def _refuse_torn_groups(call: str, ids: Tensor, agreed: Agreed) -> None:
+    everywhere, _ = agreed.gather(ids.double() if ids.is_floating_point() else ids.long())
+    numbers, times = torch.unique(everywhere, return_counts=True)
+    if bool((times > 1).any()):
+        raise ArgumentError(
+            f"{call}: group {numbers[times > 1][0].item()} of `sample_groups` has samples on several ranks, so "
+            "none of them knows its norm. Put the samples of a group on one rank or, if these are different "
+            "groups, use different numbers on each rank. No gradient was changed."
+        )
 
 
 def _laid_out(total: Tensor, parameter: Any) -> Tensor:
@@ -183,7 +174,8 @@ def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, id
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):
         group = _wrapped_group(parameters)
-    return SampleRanks(tuple(one for one in _groups(group) if one.size() > 1), device, ids)
+    groups = [one for one in _groups(group) if one.size() > 1]
+    return SampleRanks(tuple(Group(one.group_name, one, device) for one in groups), ids)
 
 
 def _groups(group: Any) -> Sequence[Any]:
@@ -211,10 +203,3 @@ def _wrapped_group(model: nn.Module) -> Any:
             "Pass `process_group` to say which ranks hold the samples."
         )
     return next(iter(found.values()), None)
-
-
-def _sparse(call: str) -> UnsupportedGradientError:
-    return UnsupportedGradientError(
-        f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. Make it "
-        "with sparse=False. No gradient was changed."
-    )

@@ -103,8 +103,7 @@ class PerSample:
             if not per_parameter:
                 total = self._unscaled(norms.total)
                 if gathered:
-                    self._agree("norms")
-                    total, _ = self._ranks.gather(total)
+                    total, _ = self._agree("norms").gather(total)
                 return total.to(self._dtype, copy=True)  # the caller may change it, and the next query needs it
             each = {name: self._unscaled(values) for name, values in norms.each.items()}
             each = self._gather_each(each) if gathered else each
@@ -182,7 +181,7 @@ class PerSample:
             if callable(weights):
                 self._keep_what_pays()
                 agreed = self._agree("weighted_ with a function")
-                norms, own = self._ranks.gather(self._unscaled(self._norms().total))
+                norms, own = agreed.gather(self._unscaled(self._norms().total))
                 found = weights(norms.to(self._dtype))
                 check_weights(found, agreed.total)
                 self._versions.check()  # the function may have done anything
@@ -349,7 +348,7 @@ class PerSample:
         agreed = self._agree("norms")
         names = [name for name, used in zip(self._views.held, agreed.used, strict=True) if used]
         columns = [each.get(name, torch.zeros(len(self), dtype=torch.float64)) for name in names]
-        return dict(zip(names, self._ranks.gather(torch.stack(columns, 1))[0].T, strict=True)) if names else {}
+        return dict(zip(names, agreed.gather(torch.stack(columns, 1))[0].T, strict=True)) if names else {}
 
     def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
         with self._views.gathered():
@@ -405,11 +404,11 @@ class PerSample:
     ) -> None:
         held = self._views.held
         refuse_unreached(held, any(agreed.used), agreed.total)
-        noise = deviation if self._ranks.is_first else 0.0
+        noise = deviation if agreed.is_first else 0.0
         wanted = [used or bool(deviation) for used in agreed.used]
         sums = local_sums(held, wanted, weigh, noise, generator)
         with unchanged_weights():
-            totals = self._ranks.add_up(sums, held)
+            totals = agreed.add_up(sums, held)
         for name, total in totals:
             accumulate(held[name], total)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_TEST = 160
+_TEST = 100
 
 
 @dataclass(frozen=True)

@@ -60,10 +60,20 @@ def _cnn(data: Data, task: dict[str, Any]) -> nn.Module:
     channels = max(4, task["width"] // 4)
     act = _ACTIVATIONS[task["activation"]]
     norm = [nn.BatchNorm2d(channels, track_running_stats=False)] if task["norm"] == "batch" else []
-    return nn.Sequential(
-        nn.Conv2d(1, channels, 3, padding=1), *norm, act(), nn.MaxPool2d(2), nn.Conv2d(channels, channels, 3), act(),
-        nn.Flatten(), nn.Linear(4 * channels, data.outputs),
-    )  # fmt: skip
+    first, second = Patches(1, channels), Patches(channels, channels)  # of 8 x 8 there remain 3 x 3, and then one
+    return nn.Sequential(first, *norm, act(), second, act(), nn.Flatten(), nn.Linear(channels, data.outputs))
+
+
+class Patches(nn.Module):
+    """A convolution over every second 3 x 3 patch, as one product: torch's own is slow for many models at once."""
+
+    def __init__(self, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.product = nn.Linear(9 * channels, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = x.unfold(2, 3, 2).unfold(3, 3, 2).permute(0, 2, 3, 1, 4, 5).flatten(3)
+        return self.product(patches).permute(0, 3, 1, 2)
 
 
 class Sequence(nn.Module):

@@ -1,13 +1,10 @@
-"""One task: as it is, under a monitor, and with each alternative; with two seeds."""
+"""A group of tasks: each as it is, with a record, and with each alternative; with two seeds."""
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import math
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +12,15 @@ import torch
 from looks import LOOKS, falls_on, final, short
 from printing import NO_TEST_LOSS, printed
 from ranges import SEEDS
-from task import Training, draw
-from together import train_together
+from task import GROUP, Training, draw
+from together import Traces, Way, train_together
 
-import gradrein
-from gradrein.watch import Run, read_run
+from gradrein.watch.record.curves.observer import CurveObserver
 
 _FAR = 3.0  # a training loss above so many times that at the start belongs to a run that has diverged
-# Clipping as parts of the median norm, and what the learning rate is multiplied by: the eight that truth is taken from.
-EIGHT: dict[str, tuple[float | str | None, float]] = {
+# Clipping as parts of the median norm, and what the learning rate is multiplied by: the eight that truth is taken from,
+# and two more that may be advised.
+WAYS: dict[str, tuple[float | str | None, float]] = {
     "clip 3": (3.0, 1.0),
     "clip 1": (1.0, 1.0),
     "clip 1/3": (1 / 3, 1.0),
@@ -32,21 +29,35 @@ EIGHT: dict[str, tuple[float | str | None, float]] = {
     "lr 1/10": (None, 0.1),
     "lr 1/30": (None, 1 / 30),
     "clip 1, lr 1/3": (1.0, 1 / 3),
+    "auto": ("auto", 1.0),
+    "auto, lr 1/3": ("auto", 1 / 3),
 }
-# What else may be advised
-OURS: dict[str, tuple[float | str | None, float]] = {"auto": ("auto", 1.0), "auto, lr 1/3": ("auto", 1 / 3)}
 
 
-def measure(job: tuple[str, int, str]) -> dict[str, Any]:
-    """Run a task (of which list, its number, the folder of records) in every way, with every seed."""
-    which, number, folder = job
+def measure(job: tuple[str, int, str]) -> list[dict[str, Any]]:
+    """Run a group of tasks (of which list, its number, the folder of records) in every way, with every seed."""
+    which, group, folder = job
     torch.set_num_threads(1)
-    task = draw(which, number)
-    found = [_measure_seed(task, seed, Path(folder)) for seed in SEEDS]
-    ways = {**EIGHT, **OURS}
-    models = [(one["seed"], one["norm"], *way) for one in found for way in ways.values()]
-    ends = iter(train_together(task, models))
-    return {"task": task, "seeds": [{**one, "ways": {name: next(ends) for name in ways}} for one in found]}
+    torch.manual_seed(group)
+    tasks = [draw(which, number) for number in range(GROUP * group, GROUP * (group + 1))]
+    base = [Way(i, seed) for i in range(GROUP) for seed in SEEDS]
+    traces = train_together(tasks, base, traced=True)
+    norms = [_usual_norm(traces, row) for row in range(len(base))]
+    changed = [
+        Way(way.task, way.seed, clip * norm if isinstance(clip, float) else clip, scale)
+        for way, norm in zip(base, norms, strict=True)
+        for clip, scale in WAYS.values()
+    ]
+    ends = iter([final(column) for column in torch.stack(train_together(tasks, changed).looks, 1).tolist()])
+    found = [{"task": task, "seeds": []} for task in tasks]
+    looks = torch.stack(traces.looks, 1).tolist()
+    for row, way in enumerate(base):
+        write_record(tasks[way.task], way.seed, traces, row, record_path(Path(folder), tasks[way.task], way.seed))
+        found[way.task]["seeds"].append({
+            "seed": way.seed, "norm": short(norms[row]), "base": final(looks[row]), "first": short(looks[row][0]),
+            "ways": {name: next(ends) for name in WAYS},
+        })  # fmt: skip
+    return found
 
 
 def record_path(folder: Path, task: dict[str, Any], seed: int) -> Path:
@@ -54,61 +65,69 @@ def record_path(folder: Path, task: dict[str, Any], seed: int) -> Path:
     return folder / f"{task['which']}-{task['number']}-{seed}.jsonl"
 
 
-def _measure_seed(task: dict[str, Any], seed: int, folder: Path) -> dict[str, Any]:
-    record = record_path(folder, task, seed)
-    base = watched(task, seed, record)
-    return {
-        "seed": seed,
-        "norm": short(usual_norm(read_run(record))),
-        "base": final(base),
-        "curve": [short(v) for v in base],
-    }
-
-
-def watched(task: dict[str, Any], seed: int, record: Path, clip: Any = None, lr_scale: float = 1.0) -> list[float]:
-    """Run a task as `gradrein watch` does, and return its test losses; what it prints is put beside the record."""
-    for path in (record, _beside(record)):
-        path.unlink(missing_ok=True)
-    training, spoken = Training(task, seed, lr_scale), []
-    prints = task["prints"]
-    with _silent(), gradrein.Monitor(training.model, training.optimizer, record=record, clip=clip):
-        looks: list[float] = []
-        since: list[float] = []
-        for step in range(1, task["steps"] + 1):
-            since.append(training.step())
-            if falls_on(step, task["steps"], prints):
-                loss = training.test() if task["print"] not in NO_TEST_LOSS else math.nan
-                epoch = step * prints // task["steps"]
-                spoken.append([step, printed(task["print"], epoch, prints, statistics.fmean(since), loss)])
-                print(spoken[-1][1], end="")
-                since.clear()
-            if falls_on(step, task["steps"], LOOKS):
-                looks.append(training.look())
-    _beside(record).write_text(json.dumps(spoken))
-    return looks
-
-
-def usual_norm(run: Run) -> float:
-    """Return the median norm before the run diverged: while its loss was at most three times that at the start."""
-    start = statistics.median([v for v in run.loss[:5] if math.isfinite(v)] or [math.nan])
+def _usual_norm(traces: Traces, row: int) -> float:
+    """Return the median norm before a run diverged: while its loss was at most three times that at the start."""
+    losses = [loss[row].item() for loss in traces.loss]
+    start = statistics.median([v for v in losses[:5] if math.isfinite(v)] or [math.nan])
     healthy = []
-    for norm, loss in zip(run.norm, run.loss, strict=True):
+    for loss, norms in zip(losses, traces.norms, strict=True):
+        norm = torch.linalg.vector_norm(norms[row]).item()
         if not math.isfinite(norm) or not math.isfinite(loss):
             break
         if loss <= _FAR * start or start <= 0:
             healthy.append(norm)
-    return statistics.median(healthy) if healthy else math.nan
+    return max(statistics.median(healthy), 1e-12) if healthy else math.inf
 
 
-def _beside(record: Path) -> Path:
-    return record.with_suffix(".printed.json")
+def write_record(task: dict[str, Any], seed: int, traces: Traces, row: int, path: Path) -> None:
+    """Write the record that a monitor would have written, with what the script prints beside it."""
+    training = Training(task, seed)
+    lines: list[dict[str, Any]] = [{"gradrein": 2, "torch": torch.__version__, "clip": None, "every": 1}]
+    names = [name for name, _ in training.model.named_parameters()]
+    group = {k: v for k, v in training.optimizer.param_groups[0].items() if isinstance(v, (int, float)) and k != "lr"}
+    lines.append({
+        "optimizer": type(training.optimizer).__name__, "opt": 0, "names": names,
+        "sizes": [p.numel() for p in training.model.parameters()], "groups": [len(names)],
+        "trained": [True] * len(names), "update_stride": 1, "settings": group, "dtypes": ["float32"],
+    })  # fmt: skip
+    spoken, since, steps = [], [], task["steps"]
+    for step in range(steps):
+        lines.append(_line(traces, row, step, names))
+        since.append(traces.loss[step][row].item())
+        if falls_on(step + 1, steps, task["prints"]):
+            test = traces.looks[(step + 1) * LOOKS // steps - 1][row].item()
+            shown = math.nan if task["print"] in NO_TEST_LOSS else test
+            epoch = (step + 1) * task["prints"] // steps
+            spoken.append([step + 1, printed(task["print"], epoch, task["prints"], statistics.fmean(since), shown)])
+            since.clear()
+    path.with_suffix(".printed.json").write_text(json.dumps(spoken))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-class _Stream(io.StringIO):
-    """One whose `write` may be shadowed, as that of a terminal."""
+def _line(traces: Traces, row: int, step: int, names: list[str]) -> dict[str, Any]:
+    norms = traces.norms[step][row]
+    total, cosine = torch.linalg.vector_norm(norms).item(), traces.cosine[step][row].item()
+    line = {
+        "step": step, "opt": 0, "loss": _word(traces.loss[step][row].item()), "norm": _word(total),
+        "peak": _word(total), "norms": [_word(v) for v in norms.tolist()], "lr": [short(traces.lr[step][row].item())],
+        "n_steps": 1, "update": _word(traces.update[step][row].item()),
+        **({"step_grad_cosine": short(cosine)} if math.isfinite(cosine) else {}),
+    }  # fmt: skip
+    bad = {name: 1 for name, norm in zip(names, norms.tolist(), strict=True) if not math.isfinite(norm)}
+    return {**line, "nonfinite": bad} if bad else line
 
 
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    with contextlib.redirect_stdout(_Stream()), contextlib.redirect_stderr(_Stream()):
-        yield
+def _word(value: float) -> float | str:
+    """Return a number as a record holds it."""
+    return short(value) if math.isfinite(value) else str(value)
+
+
+def with_curves(record: Path) -> list[dict[str, Any]]:
+    """Return the lines of a record with the losses that are read from what was printed."""
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    step = 0
+    observer = CurveObserver(lines.append, lambda: step)
+    for step, text in json.loads(record.with_suffix(".printed.json").read_text()):  # noqa: B007
+        observer._printed._read(text + "\n")
+        observer.on_step()
+    return lines

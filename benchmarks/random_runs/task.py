@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,42 +24,46 @@ _OPTIMIZERS = {
 }
 
 
+GROUP = 10  # tasks whose models have the same form, so that all of them can be trained at once
+
+
 def draw(which: str, number: int) -> dict[str, Any]:
-    """Return the task of a number, as plain values."""
-    ranges, rng = RANGES[which], random.Random(f"{which} {number}")
-    data = rng.choice(list(ranges.models))
+    """Return the task of a number, as plain values. Tasks of a group differ in what has no part in the form."""
+    ranges = RANGES[which]
+    shared, own = random.Random(f"{which} group {number // GROUP}"), random.Random(f"{which} {number}")
+    data = shared.choice(list(ranges.models))
     meaning = {"regression": "values", "sequences": "values", "bandit": "actions"}.get(data, "classes")
-    optimizer = rng.choice(list(ranges.optimizers))
+    optimizer = shared.choice(list(ranges.optimizers))
     low, high, _ = ranges.optimizers[optimizer]
     return {
         "which": which,
         "number": number,
         "data": data,
         "meaning": meaning,
-        "model": rng.choice(ranges.models[data]),
-        "loss": rng.choice(ranges.losses[meaning]),
+        "model": shared.choice(ranges.models[data]),
+        "loss": shared.choice(ranges.losses[meaning]),
         "optimizer": optimizer,
-        "lr": _between(rng, low, high),
-        "schedule": rng.choice(ranges.schedules),
-        "batch": rng.choice(ranges.batches),
-        "steps": round(_between(rng, *ranges.steps)),
-        "samples": round(_between(rng, *ranges.samples)),
-        "width": round(_between(rng, *ranges.widths)),
-        "depth": rng.randint(*ranges.depths),
-        "activation": rng.choice(ranges.activations),
-        "norm": rng.choice(ranges.norms),
-        "noise": rng.choice(ranges.noise),
-        "outliers": rng.choice(ranges.outliers),
-        "outlier size": rng.choice((5.0, 15.0)),
-        "label errors": rng.choice(ranges.label_errors),
-        "scale": rng.choice(ranges.scales),
-        "feature scale": rng.choice((1.0, 1.0, 1.0, 10.0)),
-        "features": rng.randint(3, 12),
-        "classes": rng.randint(2, 8),
-        "length": rng.randint(5, 9),
-        "weight decay": rng.choice(ranges.weight_decay),
-        "print": rng.randrange(*ranges.prints),
-        "prints": rng.choice((8, 12, 20, 40)),
+        "batch": shared.choice(ranges.batches),
+        "steps": round(_between(shared, *ranges.steps)),
+        "samples": round(_between(shared, *ranges.samples)),
+        "width": round(_between(shared, *ranges.widths)),
+        "depth": shared.randint(*ranges.depths),
+        "activation": shared.choice(ranges.activations),
+        "norm": shared.choice(ranges.norms),
+        "features": shared.randint(3, 12),
+        "classes": shared.randint(2, 8),
+        "length": shared.randint(4, 7),
+        "lr": _between(own, low, high),
+        "schedule": own.choice(ranges.schedules),
+        "noise": own.choice(ranges.noise),
+        "outliers": own.choice(ranges.outliers),
+        "outlier size": own.choice((5.0, 15.0)),
+        "label errors": own.choice(ranges.label_errors),
+        "scale": own.choice(ranges.scales),
+        "feature scale": own.choice((1.0, 1.0, 1.0, 10.0)),
+        "weight decay": own.choice(ranges.weight_decay),
+        "print": own.randrange(*ranges.prints),
+        "prints": own.choice((8, 20, 40)),
     }
 
 
@@ -82,7 +87,9 @@ class Training:
         self.data = data_of(task)
         self.batches = Batches(task, seed, len(self.data.x))
         self.model = model_of(task, seed, self.data)
-        self.optimizer, self._schedule = optimizer_of(task, list(self.model.parameters()), lr_scale)
+        lr = task["lr"] * lr_scale
+        self.optimizer = optimizer_of(task, list(self.model.parameters()), lr, task["weight decay"])
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, schedule_of(task))
         self._loss = make_loss(task["loss"], task["meaning"])
         self._hidden = hidden_loss(task["loss"], task["meaning"])
         self._test_loss = self._hidden if task["meaning"] == "actions" else self._loss
@@ -137,12 +144,16 @@ def model_of(task: dict[str, Any], seed: int, data: Data) -> nn.Module:
     return make_model(task["model"], data, task)
 
 
-def optimizer_of(task: dict[str, Any], parameters: list[Tensor], lr_scale: float = 1.0) -> tuple[Any, Any]:
-    """Return the optimizer of a task, and its schedule."""
+def optimizer_of(task: dict[str, Any], parameters: list[Tensor], lr: float, weight_decay: float) -> Any:
+    """Return the optimizer of a task with this learning rate."""
     *_, arguments = RANGES[task["which"]].optimizers[task["optimizer"]]
     make = _OPTIMIZERS.get(task["optimizer"], torch.optim.SGD)
-    optimizer = make(parameters, lr=task["lr"] * lr_scale, weight_decay=task["weight decay"], **arguments)
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, _SCHEDULES[task["schedule"]](task["steps"]))
+    return make(parameters, lr=lr, weight_decay=weight_decay, **arguments)
+
+
+def schedule_of(task: dict[str, Any]) -> Callable[[int], float]:
+    """Return what the learning rate is multiplied by at each step."""
+    return _SCHEDULES[task["schedule"]](task["steps"])
 
 
 _SCHEDULES: dict[str, Any] = {

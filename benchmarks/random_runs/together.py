@@ -1,68 +1,107 @@
-"""Train many models of one task at once: they differ in seed, clipping and learning rate, and take the same time.
+"""Train many models of one form at once: tasks of a group, in several ways, with several seeds.
 
-All parameters are rows of one matrix, a row for each model. torch's own optimizer steps on it; a row's learning rate
-scales how far its step went, which is the same for optimizers whose step is proportional to it, as all here.
+All parameters are rows of one matrix, a row for each model, and torch's own optimizer says how far to go for a learning
+rate of 1; the rest is done by hand, row by row: the learning rate and its schedule, weight decay, clipping. It gives
+what each model would have given alone (`tests/meta/test_random_runs.py` compares it with a monitored run).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from looks import LOOKS, falls_on, final
+from looks import LOOKS, falls_on
 from losses import hidden_loss, make_loss
-from task import Batches, data_of, model_of, optimizer_of
+from task import Batches, data_of, model_of, optimizer_of, schedule_of
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-import gradrein
 
-Way = tuple[int, float, float | str | None, float]  # seed, usual norm, clipping as a part of it, learning rate
+@dataclass(frozen=True)
+class Way:
+    """One model: which task of the group, which seed, what it is clipped by, and what multiplies its learning rate."""
+
+    task: int
+    seed: int
+    clip: float | str | None = None
+    lr_scale: float = 1.0
 
 
-def train_together(task: dict[str, Any], ways: list[Way]) -> list[float | None]:
-    """Return what becomes of the test loss in each way; None where it is not finite."""
-    data = data_of(task)
-    models = {seed: model_of(task, seed, data) for seed, *_ in ways}
-    batches = {seed: Batches(task, seed, len(data.x)) for seed in models}
-    weights = nn.Parameter(torch.stack([_flat(models[seed]) for seed, *_ in ways]))
-    optimizer, schedule = optimizer_of(task, [weights])
-    clip, scale = _Clipping(weights, ways), torch.tensor([[way[3]] for way in ways])
-    trained, shown = make_loss(task["loss"], task["meaning"]), hidden_loss(task["loss"], task["meaning"])
-    apply = _applied(next(iter(models.values())))
+@dataclass
+class Traces:
+    """What happened, as tensors with a row for each model: `looks` at the test loss, and a list entry for each step."""
 
-    def batch_loss(row: Tensor, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        return trained(apply(row, x), y, w)
+    looks: list[Tensor] = field(default_factory=list)
+    loss: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)  # of each parameter
+    lr: list[Tensor] = field(default_factory=list)
+    cosine: list[Tensor] = field(default_factory=list)  # of the last step and the gradient
+    update: list[Tensor] = field(default_factory=list)
 
-    def test_loss(row: Tensor) -> Tensor:
-        return shown(apply(row, data.test_x), data.test_y, data.test_weight)
 
-    looks: list[Tensor] = []
-    for step in range(1, task["steps"] + 1):
+def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = False) -> Traces:
+    """Train every way; with `traced`, note what a record holds of each step."""
+    first, data = tasks[0], [data_of(task) for task in tasks]
+    which = torch.tensor([way.task for way in ways])
+    x, y, w = (torch.stack([getattr(d, name) for d in data])[which] for name in ("x", "y", "weight"))
+    test = [torch.stack([getattr(d, name) for d in data])[which] for name in ("test_x", "test_y", "test_weight")]
+    models = [model_of(tasks[way.task], way.seed, data[way.task]) for way in ways]
+    sizes = [p.numel() for p in models[0].parameters()]
+    weights = nn.Parameter(torch.stack([_flat(model) for model in models]))
+    towards = nn.Parameter(torch.zeros_like(weights))
+    optimizer, rates = optimizer_of(first, [towards], 1.0, 0.0), _Rates(tasks, ways)
+    decay = torch.tensor([[tasks[way.task]["weight decay"]] for way in ways])
+    decoupled = first["optimizer"] == "adamw"
+    clip, apply = _Clipping(weights, ways), _applied(models[0])
+    trained, shown = make_loss(first["loss"], first["meaning"]), hidden_loss(first["loss"], first["meaning"])
+    batches = {way.seed: Batches(first, way.seed, x.shape[1]) for way in ways}
+    every, traces = torch.arange(len(ways))[:, None], Traces()
+    losses = vmap(lambda row, x, y, w: trained(apply(row, x), y, w), randomness="different")
+    tests = vmap(lambda row, x, y, w: shown(apply(row, x), y, w))
+    for step in range(first["steps"]):
         drawn = {seed: b.draw() for seed, b in batches.items()}
-        rows = torch.stack([drawn[seed] for seed, *_ in ways])
-        optimizer.zero_grad()
-        vmap(batch_loss, randomness="different")(
-            weights, data.x[rows], data.y[rows], data.weight[rows]
-        ).sum().backward()
-        clip(weights.grad)
-        before = weights.detach().clone()
-        optimizer.step()
-        schedule.step()
+        rows = torch.stack([drawn[way.seed] for way in ways])
+        weights.grad = None
+        loss = losses(weights, x[every, rows], y[every, rows], w[every, rows])
+        loss.sum().backward()
         with torch.no_grad():
-            weights.copy_(before + scale * (weights - before))
-        if step > 0.8 * task["steps"] and falls_on(step, task["steps"], LOOKS):
-            with torch.no_grad():
-                looks.append(vmap(test_loss)(weights))
-    return [final(column) for column in torch.stack(looks, 1).tolist()]
+            grad, lr = weights.grad, rates.at(step)
+            if traced:
+                _trace(traces, loss, grad, sizes, lr, towards)
+            clip(grad)
+            towards.grad = grad if decoupled else grad + decay * weights
+            towards.zero_()
+            optimizer.step()
+            towards.mul_(lr)
+            if decoupled:
+                towards.sub_(lr * decay * weights)
+            if traced:
+                traces.update.append(_norm(towards) / _norm(weights))
+            weights.add_(towards)
+            if falls_on(step + 1, first["steps"], LOOKS) and (traced or step > 0.8 * first["steps"]):
+                traces.looks.append(tests(weights, *test))
+    return traces
+
+
+def _trace(traces: Traces, loss: Tensor, grad: Tensor, sizes: list[int], lr: Tensor, last: Tensor) -> None:
+    traces.loss.append(loss.detach())
+    traces.norms.append(torch.stack([_norm(part) for part in grad.split(sizes, 1)], 1))
+    traces.lr.append(lr[:, 0])
+    traces.cosine.append((last * grad).sum(1) / (_norm(last) * _norm(grad)))
+
+
+def _norm(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=1)
 
 
 def _flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-def _applied(model: nn.Module) -> Any:
+def _applied(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function that applies the model with the parameters in a row."""
     shapes = {name: p.shape for name, p in model.named_parameters()}
 
@@ -73,26 +112,67 @@ def _applied(model: nn.Module) -> Any:
     return apply
 
 
+class _Rates:
+    """The learning rate of each row at each step."""
+
+    def __init__(self, tasks: list[dict[str, Any]], ways: list[Way]) -> None:
+        self._base = [tasks[way.task]["lr"] * way.lr_scale for way in ways]
+        self._schedules, self._tasks = [schedule_of(task) for task in tasks], [way.task for way in ways]
+
+    def at(self, step: int) -> Tensor:
+        factors = [schedule(step) for schedule in self._schedules]
+        return torch.tensor([[base * factors[task]] for base, task in zip(self._base, self._tasks, strict=True)])
+
+
 class _Clipping:
     """Clips each row in its way. A row with a gradient that is not finite takes no part in the step."""
 
     def __init__(self, weights: nn.Parameter, ways: list[Way]) -> None:
-        limits = [norm * clip if isinstance(clip, float) and norm * clip > 0 else math.inf for _, norm, clip, _ in ways]
-        self._limit = torch.tensor(limits)
-        self._skips = torch.tensor([clip is not None for _, _, clip, _ in ways])
-        self._named = {
-            i: ({"weights": nn.Parameter(weights.detach()[i])}, gradrein.policies.ByOvershoot())
-            for i, (_, _, clip, _) in enumerate(ways)
-            if clip == "auto"
-        }
+        self._limit = torch.tensor([way.clip if isinstance(way.clip, float) else math.inf for way in ways])
+        self._skips = torch.tensor([way.clip is not None for way in ways])
+        self._rows = torch.tensor([i for i, way in enumerate(ways) if way.clip == "auto"], dtype=torch.long)
+        self._auto, self._weights = _Auto(weights.detach()[self._rows]), weights.detach()
 
     def __call__(self, grad: Tensor) -> None:
         """Clip in place."""
-        norm = torch.linalg.vector_norm(grad, dim=1)
+        norm = _norm(grad)
         bad = self._skips & ~norm.isfinite()
-        grad.mul_((self._limit / norm).clamp(max=1.0).nan_to_num(1.0)[:, None])
+        limit = self._limit.clone()
+        if len(self._rows):
+            limit[self._rows] = self._auto.limits(self._weights[self._rows], grad[self._rows], norm[self._rows])
+        grad.mul_((limit / norm).clamp(max=1.0).nan_to_num(1.0)[:, None])
         grad[bad] = 0.0
-        for i, (parameters, policy) in self._named.items():
-            if not bad[i]:
-                parameters["weights"].grad = grad[i]
-                gradrein.clip_(parameters, policy)
+
+
+class _Auto:
+    """The rule of `gradrein.policies.ByOvershoot` with its defaults, for many models at once."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self._average, self._limit = weights.clone(), torch.zeros(len(weights))
+        self._window, self._seen = (
+            torch.full((len(weights), 100), math.nan),
+            torch.zeros(len(weights), dtype=torch.long),
+        )
+
+    def limits(self, weights: Tensor, grad: Tensor, norm: Tensor) -> Tensor:
+        """Return the norm that each row is clipped to."""
+        good = (norm > 0) & norm.isfinite()
+        cosine = self._cosine(weights, grad, norm)
+        share = good / (5.0 + 0.25 * self._seen).clamp(max=60.0)
+        self._average += share[:, None] * (weights - self._average).nan_to_num()
+        window = self._window.scatter(1, (self._seen % 100)[:, None], norm[:, None])
+        calm, largest = window.nanquantile(0.25, dim=1), window.nan_to_num(-1.0).amax(1)
+        moved = self._limit * torch.exp(-0.2 * cosine)
+        limit = torch.where(self._seen == 0, norm, moved * (calm / moved) ** 0.005)
+        limit = torch.minimum(torch.maximum(limit, 0.1 * calm), largest)
+        self._limit = torch.where(good, limit, self._limit)
+        self._window = torch.where(good[:, None], window, self._window)
+        self._seen += good
+        return self._limit
+
+    def _cosine(self, weights: Tensor, grad: Tensor, norm: Tensor) -> Tensor:
+        way = weights - self._average
+        inward = (-(way * weights).sum(1) / weights.square().sum(1)).nan_to_num().clamp(min=0)
+        rest = way + inward[:, None] * weights
+        cosine = (rest * grad).sum(1) / (_norm(rest) * norm)
+        return torch.nan_to_num(cosine * (_norm(rest) > 2.0**-20 * _norm(way)), 0.0, 0.0, 0.0)

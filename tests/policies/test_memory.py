@@ -1,7 +1,9 @@
 """What every policy with a memory promises: no reads, no poison, checkpoints, groups, dry runs."""
 
+import copy
 import io
 import math
+import pickle
 
 import pytest
 import torch
@@ -103,6 +105,15 @@ def test_every_step_bad_from_the_start(make):
     follow(policy, [math.nan, math.inf, math.nan] * 20)
     (g,) = follow(policy, [2.0])[0]
     assert g.norm().item() == pytest.approx(2.0)
+
+
+@every_policy
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_a_copy_goes_on_from_what_was_learned(make, duplicate):
+    policy, ps, norms = make(), [parameter()], recorded()
+    follow(policy, norms[:40], ps)
+    other = duplicate(policy)
+    torch.testing.assert_close(follow(other, norms[40:60], ps), follow(policy, norms[40:60], ps), equal_nan=True)
 
 
 @every_policy

@@ -51,8 +51,7 @@ def _scaled_norms(tensors: list[Tensor], p: float, foreach: bool) -> Sequence[Te
         tops = [torch.linalg.vector_norm(t, math.inf) for t in tensors]
     found = []
     for t, top in zip(tensors, tops, strict=True):
-        usable = (top > 0) & (top < math.inf)
-        by = torch.where(usable, top, 1).to(dtype)
+        by = torch.where((top > 0) & (top < math.inf), top, 1).to(dtype)
         found.append(torch.linalg.vector_norm(t.to(dtype) / by, p) * by)
     return found
 
@@ -106,8 +105,7 @@ def clamp_(tensors: Sequence[Tensor], limit: float | Tensor, *, foreach: bool) -
         group = [tensors[i] for i in where]
         most = torch.finfo(dtype).max
         if not isinstance(limit, Tensor) and foreach:
-            top = limit if limit == math.inf else min(limit, most)
-            foreach_clamp_(group, top)
+            foreach_clamp_(group, limit if limit == math.inf else min(limit, most))
             continue
         bound = torch.as_tensor(limit, dtype=accumulation_dtype(device), device=device)
         bound = torch.where(bound < math.inf, bound.clamp(max=most), bound).to(dtype)

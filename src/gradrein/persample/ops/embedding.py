@@ -10,7 +10,7 @@ from .. import engine
 from ..layout.owners import MIXED, Owners
 from ..layout.samples import NotSeparableError, SampleLayout
 from ..representations.base import SampleGrads
-from ..representations.rows import Cells, Rows
+from ..representations.rows import Rows
 from .context import RuleContext
 from .indexing import anywhere
 from .stacks import owner_of_rows
@@ -66,7 +66,7 @@ def _largest_of_bags(ctx: RuleContext) -> SampleGrads:
     cells = largest * width + torch.arange(width, device=g.device)
     values = g * (sizes > 0)[:, None]
     ids = ctx.layout.by_sample(cells.reshape(-1, 1), 1).squeeze(2)
-    return Cells(Rows(ids, ctx.layout.by_sample(values.reshape(-1, 1), 1), (height * width, 1)), ctx.shape)
+    return Rows(ids, ctx.layout.by_sample(values.reshape(-1, 1), 1), ctx.shape, table=(height * width, 1))
 
 
 def _without_padding(ctx: RuleContext, ids: Tensor, values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ..layout.owners import MIXED, Owners
 from ..layout.samples import NotSeparableError, SampleLayout
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
-from ..representations.rows import Cells, Rows
+from ..representations.rows import Rows
 from .context import RuleContext
 from .reductions import along_dims
 from .running import by_running, by_slices
@@ -77,11 +77,11 @@ def _looked_up(ctx: RuleContext, rows: Tensor | None, look_up: Callable[[Tensor]
         with suppress(NotSeparableError):
             found = ctx.layout.by_sample(ids, width).squeeze(2)
             values = ctx.layout.by_sample(g.reshape(len(ids), width), width)
-            return Cells(Rows(found, values, (height, width)), ctx.shape)
+            return Rows(found, values, ctx.shape, table=(height, width))
     cells = look_up(torch.arange(prod(ctx.shape), device=g.device).view(ctx.shape)).reshape(-1, 1)
     ids = ctx.layout.by_sample(cells, 1).squeeze(2)
     values = ctx.layout.by_sample(g.reshape(-1, 1), 1)
-    return Cells(Rows(ids, values, (prod(ctx.shape), 1)), ctx.shape)
+    return Rows(ids, values, ctx.shape, table=(prod(ctx.shape), 1))
 
 
 def index_put(ctx: RuleContext) -> SampleGrads:

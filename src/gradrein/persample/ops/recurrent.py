@@ -16,6 +16,7 @@ from ..representations.numerics import upcast_half
 from ..representations.outer import Outer
 from ..tracing import as_one_op, structure
 from .context import RuleContext
+from .stacks import common_owner
 from .step import Step
 from .table import OpEntry, add_op, base_name
 
@@ -97,19 +98,12 @@ def _owner_of_columns(ctx: RuleContext) -> SampleLayout:
 
 def _columns_of(g: Tensor, layout: SampleLayout) -> Tensor:
     columns, width = g.shape[-2:]
-    by_shape = layout.is_whole_along(1, width) and layout.is_whole_along(
-        columns * width, g.numel() // (columns * width)
-    )
-    if by_shape and layout.block is not None:
-        return (
-            torch.arange(columns, device=g.device).mul(width).div(layout.block, rounding_mode="floor") % layout.samples
-        )
+    times = g.numel() // (columns * width)
+    if layout.block is not None and layout.is_whole_along(1, width) and layout.is_whole_along(columns * width, times):
+        first = torch.arange(columns, device=g.device) * width
+        return first.div(layout.block, rounding_mode="floor") % layout.samples
     each = layout.owner_of_each(g.numel(), g.device).view(-1, columns, width)
-    has_gradient = g.view(each.shape) != 0
-    most = torch.where(has_gradient, each, -1).amax((0, 2))
-    if not bool(((each == most[:, None]) | ~has_gradient).all()):
-        raise NotSeparableError
-    return most
+    return common_owner(each.transpose(0, 1).flatten(1))
 
 
 def _by_sample(columns: SampleLayout, x: Tensor) -> Tensor:

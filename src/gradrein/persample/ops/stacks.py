@@ -82,15 +82,16 @@ def _stack(ctx: RuleContext, side: int, names: tuple[str, str], factor: complex)
 
 def owner_of_rows(layout: SampleLayout, g: Tensor) -> Tensor:
     """Return the owner of each row of the last dimension, -1 where the gradient is zero."""
-    return _common(layout.owner_of_each(g.numel(), g.device).view(-1, g.shape[-1]))
+    return common_owner(layout.owner_of_each(g.numel(), g.device).view(-1, g.shape[-1]))
 
 
 def _owner_of_columns(layout: SampleLayout, g: Tensor) -> Tensor:
     owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
-    return _common(owners.transpose(1, 2).flatten(0, 1))
+    return common_owner(owners.transpose(1, 2).flatten(0, 1))
 
 
-def _common(owners: Tensor) -> Tensor:
+def common_owner(owners: Tensor) -> Tensor:
+    """Return the one owner of each row, -1 where there is none; a row of several cannot be cut."""
     if not owners.shape[1]:
         return owners.new_full((len(owners),), -1)
     most = owners.amax(1)

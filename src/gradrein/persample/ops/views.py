@@ -100,12 +100,12 @@ def repeat(step: Step) -> Owners:
 
 def pad(step: Step) -> Owners:
     """Constants around a tensor."""
-    found, pads = step.out, step.value("pad")
+    owners, pads = step.out, step.value("pad")
     for i in range(len(pads) // 2):
         dim = len(step.shape) - 1 - i
-        if found.ids.shape[dim] > 1 and (pads[2 * i] < 0 or pads[2 * i + 1] < 0):
+        if owners.ids.shape[dim] > 1 and (pads[2 * i] < 0 or pads[2 * i + 1] < 0):
             return step.mixed()
-        owners = found.part(dim, max(pads[2 * i], 0), step.shape[dim])
+        owners = owners.part(dim, max(pads[2 * i], 0), step.shape[dim])
     return owners
 
 

@@ -140,12 +140,8 @@ def widen_for(x: Tensor, weights: Tensor) -> Tensor:
     return x if _lie_within(sizes, info.tiny * 2.0**26, info.max * 2.0**-26, or_zero=True) else double(x)
 
 
-class _Local(threading.local):
-    # Weights as they were cast for a dtype and device, with the weights themselves, whose ids are the keys.
-    cast: dict[tuple[int, torch.dtype, torch.device], tuple[Tensor, Tensor]] | None = None
-
-
-_local = _Local()
+# `cast`: weights as they were cast for a dtype and device, with the weights themselves, whose ids are the keys.
+_local = threading.local()
 
 
 @contextmanager
@@ -161,7 +157,7 @@ def unchanged_weights() -> Iterator[None]:
 def _fitted(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return values and the weights they are about to be multiplied by, in a dtype that can hold both."""
     x = upcast_half(x)
-    key, cast = (id(weights), x.dtype, x.device), _local.cast
+    key, cast = (id(weights), x.dtype, x.device), getattr(_local, "cast", None)
     if cast is None or key not in cast:
         x = widen_for(x, weights)
         fitting = weights.to(x)

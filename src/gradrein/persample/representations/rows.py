@@ -15,17 +15,29 @@ if TYPE_CHECKING:
 
 
 class Rows(SampleGrads):
-    """Gradients held as (id, row) pairs; rows of zeros fill up."""
+    """Gradients held as (id, row) pairs; rows of zeros fill up.
 
-    strategy = "rows"
+    A value that is no table is seen as one: its slices along the first dimension, or its cells, are the rows.
+    """
 
-    def __init__(self, ids: Tensor, values: Tensor, table: Sequence[int], *, sparse: bool = False) -> None:
+    def __init__(
+        self,
+        ids: Tensor,
+        values: Tensor,
+        shape: Sequence[int],
+        *,
+        table: tuple[int, int] | None = None,
+        sparse: bool = False,
+    ) -> None:
         self.ids, self.values, self.is_sparse = ids.long(), upcast_half(values), sparse
-        self.samples, self.shape, self.held_tensors = ids.shape[0], tuple(table), (self.ids, self.values)
+        self.samples, self.shape, self.held_tensors = ids.shape[0], tuple(shape), (self.ids, self.values)
+        self.table, self.strategy = (self.shape, "rows") if table is None else (table, "cells")
 
-    def joined(self, others: Sequence["Self"]) -> "Rows":
+    def joined(self, others: Sequence["Self"]) -> "Rows | None":
         """Concatenate several look-ups in one table."""
         uses = (self, *others)
+        if self.table != self.shape or any(use.table != self.table for use in others):
+            return None
         return Rows(
             torch.cat([use.ids for use in uses], 1),
             torch.cat([use.values for use in uses], 1),
@@ -35,7 +47,7 @@ class Rows(SampleGrads):
 
     def cross(self, other: SampleGrads) -> Tensor | None:
         factors = other.outer_factors()
-        return None if factors is None else self._cross_outer(*factors)
+        return None if factors is None or self.table != self.shape else self._cross_outer(*factors)
 
     def _cross_outer(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Return the inner products of a tied table's two uses: look-up, and head with the logits on the left."""
@@ -44,11 +56,11 @@ class Rows(SampleGrads):
 
     def dense(self, part: slice = ALL) -> Tensor:
         ids, values = self.ids[part], self.values[part]
-        out = values.new_zeros(len(ids), *self.shape)
-        return out.scatter_add_(1, ids[..., None].expand(values.shape), values)
+        out = values.new_zeros(len(ids), *self.table)
+        return out.scatter_add_(1, ids[..., None].expand(values.shape), values).view(-1, *self.shape)
 
     def squared_norms(self) -> Tensor:
-        rows = self.values.new_zeros(self.ids.numel(), self.shape[1])
+        rows = self.values.new_zeros(self.ids.numel(), self.table[1])
         places = as_one_op(first_places, torch.empty_like, "Tensor ids")(self.ids)
         rows.index_add_(0, places.reshape(-1), self.values.flatten(0, 1))
         return square(row_norms(rows.view(self.values.shape)))
@@ -57,20 +69,16 @@ class Rows(SampleGrads):
         rows = scale_rows(self.values, weights).flatten(0, 1)
         if self.is_sparse:
             return torch.sparse_coo_tensor(self.ids.reshape(1, -1), rows, self.shape, check_invariants=False)
-        return rows.new_zeros(self.shape).index_add_(0, self.ids.reshape(-1), rows)
+        return rows.new_zeros(self.table).index_add_(0, self.ids.reshape(-1), rows).view(self.shape)
 
     def dot(self, direction: Tensor) -> Tensor:
         if self.values.is_complex():
             return super().dot(direction)
-        return (direction.to(self.values)[self.ids] * self.values).sum((1, 2), dtype=torch.float64)
+        return (direction.to(self.values).reshape(self.table)[self.ids] * self.values).sum((1, 2), dtype=torch.float64)
 
     def gram(self) -> Tensor:
         used, place = torch.unique(self.ids, return_inverse=True)
-        return Rows(place, self.values, (len(used), self.shape[1])).as_dense_gram()
-
-    def as_dense_gram(self) -> Tensor:
-        """Return the inner products from written-down gradients of the rows that occur."""
-        return super().gram()
+        return super(Rows, Rows(place, self.values, (len(used), self.table[1]))).gram()  # of the rows that occur
 
 
 def first_places(ids: Tensor) -> Tensor:
@@ -78,28 +86,3 @@ def first_places(ids: Tensor) -> Tensor:
     (samples, count), ids = ids.shape, ids.contiguous()
     place = torch.searchsorted(ids.sort(1).values, ids)  # the first of its equals, once they are sorted
     return place + torch.arange(samples, device=ids.device)[:, None] * count
-
-
-class Cells(SampleGrads):
-    """The gradients of a value of any shape, held as rows of a table with as many cells."""
-
-    strategy = "cells"
-
-    def __init__(self, cells: Rows, table: Sequence[int]) -> None:
-        self.cells, self.samples, self.shape = cells, cells.samples, tuple(table)
-        self.held_tensors = cells.held_tensors
-
-    def dense(self, part: slice = ALL) -> Tensor:
-        return self.cells.dense(part).view(-1, *self.shape)
-
-    def squared_norms(self) -> Tensor:
-        return self.cells.squared_norms()
-
-    def weighted(self, weights: Tensor) -> Tensor:
-        return self.cells.weighted(weights).view(self.shape)
-
-    def dot(self, direction: Tensor) -> Tensor:
-        return self.cells.dot(direction.reshape(self.cells.shape))
-
-    def gram(self) -> Tensor:
-        return self.cells.gram()

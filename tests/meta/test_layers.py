@@ -37,6 +37,17 @@ INSIDE = {
         "queries",
     ]
 }
+# What a gate knows about: ranks, DTensors, hooks, checkpoints. Behind it there are plain local tensors.
+OF_THE_GATE = {("_torch", name) for name in ("checkpoint", "dtensor", "fsdp", "hooks", "process_group")}
+OF_THE_GATE |= {("distributed",), ("_distributed",)}
+GATES = {"persample": {"gate"}}
+# The few others that may know, and what: the engine shows gradients to hooks of its own; identities that FSDP and DDP
+# put into a graph; parameters of the model that are no data.
+KNOWING = {
+    ("persample", "engine", "runs"): ("_torch", "hooks"),
+    ("persample", "ops", "step"): ("_torch", "fsdp"),
+    ("persample", "owners", "model_tensors"): ("_torch", "dtensor"),
+}
 # What the root of the package offers and who runs it may import everything.
 TOP = {"__init__", "__main__"}
 
@@ -103,6 +114,23 @@ def test_imports_between_sub_packages_go_one_way(package):
     wrong = [f"{where} imports {'.'.join(target)}" for where, here, target in within if place(target) > place(here)]
     assert within
     assert not wrong
+
+
+@pytest.mark.parametrize("package", GATES)
+def test_only_the_gate_knows_of_ranks_dtensors_hooks_and_checkpoints(package):
+    behind = [(path, parts) for path, parts in modules() if parts[0] == package and parts[1] not in GATES[package]]
+    wrong = [
+        f"{where} imports {'.'.join(target)}"
+        for where, parts, target in edges()
+        if parts[0] == package and parts[1] not in GATES[package]
+        if any(target[: len(known)] == known for known in OF_THE_GATE) and KNOWING.get(parts) != target
+    ]
+    assert not wrong
+    for path, parts in behind:
+        tree = ast.parse(path.read_text())
+        hidden = [node for node in tree.body if isinstance(node, ast.ImportFrom | ast.Import)]  # not those for types
+        names = [n for node in hidden for n in [getattr(node, "module", None), *(a.name for a in node.names)] if n]
+        assert not [name for name in names if name.startswith("torch.distributed")], ".".join(parts)
 
 
 def test_private_modules_stay_at_home():

@@ -58,61 +58,9 @@ def stored_shard(tensor: Any) -> Tensor:
     return stored_shards([tensor])[0] if is_dtensor(tensor) else tensor
 
 
-def shard_ranges(shape: Sequence[int], mesh: Any, dims: Sequence[int | None]) -> list[tuple[int, int]]:
-    """Return where the shard here begins and how long it is, for each dimension of a tensor.
-
-    Args:
-        shape: the shape of the whole.
-        mesh: the mesh.
-        dims: for each dimension of the mesh the one of the tensor that is cut there, None for none.
-    """
-    found = [(0, size) for size in shape]
-    for along, dim in enumerate(dims):
-        if dim is not None:
-            start, size = found[dim]
-            chunk = -(-size // mesh.size(along))
-            skipped = min(size, chunk * mesh.get_local_rank(along))
-            found[dim] = (start + skipped, min(chunk, size - skipped))
-    return found
-
-
-def sharded_dims(placements: Iterable[Any]) -> tuple[int | None, ...] | None:
-    """Return the dimension that is cut by each placement, None for one that is not; None if one cuts in another way."""
-    found = []
-    for place in placements:
-        strided = type(place).__name__ == "_StridedShard"
-        if strided:
-            return None
-        found.append(place.dim if place.is_shard() else None)
-    return tuple(found)
-
-
 def is_crossing(node: Any) -> bool:
     """Return whether the op makes a DTensor of a plain tensor or the other way round, or redistributes one."""
     return _made_by(node) in ("_ToTorchTensor", "_FromTorchTensor", "Redistribute")
-
-
-def crossing(node: Any) -> tuple[str, Any, tuple[Any, ...]] | None:
-    """Return what crosses between plain tensors and DTensors: "to" or "from" plain, the mesh, and the placements."""
-    made_by = _made_by(node)
-    if made_by == "_ToTorchTensor":
-        return "to", node.dtensor_spec.mesh, tuple(node.dtensor_spec.placements)
-    if made_by == "_FromTorchTensor":
-        names = ("forward_input_", "previous_")  # before and after torch 2.10
-        mesh = next(getattr(node, name + "device_mesh") for name in names if hasattr(node, name + "device_mesh"))
-        ends = [name + end for name in names for end in ("placements", "placement")]
-        return "from", mesh, tuple(next(getattr(node, end) for end in ends if hasattr(node, end)))
-    return None
-
-
-def is_taken_apart(leaf: Tensor) -> bool:
-    """Return whether a parameter is the local tensor of a DTensor that DistributedDataParallel has taken apart."""
-    return hasattr(leaf, "_st_info")
-
-
-def grad_placements(node: Any) -> tuple[Any, ...]:
-    """Return how the caller of `to_local` said that gradients lie; nothing where that was left out."""
-    return tuple(getattr(node, "grad_placements", None) or ())
 
 
 def _made_by(node: Any) -> str:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
-from .._torch import fsdp, modules
+from .._torch import modules
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
 from . import engine
 from ._output_batch import Value, losses_of
 from ._per_sample import per_sample
+from .gate.unsupported import refuse_sharded
 from .queries.result import PerSample
 
 _Split: TypeAlias = Callable[[list[Tensor]], list[Tensor | None]]
@@ -79,12 +80,7 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise CallArgumentError(f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}.")
-    if fsdp.sharded_states(module.parameters()):
-        raise UnsupportedOperationError(
-            "call_for_per_sample_grads: the module is sharded by fully_shard, and a backward pass through it would "
-            "gather its parameters a different number of times on each rank. Use gradrein.per_sample, which gathers "
-            "them itself."
-        )
+    refuse_sharded(module)
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
         raise CallArgumentError(
             f"call_for_per_sample_grads: batch_size must be None or an integer, found {type(batch_size).__name__}."

@@ -6,10 +6,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch import ops
-from .._torch.hooks import hooks_registered
 from .._torch.nodes import edge_shape
 from . import engine
-from .gate.hooks import refuse_new_hooks
+from .gate.hooks import as_at_the_call
 from .representations.base import Computed, Dense, SampleGrads
 from .representations.members import Members
 from .representations.rows import Rows
@@ -115,10 +114,10 @@ def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
 def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
     shape, below = graph.leaf_tensor(leaf).shape, GradientEdge(leaf, 0)
     dtype = graph.describe(value.node)[value.output_nr].dtype
-    hooks = hooks_registered()
+    check = as_at_the_call(value)
 
     def pull(gradients: Tensor) -> Tensor:
-        refuse_new_hooks(value, hooks)
+        check()
         return engine.pull(value, gradients.to(dtype), below)
 
     def dense(part: slice) -> Tensor:

@@ -5,7 +5,7 @@ none, no graph has one. Otherwise every node is searched, at every step: hooks c
 same form.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
@@ -53,22 +53,19 @@ def _has_hooks(scan: Scan, sharded: bool) -> bool:
         return has_hooks(nodes, fsdp.is_own_hook)
 
 
-def refuse_new_hooks(value: GradientEdge, before: int) -> None:
-    """Refuse to run the graph below a value if a hook was registered there since: queries are about the call's moment.
+def as_at_the_call(value: GradientEdge) -> Callable[[], None]:
+    """Return what refuses to run the graph below a value once a hook was registered there after this call."""
+    before = hooks_registered()
 
-    Args:
-        value: the value.
-        before: `hooks_registered` at the call.
+    def refuse_new_hooks() -> None:
+        if hooks_registered() == before:
+            return
+        for node in graph.walk([value]):
+            if graph.leaf_tensor(node)._backward_hooks if graph.is_leaf(node) else has_hooks([node]):
+                raise UnsupportedOperationError(
+                    f"per_sample: a hook was registered on a parameter, or on what `{graph.op(node)}` makes of one, "
+                    "since the call. Register it before per_sample, or query before you register it.",
+                    graph.op(node),
+                )
 
-    Raises:
-        UnsupportedOperationError: there is a hook.
-    """
-    if hooks_registered() == before:
-        return
-    for node in graph.walk([value]):
-        if graph.leaf_tensor(node)._backward_hooks if graph.is_leaf(node) else has_hooks([node]):
-            raise UnsupportedOperationError(
-                f"per_sample: a hook was registered on a parameter, or on what `{graph.op(node)}` makes of one, since "
-                "the call. Register it before per_sample, or query before you register it.",
-                graph.op(node),
-            )
+    return refuse_new_hooks

@@ -82,6 +82,20 @@ def _refuse_leaf(leaf: Tensor) -> None:
         )
 
 
+def refuse_sharded(module: nn.Module) -> None:
+    """Refuse a module of `fully_shard` whose backward pass is to be split while it runs.
+
+    Raises:
+        UnsupportedOperationError: it is one.
+    """
+    if fsdp.sharded_states(module.parameters()):
+        raise UnsupportedOperationError(
+            "call_for_per_sample_grads: the module is sharded by fully_shard, and a backward pass through it would "
+            "gather its parameters a different number of times on each rank. Use gradrein.per_sample, which gathers "
+            "them itself."
+        )
+
+
 @contextmanager
 def refuse_collectives(losses: Losses, *, expected: bool) -> Iterator[None]:
     """Refuse custom Functions that run a collective in their backward while this is active.

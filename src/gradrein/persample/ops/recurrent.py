@@ -32,26 +32,33 @@ aten = torch.ops.aten
 
 def by_column(step: Step) -> Owners:
     """(time, batch, features), and states with the batch next to last: columns of the batch stay apart."""
-    states = _STATES[base_name(step.node)]
-    is_state = step.position in [at % len(step.node.next_functions) for at in states]
-    if step.value("batch_sizes") or (step.position and not is_state) or len(step.out.shape) != 3:
-        return step.mixed()  # sequences of different lengths have no column each, and weights get everything
-    first = bool(step.value("batch_first")) and base_name(step.node) != "MkldnnRnnLayer"
-    column = Owners.all(UNREACHED, (step.out.shape[0 if first else 1],))
+    name, count = base_name(step.node), len(step.node.next_functions)
+    is_state = step.position in [at % count for at in _STATES[name]]
+    if step.position and not is_state:
+        return step.mixed()  # weights get everything
+    batch = 0 if step.value("batch_first") and name != "MkldnnRnnLayer" else -2
+    packed = step.value("batch_sizes")  # of sequences of different lengths: how many there are at each time
+    column_of = torch.cat([torch.arange(n, device="cpu") for n in packed]) if packed else None
+    columns = packed[0] if packed else step.out.shape[batch]
+    owners = Owners.all(UNREACHED, (columns,))
     for number, out in enumerate(step.outs):
         if not out.is_empty:
-            column = column.merged(_column(out, 0 if first and not number else -2))
-    batch = 0 if first and not is_state else -2
+            owners = owners.merged(
+                _owners_of_columns(out, -2 if number else batch, None if number else column_of, columns)
+            )
+    if column_of is not None and not is_state:
+        return Owners(owners.picked(0, column_of).ids[:, None], step.shape)
     sizes = [1] * len(step.shape)
-    sizes[batch] = -1
-    return Owners(column.ids.reshape(sizes), step.shape)
+    sizes[-2 if is_state else batch] = -1
+    return Owners(owners.ids.reshape(sizes), step.shape)
 
 
-def _column(out: Owners, batch: int) -> Owners:
-    """Return who owns each column of the batch, which is one dimension of an output."""
-    batch %= len(out.shape)
-    ids = out.mixed(dim for dim in range(len(out.shape)) if dim != batch).ids
-    return Owners(ids.reshape(-1), (out.shape[batch],))
+def _owners_of_columns(out: Owners, batch: int, column_of: Tensor | None, columns: int) -> Owners:
+    """Return who owns each column of the batch, given a dimension of an output or the column of each of its rows."""
+    batch = 0 if column_of is not None else batch % len(out.shape)
+    apart = out.mixed(dim for dim in range(len(out.shape)) if dim != batch)
+    line = Owners(apart.ids.reshape(-1), (out.shape[batch],))
+    return line if column_of is None else line.collected(0, column_of, (columns,))
 
 
 def by_row(step: Step) -> Owners:

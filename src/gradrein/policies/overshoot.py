@@ -12,7 +12,7 @@ from .adaptive import Bounds
 from .base import GradientView, Scale
 from .elements import ElementMemory, flatten, real_parts, together
 from .state import LearningPolicy, State, StateRows, accept_finite
-from .window import empty, push, quantile_and_largest
+from .window import empty, push, quantile
 
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
 _LEAST = 0.1  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
@@ -152,7 +152,7 @@ class ByOvershoot(LearningPolicy):
     def _learn(self, state: State, norm: Tensor, cosine: Tensor) -> tuple[State, Tensor]:
         """Return the next state and the factor of the gradients, without reading a value from a device."""
         window = push(state["window"], state["seen"], norm)
-        calm, largest = quantile_and_largest(window, _CALM)
+        calm, largest = quantile(window, _CALM), window.masked_fill(window.isnan(), -math.inf).amax(1)
         moved = state["limit"] * torch.exp(-self.rate * cosine)
         pulled = moved * (calm / moved) ** _PULL
         limit = torch.where(state["seen"] == 0, self.start * norm, pulled)

@@ -20,21 +20,8 @@ def push(window: Tensor, seen: Tensor, value: Tensor) -> Tensor:
 
 def quantile(window: Tensor, q: float) -> Tensor:
     """Return the q-quantile of each row, linear between neighbours; NaN for a row without values."""
-    return _quantile(*_ordered(window), q)
-
-
-def quantile_and_largest(window: Tensor, q: float) -> tuple[Tensor, Tensor]:
-    """Return the q-quantile of each row and its largest value, sorted once; NaN for a row without values."""
-    ordered, last = _ordered(window)
-    return _quantile(ordered, last, q), ordered.gather(1, last.clamp(min=0)).squeeze(1)
-
-
-def _ordered(window: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values of each row in order, NaN at the end, and the index of the last value; -1 for none."""
-    return window.sort(dim=1).values, torch.isnan(window).logical_not().sum(1, keepdim=True) - 1
-
-
-def _quantile(ordered: Tensor, last: Tensor, q: float) -> Tensor:
+    ordered = window.sort(dim=1).values  # NaN at the end
+    last = torch.isnan(window).logical_not().sum(1, keepdim=True) - 1
     at = (q * last.to(ordered.dtype)).clamp(min=0)
     below = ordered.gather(1, at.floor().long())
     above = ordered.gather(1, at.ceil().long())

@@ -3,7 +3,6 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from operator import mul
 from statistics import fmean, median
 
 
@@ -61,20 +60,6 @@ def relative(values: Sequence[float], width: int) -> list[float]:
         math.log(v) - math.log(t) if v > 0 and t > 0 and v < math.inf else math.nan
         for v, t in zip(values, trend, strict=True)
     ]
-
-
-def autocorrelation(values: Sequence[float], lag: int) -> float:
-    """Return the correlation of a series with itself `lag` values later."""
-    n = len(values)
-    if lag <= 0 or n - lag < 3:
-        return math.nan
-    middle = fmean(values)
-    centred = [v - middle for v in values]
-    variance: float = sum(map(mul, centred, centred))
-    if variance == 0:
-        return 0.0
-    shared: float = sum(map(mul, centred, centred[lag:]))
-    return shared / variance * n / (n - lag)
 
 
 def hill(values: Sequence[float], k: int) -> float:

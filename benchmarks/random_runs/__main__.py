@@ -63,9 +63,8 @@ def read(which: str, folder: Path = FOLDER) -> list[dict]:
 
 def collect(which: str, folder: Path) -> None:
     """Put the results of a list, with the signs of each run from its record, into the file of results."""
-    from run import record_path
-
     from gradrein.watch.analysis.signs import measure
+    from run import record_path
 
     lines = read(which, folder)
     for line in lines:

@@ -153,61 +153,6 @@ def test_noise_is_drawn_anew_from_torchs_generator():
     twins.captured(*batch())
 
 
-def test_some_parameters_by_name_or_none():
-    def make(model):
-        def step(x, y):
-            losses = losses_of(model, x, y)
-            head = gradrein.per_sample(losses, {"w": model[2].weight, "b": model[2].bias})
-            return head.norms(), gradrein.per_sample(losses, model[0].weight).norms(), head.grads()
-
-        return step
-
-    twins = Twins(mlp(), make)
-    twins.run(*batch())
-    twins.captured(*batch())
-
-
-def test_autocast_inside_the_step():
-    def make(model):
-        def step(x, y):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                losses = losses_of(model, x, y)
-            return gradrein.per_sample(losses, model).clip_(0.5)
-
-        return step
-
-    twins = Twins(mlp(), make)
-    twins.run(*batch())
-    twins.captured(*batch())
-
-
-def test_nested_inputs_and_keywords():
-    def make(model):
-        def step(batch, *, scale=1.0):
-            losses = losses_of(model, batch["x"][0], batch["y"]) * scale
-            return {"norms": gradrein.per_sample(losses, model).clip_(0.5), "scale": scale}
-
-        return step
-
-    twins = Twins(mlp(), make)
-    x, y = batch()
-    twins.run({"x": [x], "y": y}, scale=2.0)
-    twins.captured({"x": [x], "y": y}, scale=2.0)
-    twins.run({"x": [x], "y": y})
-
-
-def test_samples_without_any_gradient():
-    """Zeros are usual: a masked sample, a layer whose units are dead for some samples."""
-
-    def make(model):
-        return lambda x, y, mask: gradrein.per_sample(losses_of(model, x, y) * mask, model).clip_(0.5)
-
-    twins = Twins(Gpt(), make)
-    for mask in ([1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 0]):
-        twins.run(*tokens(), torch.tensor(mask))
-    assert twins.ran == "captured"
-
-
 def test_a_parameter_that_no_loss_depends_on():
     model = mlp()
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
@@ -269,23 +214,6 @@ def test_a_threshold_that_is_a_tensor(gamma):
         bad(*batch(), torch.tensor(-1.0))
 
 
-def test_a_log_of_tensors():
-    def make(model):
-        model.log = []
-
-        def step(x, y):
-            norms = gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
-            model.log.append(norms.mean())
-            return norms
-
-        return step
-
-    twins = Twins(mlp(), make)
-    for _ in range(4):
-        twins.run(*batch())
-    assert torch.equal(torch.stack(twins.model.log), torch.stack(twins.other.log))
-
-
 def test_inputs_that_the_step_changes():
     def make(model):
         def step(x, y):
@@ -301,3 +229,46 @@ def test_inputs_that_the_step_changes():
         assert torch.equal(twins.step(first, y), twins.plain(second, y))
         assert torch.equal(first, second)
     assert twins.ran == "captured"
+
+
+def test_some_parameters_by_name_or_none():
+    def make(model):
+        def step(x, y):
+            losses = losses_of(model, x, y)
+            head = gradrein.per_sample(losses, {"w": model[2].weight, "b": model[2].bias})
+            return head.norms(), gradrein.per_sample(losses, model[0].weight).norms(), head.grads()
+
+        return step
+
+    twins = Twins(mlp(), make)
+    twins.run(*batch())
+    twins.captured(*batch())
+
+
+def test_autocast_inside_the_step():
+    def make(model):
+        def step(x, y):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = losses_of(model, x, y)
+            return gradrein.per_sample(losses, model).clip_(0.5)
+
+        return step
+
+    twins = Twins(mlp(), make)
+    twins.run(*batch())
+    twins.captured(*batch())
+
+
+def test_nested_inputs_and_keywords():
+    def make(model):
+        def step(batch, *, scale=1.0):
+            losses = losses_of(model, batch["x"][0], batch["y"]) * scale
+            return {"norms": gradrein.per_sample(losses, model).clip_(0.5), "scale": scale}
+
+        return step
+
+    twins = Twins(mlp(), make)
+    x, y = batch()
+    twins.run({"x": [x], "y": y}, scale=2.0)
+    twins.captured({"x": [x], "y": y}, scale=2.0)
+    twins.run({"x": [x], "y": y})

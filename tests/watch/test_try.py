@@ -12,7 +12,7 @@ import torch
 from gradrein.errors import ArgumentError
 from gradrein.watch import read_run
 from gradrein.watch.analysis.compare import Outcome, over_lowest
-from gradrein.watch.command.lr_scale import LearningRateScale
+from gradrein.watch.command.lr_scale import scale_learning_rates
 from gradrein.watch.command.try_script import candidates, comparison
 from gradrein.watch.report.report import report_on
 
@@ -119,7 +119,7 @@ def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    scale = LearningRateScale(0.1)
+    remove = scale_learning_rates(0.1)
     try:
         for expected in (0.1, 0.05):
             before = weight.item()
@@ -129,9 +129,9 @@ def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():
             assert before - weight.item() == pytest.approx(expected, rel=1e-5)
         assert optimizer.param_groups[0]["lr"] == 0.25
     finally:
-        scale.remove()
+        remove()
     with pytest.raises(ArgumentError, match="a finite number above 0"):
-        LearningRateScale(0.0)
+        scale_learning_rates(0.0)
 
 
 def test_over_the_lowest():

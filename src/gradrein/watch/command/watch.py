@@ -20,7 +20,7 @@ from ..report.background import await_reporter, start_reporter
 from ..say import say
 from .fail_on import EXIT_CODE, check_names, matching
 from .live_line import LiveLine, is_available
-from .lr_scale import LearningRateScale
+from .lr_scale import scale_learning_rates
 from .run_script import check_module, check_script, end_after, run_module, run_script, seed_all
 
 
@@ -59,7 +59,7 @@ def prepare(options: argparse.Namespace) -> Callable[[], int]:
     # Registered before the script runs, so it is called after all that the script registers.
     atexit.register(_conclude, monitor, end, line, os.getpid(), rank, reporter)
     if options.lr_scale is not None:
-        LearningRateScale(options.lr_scale)
+        scale_learning_rates(options.lr_scale)
     if options.seed is not None:
         seed_all(options.seed)
     end.is_recorded = _start(monitor)

@@ -87,7 +87,7 @@ def zeroed_in_one_copy(value):
     before = pieces(parameters)
     kind, text = placements.error(lambda: gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite="zero"))
     assert kind == "RankError"
-    assert "not finite in plain gradients: {'p2': 1} on rank 1" in text, text
+    assert "not finite in different places" in text, text
     assert all(
         torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
     )
@@ -116,10 +116,9 @@ def zeroed_in_some_copies(sick_ranks, places):
     assert "p1 (1 value)" in text, text
     copy[:] = torch.ones(5)
     copy[2] = math.nan  # the same on all ranks
-    if rank == 1:
-        parameters["p1"].grad = None  # which one rank lacks
     gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite="zero")
-    assert rank == 1 or (copy.isfinite().all() and copy[2] == 0 and copy[0] > 0)
+    assert copy.isfinite().all()
+    assert copy[2] == 0 < copy[0]
 
 
 def zeroed_in_one_placed_copy(places):
@@ -141,47 +140,6 @@ def zeroed_in_one_placed_copy(places):
     else:
         assert kind == "nothing", text
         assert all(p.grad.isfinite().all() for p in mine.values())
-
-
-def unit_without_a_gradient():
-    """The last rank holds no row and has no gradient, and still takes part."""
-    rows = dist.get_world_size() - 1
-    parameters, wholes = layouts.build({"seed": 3, "tensors": [((rows, 3), "line", "0", ())]})
-    if dist.get_rank() == rows:
-        parameters["p0"].grad = None
-    whole = torch.nn.Parameter(torch.zeros(rows, 3))
-    whole.grad = wholes[0].clone()
-    expected = gradrein.clip_({"p0": whole}, gradrein.by_unit())
-    layouts.close(gradrein.clip_(parameters, gradrein.by_unit()).norm_after, expected.norm_after, 6)
-
-
-def units_of_copies(missing):
-    """Units that are split over ranks and copied: one copy of each part is enough."""
-    case = {"seed": 3, "tensors": [((4,), "2d", "r0", missing), ((3, 5), "2d", "r1", missing[:1])]}
-    parameters, wholes = layouts.build(case)
-    alone = {name: torch.nn.Parameter(torch.zeros_like(full)) for name, full in zip(parameters, wholes, strict=True)}
-    for p, full in zip(alone.values(), wholes, strict=True):
-        p.grad = full.clone()
-    policy = gradrein.by_unit(0.1, eps=1.0)
-    found, expected = gradrein.clip_(parameters, policy).norm_after, gradrein.clip_(alone, policy).norm_after
-    layouts.close(found, expected, 6)
-    layouts.assert_same_everywhere(found)
-    layouts.assert_clipped(parameters, [p.grad for p in alone.values()], 1.0, case)
-
-
-def copies_of_shards(missing):
-    """Where shards are added up before copies are compared, no sum may be whole: never a smaller norm."""
-    parameters, wholes = layouts.build({"seed": 3, "tensors": [((4,), "2d", "0r", missing)]})
-    for call in (
-        lambda: gradrein.clip_grad_norm_(parameters, 1e6).item(),
-        lambda: gradrein.clip_(parameters, gradrein.by_norm(1e6)).norm,
-    ):
-        if missing:
-            kind, text = placements.error(call)
-            assert kind == "RankError"
-            assert "gradient 0 on rank" in text or "p0 on rank" in text
-        else:
-            layouts.close(call(), layouts.norm_of(wholes, 2.0), 6)
 
 
 def a_limit_in_parts():
@@ -228,40 +186,6 @@ def partial_of_a_nan(mode):
     torch.testing.assert_close(layouts.piece(parameters["p0"].grad), expected if mode == "zero" else expected * 0)
 
 
-def a_missing_summand(where, letters):
-    """A partial gradient that one rank does not have, as its only one, or beside another, or as one of none at all."""
-    calls = [
-        lambda ps: gradrein.clip_grad_norm_(ps, 0.1),
-        lambda ps: gradrein.clip_(ps, gradrein.by_norm(0.1)),
-        lambda ps: gradrein.clip_grad_value_(ps, 0.1),
-        lambda ps: gradrein.clip_grads_with_norm_(ps, 0.1, 10.0),
-    ]
-    last = dist.get_world_size() - 1
-    rows = [((4, 4), where, letters, ()), ((5, 3), "line", "0", ()), ((4, 4), where, letters, ())]
-    for count, lacking in ((2, ["p0"]), (3, ["p0"]), (2, ["p0", "p1"])):
-        for call in calls:
-            parameters, _ = layouts.build({"seed": 3, "tensors": rows[:count]})
-            for name in lacking if dist.get_rank() == last else ():
-                parameters[name].grad = None
-            held = [p.grad.to_local() for p in parameters.values() if p.grad is not None]
-            before = [t.clone() for t in held]
-            kind, text = placements.error(lambda call=call, parameters=parameters: call(parameters))
-            assert kind == "RankError", text
-            assert "partial" in text
-            assert all(torch.equal(a, b) for a, b in zip(held, before, strict=True))
-
-
-def values_alone():
-    """An argument that one rank alone refuses, where ranks compare which gradients are partial and where not."""
-    for letters in ("r", "p", "0"):
-        for call in (gradrein.clip_grad_value_, lambda ps, limit: gradrein.clip_grads_with_norm_(ps, limit, 1.0)):
-            parameters, _ = layouts.build({"seed": 3, "tensors": [((4, 4), "line", letters, ())]})
-            limit = -1.0 if dist.get_rank() == 1 else 1.0
-            kind, text = placements.error(lambda: call(parameters, limit))  # noqa: B023
-            others = "nothing" if letters == "0" else "RankError"
-            assert kind == ("ArgumentError" if dist.get_rank() == 1 else others), text
-
-
 def values():
     """Clipping by value: every piece, and partial gradients by their sum."""
     case = {"seed": 3, "tensors": [((4, 3), "line", "p", ()), ((5, 3), "line", "0", ()), ((4,), "line", "a", ())]}
@@ -301,54 +225,6 @@ def adaptive(name, kwargs):
         torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
         for value in ours.double().flatten().tolist():
             layouts.assert_same_everywhere(value)
-
-
-def elements_of_a_missing_copy():
-    """Copies that learn different things would be limited differently later: no rank learns or writes."""
-    rank, policy = dist.get_rank(), gradrein.policies.ByElementSpike(theta=1.5, warmup=1)
-    for step in range(4):
-        parameters, _ = layouts.build({"seed": 3, "size": 30.0 if step > 1 else 1.0, "tensors": SPREAD["tensors"]})
-        if step == 2:
-            before, state = pieces(parameters), tensors_in(policy.state_dict())
-            if rank == 1:
-                parameters["p1"].grad = None
-            kind, text = placements.error(lambda parameters=parameters: gradrein.clip_(parameters, policy))
-            assert kind == "RankError", text
-            assert "which copies have no gradient (ByElementSpike" in text
-            assert "p1 on rank 1" in text
-            assert torch.equal(layouts.piece(parameters["p0"].grad), before[0])
-            after = tensors_in(policy.state_dict())
-            assert all(torch.equal(layouts.piece(a), layouts.piece(b)) for a, b in zip(after, state, strict=True))
-        else:
-            gradrein.clip_(parameters, policy)
-    layouts.assert_same_everywhere(parameters["p1"].grad.to_local().double().sum().item())
-
-
-def elements_of_a_missing_copy_of_a_shard(name, letters, missing):
-    """Ranks that share no copy with those that lack one hear of it too."""
-    policy = gradrein.policies.ByElementSpike()
-    parameters, _ = layouts.build({"seed": 3, "tensors": [((4,), "2d", letters, ()), ((4,), "2d/b", "r", ())]})
-    if dist.get_rank() in missing:
-        parameters[name].grad = None
-    kind, text = placements.error(lambda: gradrein.clip_(parameters, policy))
-    assert kind == "RankError"
-    assert "which copies have no gradient" in text
-    assert not tensors_in(policy.state_dict()["corrected_rms"])
-
-
-def elements_of_a_missing_shard():
-    """It counts as zeros, in what is learned too."""
-    policy, alone = (gradrein.policies.ByElementSpike(theta=1.5, warmup=1) for _ in range(2))
-    for step in range(4):
-        missing = (1, 3) if step in (0, 2) else ()
-        case = {"seed": step, "tensors": [((5, 3), "line", "0", missing), ((4,), "line", "0", missing)]}
-        parameters, wholes = layouts.build(case)
-        whole = {key: torch.nn.Parameter(torch.zeros_like(full)) for key, full in zip(parameters, wholes, strict=True)}
-        for p, full in zip(whole.values(), wholes, strict=True):
-            p.grad = full
-        found, expected = gradrein.clip_(parameters, policy).norm_after, gradrein.clip_(whole, alone).norm_after
-        layouts.close(found, expected, 6)
-        layouts.assert_clipped(parameters, [p.grad for p in whole.values()], 1.0, case)
 
 
 def tensors_in(state):

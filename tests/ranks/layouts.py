@@ -9,7 +9,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import gradrein
-from gradrein._distributed.collectives import all_reduce_
 from gradrein._torch.dtensor import distribute_own
 
 # Meshes by number of ranks: shapes, orders of ranks that are not regular, and slices of another mesh ("2d/a").
@@ -83,25 +82,14 @@ def build(case):
             p.grad = full.clone()
         else:
             p = torch.nn.Parameter(spread(torch.zeros_like(full), where, reduced(letters)))
-            full = without(full, where, letters, missing) if missing else full
             p.grad = None if dist.get_rank() in missing else spread(full, where, letters)
         parameters[f"p{k}"] = p
-        wholes.append(full)
+        wholes.append(torch.zeros_like(full) if missing else full)
     return parameters, wholes
 
 
 def reduced(letters):
     return "".join("r" if letter in "pa" else letter for letter in letters)
-
-
-def without(full, where, letters, missing):
-    """The whole gradient if some ranks hold none of it: zero where nobody holds anything."""
-    places = spread(torch.arange(full.numel()).reshape(full.shape), where, letters).to_local()
-    held = [None] * dist.get_world_size()
-    dist.all_gather_object(held, [] if dist.get_rank() in missing else places.flatten().tolist())
-    mask = torch.zeros(full.numel(), dtype=torch.bool)
-    mask[sorted({i for some in held for i in some})] = True
-    return full * mask.view(full.shape)
 
 
 def piece(t):
@@ -185,40 +173,3 @@ def check_policies(case, p):
             if name in found.norms:
                 close(found.norms[name], norm, digits)
         assert_clipped(parameters, [q.grad for q in alone.values()], 1.0, case)
-
-
-def exchanged_as_reduced(count, seed):
-    """A short message that each rank sends to each comes to what gloo's all-reduce makes of it, on all ranks alike."""
-    generator = torch.Generator().manual_seed(seed * dist.get_world_size() + dist.get_rank())
-    mine = torch.randn(count, dtype=torch.float64, generator=generator) * 10.0 ** (seed % 7 * 40 - 120)
-    if count > 2 and dist.get_rank() == seed % dist.get_world_size():
-        mine[0], mine[-1] = math.inf, -math.inf
-    for largest, op in ((False, dist.ReduceOp.SUM), (True, dist.ReduceOp.MAX)):
-        found, expected = mine.clone(), mine.clone()
-        all_reduce_(found, dist.group.WORLD, "a message", largest=largest)
-        dist.all_reduce(expected, op)
-        torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14 * float(10.0 ** (seed % 7 * 40 - 120)))
-        bits = found.view(torch.int64)
-        everywhere = [torch.empty_like(bits) for _ in range(dist.get_world_size())]
-        dist.all_gather(everywhere, bits)
-        assert all(torch.equal(each, bits) for each in everywhere)
-
-
-def told_of_a_nan(count):
-    """A NaN of one rank reaches all, in a sum and in a maximum."""
-    for largest in (False, True):
-        found = torch.ones(count, dtype=torch.float64)
-        found[dist.get_rank() :: dist.get_world_size()] = math.nan
-        all_reduce_(found, dist.group.WORLD, "a message", largest=largest)
-        assert found.isnan().all()
-
-
-def sent_each_to_each(count):
-    """How many all-to-all a message takes: none where it is long, and one among few ranks."""
-    calls, kept = [], dist.all_to_all_single
-    dist.all_to_all_single = lambda *args, **kwargs: (calls.append(args[0].nbytes), kept(*args, **kwargs))[1]
-    try:
-        all_reduce_(torch.zeros(count, dtype=torch.float64), dist.group.WORLD, "a message")
-    finally:
-        dist.all_to_all_single = kept
-    return calls

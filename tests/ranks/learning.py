@@ -2,7 +2,6 @@
 
 import layouts
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import reduced, spread
 
@@ -30,23 +29,19 @@ def whole_step(case, step):
 
 def set_step(case, parameters, step):
     """Move spread parameters to where they are in a step, and give them its gradients."""
-    for (name, (weight, grad)), (_, where, letters, missing) in zip(
+    for (name, (weight, grad)), (_, where, letters, _) in zip(
         whole_step(case, step).items(), case["tensors"], strict=True
     ):
         p = parameters[name]
         with torch.no_grad():
             p.copy_(weight if where == "plain" else spread(weight, where, reduced(letters)))
-        lacks = dist.get_rank() in missing
-        p.grad = None if lacks else grad.clone() if where == "plain" else spread(grad, where, letters)
+        p.grad = grad.clone() if where == "plain" else spread(grad, where, letters)
 
 
 def set_whole(case, parameters, step):
-    for (name, (weight, grad)), (_, where, letters, missing) in zip(
-        whole_step(case, step).items(), case["tensors"], strict=True
-    ):
+    for name, (weight, grad) in whole_step(case, step).items():
         parameters[name].data.copy_(weight)
-        held = layouts.without(grad, where, letters, missing) if missing else grad
-        parameters[name].grad = held.clone()
+        parameters[name].grad = grad.clone()
 
 
 def blank(case, is_spread):

@@ -10,7 +10,6 @@ import math
 import os
 import random
 import signal
-import threading
 import time
 
 import layouts
@@ -26,7 +25,7 @@ SIZE = 4
 # What leaves the group unusable, or somebody waiting for the timeout.
 FATAL = ("killed", "late", "absent", "destroyed")
 OTHER_CALLS = ("fewer", "order", "dtype", "threshold", "order of the norm", "policy", "nonfinite", "function")
-LOCAL = ("refuses", "nan", "inf", "threads", "none")
+LOCAL = ("nan", "inf", "none")
 
 
 def any_case(rng):
@@ -48,31 +47,14 @@ def any_fault(seed, fatal):
     return any_case(rng), rng.choice(names), rng.randrange(SIZE), rng.choice(["clip_", "clip_grad_norm_"])
 
 
-class Refusing:
-    """A policy that cannot decide on one rank."""
-
-    p = 2.0
-
-    def __init__(self, here):
-        self.here = here
-
-    def check(self, grads):
-        if self.here:
-            raise ValueError("not here")
-
-    def decide(self, grads):
-        return gradrein.by_norm(0.01).decide(grads)
-
-
 def clip(parameters, how, odd, fault):
     limit = 0.02 if odd and fault == "threshold" else 0.01
     p = 3.0 if odd and fault == "order of the norm" else 2.0
     other = odd and fault == "function"
-    if (how == "clip_grad_norm_") != other and fault not in ("policy", "nonfinite", "refuses"):
+    if (how == "clip_grad_norm_") != other and fault not in ("policy", "nonfinite"):
         gradrein.clip_grad_norm_(parameters, limit, p, error_if_nonfinite=True)
         return
     policy = gradrein.by_rms(0.001) if odd and fault == "policy" else gradrein.by_norm(limit, p)
-    policy = Refusing(odd) if fault == "refuses" else policy
     gradrein.clip_(parameters, policy, nonfinite="skip" if odd and fault == "nonfinite" else "raise")
 
 
@@ -109,8 +91,6 @@ def run(case, fault, at, how, timeout):
         prepare(parameters, fault)
     if odd and fault == "absent":
         return "absent", "", 0.0, True
-    if fault == "threads":
-        return two_threads(parameters, case, how, odd)
     kind, text = error_of(lambda: clip(parameters, how, odd, fault))
     same = [torch.equal(local(p).nan_to_num(7.0), before[name].nan_to_num(7.0)) for name, p in parameters.items()]
     return kind, text, time.monotonic() - start, all(same)
@@ -135,22 +115,6 @@ def local(p):
     return p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
 
 
-def two_threads(parameters, case, how, odd):
-    """Both clip the same gradients. The second finds them clipped."""
-    wholes = layouts.build(case)[1]
-    errors = []
-    start = time.monotonic()
-    run_one = lambda: errors.append(error_of(lambda: clip(parameters, how, odd, "threads")))  # noqa: E731
-    threads = [threading.Thread(target=run_one) for _ in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    layouts.assert_clipped(parameters, wholes, 0.01 / (layouts.norm_of(wholes, 2.0) + 1e-6), case)
-    kind, text = errors[0] if errors[0][0] != "nothing" else errors[1]
-    return kind, text, time.monotonic() - start, True
-
-
 def judge(case, fault, at, how, answers, timeout):
     """None if all is well, else what is wrong."""
     for rank, (ok, answer) in enumerate(answers):
@@ -161,12 +125,12 @@ def judge(case, fault, at, how, answers, timeout):
         if not ok:
             return f"rank {rank}: {answer}"
         kind, text, seconds, unchanged = answer
-        if fault in ("none", "threads"):
+        if fault == "none":
             expected = {"nothing"}
         elif fault in ("nan", "inf"):
             expected = {"NonFiniteGradientError"}
         else:
-            expected = {"RankError", "ValueError"} if rank == at else {"RankError"}
+            expected = {"RankError"}
         if rank == at and fault == "absent":
             continue
         if kind not in expected:

@@ -29,13 +29,6 @@ def test_a_nan_in_a_summand(ranks, mode):
     ranks.run(failures.partial_of_a_nan, mode)
 
 
-def test_a_missing_summand_is_refused(ranks):
-    ranks.run(failures.a_missing_summand, "line", "p")
-    if len(ranks.run(failures.values_alone)) == 4:
-        ranks.run(failures.a_missing_summand, "2d", "0p")
-        ranks.run(failures.a_missing_summand, "2d/b", "p")
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_value_is_not_zeroed_in_one_copy_only(ranks, value):
     ranks.run(failures.zeroed_in_one_copy, value)
@@ -57,45 +50,9 @@ def test_numbers_in_dtensors(two):
     two.run(failures.a_norm_in_parts)
 
 
-def test_units_where_a_rank_holds_nothing(four):
-    four.run(failures.unit_without_a_gradient)
-
-
-def test_units_where_a_copy_is_missing(four):
-    for missing in ((), (3,), (0, 3), (2, 3)):
-        four.run(failures.units_of_copies, missing)
-        four.run(failures.copies_of_shards, missing)
-
-
 @pytest.mark.parametrize("case", [failures.values, failures.extremes, failures.many], ids=lambda case: case.__name__)
 def test_the_same_as_one_process(ranks, case):
     ranks.run(case)
-
-
-@pytest.mark.parametrize(
-    ("name", "kwargs"),
-    [
-        ("ByMedian", {"window": 16}),
-        ("ByQuantile", {"q": 0.5, "window": 16}),
-        ("ByRunningNorm", {"warmup": 10}),
-        ("ByZScore", {}),
-        ("SkipSpikes", {"window": 16}),
-    ],
-)
-def test_what_policies_learn_is_the_same_on_every_rank(two, name, kwargs):
-    two.run(failures.adaptive, name, kwargs)
-
-
-def test_what_elements_learn_where_a_gradient_is_missing(ranks):
-    ranks.run(failures.elements_of_a_missing_copy)
-    ranks.run(failures.elements_of_a_missing_shard)
-
-
-def test_all_ranks_hear_of_a_missing_copy(four):
-    for letters in ("r0", "0r"):
-        for missing in ((3,), (0, 3), (0,)):
-            for name in ("p0", "p1"):  # the second is on a slice of the mesh
-                four.run(failures.elements_of_a_missing_copy_of_a_shard, name, letters, missing)
 
 
 @pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_"])
@@ -113,7 +70,7 @@ def test_one_collective_for_each_group(four, call):
     [
         ("killed", "could not exchange gradient norms with ranks [0, 1, 2]"),
         ("late", "has not made the same call within the group's timeout"),
-        ("fewer", "ranks [0, 1, 2] do not agree on the number of gradients: 2 on ranks 0, 2; 1 on rank 1"),
+        ("fewer", "ranks [0, 1, 2] do not agree on the number of parameters: 2 on ranks 0, 2; 1 on rank 1"),
     ],
 )
 def test_the_others_stop_with_an_error_and_whole_gradients(three, fault, says):

@@ -17,10 +17,7 @@ TABLE = [pytest.param(2, TWO[name], id=f"2 ranks, {name}") for name in ("fsdp", 
 @pytest.mark.parametrize(("size", "case"), TABLE)
 def test_as_in_one_process(request, size, case):
     rank_processes = request.getfixturevalue("two" if size == 2 else "four")
-    lacks_a_copy = case == FOUR["a copy without a gradient"]
     for name in learning.POLICIES:
-        if lacks_a_copy and name in ("ByElementSpike", "two of them"):
-            continue  # refused: test_failures.py
         rank_processes.run(learning.as_in_one_process, case, name)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _measure
 from .._devices import has_no_values
+from .._events import notify_clip
 from .._validate import read_threshold
 from ..distributed import PlacementSpec
 from ..errors import (
@@ -23,21 +24,18 @@ from ..errors import (
 from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
 from . import _apply
-from ._describe import describe_policy
-from ._failures import tell_others
-from ._gradients import Gradients, count_alike, measure_together, refusals_told
-from ._locks import one_at_a_time
-from ._notify import notify_clip_policy
-from ._parameters import Target, named
-from ._patterns import assign
-from ._report import ClipReport, Outcome
-from ._shard_layouts import on_several_ranks
+from ._gate import enter
+from ._gradients import Gradients, measure_together, require_same_places
+from ._report import ClipReport, Outcome, describe_report
+from .target.describe import describe_policy
+from .target.parameters import Target, parameters_of
+from .target.patterns import assign, check_policies
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
 _NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cannot trace the call
 
 
-@notify_clip_policy
+@notify_clip(parameters_of, describe_report)
 def clip_(
     target: Target,
     policy: Policy | Mapping[str, Policy | None],
@@ -84,62 +82,43 @@ def clip_(
         [`gradrein.Clipper`][], [`gradrein.by_norm`][], [`gradrein.policies.Policy`][],
         [`gradrein.distributed.Placement`][]
     """
-    names, parameters = named(target)
-    try:
-        if nonfinite not in _NONFINITE:
-            raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
-    except GradreinError as error:
-        tell_others(error, lambda call: Gradients.of(names, parameters, placement, call))
-        raise
-    with one_at_a_time(parameters if placement is not None or on_several_ranks(parameters) else None):
-        call = lambda: f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
-        grads = Gradients.of(names, parameters, placement, call)
-        try:
-            parts = assign(policy, grads)
-        except GradreinError as error:
-            tell_others(error, lambda _: grads)
-            raise
-        return _clip(grads, parts, nonfinite, dry_run)
+    if nonfinite not in _NONFINITE:
+        raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
+    check_policies(policy)
+    call = lambda: f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
+    grads = enter(target, placement, call)
+    return _clip(grads, assign(policy, grads), nonfinite, dry_run)
 
 
 def _clip(
-    grads: Gradients,
-    parts: list[tuple[str, Policy | None, Gradients]],
-    nonfinite: NonFinite,
-    dry_run: bool,
+    grads: Gradients, parts: list[tuple[str, Policy | None, Gradients]], nonfinite: NonFinite, dry_run: bool
 ) -> ClipReport:
     """Refuse, measure, decide, and only then write."""
-    active = [
-        (pattern, rule, part) for pattern, rule, part in parts if rule is not None and (part.tensors or grads.sharded)
-    ]
-    measured = [(part, rule.p) for _, rule, part in active]
-    with refusals_told(measured):
-        for _, rule, part in active:
-            check(rule, part)
-            if nonfinite == "zero":
-                part.refuse_shared_elements()
-        if nonfinite == "skip":  # which also zeroes gradients without a policy
-            _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
-    measure_together(measured)
-    # What has no gradient on any rank is left out, as in one process.
-    elsewhere = grads.sharded is not None and grads.sharded.shards.has_placement
-    active = [each for each in active if each[2].tensors or elsewhere]
+    active = [(pattern, rule, part) for pattern, rule, part in parts if rule is not None]
+    active = [each for each in active if each[2].tensors or grads.has_others]
+    for _, rule, part in active:
+        check(rule, part)
+        if nonfinite == "zero":
+            part.refuse_shared_elements()
+    if nonfinite == "skip":  # which also zeroes gradients without a policy
+        _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
+    if active or grads.is_split:
+        measure_together([(part, rule.p) for _, rule, part in active] or [(grads, 2.0)])
     bad, counts = _find_nonfinite([(rule, part) for _, rule, part in active], nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
     decided = [_decide(rule, part) for _, rule, part in active]
-    writes = not dry_run
     looked = nonfinite != "propagate" and not dry_run  # so that no norm is NaN any more
-    writes_now = writes and skipped is not True
-    # Ranks exchange norms before any of them writes.
+    writes_now = not dry_run and skipped is not True
+    # Norms are exchanged before anything is written.
     expected = [
-        _predict_norms(decision, part, rule.p) if part.sharded is not None or not writes_now else None
+        _predict_norms(decision, part, rule.p) if part.is_split or not writes_now else None
         for (_, rule, part), (decision, _) in zip(active, decided, strict=True)
     ]
     outcomes = [
         _clip_group(pattern, rule.p, part, decision, skip, after, writes_now, looked)
         for (pattern, rule, part), (decision, skip), after in zip(active, decided, expected, strict=True)
     ]
-    if skipped is not False and writes:
+    if skipped is not False and not dry_run:
         _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
     return ClipReport(outcomes, skipped, counts, dry_run)
 
@@ -207,13 +186,13 @@ def _find_nonfinite(
     if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
         return False, []
     parts = [part for _, part in active]
-    counted = count_alike(parts) if mode == "zero" and not dry_run else [part.count_nonfinite() for part in parts]
-    counts = list(zip(parts, counted, strict=True))
+    counts = [(part, part.count_nonfinite()) for part in parts]
     if dry_run:
         return (bad if waits else True), counts
     if mode == "raise":
         raise _nonfinite(active, ClipReport([], False, counts).offenders)
     if mode == "zero":
+        require_same_places(parts)
         _zero_nonfinite(active, [part.values if waits else _with_any(part.values, n) for part, n in counts], waits)
     return (bad if waits else True), counts
 
@@ -242,7 +221,7 @@ def _zero_nonfinite(active: list[tuple[Policy, Gradients]], offending: list[list
             _apply.restore_(values, kept)
         raise
     for _, part in active:
-        part.write_back_partial()
+        part.write_back()
 
 
 def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]) -> NonFiniteGradientError:
@@ -272,14 +251,14 @@ def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tenso
     now = part.readable_now()
     if isinstance(decision, Clamp):
         if not isinstance(decision.limit, float | Tensor):
-            if part.sharded is None and all(limit is None for limit in decision.limit):
+            if not part.is_split and all(limit is None for limit in decision.limit):
                 return part.norms(p)
             _apply.clamp_each_(part.values, decision.limit)
             return _measured_after(part, p)
         limit = read_threshold(decision.limit, "limit") if now else decision.limit
         if not now or not bool((part.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
             _apply.clamp_(part.values, limit)
-            part.write_back_partial()
+            part.write_back()
         return None
     return _scale(decision, part, p, now)
 
@@ -300,5 +279,5 @@ def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | No
 
 
 def _measured_after(part: Gradients, p: float) -> Tensor | None:
-    part.write_back_partial()
-    return _measure.norms(part.values, p) if part.sharded is None else None
+    part.write_back()
+    return _measure.norms(part.values, p) if not part.is_split else None

@@ -16,11 +16,11 @@ from ..policies.named import Rules, build_all
 from ..policies.state import check_is_state
 from ._clip import NonFinite, clip_
 from ._copy import attached, carry, drop, refuse_shallow
-from ._parameters import Target, named
-from ._patterns import check_names, check_policies, is_clipped
-from ._placement import placements_of
 from ._report import ClipReport
 from ._step import StepClipper
+from .target.parameters import Target, named
+from .target.patterns import check_names, check_policies, is_clipped
+from .target.placement import placements_of
 
 __all__ = ["Clipper"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _measure
 from .._devices import has_no_values
+from .._events import ClipEvent
 from .._notebook import bars, card
 from ..errors import ArgumentError, UnsupportedGradientError
 from ..policies import Clamp, Scale
@@ -76,14 +78,14 @@ class Outcome:
         if isinstance(self.decision, Clamp):
             return None
         by = self.decision.by
-        if not isinstance(by, Tensor) and self.grads.sharded is not None:
+        if not isinstance(by, Tensor) and self.grads.is_split:
             return None
         each = [by] if isinstance(by, Tensor) else by
         return min((float(f.amin()) for f in each if f.numel()), default=1.0)
 
     def clipped(self) -> bool:
         """Return whether anything was changed."""
-        if isinstance(self.decision, Clamp) or (self.measured_after is not None and self.grads.sharded is not None):
+        if isinstance(self.decision, Clamp) or (self.measured_after is not None and self.grads.is_split):
             return bool((self.after() < self.before).any()) or bool(self.beside_nan)
         by = self.decision.by
         return any(bool((f != 1).any()) for f in ([by] if isinstance(by, Tensor) else by))
@@ -253,3 +255,22 @@ class ClipReport:
     def __repr__(self) -> str:
         told = self._headline() if self._outcomes and not self._has_no_values() else str(self)
         return f"<ClipReport {told}>"
+
+
+def describe_report(arguments: dict[str, Any], report: ClipReport) -> ClipEvent | None:
+    """Describe a call of `clip_` to those who watch."""
+    if report.dry_run:
+        return None
+    outcomes = report._outcomes
+    single = all(map(_has_one_factor, outcomes))
+    max_norm = getattr(arguments["policy"], "max_norm", None)
+    return ClipEvent(
+        max_norm if single and isinstance(max_norm, float) else None,
+        lambda: report.norm if {outcome.p for outcome in outcomes} == {2.0} else None,
+        lambda: 0.0 if report.skipped else report.coefficient if single and len(outcomes) == 1 else None,
+    )
+
+
+def _has_one_factor(outcome: Outcome) -> bool:
+    decision = outcome.decision
+    return isinstance(decision, Scale) and isinstance(decision.by, Tensor) and decision.by.dim() == 0

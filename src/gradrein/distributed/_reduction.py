@@ -68,13 +68,21 @@ class Reduction:
         self._rescaled = rescaled
         self._met = False
 
+    def agree(self) -> None:
+        """Compare the calls, and exchange nothing else.
+
+        Raises:
+            RankError: (a RuntimeError) The ranks were called with different things; on all of them.
+        """
+        self.sum(torch.zeros(0, dtype=torch.float64))
+
     def sum(self, values: Tensor, layouts: Sequence[Layout] | None = None) -> Tensor:
         """Return the sum of each entry over its layout, by default over all groups.
 
         Raises:
             RankError: (a RuntimeError) The ranks were called with different things; on all of them.
         """
-        return self._finished(self.reduce(values, layouts))
+        return self._reduce(values if layouts is None else values / _copy_counts(values, layouts), layouts)
 
     def max(self, values: Tensor, layouts: Sequence[Layout] | None = None) -> Tensor:
         """Return the largest of each entry over its layout; NaN where any of them is.
@@ -82,7 +90,11 @@ class Reduction:
         Raises:
             RankError: (a RuntimeError) The ranks were called with different things; on all of them.
         """
-        return self._finished(self.reduce(values, layouts, largest=True))
+        # A maximum may lose a NaN, so it is sent apart.
+        sent = torch.cat([values.nan_to_num(0.0, math.inf, -math.inf), values.isnan().to(values.dtype)])
+        found = self._reduce(sent, None if layouts is None else [*layouts, *layouts], largest=True)
+        top, is_nan = found.chunk(2)
+        return torch.where(is_nan > 0, math.nan, top)
 
     def norms(self, norms: Tensor, orders: Sequence[float], layouts: Sequence[Layout]) -> Tensor:
         """Return the p-norms of whole tensors, given those of the parts here and the order of each.
@@ -90,20 +102,16 @@ class Reduction:
         Raises:
             RankError: (a RuntimeError) The ranks were called with different things; on all of them.
         """
-        return self._finished(self.combine(norms, orders, layouts))
-
-    def combine(self, norms: Tensor, orders: Sequence[float], layouts: Sequence[Layout]) -> Tensor:
-        """Do the same as `norms`, and leave it to `agreement.finish` to raise: other groups are to be told first."""
         if not self.groups:
             return norms
         if not self._rescaled and all(1 <= p <= _LARGEST_ORDER for p in set(orders)):
             p = _exponents(orders, norms)
-            return self.reduce(norms**p, layouts) ** (1 / p)
-        top = self.reduce(norms, layouts, largest=True)
+            return self.sum(norms**p, layouts) ** (1 / p)
+        top = self.max(norms, layouts)
         at = [i for i, p in enumerate(orders) if p < math.inf]
         if at:
             by, p = safe_divisor(top[at]), _exponents([orders[i] for i in at], norms)
-            top[at] = self.reduce((norms[at] / by) ** p, [layouts[i] for i in at]) ** (1 / p) * by
+            top[at] = self.sum((norms[at] / by) ** p, [layouts[i] for i in at]) ** (1 / p) * by
         return top
 
     def require_same(self, marks: Tensor, layouts: Sequence[Layout], fault: str) -> None:
@@ -114,18 +122,13 @@ class Reduction:
         """
         copies = [Layout(copies=layout.copies) for layout in layouts]
         least = torch.where(marks > 0, -marks, -math.inf)
-        most, least = self.reduce(torch.cat([marks, least]), copies * 2, largest=True).chunk(2)
+        most, least = self.max(torch.cat([marks, least]), copies * 2).chunk(2)
         differ = ((most > 0) & (most != -least)).any().to(marks.dtype).reshape(1)
-        self.agreement.require((self.reduce(differ, largest=True) == 0).all(), fault)
+        self.agreement.require((self.max(differ) == 0).all(), fault)
         self.agreement.finish()
 
-    def reduce(self, values: Tensor, layouts: Sequence[Layout] | None = None, *, largest: bool = False) -> Tensor:
-        """Reduce each entry over its layout, and leave it to `agreement.finish` to raise."""
-        if largest:  # a maximum may lose a NaN, so it is sent apart
-            sent = torch.cat([values.nan_to_num(0.0, math.inf, -math.inf), values.isnan().to(values.dtype)])
-            layouts = None if layouts is None else [*layouts, *layouts]
-        else:
-            sent = values if layouts is None else values / _copy_counts(values, layouts)
+    def _reduce(self, sent: Tensor, layouts: Sequence[Layout] | None, *, largest: bool = False) -> Tensor:
+        """Reduce each entry over the groups of its layout."""
         for group in self.groups:
             on = {} if layouts is None else {id(layout): group in layout.groups for layout in layouts}
             at = [] if layouts is None else [i for i, layout in enumerate(layouts) if on[id(layout)]]
@@ -134,14 +137,8 @@ class Reduction:
             elif at or not self._met:
                 sent = sent.index_copy(0, _index(at, sent), self.agreement.all_reduce(sent[at], group, largest=largest))
         self._met = True
-        if not largest:
-            return sent
-        top, is_nan = sent.chunk(2)
-        return torch.where(is_nan > 0, math.nan, top)
-
-    def _finished(self, values: Tensor) -> Tensor:
         self.agreement.finish()
-        return values
+        return sent
 
 
 def _copy_counts(values: Tensor, layouts: Sequence[Layout]) -> Tensor | int:

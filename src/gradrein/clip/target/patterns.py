@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..errors import ArgumentError, ArgumentTypeError
-from ..policies import Policy
-from ..policies.base import refuse_no_policy
-from ._gradients import Gradients
+from ...errors import ArgumentError, ArgumentTypeError
+from ...policies import Policy
+from ...policies.base import refuse_no_policy
+from .._gradients import Gradients
 
 
 def assign(
@@ -17,21 +17,15 @@ def assign(
     check_policies(policy)
     if not isinstance(policy, Mapping):
         return [("*", policy, grads)]
-    if grads.target_names is None or grads.known_names is None:
+    names = grads.known_names
+    if grads.target_names is None or names is None:
         raise _no_names()
     indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
-    for i, name in enumerate(grads.known_names):
+    for i, name in enumerate(names):
         indices[_pattern_of(policy, name)].append(i)
-    # With `placement` another rank may hold what a pattern is for.
-    if grads.sharded is None or not grads.sharded.shards.has_placement:
+    if not grads.has_others:  # else another process may hold what a pattern is for
         _refuse_unused_patterns(policy, grads.target_names)
-    absent: dict[str | None, list[str]] = {}
-    for name in grads.absent:
-        absent.setdefault(_first_match(policy, name), []).append(name)
-    return [
-        (pattern, rule, grads.subset(indices[pattern], pattern, absent.get(pattern, ())))
-        for pattern, rule in policy.items()
-    ]
+    return [(pattern, rule, grads.subset(indices[pattern], pattern)) for pattern, rule in policy.items()]
 
 
 def check_policies(policy: Any) -> None:

@@ -1,6 +1,4 @@
-"""What the ranks run when they are not called with the same, or by two threads at once."""
-
-import threading
+"""What the ranks run when they are not called with the same, ."""
 
 import layouts
 import placements
@@ -111,15 +109,3 @@ def someone_elses_policy():
 
     parameters, _ = layouts.build(LINE)
     layouts.close(gradrein.clip_(parameters, Own()).norm_after, 0.1, 6)
-
-
-def two_threads(case, call):
-    """Both clip the same gradients: the second finds them clipped."""
-    parameters, wholes = layouts.build(CASES[case])
-    threads = [threading.Thread(target=CALLS[call], args=(parameters, False)) for _ in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    factor = 0.1 / layouts.norm_of(wholes, 2.0)
-    layouts.assert_clipped(parameters, wholes, factor, CASES[case])

@@ -1,13 +1,13 @@
 """Ranks that are not called with the same stop before anything is written, all of them."""
 
-import alike
 import pytest
+import replicas
 
 NAMED = {"order", "order of names", "order under torch's name"}
 RANKS = [
-    *[(2, "line", call) for call in alike.CALLS],
-    *[(4, "square", call) for call in alike.CALLS],
-    *[(2, "mixed", call) for call in sorted(alike.CALLS.keys() - {"order under torch's name"})],
+    *[(2, "line", call) for call in replicas.CALLS],
+    *[(4, "square", call) for call in replicas.CALLS],
+    *[(2, "mixed", call) for call in sorted(replicas.CALLS.keys() - {"order under torch's name"})],
     (4, "same shapes", "order of names"),
 ]
 
@@ -16,7 +16,7 @@ RANKS = [
 def test_another_call_is_refused_on_every_rank(request, size, case, call):
     rank_processes = request.getfixturevalue("two" if size == 2 else "four")
     for at in (0, size - 1):
-        for kind, text, untouched in rank_processes.run(alike.called_with_something_else, case, call, at):
+        for kind, text, untouched in rank_processes.run(replicas.called_with_something_else, case, call, at):
             assert kind == "RankError", text
             assert "could not exchange" not in text
             assert "No gradient was changed" in text
@@ -30,24 +30,18 @@ def test_another_call_is_refused_on_every_rank(request, size, case, call):
 
 
 def test_stages_with_another_limit(ranks):
-    for kind, text, untouched in ranks.run(alike.stages_with_another_limit, 1):
+    for kind, text, untouched in ranks.run(replicas.stages_with_another_limit, 1):
         assert kind == "RankError"
         assert "do not agree on the call: clip_(ByNorm(max_norm=0." in text
         assert untouched
 
 
 def test_plain_pieces_in_another_order(ranks):
-    for kind, text, untouched in ranks.run(alike.plain_pieces_in_another_order, 1):
+    for kind, text, untouched in ranks.run(replicas.plain_pieces_in_another_order, 1):
         assert kind == "RankError"
         assert "do not agree on the parameters, or on their order" in text
         assert untouched
 
 
 def test_someone_elses_policy(two):
-    two.run(alike.someone_elses_policy)
-
-
-@pytest.mark.parametrize("call", ["max_norm", "limit"])
-def test_two_threads_clip_once(two, call):
-    for _ in range(5):
-        two.run(alike.two_threads, "line", call)
+    two.run(replicas.someone_elses_policy)

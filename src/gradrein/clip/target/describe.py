@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .. import _devices
-from ..policies.state import LearningPolicy
+from ... import _devices
+from ...policies.state import LearningPolicy
 
 
 def describe_policy(policy: Any, same_parameters: bool = True) -> str:

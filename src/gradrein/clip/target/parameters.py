@@ -9,10 +9,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._torch.dtensor import grads_of
-from .._warn import warn
-from ..errors import GradientTypeError, NotAParameterError
-from ..graph import find_names
+from ..._warn import warn
+from ...errors import GradientTypeError, NotAParameterError
+from ...graph import find_names
 
 Target: TypeAlias = (
     Tensor
@@ -37,7 +36,7 @@ def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     if isinstance(target, torch.optim.Optimizer):
         return _of_groups(target.param_groups)
     if isinstance(target, Mapping):
-        return [str(name) for name in target], [_parameter(p) for p in target.values()]
+        return [str(name) for name in target], _parameters(list(target.values()))
     try:
         entries: list[Any] = list(target)
     except TypeError as error:
@@ -45,10 +44,10 @@ def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     if not entries and not hasattr(target, "__len__"):
         _warn_exhausted(target)
     if entries and isinstance(entries[0], tuple):
-        return [str(name) for name, _ in entries], [_parameter(p) for _, p in entries]
+        return [str(name) for name, _ in entries], _parameters([p for _, p in entries])
     if entries and isinstance(entries[0], Mapping):  # optimizer.param_groups
         return _of_groups(entries)
-    return None, [_parameter(p) for p in entries]
+    return None, _parameters(entries)
 
 
 def _of_groups(groups: list[dict[str, Any]]) -> tuple[list[str] | None, list[Tensor]]:
@@ -58,29 +57,19 @@ def _of_groups(groups: list[dict[str, Any]]) -> tuple[list[str] | None, list[Ten
     return None, parameters
 
 
-def gradients(target: Target) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the parameters of a target, and their gradients: each once, however often its parameter is listed."""
-    parameters, found = with_gradients(target)
-    return parameters, present_once(found)
+def parameters_of(target: Target) -> list[Tensor]:
+    """Return the parameters of a target."""
+    return named(target)[1]
 
 
-def with_gradients(target: Target) -> tuple[list[Tensor], list[Tensor | None]]:
-    """Return the parameters of a target, and the gradient of each."""
-    # The usual case, and the one that has to be fast, is a list of parameters.
-    parameters = target if type(target) is list else named(target)[1]
-    try:
-        found = grads_of(parameters)
-    except AttributeError:  # a list of pairs, of param groups, or of something else
-        parameters = named(target)[1]
-        found = grads_of(parameters)
-    if not any(g is not None for g in found):
-        warn_raw_gradients(parameters)
-    return parameters, found
-
-
-def present_once(found: list[Tensor | None]) -> list[Tensor]:
-    """Return the gradients that there are, each once."""
-    return unique([g for g in found if g is not None])
+def once(grads: list[Tensor | None]) -> tuple[list[int] | None, list[Any]]:
+    """Return where the gradients are that there are, each where it is listed first, and these. None for all places."""
+    first = dict(zip(map(id, reversed(grads)), range(len(grads) - 1, -1, -1), strict=True))
+    first.pop(id(None), None)
+    if len(first) == len(grads):
+        return None, grads
+    where = sorted(first.values())
+    return where, [grads[i] for i in where]
 
 
 def live_names(parameters: Sequence[Tensor]) -> list[str]:
@@ -89,16 +78,11 @@ def live_names(parameters: Sequence[Tensor]) -> list[str]:
     return [known.of(p) or f"parameter {i}" for i, p in enumerate(parameters)]
 
 
-def unique(tensors: list[Tensor]) -> list[Tensor]:
-    """Return each tensor object once, in order."""
-    seen = {id(t): t for t in tensors}
-    return tensors if len(seen) == len(tensors) else list(seen.values())
-
-
-def _parameter(entry: Any) -> Tensor:
-    if isinstance(entry, Tensor):
-        return entry
-    raise NotAParameterError(_not_a_parameter(entry))
+def _parameters(entries: list[Any]) -> list[Tensor]:
+    for kind in set(map(type, entries)):
+        if not issubclass(kind, Tensor):
+            raise NotAParameterError(_not_a_parameter(next(entry for entry in entries if type(entry) is kind)))
+    return entries
 
 
 def _not_a_parameter(found: object) -> str:

@@ -41,9 +41,9 @@ def test_one_message_for_each_dimension_of_the_mesh(counted, layout):
                 assert size == MESSAGE * DIMENSIONS[layout]
 
 
-def test_per_sample_gradients_are_scattered():
+def test_per_sample_gradients_are_gathered_compared_and_added_up():
     for found in rank_processes.alone(counts_per_sample).values():
-        assert [name for name, _ in found] == ["all_gather", "all_reduce", "reduce_scatter"]
-        gathered, handshake, scattered = (size for _, size in found)
-        assert handshake == MESSAGE
-        assert scattered == gathered  # each parameter once, in shards, as gathering the model takes
+        assert [name for name, _ in found] == ["all_gather", "all_reduce", "all_reduce"]
+        gathered, agreed, added_up = (size for _, size in found)
+        assert agreed == MESSAGE
+        assert added_up == gathered  # each parameter once, as gathering the model takes

@@ -1,10 +1,9 @@
-"""Checksums of tensors, and whether the memory of a view was changed: what ranks compare, in one process."""
+"""Checksums of tensors, which ranks compare, in one process."""
 
 import pytest
 import torch
 
 from gradrein._distributed.checksums import checksum, words
-from gradrein._torch.storage import changed_since_viewed
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool]
 
@@ -42,21 +41,3 @@ def test_words_hold_every_number():
     low, high = words(numbers).view(-1, 2).long().T
     assert torch.equal(low | high << 32, numbers)
     assert words(torch.zeros(0, dtype=torch.int64)).shape == (0,)
-
-
-@pytest.mark.parametrize("needed", [False, True])
-def test_changes_since_a_view_was_made(needed):
-    x = torch.randn(3, requires_grad=needed) * 1
-    with torch.no_grad():
-        early = x.view_as(x)
-        assert changed_since_viewed(early) is False
-        x.add_(1)
-        late = x.view_as(x)
-    assert changed_since_viewed(early) is True
-    assert changed_since_viewed(late) is False
-    assert x.requires_grad is needed
-    ids = torch.arange(3)
-    view = ids.view_as(ids)
-    assert changed_since_viewed(view) is False
-    ids.add_(1)
-    assert changed_since_viewed(view) is None

@@ -168,7 +168,7 @@ def _is_in_parts(proof: Proof, losses: Losses, by_indices: bool, node: Node) -> 
 
 
 def _asked(leaves: dict[Node, str], losses: Losses, known: ModelTensors) -> Found:
-    cuts, layouts = find_cuts(leaves, losses.read, partial(probe, losses, custom=bool(losses.scan.custom)))
+    cuts, layouts = find_cuts(leaves, losses.read, partial(probe, losses))
     owners = {
         node: tuple(
             Owners.of_layout(layout, out.shape) for layout, out in zip(found, graph.describe(node), strict=True)

@@ -24,9 +24,8 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
-from ...errors import UnsupportedOperationError
 from ..engine import Losses
-from ..engine.losses import Gradients, See
+from ..engine.losses import Gradients
 from ..layout.samples import SampleLayout, fitting_blocks
 
 # To ask about an op takes holding its gradient. More than this many bytes are asked for in several runs of the
@@ -39,16 +38,12 @@ _ZERO, _SHARED = -1, -2
 _AT_A_TIME = 1 << 16
 
 
-def probe(
-    losses: Losses, nodes: Iterable[Node], *, custom: bool = False
-) -> dict[Node, tuple[SampleLayout, ...] | None]:
+def probe(losses: Losses, nodes: Iterable[Node]) -> dict[Node, tuple[SampleLayout, ...] | None]:
     """Observe who owns the outputs of some ops, a few ops at a time where their gradients are large.
 
     Args:
         losses: what is differentiated.
         nodes: the ops.
-        custom: whether custom Functions may change gradients in ways that depend on which samples take part; one that
-            does is refused.
 
     Returns:
         For each op one layout per output; None where samples share elements.
@@ -56,7 +51,7 @@ def probe(
     found: dict[Node, tuple[SampleLayout, ...] | None] = {}
     for few in _in_groups(nodes):
         found |= {node: tuple(SampleLayout.empty(losses.samples) for _ in graph.describe(node)) for node in few}
-        found |= _probe(losses, few, custom)
+        found |= _probe(losses, few)
     return found
 
 
@@ -75,7 +70,7 @@ def _in_groups(nodes: Iterable[Node]) -> Iterator[list[Node]]:
         yield group
 
 
-def _probe(losses: Losses, nodes: Iterable[Node], custom: bool) -> dict[Node, tuple[SampleLayout, ...] | None]:
+def _probe(losses: Losses, nodes: Iterable[Node]) -> dict[Node, tuple[SampleLayout, ...] | None]:
     """Return the layouts of those ops that get a gradient."""
     root, samples = losses.root, losses.samples
     generator = torch.Generator().manual_seed(20)
@@ -85,55 +80,15 @@ def _probe(losses: Losses, nodes: Iterable[Node], custom: bool) -> dict[Node, tu
     marks: dict[Node, list[Tensor | None]] = {}
     shared: dict[Node, None] = {}
     asked = list(nodes)
-    same = _SameEveryTime() if custom else None
     for run, takes_part in enumerate(codes.takes_part):
         mark = partial(_mark, marks, run, len(codes.takes_part))
-        losses.visit(asked, base * takes_part, mark if same is None else same.before(mark))
+        losses.visit(asked, base * takes_part, mark)
         found = [node for node in asked if node in marks and codes.tell_shared(marks[node], run)]
         shared |= dict.fromkeys(found)  # to know that takes no more runs
         asked = [node for node in asked if node not in shared]
         if not asked:
             break
-    layouts = {node: None if node in shared else _layouts(found, codes, samples) for node, found in marks.items()}
-    if same is not None:
-        same.refuse_changed(node for node, found in layouts.items() if found is not None)
-    return layouts
-
-
-class _SameEveryTime:
-    """Sees whether an element has the same gradient in every run its owner takes part in."""
-
-    def __init__(self) -> None:
-        self._first: dict[Node, list[Tensor | None]] = {}
-        self._changed: set[Node] = set()
-
-    def before(self, mark: See) -> See:
-        def see(node: Node, gradients: Gradients) -> None:
-            first = self._first.setdefault(node, [None] * len(gradients))
-            for i, gradient in enumerate(gradients):
-                if gradient is None:
-                    continue
-                g, old = gradient.detach(), first[i]
-                if old is None:
-                    first[i] = g.clone()
-                    continue
-                both = (old != 0) & (g != 0)
-                if not torch.allclose(old[both], g[both], rtol=64 * torch.finfo(g.dtype).eps, atol=0, equal_nan=True):
-                    self._changed.add(node)
-                first[i] = torch.where(old == 0, g, old)
-            mark(node, gradients)
-
-        return see
-
-    def refuse_changed(self, nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            if node in self._changed:
-                raise UnsupportedOperationError(
-                    f"per_sample: the gradient of one sample at `{graph.op(node)}` depends on the other samples of the "
-                    "batch. A custom Function between it and the losses does this, such as one that divides by a norm "
-                    "over the batch. Remove it, or let it treat each sample alone.",
-                    graph.op(node),
-                )
+    return {node: None if node in shared else _layouts(found, codes, samples) for node, found in marks.items()}
 
 
 class _Codes:

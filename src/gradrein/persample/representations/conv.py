@@ -83,11 +83,7 @@ def weight_gradients(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) 
         shape: that of the weight.
         options: those of the convolution.
     """
-    return _write_gradients(g, x, g.new_empty(len(g), *shape), options)
-
-
-def _write_gradients(g: Tensor, x: Tensor, out: Tensor, options: Sequence[Any]) -> Tensor:
-    shape = out.shape[1:]
+    out = g.new_empty(len(g), *shape)
     if not len(g):
         return out
     if _has_columns(g, options) and _columns_are_faster(shape):

@@ -104,11 +104,6 @@ class AdaptivePolicy(LearningPolicy):
     def _new_memory(self) -> dict[str, StateRows | ElementMemory]:
         return {"rows": StateRows(self.init())}
 
-    def check(self, grads: GradientView) -> None:
-        """Raise if ranks would learn different limits for copies of one parameter."""
-        if self.per_parameter:
-            grads.require_copies(type(self).__name__, of_norms=True)
-
     def decide(self, grads: GradientView) -> Scale:
         """Reduce the norm to the limit, and update the state."""
         with torch.no_grad():

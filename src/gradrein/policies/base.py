@@ -79,7 +79,7 @@ See Also:
 class GradientView(Protocol):
     """The gradients that a policy decides about, in one call. Norms are computed once per order.
 
-    A parameter that is sharded over ranks is listed on all of them, also on a rank that has no gradient for it.
+    All ranks list the same ones: a gradient that only some of them have is refused before.
 
     Attributes:
         parameters: The parameters that have a gradient, each once.
@@ -150,17 +150,6 @@ class GradientView(Protocol):
 
     def refuse_shared_elements(self) -> None:
         """Raise if a partial gradient cannot hold what it is reduced to: for policies that change single elements."""
-
-    def require_copies(self, policy: str, *, of_norms: bool = False) -> None:
-        """Raise, once norms are measured, if some ranks lack a gradient that has copies: to be called by `check`.
-
-        For policies that learn from each copy.
-
-        Args:
-            policy: The name of the policy, for the error.
-            of_norms: The policy learns from norms: only copies in plain tensors are compared, because of all others
-                every rank knows the norm.
-        """
 
 
 @runtime_checkable

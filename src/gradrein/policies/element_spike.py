@@ -72,7 +72,6 @@ class ByElementSpike(LearningPolicy):
         """Raise for gradients whose elements cannot be remembered."""
         grads.refuse_plain_shards("ByElementSpike")
         grads.refuse_shared_elements()
-        grads.require_copies("ByElementSpike")
         for key, g in zip(grads.keys(), grads.values, strict=True):
             if g.layout is not torch.strided:
                 raise UnsupportedGradientError(

@@ -90,17 +90,14 @@ class ElementMemory:
 
 
 def together(grads: GradientView) -> list[list[int]]:
-    """Return the indices of gradients to handle as one: small strided ones of a kind; others, and shards, alone.
-
-    What this rank holds only the parameter of is left out.
-    """
+    """Return the indices of gradients to handle as one: small strided ones of a kind; others, and shards, alone."""
     found: list[list[int]] = []
     last: dict[Any, tuple[list[int], int]] = {}  # with how many more elements it takes
     alone = grads.spans_ranks()
-    for i, (p, g) in enumerate(zip(grads.weights(), grads.values, strict=True)):
-        size = p.numel()
+    for i, (p, g) in enumerate(zip(grads.parameters, grads.values, strict=True)):
+        size = g.numel()
         if alone or g.layout is not torch.strided or size >= _SMALL:
-            found += [[i]] if p.shape == g.shape else []
+            found.append([i])
             continue
         kind = (p.dtype, g.dtype, g.device)
         where, room = last.get(kind, ([], 0))

@@ -167,32 +167,26 @@ class ByOvershoot(LearningPolicy):
 
         The average takes a share of the displacement: none if the gradients are not good.
         """
-        found, zeros = self._displacements(grads, share), norm.new_zeros(2)
-        outward = {i: d.outward().to(norm) for i, d in found.items()}
-        along, square = _over_ranks(grads, outward, zeros).sum(1)
+        found = self._displacements(grads, share)
+        outward = torch.stack([d.outward().to(norm) for d in found], 1)
+        along, square = grads.over_ranks(outward).sum(1)
         shrunk = _or_zero(-along / square).clamp_(min=0)
-        lengths = {i: d.leave_out(shrunk).to(norm) for i, d in found.items()}
-        whole, length = _measure.total(_over_ranks(grads, lengths, zeros, self.p).T, self.p)
-        products = {i: d.dot(length).to(norm) for i, d in found.items()}
-        cosine = _over_ranks(grads, products, zeros[0]).sum() / norm
+        lengths = torch.stack([d.leave_out(shrunk).to(norm) for d in found], 1)
+        whole, length = _measure.total(grads.over_ranks(lengths, self.p).T, self.p)
+        products = torch.stack([d.dot(length).to(norm) for d in found])
+        cosine = grads.over_ranks(products).sum() / norm
         return _or_zero(cosine * (length > _ROUNDING * whole))  # not finite: not moved yet, or nothing to compare
 
-    def _displacements(self, grads: GradientView, share: Tensor) -> dict[int, Displacement]:
-        """Return how far parameters are from their average, by the index of the first of each group; update it."""
-        memory, keys, weights, found = self._memory["average"], grads.keys(), grads.weights(), dict[int, Displacement]()
+    def _displacements(self, grads: GradientView, share: Tensor) -> list[Displacement]:
+        """Return how far parameters are from their average, group by group, and let it follow them."""
+        memory, keys, weights, found = self._memory["average"], grads.keys(), grads.weights(), list[Displacement]()
         for where in together(grads):
             own, names = [weights[i] for i in where], [keys[i] for i in where]
             place = real_parts(flatten(own))
-            found[where[0]] = Displacement(place, memory.read(names, own, place), [grads.values[i] for i in where])
+            found.append(Displacement(place, memory.read(names, own, place), [grads.values[i] for i in where]))
             # Not in place: a tensor from inference mode cannot be changed outside of it.
-            memory.write(names, own, found[where[0]].follow(share.to(place)))
+            memory.write(names, own, found[-1].follow(share.to(place)))
         return found
-
-
-def _over_ranks(grads: GradientView, values: dict[int, Tensor], zero: Tensor, p: float = 1.0) -> Tensor:
-    """Return values of gradients over all ranks, which all list the same ones: zero for those without a value here."""
-    listed = range(len(grads.parameters)) if grads.spans_ranks() else values
-    return grads.over_ranks(torch.stack([values.get(i, zero) for i in listed], -1), p)
 
 
 def _or_zero(t: Tensor) -> Tensor:

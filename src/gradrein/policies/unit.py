@@ -36,14 +36,10 @@ class _ByUnit:
     def decide(self, grads: GradientView) -> Scale:
         with torch.no_grad():
             weights, axes = grads.weights(), [self._axes(p.dim()) for p in grads.parameters]
-            # Where this rank lacks a gradient that others have, it takes part with zeros.
-            lacks = [g.shape != w.shape for w, g in zip(weights, grads.values, strict=True)]
-            own = [torch.zeros_like(w) if no else g for w, g, no in zip(weights, grads.values, lacks, strict=True)]
-            parts = zip(weights, own, axes, strict=True)
+            parts = zip(weights, grads.values, axes, strict=True)
             sizes = [torch.stack([norm_along(w, along), norm_along(g.detach(), along)]) for w, g, along in parts]
             sizes = grads.slices_over_ranks(sizes, [set(along) for along in axes])
-            by = [clip_factor(self._limit(weight), grad) for weight, grad in sizes]
-            return Scale([f.new_ones(()) if no else f for f, no in zip(by, lacks, strict=True)])
+            return Scale([clip_factor(self._limit(weight), grad) for weight, grad in sizes])
 
     def _limit(self, weight: Tensor) -> Tensor:
         size = weight.clamp(min=self.eps)

@@ -164,9 +164,6 @@ class Gradients:
                     f"expanded tensor does (shape {tuple(t.shape)}, strides {t.stride()}). Clone it first."
                 )
 
-    def require_copies(self, policy: str, *, of_norms: bool = False) -> None:
-        """Do nothing: a gradient that only some ranks have is refused for all policies."""
-
     def weights(self) -> list[Tensor]:
         """Return what this process holds of each parameter."""
         if self._parts is None:

@@ -52,6 +52,10 @@ def test_pages_are_short(name, most):
     assert words(name) <= most
 
 
+def test_the_docs_are_short():
+    assert sum(words(path) for path in PAGES if path.parent.name != "notebooks") <= 28_000
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_no_cell_is_empty_by_accident(path):
     assert "| None |" not in path.read_text()

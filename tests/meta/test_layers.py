@@ -17,7 +17,6 @@ ORDER = [
     "_validate",
     "_kernels",
     "_measure",
-    "_distributed",
     "distributed",
     "graph",
 ]
@@ -39,7 +38,7 @@ INSIDE = {
 }
 # What a gate knows about: ranks, DTensors, hooks, checkpoints. Behind it there are plain local tensors.
 OF_THE_GATE = {("_torch", name) for name in ("checkpoint", "dtensor", "fsdp", "hooks", "process_group")}
-OF_THE_GATE |= {("distributed",), ("_distributed",)}
+OF_THE_GATE |= {("distributed",)}
 GATES = {"persample": {"gate"}}
 # The few others that may know, and what: the engine shows gradients to hooks of its own; identities that FSDP and DDP
 # put into a graph; parameters of the model that are no data.
@@ -131,6 +130,24 @@ def test_only_the_gate_knows_of_ranks_dtensors_hooks_and_checkpoints(package):
         hidden = [node for node in tree.body if isinstance(node, ast.ImportFrom | ast.Import)]  # not those for types
         names = [n for node in hidden for n in [getattr(node, "module", None), *(a.name for a in node.names)] if n]
         assert not [name for name in names if name.startswith("torch.distributed")], ".".join(parts)
+
+
+# What clipping knows of ranks: the gate, and how it reads its target.
+CLIP_GATE = {"_gate", "target"}
+
+
+@pytest.mark.parametrize("path", [p for p, parts in modules() if parts[0] == "clip" and parts[1] not in CLIP_GATE])
+def test_behind_the_gate_of_clip_nothing_names_ranks(path):
+    tree = ast.parse(path.read_text())
+    imported = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names]
+    imported += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    names += [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    words = [word for name in (*imported, *names) for word in name.lower().strip("_").split("_")]
+    assert not {"rank", "ranks", "dtensor", "mesh", "dist", "processgroup", "reduction", "agreement"}.intersection(
+        words
+    )
+    assert set(imported).isdisjoint({"Reduction", "Agreement", "Group", "Layout", "RankError"})
 
 
 def test_private_modules_stay_at_home():

@@ -239,10 +239,10 @@ def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]
 def _predict_norms(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
     """Return the norms after a decision that is not applied, where they do not follow from it."""
     if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
-        return part.over_ranks(_measure.norms(_apply.clamped(part.values, decision.limit), p), p)
+        return part.combined(_measure.norms(_apply.clamped(part.values, decision.limit), p), p)
     if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
         pairs = zip(part.values, decision.by, strict=True)
-        return part.over_ranks(_measure.norms([g.detach() * factor for g, factor in pairs], p), p)
+        return part.combined(_measure.norms([g.detach() * factor for g, factor in pairs], p), p)
     return None
 
 

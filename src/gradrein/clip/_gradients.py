@@ -170,15 +170,11 @@ class Gradients:
             return [p.detach() for p in self.parameters]
         return [self._parts.weight(i, p) for i, p in zip(self._inside, self.parameters, strict=True)]
 
-    def spans_ranks(self) -> bool:
-        """Return whether some of the gradients lie on several ranks."""
-        return self.is_split
-
-    def over_ranks(self, each: Tensor, p: float = 1.0) -> Tensor:
+    def combined(self, each: Tensor, p: float = 1.0) -> Tensor:
         """Return what values of the part of each gradient here come to: a p-norm; of order 1, a sum."""
         return each if self._parts is None else self._parts.combine(each, self._inside, p)
 
-    def slices_over_ranks(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
+    def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of the part here."""
         return [*slices] if self._parts is None else self._parts.combine_slices(slices, self._inside, dims)
 

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import ArgumentTypeError
 from ._agreement import Agreement as Agreement
-from ._collectives import all_gather_rows as all_gather_rows
-from ._collectives import all_reduce_ as all_reduce_
 from ._collectives import collective as collective
-from ._collectives import reduce_scatter as reduce_scatter
 from ._fingerprints import checksum as checksum
 from ._fingerprints import fingerprint as fingerprint
 from ._fingerprints import parameters_fingerprint as parameters_fingerprint

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from .._torch.process_group import all_gather_single, reduce_scatter_single
+from .._torch.process_group import all_gather_single
 from ..errors import RankError
 
 _T = TypeVar("_T")
@@ -45,13 +45,6 @@ def all_gather_rows(sent: Tensor, group: Any, what: str) -> Tensor:
     rows = sent.new_empty(group.size() * len(sent), *sent.shape[1:])
     collective(lambda: all_gather_single(rows, sent, group), group, what)
     return rows
-
-
-def reduce_scatter(rows: Tensor, group: Any, what: str) -> Tensor:
-    """Return this rank's row of the sum over the ranks of a process group, given a row for each, in their order."""
-    mine = rows.new_empty(1, *rows.shape[1:])
-    collective(lambda: reduce_scatter_single(mine, rows, group), group, what)
-    return mine
 
 
 def _members(group: Any) -> str:

@@ -126,11 +126,12 @@ class GradientView(Protocol):
     def weights(self) -> list[Tensor]:
         """Return what this rank holds of each parameter."""
 
-    def spans_ranks(self) -> bool:
-        """Return whether some gradients are distributed over ranks; then query each gradient separately."""
+    @property
+    def is_split(self) -> bool:
+        """Whether this process may hold only a part of some gradients; then query each gradient separately."""
 
-    def over_ranks(self, each: Tensor, p: float = 1.0) -> Tensor:
-        """Combine per-gradient values of this rank over all ranks: a p-norm; for order 1, a sum.
+    def combined(self, each: Tensor, p: float = 1.0) -> Tensor:
+        """Return what values of the part of each gradient here come to for the whole: a p-norm; for order 1, a sum.
 
         Every rank has to call this, so whether it is called must not depend on the values a rank holds.
 
@@ -139,7 +140,7 @@ class GradientView(Protocol):
             p: The order.
         """
 
-    def slices_over_ranks(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
+    def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of this rank's part."""
 
     def refuse_plain_shards(self, policy: str) -> None:

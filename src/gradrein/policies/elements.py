@@ -38,7 +38,7 @@ class ElementMemory:
                     f"the parameter {key!r} has shape {tuple(t.shape)} and had {tuple(before)} before: one policy was "
                     "used for two models, or loaded from another one. Build a policy for each."
                 )
-        if grads.spans_ranks():
+        if grads.is_split:
             self._specs.update(zip(keys, map(spec_of, grads.parameters), strict=True))
 
     def read(self, keys: Sequence[str], tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def together(grads: GradientView) -> list[list[int]]:
     """Return the indices of gradients to handle as one: small strided ones of a kind; others, and shards, alone."""
     found: list[list[int]] = []
     last: dict[Any, tuple[list[int], int]] = {}  # with how many more elements it takes
-    alone = grads.spans_ranks()
+    alone = grads.is_split
     for i, (p, g) in enumerate(zip(grads.parameters, grads.values, strict=True)):
         size = g.numel()
         if alone or g.layout is not torch.strided or size >= _SMALL:

@@ -169,12 +169,12 @@ class ByOvershoot(LearningPolicy):
         """
         found = self._displacements(grads, share)
         outward = torch.stack([d.outward().to(norm) for d in found], 1)
-        along, square = grads.over_ranks(outward).sum(1)
+        along, square = grads.combined(outward).sum(1)
         shrunk = _or_zero(-along / square).clamp_(min=0)
         lengths = torch.stack([d.leave_out(shrunk).to(norm) for d in found], 1)
-        whole, length = _measure.total(grads.over_ranks(lengths, self.p).T, self.p)
+        whole, length = _measure.total(grads.combined(lengths, self.p).T, self.p)
         products = torch.stack([d.dot(length).to(norm) for d in found])
-        cosine = grads.over_ranks(products).sum() / norm
+        cosine = grads.combined(products).sum() / norm
         return _or_zero(cosine * (length > _ROUNDING * whole))  # not finite: not moved yet, or nothing to compare
 
     def _displacements(self, grads: GradientView, share: Tensor) -> list[Displacement]:

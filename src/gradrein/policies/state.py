@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .._distributed.fingerprints import state_fingerprint
+from ..distributed import state_fingerprint
 from ..errors import ArgumentError, ArgumentTypeError
 from .elements import ElementMemory
 

@@ -38,7 +38,7 @@ class _ByUnit:
             weights, axes = grads.weights(), [self._axes(p.dim()) for p in grads.parameters]
             parts = zip(weights, grads.values, axes, strict=True)
             sizes = [torch.stack([norm_along(w, along), norm_along(g.detach(), along)]) for w, g, along in parts]
-            sizes = grads.slices_over_ranks(sizes, [set(along) for along in axes])
+            sizes = grads.combined_slices(sizes, [set(along) for along in axes])
             return Scale([clip_factor(self._limit(weight), grad) for weight, grad in sizes])
 
     def _limit(self, weight: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def _by_rules(
         forms_here = _forms_at(node, cuts[node], gradients, found, losses.samples, options)
         for cut, form in zip(cuts[node], forms_here, strict=True):
             if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
-                form = Dense(engine.inside_engine(form.dense))
+                form = Dense(engine.run_inside_engine(form.dense))
             for leaf in cut.leaves:
                 name = leaves[leaf]
                 lowered = form if cut.value.node is leaf else pull_back(form, cut.value, leaf)
@@ -173,7 +173,7 @@ def _run(
         engine.visit(losses.root, None, found.passed, found.ends, see, retain_graph=retain_graph)
         late += [(node, (None,) * len(found.layouts[node])) for node in missed]
         if inside or looked_at:
-            engine.inside_engine(apply_late)
+            engine.run_inside_engine(apply_late)
         else:
             apply_late()
 
@@ -201,7 +201,7 @@ def _look_at_packed_data(found: Found) -> None:
             found.rows.add_packed(node, partial(engine.saved, node))
 
     if packed:
-        engine.inside_engine(look)
+        engine.run_inside_engine(look)
         found.rows.refuse_conflict()
 
 

@@ -2,7 +2,7 @@
 
 from .errors import explain_errors, refuse_nested
 from .losses import Losses
-from .runs import call, gradients_at, inside_engine, pull, visit
+from .runs import call, gradients_at, pull, run_inside_engine, visit
 from .saved_values import is_packed, saved, saved_number, saved_tensors
 
 __all__ = [
@@ -10,10 +10,10 @@ __all__ = [
     "call",
     "explain_errors",
     "gradients_at",
-    "inside_engine",
     "is_packed",
     "pull",
     "refuse_nested",
+    "run_inside_engine",
     "saved",
     "saved_number",
     "saved_tensors",

@@ -124,7 +124,7 @@ def _refuse_converted(edge: GradientEdge) -> None:
             )
 
 
-def inside_engine(question: Callable[[], T]) -> T:
+def run_inside_engine(question: Callable[[], T]) -> T:
     """Run `question` while the engine is running.
 
     A checkpoint computes its region again for every value that is unpacked outside the engine, and once for

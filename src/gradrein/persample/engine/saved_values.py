@@ -9,7 +9,7 @@ from torch.autograd.graph import Node
 from ... import graph
 from ..._torch.signature import packed_nodes
 from .errors import raise_explained
-from .runs import inside_engine
+from .runs import run_inside_engine
 
 
 def saved(node: Node, name: str) -> Any:
@@ -34,6 +34,6 @@ def is_packed(node: Node) -> bool:
 def saved_tensors(node: Node) -> list[Tensor]:
     """Return the tensors the node saved of its inputs and still holds."""
     read = partial(graph.saved, node, unpack=True)
-    found = inside_engine(read) if is_packed(node) else read()
+    found = run_inside_engine(read) if is_packed(node) else read()
     entries = [entry for entry in found if not entry.name.startswith("result")]
     return [entry.value for entry in entries if isinstance(entry.value, Tensor)]

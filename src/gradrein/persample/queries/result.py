@@ -347,7 +347,7 @@ class PerSample:
     def _gather_each(self, each: dict[str, Tensor]) -> dict[str, Tensor]:
         agreed = self._agree("norms")
         names = [name for name, used in zip(self._views.held, agreed.used, strict=True) if used]
-        columns = [each.get(name, torch.zeros(len(self), dtype=torch.float64)) for name in names]
+        columns = [each.get(name, torch.zeros_like(self._norms().total)) for name in names]
         return dict(zip(names, agreed.gather(torch.stack(columns, 1))[0].T, strict=True)) if names else {}
 
     def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:

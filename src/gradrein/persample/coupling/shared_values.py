@@ -5,8 +5,8 @@ the rows of one tensor of data may be used for one sample here and for another o
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,20 +26,9 @@ from ..owners.model_tensors import ModelTensors
 from ..owners.prove import prove, reached
 from .data_rows import DataRows, coupling_error
 
-
-@dataclass(frozen=True)
-class Constant:
-    """Something that an op read besides what it differentiates.
-
-    Attributes:
-        node: the op, or the leaf that it is.
-        shape: its shape, as far as it is recorded.
-        tensor: the tensor, if the op kept it.
-    """
-
-    node: Node
-    shape: tuple[int, ...]
-    tensor: Tensor | None = None
+# Something that an op read besides what it differentiates: the op, or the leaf that it is; its shape, as far as it is
+# recorded; and the tensor, if the op kept it.
+Constant: TypeAlias = tuple[Node, tuple[int, ...], Tensor | None]
 
 
 def constants(value: GradientEdge, known: ModelTensors) -> list[Constant]:
@@ -50,10 +39,10 @@ def constants(value: GradientEdge, known: ModelTensors) -> list[Constant]:
     for node in reached(value):
         if graph.is_leaf(node):
             leaf = [graph.leaf_tensor(node)] if known.is_input(node) else []
-            found += [Constant(node, tuple(x.shape), x) for x in leaf]
+            found += [(node, tuple(x.shape), x) for x in leaf]
         else:
             kept = [x for x in engine.saved_tensors(node) if x.grad_fn is None and known.is_data(x)]
-            found += [Constant(node, tuple(x.shape), x) for x in kept] or _unsaved(node)
+            found += [(node, tuple(x.shape), x) for x in kept] or _unsaved(node)
     return found
 
 
@@ -91,10 +80,10 @@ def _unsaved(node: Node) -> list[Constant]:
         return []
     shape = graph.describe(node)[0].shape
     if base_name(node) in ("Cat", "Stack"):
-        return [Constant(node, shape)]
+        return [(node, shape, None)]
     inputs = [edge_shape(GradientEdge(below, nr)) for below, nr in node.next_functions if below is not None]
     if base_name(node) in ("Add", "Sub", "Rsub") and max(prod(one) for one in inputs) < prod(shape):
-        return [Constant(node, shape)]
+        return [(node, shape, None)]
     return []
 
 
@@ -132,16 +121,17 @@ def _is_batch(
     one: Constant, cut: UseSite, rows: DataRows, known: ModelTensors, in_parts: Callable[[Node], bool]
 ) -> bool:
     """Return whether a constant may hold data of each sample: rows, alone, folded or second, or parts that overlap."""
-    if one.tensor is not None and rows.has(one.tensor):
+    node, shape, tensor = one
+    if tensor is not None and rows.has(tensor):
         return True
-    value = None if one.tensor is None else tracing.constant(one.tensor)
+    value = None if tensor is None else tracing.constant(tensor)
     if value is not None and _is_table_of_positions(value):
         return False
-    if known.rows in one.shape[:2]:
+    if known.rows in shape[:2]:
         return True
-    if one.shape and one.shape[0] % known.rows == 0 and not _is_broadcast(cut):
+    if shape and shape[0] % known.rows == 0 and not _is_broadcast(cut):
         return True
-    return in_parts(one.node)
+    return in_parts(node)
 
 
 def _is_table_of_positions(tensor: Tensor) -> bool:

@@ -13,6 +13,8 @@ from .errors import ArgumentError, ArgumentTypeError
 
 def threshold(value: float | Tensor, name: str) -> float | Tensor:
     """Return a limit: a number of zero or more, or a 0-dim tensor, which is not read (it may live on a device)."""
+    if type(value) is float and value >= 0:
+        return value
     if isinstance(value, Tensor):
         return one_number(value, f"`{name}` is one number")
     return _size(_float(value, f"`{name}` is a number"), name)
@@ -92,7 +94,7 @@ def total_norm(value: float | Tensor) -> float | Tensor:
 
 def norm_order(norm_type: float | str) -> float:
     """Return the p of a p-norm as a float; `"inf"` is one."""
-    p = _float(norm_type, "the order of a norm must be a number or 'inf'")
+    p = norm_type if type(norm_type) is float else _float(norm_type, "the order of a norm must be a number or 'inf'")
     if not p > 0:
         raise ArgumentError(f"the order of a norm must be greater than zero; found {p}.")
     return p

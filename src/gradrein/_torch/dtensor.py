@@ -6,12 +6,15 @@ Where that module is not in ``sys.modules``, no DTensor exists.
 import inspect
 import sys
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .modes import overrides_functions
+
+_grad = attrgetter("grad")
 
 
 def is_dtensor(value: Any) -> bool:
@@ -81,7 +84,9 @@ def grads_of(parameters: Sequence[Any]) -> list[Tensor | None]:
     Raises:
         AttributeError: One of them is not a tensor.
     """
-    if dtensor_class() is None or torch.compiler.is_compiling():
+    if dtensor_class() is None and not torch.compiler.is_compiling():
+        return [*map(_grad, parameters)]
+    if torch.compiler.is_compiling():
         return [p.grad for p in parameters]
     if any(map(overrides_functions, set(map(type, parameters)))):
         return [p.grad for p in parameters]

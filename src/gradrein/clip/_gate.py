@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .. import _devices, _measure
 from .._measure import shares_memory
-from .._torch.dtensor import grads_of, is_dtensor, specs_of, stored_parts, stored_shards
+from .._torch.dtensor import dtensor_class, grads_of, is_dtensor, specs_of, stored_parts, stored_shards
 from ..distributed import (
     Agreement,
     Disjoint,
@@ -27,12 +28,11 @@ from ..distributed import (
     fingerprint,
     parameters_fingerprint,
 )
-from ..errors import UnsupportedGradientError
+from ..errors import RankError, UnsupportedGradientError
 from ._gradients import Gradients
 from .target.layouts import (
     Layouts,
     is_partial,
-    on_several_ranks,
     reduced,
     refuse_shared_memory,
     shared_memory,
@@ -101,19 +101,37 @@ def _read(
     kinds = {*map(type, grads)}
     if kinds <= {type(None)}:
         warn_raw_gradients(parameters)
+    if placement is None and not _on_several_ranks({*kinds, *map(type, parameters)}):
+        if type(None) not in kinds and len({*map(id, grads)}) == len(grads):  # as mostly
+            return Gradients(parameters, grads, names)  # type: ignore[arg-type]  # no None among them
+        where, kept = once(grads)
+        return Gradients([parameters[i] for i in where], kept, names, where)
     where, kept = once(grads)
-    own = parameters if where is None else [parameters[i] for i in where]
-    if placement is None and not on_several_ranks({*kinds, *map(type, parameters)}):
-        return Gradients(own, kept, names, where)
     parts = _read_parts(names, parameters, grads, where, placement, call(), measured)
-    return Gradients(own, kept, names, where, parts)
+    return Gradients([parameters[i] for i in where], kept, names, where, parts)
+
+
+def _on_several_ranks(kinds: set[type]) -> bool:
+    """Return whether DTensors are among tensors of these types. Where none can exist, they are not looked at."""
+    kind = dtensor_class()
+    if kind is None or not dist.is_available():
+        return False
+    if torch.compiler.is_compiling() and not dist.is_initialized():  # nothing to trace
+        return False
+    found = any(issubclass(each, kind) for each in kinds)
+    if found and not dist.is_initialized():
+        raise RankError(
+            "parameters are DTensors, but the process group of this process was destroyed, so their norm cannot be "
+            "computed. Clip before destroy_process_group(). No gradient was changed on this rank."
+        )
+    return found
 
 
 def _read_parts(
     names: list[str] | None,
     parameters: list[Tensor],
     grads: list[Tensor | None],
-    where: list[int] | None,
+    at: list[int],
     placement: PlacementSpec | None,
     call: str,
     measured: bool,
@@ -128,7 +146,6 @@ def _read_parts(
         asked["which gradients are missing (give these zeros)"] = _missing(names, grads)
     agreement = Agreement(_WHAT, asked, *_fingerprints(names, parameters, grads, layouts))
     reduction = Reduction(layouts.groups, agreement, rescaled=double)
-    at = list(range(len(grads))) if where is None else where
     stages = [
         Stage(
             frozenset(k for k, i in enumerate(at) if pattern_of[i] == number),

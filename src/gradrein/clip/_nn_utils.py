@@ -210,7 +210,8 @@ def _total_norm(
     grads: Gradients, p: float, error_if_nonfinite: bool, foreach: bool | None
 ) -> tuple[Tensor, float | Tensor]:
     """Return the norm as a tensor, and the norm to compute with: see `_measure.total_norm`."""
-    _measure.check_foreach(grads.local, foreach)
+    if foreach:
+        _measure.check_foreach(grads.local, foreach)
     norm, value = grads.measure_total(p, foreach)
     if error_if_nonfinite and not math.isfinite(value):
         raise _nonfinite(grads, p)
@@ -222,7 +223,7 @@ def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor
     if not grads or (isinstance(limit, float) and limit == math.inf):
         return
     if isinstance(norm, float):
-        ceiling = _validate.read_threshold(limit, "max_norm")
+        ceiling = limit if isinstance(limit, float) else _validate.read_threshold(limit, "max_norm")
         coefficient = ceiling / (norm + _EPS)
         if not coefficient >= 1 and ceiling != math.inf:  # a NaN norm scales too: torch's contract
             _apply.scale_(grads, coefficient, foreach)

@@ -3,30 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..._torch.dtensor import dtensor_class, is_dtensor, specs_of, wait_tensor
+from ..._torch.dtensor import is_dtensor, specs_of, wait_tensor
 from ..._torch.storage import repeats
 from ...distributed import Disjoint, Group, Layout, Placement, Replicated, Sharded, collective, groups_of, in_order
-from ...errors import ArgumentError, RankError, UnsupportedGradientError
-
-
-def on_several_ranks(kinds: set[type]) -> bool:
-    """Return whether DTensors are among tensors of these types. Where none can exist, they are not looked at."""
-    kind = dtensor_class()
-    if kind is None or not dist.is_available():
-        return False
-    if torch.compiler.is_compiling() and not dist.is_initialized():  # nothing to trace
-        return False
-    found = any(issubclass(each, kind) for each in kinds)
-    if found and not dist.is_initialized():
-        raise RankError(
-            "parameters are DTensors, but the process group of this process was destroyed, so their norm cannot be "
-            "computed. Clip before destroy_process_group(). No gradient was changed on this rank."
-        )
-    return found
+from ...errors import ArgumentError, UnsupportedGradientError
 
 
 class Layouts:

@@ -62,12 +62,9 @@ def parameters_of(target: Target) -> list[Tensor]:
     return named(target)[1]
 
 
-def once(grads: list[Tensor | None]) -> tuple[list[int] | None, list[Any]]:
-    """Return where the gradients are that there are, each where it is listed first, and these. None for all places."""
-    first = dict(zip(map(id, reversed(grads)), range(len(grads) - 1, -1, -1), strict=True))
-    first.pop(id(None), None)
-    if len(first) == len(grads):
-        return None, grads
+def once(grads: list[Tensor | None]) -> tuple[list[int], list[Any]]:
+    """Return where the gradients are that there are, each where it is listed first, and these."""
+    first = {id(g): i for i, g in reversed(list(enumerate(grads))) if g is not None}
     where = sorted(first.values())
     return where, [grads[i] for i in where]
 
@@ -79,9 +76,9 @@ def live_names(parameters: Sequence[Tensor]) -> list[str]:
 
 
 def _parameters(entries: list[Any]) -> list[Tensor]:
-    for kind in set(map(type, entries)):
-        if not issubclass(kind, Tensor):
-            raise NotAParameterError(_not_a_parameter(next(entry for entry in entries if type(entry) is kind)))
+    for entry in entries:
+        if not isinstance(entry, Tensor):
+            raise NotAParameterError(_not_a_parameter(entry))
     return entries
 
 

@@ -287,3 +287,10 @@ def test_steps_in_several_threads():
         thread.join()
     assert not failed
     assert compiled(torch.randn(7, 6)).shape == (7,)
+
+
+def test_hooks_that_came_and_went_do_not_keep_a_step_from_being_captured():
+    torch.ones(1, requires_grad=True).register_hook(lambda g: g).remove()
+    twins = Twins(mlp())
+    warm(twins, *batch())
+    assert twins.ran == "captured"

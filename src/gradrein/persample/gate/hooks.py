@@ -15,6 +15,7 @@ from ..._torch import fsdp
 from ..._torch.hooks import has_hooks, hooks_registered
 from ..._torch.signature import Scan
 from ...errors import UnsupportedOperationError
+from ..tracing import structure
 
 
 def is_hooked(scan: Scan, parameters: Mapping[str, Tensor], *, sharded: bool, allowed: bool) -> bool:
@@ -32,8 +33,9 @@ def is_hooked(scan: Scan, parameters: Mapping[str, Tensor], *, sharded: bool, al
     if not hooks_registered():
         return False
     hooked = next((f"`{name}`" for name, leaf in parameters.items() if leaf._backward_hooks), "")
-    if not hooked and _has_hooks(scan, sharded):
-        hooked = "a value or an op that the losses depend on"
+    with structure():  # also while a step is traced, in which nothing else has values
+        if not hooked and _has_hooks(scan, sharded):
+            hooked = "a value or an op that the losses depend on"
     if hooked and not allowed:
         raise UnsupportedOperationError(
             f"per_sample: a hook is registered on {hooked}, such as by register_hook or register_full_backward_hook. "

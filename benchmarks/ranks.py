@@ -24,7 +24,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import gradrein
 import side_by_side
-from gradrein._distributed.collectives import all_reduce_
 from gradrein._torch.process_group import messages_sent
 
 RANKS = 4
@@ -89,35 +88,6 @@ def with_cpu_time(call: Callable[[], object], seconds: list[float]) -> Callable[
     return run
 
 
-def exchange_alone(rounds: int) -> dict[str, object]:
-    """The one message of a call by itself: as gradrein sends it, and by the all-reduce of gloo."""
-    pair = dist.new_group([0, 1])
-    mine = torch.zeros(1024, dtype=torch.float64)
-
-    def run(group: Any, reduce: Callable[[Any], None]) -> Callable[[], None]:
-        return lambda: None if group is dist.GroupMember.NON_GROUP_MEMBER else reduce(group)
-
-    def each_to_each(group: Any) -> None:
-        all_reduce_(mine, group, "a message")
-
-    def all_reduce(group: Any) -> None:
-        dist.all_reduce(mine, group=group)
-
-    contenders = {
-        "4 ranks": run(dist.group.WORLD, each_to_each),
-        "2 ranks": run(pair, each_to_each),
-        "4 ranks, all-reduce": run(dist.group.WORLD, all_reduce),
-        "2 ranks, all-reduce": run(pair, all_reduce),
-    }
-    times = side_by_side.interleave(contenders, rounds=rounds, before=dist.barrier, inner=20)
-    return {
-        "case": "the exchange alone",
-        "an all-reduce of 4 ranks takes longer by": side_by_side.ratio(times["4 ranks, all-reduce"], times["4 ranks"]),
-        "an all-reduce of 2 ranks takes longer by": side_by_side.ratio(times["2 ranks, all-reduce"], times["2 ranks"]),
-        "milliseconds": {who: round(1e3 * sorted(t)[len(t) // 2], 3) for who, t in times.items()},
-    }
-
-
 def measure(rank: int, store: str, rounds: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -153,9 +123,7 @@ def measure(rank: int, store: str, rounds: int) -> None:
                     side_by_side.show(row[f"{who} {what} by"]) for what in ("is faster", "needs less processor time")
                 )
                 print(f"{name:36} {who:16} {wall:20} processor time {cpu:20} collectives {counts}", flush=True)
-    rows.append(exchange_alone(rounds))
     if rank == 0:
-        print(rows[-1])
         side_by_side.save("ranks", METHOD, rows)
     dist.barrier()  # or one leaves while another still talks
     dist.destroy_process_group()

@@ -16,29 +16,10 @@ def group_device(group: Any) -> torch.device:
     return torch.device("cpu" if "cpu" in types else types[0])
 
 
-def is_gloo(group: Any, device: torch.device) -> bool:
-    """Return whether a process group talks by gloo about tensors on this device."""
-    kind = getattr(dist, "ProcessGroupGloo", None)
-    if kind is None or device.type != "cpu":
-        return False
-    try:
-        return isinstance(group._get_backend(device), kind)
-    except RuntimeError:  # a group that is written in Python has no backend
-        return False
-
-
 def all_gather_single(rows: Tensor, sent: Tensor, group: Any) -> None:
     """Write the rows of every rank of a process group, in the order of ranks."""
     older = "all_gather_into_tensor"  # the name before this one
     getattr(dist, "all_gather_single" if hasattr(dist, "all_gather_single") else older)(rows, sent, group=group)
-
-
-def reduce_scatter_single(found: Tensor, rows: Tensor, group: Any) -> None:
-    """Write this rank's row of the sum over the ranks of a process group."""
-    older = "reduce_scatter_tensor"  # the name before this one
-    getattr(dist, "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else older)(
-        found, rows, group=group
-    )
 
 
 def assert_async(condition: Tensor, message: str) -> None:

@@ -91,4 +91,4 @@ def test_hooks_of_others_in_every_step_are_no_reason_to_ask_the_engine():
         assert "proved" in str(gradrein.per_sample(losses, layer).plan())
     losses = layer(torch.randn(5, 3)).square().sum(1)
     losses.register_hook(lambda grad: 2 * grad)
-    assert "alone" in str(gradrein.per_sample(losses, layer).plan())
+    assert "alone" in str(gradrein.per_sample(losses, layer, allow_opaque=True).plan())

@@ -32,7 +32,7 @@ from ..errors import RankError, UnsupportedGradientError
 from ._gradients import Gradients
 from .target.layouts import (
     Layouts,
-    is_partial,
+    partial_ones,
     reduced,
     refuse_shared_memory,
     shared_memory,
@@ -87,7 +87,7 @@ def enter_tensors(target: Target, call: Callable[[], str]) -> Gradients:
 
 def whole_number(norm: Any) -> Any:
     """Return a norm that torch's own `get_total_norm` may leave as a partial DTensor, after reducing it."""
-    return reduced(norm, _WHAT) if is_partial(norm) else norm
+    return reduced(norm, _WHAT) if partial_ones(specs_of([norm])) else norm
 
 
 def _read(
@@ -157,16 +157,20 @@ def _read_parts(
     ]
     with torch.no_grad():
         present: list[Any] = [grads[i] for i in at]
-        local = [*stored_parts(present, specs_of(present))]
-        placed = [frozenset(patterns[number]) for number in pattern_of]
-        _refuse_listed_twice(grads, placed)
-        refuse_shared_memory(present, local, [placed[i] for i in at])
-        partial = {k: writes_partial(g) for k, g in enumerate(present) if is_partial(g)}
+        specs = specs_of(present)
+        local = [*stored_parts(present, specs)]
+        placed = [frozenset(each) for each in patterns]
+        if layouts.has_placement:
+            _refuse_listed_twice(grads, [placed[number] for number in pattern_of])
+        refuse_shared_memory(present, local, [placed[pattern_of[i]] for i in at])
+        partial = {k: writes_partial(present[k]) for k in partial_ones(specs)}
         # Messages that reduce partial gradients have their sizes; with placement, a rank may have nothing to measure.
         if not measured or partial or layouts.has_placement:
             reduction.agree()
         _compare_copies(reduction, stages, parameters, grads, patterns, pattern_of)
-        values = [reduced(g, _WHAT) if k in partial else t for k, (g, t) in enumerate(zip(present, local, strict=True))]
+        values = [*local]
+        for k in partial:
+            values[k] = reduced(present[k], _WHAT)
     return Parts(local, values, [layouts.each[i] for i in at], reduction, stages, partial, double)
 
 
@@ -276,7 +280,8 @@ class Parts:
         """Return the norm of all gradients of all processes. Those that lie alike are measured as one."""
         sets: dict[Any, list[int]] = {}
         for i, layout in enumerate(self._layouts):
-            sets.setdefault((id(layout), *(i in stage.members for stage in self._stages)), []).append(i)
+            stages = [i in stage.members for stage in self._stages] if self._stages else ()
+            sets.setdefault((id(layout), *stages), []).append(i)
         alike = list(sets.values())
         found = [_measure.total_norm([self.values[i] for i in at], p, foreach) for at in alike]
         each = [torch.as_tensor(value, dtype=_devices.accumulation_dtype(norm.device)) for norm, value in found]

@@ -61,9 +61,11 @@ def in_order(meshes: Iterable[Any]) -> list[Any]:
     """Return meshes in an order that is the same on all ranks: larger ones first, so a mesh before its slices."""
 
     def place(mesh: Any) -> tuple[int, list[int], list[int]]:
-        return -mesh.mesh.numel(), mesh.mesh.flatten().tolist(), list(mesh.mesh.shape)
+        ranks = mesh.mesh
+        return -ranks.numel(), ranks.flatten().tolist(), list(ranks.shape)
 
-    return sorted(meshes, key=place)
+    found = list(meshes)
+    return sorted(found, key=place) if len(found) > 1 else found
 
 
 def _destroyed(what: str, error: Exception) -> RankError:

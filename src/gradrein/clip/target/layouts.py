@@ -40,12 +40,14 @@ class Layouts:
         specs = [spec or mine for spec, mine in zip(specs_of(grads), own, strict=True)]
         self._meshes = self._read_meshes(own, specs)
         known: dict[Any, Layout] = {}
+        seen: dict[Any, Layout] = {}  # by identity, which is found sooner
         self.each = []
         for spec, number in zip(specs, pattern_of, strict=True):
-            key = (id(spec.mesh), spec.placements, number) if spec else number
-            if key not in known:
-                known[key] = self._layout(spec, number)
-            self.each.append(known[key])
+            quick = (id(spec.mesh), id(spec.placements), number) if spec else number
+            if quick not in seen:
+                key = (id(spec.mesh), spec.placements, number) if spec else number
+                seen[quick] = known[key] = known.get(key) or self._layout(spec, number)
+            self.each.append(seen[quick])
         kinds = (Sharded, Replicated, Disjoint)
         placed = [self.placed(kind, placements) for kind in kinds for placements in patterns]
         self.groups = list(dict.fromkeys(g for groups in (*self._meshes.values(), *placed) for g in groups))
@@ -60,13 +62,13 @@ class Layouts:
         for mine, spec in zip(own, specs, strict=True):
             if spec is not None:
                 meshes[id(spec.mesh)] = spec.mesh
-                if mine is not None and mine.mesh is not spec.mesh and mine.mesh != spec.mesh:
+                if mine is not spec and mine is not None and mine.mesh is not spec.mesh and mine.mesh != spec.mesh:
                     raise UnsupportedGradientError(
                         f"a gradient of shape {tuple(spec.shape)} is on {spec.mesh}, its parameter on {mine.mesh}. "
                         "Redistribute the gradient to the parameter's mesh before clipping."
                     )
         ordered = in_order(meshes.values())
-        for mesh in ordered if not self.has_placement else ():
+        for mesh in ordered[1:] if not self.has_placement else ():
             if not set(mesh.mesh.flatten().tolist()) <= set(ordered[0].mesh.flatten().tolist()):
                 raise UnsupportedGradientError(
                     f"parameters are on {ordered[0]} and on {mesh}, and neither has all ranks of the other, so no rank "
@@ -107,9 +109,11 @@ def _is_shard(kind: Any) -> bool:
     return not (kind.is_replicate() or kind.is_partial())
 
 
-def is_partial(grad: Any) -> bool:
-    """Return whether ranks hold summands of a gradient."""
-    return is_dtensor(grad) and any(kind.is_partial() for kind in grad.placements)
+def partial_ones(specs: Sequence[Any]) -> list[int]:
+    """Return the gradients, by their specs, of which ranks hold summands."""
+    placements = {id(spec.placements): spec.placements for spec in specs if spec is not None}
+    partial = {key for key, kinds in placements.items() if any(kind.is_partial() for kind in kinds)}
+    return [k for k, spec in enumerate(specs) if spec is not None and id(spec.placements) in partial] if partial else []
 
 
 def reduced(grad: Any, what: str) -> Tensor:

@@ -11,7 +11,7 @@ from .nodes import walk
 from .saved import is_packed
 
 
-class Kind(NamedTuple):
+class NodeKind(NamedTuple):
     """What the nodes of one type have in common.
 
     Attributes:
@@ -79,10 +79,10 @@ def scan(root: Node | None) -> Scan:
 
 
 # Types of Python Functions are not kept: a program may make any number of them.
-_KINDS: dict[type, Kind] = {}
+_KINDS: dict[type, NodeKind] = {}
 
 
-def kind_of(node: Node) -> Kind:
+def kind_of(node: Node) -> NodeKind:
     """Return what all nodes of this one's type have in common."""
     kind = type(node)
     found = _KINDS.get(kind)
@@ -92,7 +92,7 @@ def kind_of(node: Node) -> Kind:
         plain = tuple(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
         is_custom = isinstance(node, torch._C._FunctionBase)
         name = kind.__name__
-        found = Kind(raw, plain, name == "AccumulateGrad" and not is_custom, is_custom, name == "CppFunction")
+        found = NodeKind(raw, plain, name == "AccumulateGrad" and not is_custom, is_custom, name == "CppFunction")
         if not is_custom:
             _KINDS[kind] = found
     return found

@@ -50,7 +50,8 @@ def is_hooked(scan: Scan, parameters: Mapping[str, Tensor], *, sharded: bool, al
 def _has_hooks(scan: Scan, sharded: bool) -> bool:
     nodes = [node for i, node in enumerate(scan.nodes) if i not in scan.leaves]
     if not sharded:
-        return has_hooks(nodes)
+        with structure():  # what is sent to find hooks is no part of a traced step
+            return has_hooks(nodes)
     with fsdp.searched():
         return has_hooks(nodes, fsdp.is_own_hook)
 

@@ -49,19 +49,6 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
         return norm.to(result_dtype(grads, number)), norm if number is None else number
 
 
-def total_on_cpu(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[float, bool, bool]:
-    """Return the norm of all gradients, which are on the CPU, as a number.
-
-    Also return whether any is of double precision, and whether two may be in the same memory.
-    """
-    backend = _kernels.native(grads, foreach)
-    found = backend.total_norm(grads, p) if backend is not None else None
-    if found is not None:
-        return found
-    with torch.no_grad():
-        return (total(norms(grads, p, foreach), p).item() if grads else 0.0), any_double(grads), True
-
-
 def any_double(tensors: Iterable[Tensor]) -> bool:
     """Return whether any tensor is of double precision."""
     return not {t.dtype for t in tensors}.isdisjoint(_DOUBLE)

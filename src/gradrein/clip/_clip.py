@@ -84,8 +84,11 @@ def clip_(
     """
     if nonfinite not in _NONFINITE:
         raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")
-    check_policies(policy)
-    call = lambda: f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"  # noqa: E731
+
+    def call() -> str:
+        check_policies(policy)
+        return f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"
+
     grads = enter(target, placement, call)
     return _clip(grads, assign(policy, grads), nonfinite, dry_run)
 

@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 # Two installations at once would write into the same .venv.
 .NOTPARALLEL:
-.PHONY: setup demo test test-docs fuzz fuzz-ranks check format bench docs docs-serve notebooks test-torch torch-suite dist clean
+.PHONY: setup demo test test-docs fuzz fuzz-ranks check format bench calibrate docs docs-serve notebooks test-torch torch-suite dist clean
 
 # What `make demo` and `make test` need. What other targets need they install themselves, into the same .venv.
 setup: $(VENV)/.test-ready
@@ -58,6 +58,12 @@ bench: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/clip.py
 	$(BIN)/python benchmarks/clip.py --policies
 	$(BIN)/python benchmarks/page.py
+
+# What random training runs say a report should speak of: go on with the runs, read them, rewrite the constants
+calibrate: $(VENV)/.test-ready
+	$(BIN)/python benchmarks/random_runs build
+	$(BIN)/python benchmarks/random_runs judge
+	$(BIN)/python benchmarks/random_runs/calibrate.py
 
 # The site, from nothing, in site/; docs-serve shows it while pages are written
 docs: $(VENV)/.docs-ready

@@ -2,7 +2,7 @@
 
 python benchmarks/random_runs build          # the tasks to build on; goes on where it was stopped
 python benchmarks/random_runs held           # those to judge by, once
-python benchmarks/random_runs build --collect  # the signs of the runs so far into benchmarks/results
+python benchmarks/random_runs judge          # what reports say of the runs so far: benchmarks/results/random-runs.*
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import json
 import multiprocessing
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "random_runs"
@@ -24,14 +22,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "random-runs.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=("build", "held"))
+    parser.add_argument("which", choices=("build", "held", "judge"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--count", type=int, help="only so many tasks")
-    parser.add_argument("--collect", action="store_true", help="only collect what is there")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    if options.collect:
-        return collect(options.which, FOLDER)
+    if options.which == "judge":
+        return judge(FOLDER)
     return run_all(options.which, FOLDER, options.jobs, options.count)
 
 
@@ -61,31 +58,18 @@ def read(which: str, folder: Path = FOLDER) -> list[dict]:
     return sorted(lines, key=lambda line: line["task"]["number"])
 
 
-def collect(which: str, folder: Path) -> None:
-    """Put the results of a list, with the signs of each run from its record, into the file of results."""
-    from gradrein.watch.analysis.signs import measure
-    from run import record_path
+def judge(folder: Path) -> None:
+    """Add what reports say of the runs so far; write results and their page."""
+    from table import page, reports, table
 
-    lines = read(which, folder)
-    for line in lines:
-        for seed in line["seeds"]:
-            run = read_back(record_path(folder / "records", line["task"], seed["seed"]))
-            seed["signs"] = {} if seed["base"] is None else {k: round(v, 4) for k, v in measure(run).items()}
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    RESULTS.write_text(json.dumps({**known, which: lines}, separators=(",", ":")) + "\n")
-    print(f"{len(lines)} tasks in {RESULTS.relative_to(ROOT)}")
-
-
-def read_back(record: Path) -> Any:
-    """Return the run of a record, with the losses that are read from what it printed."""
-    from run import with_curves
-
-    from gradrein.watch import read_run
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.jsonl"
-        path.write_text("".join(json.dumps(line) + "\n" for line in with_curves(record)))
-        return read_run(path)
+    found = {which: read(which, folder) for which in ("build", "held")}
+    found = {which: lines for which, lines in found.items() if lines}
+    for lines in found.values():
+        reports(lines, folder / "records")
+    tables = {which: table(lines) for which, lines in found.items()}
+    RESULTS.write_text(json.dumps({"tables": tables, **found}, separators=(",", ":")) + "\n")
+    RESULTS.with_suffix(".md").write_text(page(tables))
+    print(page(tables))
 
 
 def _show(done: int, of: int, left: float) -> None:

@@ -49,7 +49,7 @@ def module(lines: list[dict[str, Any]]) -> str:
         "# runs that needed help it ended at least a third lower, and of how many",
         _dict("HELPED: dict[str, list[tuple[str, int, int]]]", ranking(lines)),
     ]
-    return "\n".join(parts)
+    return "\n".join(parts) + "\n"
 
 
 def _dict(name: str, values: dict[str, Any]) -> str:

@@ -78,9 +78,9 @@ def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = 
             towards.mul_(lr)
             if decoupled:
                 towards.sub_(lr * decay * weights)
+            weights.add_(towards)
             if traced:
                 traces.update.append(_norm(towards) / _norm(weights))
-            weights.add_(towards)
             if falls_on(step + 1, first["steps"], LOOKS) and (traced or step > 0.8 * first["steps"]):
                 traces.looks.append(tests(weights, *test))
     return traces

@@ -30,7 +30,7 @@ def test_a_healthy_run_needs_no_clipping():
     assert advice.threshold is None
     assert advice.policy is None
     text = str(report_on(healthy()))
-    assert "No findings: none of the 19 checks fired." in text
+    assert "No findings: none of the 20 checks fired." in text
     assert "Nothing in this run calls for clipping" in text
     assert "no change advised" in report_on(healthy()).details()
 

@@ -172,4 +172,4 @@ def test_what_is_no_check_is_refused():
 
 def test_the_number_of_checks_is_said(tmp_path):
     write(tmp_path / "run.jsonl", [step(t) for t in range(40)]).close()
-    assert "No findings: none of the 19 checks fired." in str(read_report(tmp_path / "run.jsonl"))
+    assert "No findings: none of the 20 checks fired." in str(read_report(tmp_path / "run.jsonl"))

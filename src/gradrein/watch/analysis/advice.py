@@ -36,7 +36,7 @@ _WHY_SEVERAL = (
     "A lower learning rate for {} alone would change its balance with the other optimizers; `auto` limits only the "
     "steps that overshoot."
 )
-SYMPTOMS = ("nonfinite", "oscillation", "rising")
+SYMPTOMS = ("nonfinite", "oscillation", "rising", "unsettled")
 _OUTLIERS = ("spikes", "heavy_tail", "cluster", "nonfinite")
 LOST = ("nonfinite", "rising")
 _TIGHT = ("clip_tight", "clip_decay")

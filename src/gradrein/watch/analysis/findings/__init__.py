@@ -28,6 +28,7 @@ from .rising import rising
 from .sample_share import sample_share
 from .spikes import spikes
 from .straggler import straggler
+from .unsettled import unsettled
 
 __all__ = ["TABLE", "Check", "find", "register_finding"]
 
@@ -40,6 +41,7 @@ TABLE: tuple[Check, ...] = (
     oscillation,
     rising,
     overfitting,
+    unsettled,
     edge_of_stability,
     heavy_tail,
     cluster,

@@ -1,0 +1,136 @@
+"""Random training runs: the same from the same number, the same at once as alone, and resumable; their calibration."""
+
+import importlib
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradrein
+from gradrein.watch.analysis import calibrated
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "random_runs"
+MODULES = ("ranges", "task", "together", "run", "judge", "calibrate", "looks", "printing")
+
+
+@pytest.fixture(scope="module")
+def parts():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield {name: importlib.import_module(name) for name in MODULES}
+
+
+def test_a_number_is_one_task_and_lists_share_none(parts):
+    draw, numbers = parts["task"].draw, parts["ranges"].NUMBERS
+    assert draw("build", 7) == draw("build", 7) != draw("build", 8)
+    assert (len(numbers["build"]), len(numbers["held"])) == (600, 300)
+    assert set(numbers["build"]).isdisjoint(numbers["held"])
+
+
+def test_held_out_tasks_are_of_other_kinds(parts):
+    build, held = parts["ranges"].BUILD, parts["ranges"].HELD
+    assert set(held.optimizers) - set(build.optimizers)
+    assert set(held.losses["values"]) - set(build.losses["values"])
+    assert build.prints[1] <= held.prints[0]
+
+
+def small(parts, number, **changes):
+    return {**parts["task"].draw("build", number), "steps": 40, "prints": 8, **changes}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "clip"), [("momentum", None), ("adamw", "auto"), ("rmsprop", 0.1), ("sgd", "auto")]
+)
+def test_at_once_is_as_alone(parts, optimizer, clip):
+    """Rows of one matrix end where models with torch's optimizer and our clipping do."""
+    task = small(parts, 50, optimizer=optimizer, lr=0.01, scale=1.0, outliers=0.0)
+    way = parts["together"].Way(0, 0, clip, 0.5)
+    found = parts["together"].train_together([task], [way, parts["together"].Way(0, 1)]).looks[-1][0].item()
+    training = parts["task"].Training(task, 0, 0.5)
+    if clip is not None:
+        policy = clip if clip == "auto" else gradrein.by_norm(clip)
+        gradrein.Clipper(training.optimizer, policy, nonfinite="skip")
+    for _ in range(task["steps"]):
+        training.step()
+    assert found == pytest.approx(training.look(), rel=1e-3)
+
+
+def test_a_record_is_what_a_monitor_writes(parts, tmp_path):
+    task = small(parts, 50, lr=0.003, scale=1.0, outliers=0.0, print=0)
+    traces = parts["together"].train_together([task], [parts["together"].Way(0, 0)], traced=True)
+    parts["run"].write_record(task, 0, traces, 0, tmp_path / "ours.jsonl")
+    training = parts["task"].Training(task, 0)
+    with gradrein.Monitor(training.model, training.optimizer, record=tmp_path / "theirs.jsonl"):
+        for _ in range(task["steps"]):
+            training.step()
+    ours, theirs = gradrein.watch.read_run(tmp_path / "ours.jsonl"), gradrein.watch.read_run(tmp_path / "theirs.jsonl")
+    assert ours.names == theirs.names
+    for column in ("loss", "norm", "lr", "update"):
+        assert getattr(ours, column) == pytest.approx(getattr(theirs, column), rel=1e-2, abs=1e-6), column
+    assert ours.step_grad_cosine[1:] == pytest.approx(theirs.step_grad_cosine[1:], abs=0.02)
+
+
+def test_what_is_done_is_not_done_again(parts, tmp_path):
+    spec = importlib.util.spec_from_file_location("random_runs_main", FOLDER / "__main__.py")
+    main = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(main)
+    done = [{"task": {"number": n}} for n in range(10)]
+    (tmp_path / "build.jsonl").write_text("".join(json.dumps(line) + "\n" for line in done))
+    main.run_all("build", tmp_path, 1, count=10)
+    assert main.read("build", tmp_path) == done
+
+
+def line(number, data, sign, base=1.0, best=1.0, optimizer="sgd"):
+    """Return a task whose alternatives all end at `best`."""
+    ways = dict.fromkeys(("clip 3", "clip 1", "clip 1/3", "clip 1/10", "lr 1/3", "lr 1/10", "lr 1/30"), best)
+    ways |= {"clip 1, lr 1/3": best, "auto": best, "auto, lr 1/3": 1.1 * best}
+    signs = {"test loss, end over lowest": sign, "steps that overshoot": 0.3}
+    seeds = [{"seed": s, "base": base, "first": 2.0, "ways": ways, "signs": signs} for s in (0, 1)]
+    return {"task": {"number": number, "data": data, "optimizer": optimizer}, "seeds": seeds}
+
+
+def test_truth_is_what_would_have_helped_with_both_seeds(parts):
+    truth = parts["judge"].truth
+    assert [truth(line(0, "text", 0.0, best=b)) for b in (0.5, 0.8, 0.95)] == ["help", "between", "fine"]
+    assert truth(line(0, "text", 0.0, base=None, best=0.5)) == "help"
+    split = line(0, "text", 0.0, best=0.5)
+    split["seeds"][1] = line(0, "text", 0.0)["seeds"][1]
+    assert truth(split) == "between"
+
+
+def test_calibration_tells_signs_from_noise_and_is_reproducible(parts):
+    kinds = ("text", "images", "classes")
+    fine = [line(i, kinds[i % 3], 0.02 * (i % 7)) for i in range(60)]
+    needy = [line(60 + i, kinds[i % 3], 0.8 + 0.1 * (i % 5), best=0.4) for i in range(30)]
+    found = parts["calibrate"].fit([*fine, *needy], with_test=True)
+    assert found["heard"] == 1.0
+    assert set(found["weights"]) == {"test loss, end over lowest"}  # the other says nothing
+    text = parts["calibrate"].module([*fine, *needy])
+    assert text == parts["calibrate"].module([*fine, *needy])
+    constants = {}
+    exec(text, constants)
+    assert set(constants["WEIGHTS"]) == set(constants["LIMITS"]) == {"with a test loss", "without"}
+    assert constants["HELPED"]["plain, finite"][0] == ("auto", 60, 60)
+
+
+def test_constants_are_those_of_the_results(parts):
+    lines = json.loads(parts["calibrate"].RESULTS.read_text())["build"]
+    assert calibrated.MEASURED["tasks"] == len(lines)
+    assert parts["calibrate"].TARGET.read_text() == parts["calibrate"].module(lines)
+
+
+def test_intervals_are_wilsons(parts):
+    low, high = parts["judge"].interval(9, 10)
+    assert (round(low, 2), round(high, 2)) == (0.6, 0.98)
+    assert all(math.isfinite(v) for v in parts["judge"].interval(0, 0))
+
+
+def test_random_numbers_of_one_run_do_not_reach_another(parts):
+    task = small(parts, 50)
+    first = parts["task"].Training(task, 0)
+    torch.rand(10)
+    second = parts["task"].Training(task, 0)
+    assert first.step() == second.step()

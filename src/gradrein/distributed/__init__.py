@@ -73,7 +73,7 @@ class Disjoint(_OverGroup):
 class Sharded(_OverGroup):
     """Every rank of the group holds a shard of each of these parameters, as a plain tensor.
 
-    All ranks list the same parameters in the same order; a rank may have no gradient for some of them.
+    All ranks list the same parameters in the same order, with gradients for the same ones.
 
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).

@@ -57,7 +57,8 @@ def measure(run: Run) -> dict[str, float]:
     if len(test) >= _LEAST_POINTS and min(test) > 0:
         found |= _of_curve("test loss", test)
     norms = finite(relative(run.norm, 51))
-    if len(norms) >= _LEAST_STEPS:
+    is_clipped = any(factor < 1 for factor in finite(run.clip))  # then large ones do no harm
+    if len(norms) >= _LEAST_STEPS and not is_clipped:
         found["gradient norms, largest over usual"] = min(_MOST, quantile(norms, 0.99) - quantile(norms, 0.5))
     cosines = finite(run.step_grad_cosine)
     if len(cosines) >= _LEAST_STEPS:

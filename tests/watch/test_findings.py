@@ -46,6 +46,13 @@ def with_test(values, every=20, origin="printed", **columns):
     return run
 
 
+def ends_high():
+    """A test loss that rises once, late, while the training loss stays where it was: no swing, and not overfitted."""
+    test = [2.0, 1.4, 1.0, 0.8, 0.6, 0.5, *(0.5 + 0.06 * i for i in range(1, 15))]
+    loss = [max(0.5, 2.0 - t / 40) if t < 125 else 0.56 + 0.01 * (t % 3) for t in range(400)]
+    return with_test(test, loss=loss)
+
+
 def only_the_test_loss_swings():
     return with_test([2.0, 1.2, 0.6, 1.1, 0.5, 0.45, 0.9, 0.4, 0.38, 0.8, 0.35, 0.6])
 
@@ -166,6 +173,7 @@ def noisy():
 TRIGGERS = {
     "oscillation": [swinging, irregular, growing, crossing_zero, only_the_test_loss_swings],
     "rising": [rises_for_good],
+    "unsettled": [ends_high],
     "overfitting": [overfits],
     "cluster": [two_kinds],
     "sample_share": [one_sample_outweighs],

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import gradrein
+from gradrein.errors import UnsupportedOperationError
 
 from .helpers import B, C, D, Twins, batch, losses_of, mlp
 
@@ -107,7 +108,9 @@ def test_hooks_on_parameters_that_come_and_go():
     twins = Twins(mlp())
     warm(twins, *batch())
     handles = [m[0].weight.register_hook(lambda g: g * 2) for m in (twins.model, twins.other)]
-    twins.eager(*batch())
+    for step in (twins.plain, twins.step):
+        with pytest.raises(UnsupportedOperationError, match="a hook is registered on `0.weight`"):
+            step(*batch())
     for handle in handles:
         handle.remove()
     twins.captured(*batch())

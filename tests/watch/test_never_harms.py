@@ -110,7 +110,7 @@ def test_scripts_without_steps_are_told_what_is_observed(tmp_path):
     (tmp_path / "hand.py").write_text("import torch\nw = torch.ones(1, requires_grad=True)\n(w * 2).sum().backward()\n")
     (tmp_path / "none.py").write_text("import torch\n")
     hand, none = (run_forked(tmp_path, "-m", "gradrein", "watch", f"{name}.py") for name in ("hand", "none"))
-    assert "There were 1 backward passes" in hand.stderr
+    assert "1 backward pass was seen" in hand.stderr
     assert "There was no backward pass either" in none.stderr
     assert hand.returncode == none.returncode == 0
 

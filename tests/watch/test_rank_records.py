@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,11 @@ from gradrein.watch.format.rank_files import (
     RankInfo,
     default_name,
     free_name,
-    header_of,
     one_file_per_run,
     rank_file,
     rank_info,
     run_file,
 )
-from gradrein.watch.report import background
 from gradrein.watch.report.report import report_on
 from gradrein_cli import main
 
@@ -37,7 +34,7 @@ SIZES = {"w": (7, 3), "v": (5,)}
 def write(folder, rank, steps, *, world=2, launch="here", shards=(None, None), end=(None,), name="run.jsonl", more=()):
     """A record of one rank, of two parameters."""
     header = {"gradrein": 2, **RankInfo(rank, world, launch).header()}
-    optimizer = {"optimizer": "SGD", "opt": 0, "names": ["w", "v"], "sizes": [21, 5], "groups": [2],
+    optimizer = {"optimizer": "SGD", "opt": 0, "names": ["w", "v"], "sizes": [21, 5],
                  "trained": [True, True], "shards": list(shards)}  # fmt: skip
     lines = [header, optimizer, *steps, *more, *({"ended": why, "after": len(steps)} for why in end)]
     path = rank_file(folder / name, rank)
@@ -270,35 +267,10 @@ def test_an_optimizer_that_only_one_rank_has_got_to(tmp_path):
         read_run(tmp_path / "run.rank0.jsonl", optimizer=3)
 
 
-def test_a_rank_is_over_when_it_says_so_or_is_gone(tmp_path):
-    here = RankInfo(0, 2, "here")
-    path = write(tmp_path, 0, [], end=())
-    assert not background._is_over(path, here)  # this very process, alive
-    assert not background._is_over(path, RankInfo(0, 2, "other"))
-    assert not background._is_over(tmp_path / "none.jsonl", here)
-    write(tmp_path, 0, [])
-    assert background._is_over(path, here)
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    until = time.monotonic() + 60
-    while background._is_alive(child) and time.monotonic() < until:
-        time.sleep(0.01)
-    gone = path.read_text().replace(f", {os.getpid()}]", f", {child}]").replace('{"ended": null, "after": 0}\n', "")
-    path.write_text(gone)
-    assert background._is_over(path, here)  # ended, but not waited for: a zombie
-    os.waitpid(child, 0)
-    assert background._is_over(path, here)
-    assert header_of(path)["process"][1] == child
-
-
-def test_without_a_process_for_it_the_report_is_left_to_the_user(tmp_path, monkeypatch, capsys):
-    def refuse():
-        raise OSError("no more processes")
-
-    monkeypatch.setattr(os, "fork", refuse)
-    assert background.start_reporter(tmp_path / "run.jsonl", RankInfo(0, 2, "here")) is None
-    as_rank(monkeypatch, 0)
-    monitor = gradrein.Monitor(record=tmp_path / "run.jsonl").start()
-    watch._conclude(monitor, watch._End(False, True), None, os.getpid(), rank_info(), None)
-    assert capsys.readouterr().err == f"gradrein: when all ranks have ended: gradrein report {monitor.path}\n"
+def test_rank_0_names_the_command_that_reports_on_all(tmp_path, monkeypatch, capsys):
+    for rank in (0, 1):
+        as_rank(monkeypatch, rank)
+        monitor = gradrein.Monitor(record=tmp_path / "run.jsonl").start()
+        watch._conclude(monitor, watch._End(False, True), os.getpid(), rank_info())
+    first = tmp_path / "run.rank0.jsonl"
+    assert capsys.readouterr().err == f"gradrein: when all 2 ranks have ended: gradrein report {first}\n"

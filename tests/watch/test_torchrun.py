@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradrein
-from gradrein.watch import read_run
+from gradrein.watch import read_report, read_run
 from gradrein.watch.analysis.findings import find
 
 from .processes import run_process
@@ -63,11 +63,12 @@ def test_ranks_that_train_together(tmp_path):
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # as an older torch says
     assert said == ["trained"]
-    assert done.stderr.count("No findings") == 1  # one rank reports
-    assert "SGD, 40 steps recorded on each of 2 ranks" in done.stderr
-    assert {file.name for file in tmp_path.iterdir()} == {
-        "train.py", "train.gradrein.rank0.jsonl", "train.gradrein.rank1.jsonl", "train.gradrein.html"
-    }  # fmt: skip
+    assert done.stderr.count("train.gradrein.rank0.jsonl") == 2  # how to report: before the script runs, and after
+    records = {"train.gradrein.rank0.jsonl", "train.gradrein.rank1.jsonl"}
+    assert {file.name for file in tmp_path.iterdir()} == {"train.py", *records}
+    said = str(read_report(tmp_path / "train.gradrein.rank0.jsonl"))
+    assert "No findings" in said
+    assert "SGD, 40 steps recorded on each of 2 ranks" in said
     run = read_run(tmp_path / "train.gradrein.rank0.jsonl")
     assert run.ranks[0].norms == run.ranks[1].norms
     assert run.ranks[0].loss != run.ranks[1].loss
@@ -75,8 +76,10 @@ def test_ranks_that_train_together(tmp_path):
 
 def test_a_late_rank_and_a_gradient_that_was_left_out_are_named(tmp_path):
     done = torchrun(tmp_path, "train.py", "troubled", "1")
-    assert "rank 1 is late: the others wait 0.0" in done.stderr, done.stderr
-    assert "the gradient of beside.weight and of 1 more is not the same on all ranks, first at step 0" in done.stderr
+    assert done.returncode == 0, done.stderr
+    said = read_report(tmp_path / "train.gradrein.rank0.jsonl").details()
+    assert "rank 1 is late: the others wait 0.0" in said
+    assert "the gradient of beside.weight and of 1 more is not the same on all ranks, first at step 0" in said
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -84,9 +87,10 @@ def test_a_rank_that_is_killed_leaves_its_record_and_a_report(tmp_path, which):
     done = torchrun(tmp_path, "--record", "run.jsonl", "train.py", "killed", str(which))
     assert done.returncode != 0
     said = f"Rank {which} stopped early: its record breaks off after 25 steps"
-    assert said in done.stderr
-    assert said in (tmp_path / "run.html").read_text()
-    run = read_run(tmp_path / "run.rank0.jsonl")
+    assert "run.rank0.jsonl" in done.stderr  # how to report is said before anything can fail
+    report = read_report(tmp_path / "run.rank0.jsonl")
+    assert any(warning.startswith(said) for warning in report.warnings)
+    run = report.run
     assert run.ranks[which].steps == list(range(25))
     assert "straggler" not in {finding.name for finding in find(run)}
 

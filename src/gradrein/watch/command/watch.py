@@ -16,10 +16,8 @@ from ...errors import ArgumentError, GradreinError, RecordWriteError
 from ..format.rank_files import RankInfo, default_name, free_name, rank_info
 from ..monitor import Monitor
 from ..record.writer import reason
-from ..report.background import await_reporter, start_reporter
 from ..say import say
 from .fail_on import EXIT_CODE, check_names, matching
-from .live_line import LiveLine, is_available
 from .lr_scale import scale_learning_rates
 from .run_script import check_module, check_script, end_after, run_module, run_script, seed_all
 
@@ -49,20 +47,17 @@ def prepare(options: argparse.Namespace) -> Callable[[], int]:
     if options.fail_on and rank is not None:
         raise ArgumentError("--fail-on is for one process; for several, use `gradrein report --fail-on` afterwards.")
     record = _free_record(options, rank)
-    # Only rank 0 reports. Fork before threads or an accelerator are initialised.
-    reporter = start_reporter(record, rank) if rank is not None and rank.rank == 0 else None
-    line = LiveLine() if (rank is None or rank.rank == 0) and is_available() else None
     sys.argv = [options.script, *options.args]  # for the header of the record
-    on_step = None if line is None else line.draw
-    monitor = Monitor(record=record, clip=options.clip, every=options.every, on_step=on_step)
+    monitor = Monitor(record=record, clip=options.clip, every=options.every)
     end = _End(options.verbose)
     # Registered before the script runs, so it is called after all that the script registers.
-    atexit.register(_conclude, monitor, end, line, os.getpid(), rank, reporter)
+    atexit.register(_conclude, monitor, end, os.getpid(), rank)
     if options.lr_scale is not None:
         scale_learning_rates(options.lr_scale)
     if options.seed is not None:
         seed_all(options.seed)
     end.is_recorded = _start(monitor)
+    _say_how_to_report(monitor, end, rank)  # already here: when a rank fails, torchrun kills the others
     if options.steps is not None:
         end_after(options.steps)
     return lambda: _watched(options, monitor, end)
@@ -129,21 +124,20 @@ def _verdict(names: str, monitor: Monitor) -> int:
     return EXIT_CODE if matching(names, [monitor.report()]) else 0
 
 
-def _conclude(
-    monitor: Monitor, end: _End, line: LiveLine | None, process: int, rank: RankInfo | None, reporter: int | None
-) -> None:
+def _conclude(monitor: Monitor, end: _End, process: int, rank: RankInfo | None) -> None:
     if os.getpid() != process:  # a forked child of the script ends here as well
         return
-    if line is not None:
-        line.close()
     monitor.stop()
     if rank is None:
         _print_report(monitor, end)
-    elif reporter is not None:
-        if end.is_recorded and monitor.stopped_because is None:  # else it waits for this process to be gone
-            await_reporter(reporter)
-    elif rank.rank == 0:
-        say(f"gradrein: when all ranks have ended: gradrein report {monitor.path}")
+    else:
+        _say_how_to_report(monitor, end, rank)
+
+
+def _say_how_to_report(monitor: Monitor, end: _End, rank: RankInfo | None) -> None:
+    """Name the command that reports on several ranks: only when all have ended are their records complete."""
+    if end.is_recorded and rank is not None and rank.rank == 0:
+        say(f"gradrein: when all {rank.world} ranks have ended: gradrein report {monitor.path}")
 
 
 def _print_report(monitor: Monitor, end: _End) -> None:

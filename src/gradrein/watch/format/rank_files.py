@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import re
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,7 @@ class RankInfo:
 
     def header(self) -> Line:
         """Return what the first line of its record says about it."""
-        process = (socket.gethostname(), os.getpid())
-        return {"rank": self.rank, "world": self.world, "launch": self.launch, "process": process}
+        return {"rank": self.rank, "world": self.world, "launch": self.launch}
 
 
 def rank_info() -> RankInfo | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ..analysis.statistics import finite, quantile
+from ..analysis.statistics import finite
 
 _COLUMNS = 500  # points drawn across; of more, the lowest and highest in each column
 
@@ -155,49 +155,6 @@ def bars(values: dict[str, float]) -> str:
         for name, v in values.items()
     )
     return f'<div class="bars">{"".join(rows)}</div>'
-
-
-def heat_map(rows: dict[str, list[float]], steps: Sequence[int], columns: int = 100, most: int = 40) -> str:
-    """Draw size by name and step, as shade on a logarithmic scale. Of many rows the largest are drawn."""
-    level = {name: quantile(values, 0.5) for name, values in rows.items()}
-    chosen = set(sorted(rows, key=lambda name: -level[name])[:most])
-    shown = {name: _columns(values, columns) for name, values in rows.items() if name in chosen}
-    every = [v for values in shown.values() for v in values if 0 < v < math.inf]
-    scale = Axis(max(quantile(every, 0.02), max(every) * 1e-6), max(every), True) if every else Axis(1, 10, True)
-    if scale.low == scale.high:
-        scale = Axis(scale.low / 2, scale.high * 2, True)
-    drawn = "".join(
-        f'<span class="name" title="{escape(name)}">{escape(name)}</span>{_strip(values, scale)}'
-        for name, values in shown.items()
-    )
-    more = (
-        f"<p class=hint>{len(rows) - len(shown)} modules with smaller gradients are left out.</p>"
-        if len(rows) > len(shown)
-        else ""
-    )
-    key = (
-        f'<p class="key"><span>{_short(scale.low)}</span><i></i><span>{_short(scale.high)}</span>'
-        f"<span class=hint>steps {steps[0] if steps else 0} to {steps[-1] if steps else 0}, "
-        "red where not finite</span></p>"
-    )
-    return f'<div class="heat">{drawn}</div>{key}{more}'
-
-
-def _columns(values: list[float], columns: int) -> list[float]:
-    """Return the largest value of each stretch: a spike must not be averaged away."""
-    n = min(columns, len(values))
-    parts = (values[i * len(values) // n : (i + 1) * len(values) // n] for i in range(n))
-    return [max(finite(part), default=math.nan) if all(map(math.isfinite, part)) else math.nan for part in parts]
-
-
-def _strip(values: list[float], scale: Axis) -> str:
-    width = 1000 / max(1, len(values))
-    cells = []
-    for i, v in enumerate(values):
-        shade = f'fill-opacity="{0.04 + 0.96 * scale.position(v):.2f}"' if 0 < v < math.inf else 'class="gone"'
-        if v != 0:
-            cells.append(f'<rect x="{i * width:.1f}" width="{width + 0.3:.1f}" height="10" {shade}/>')
-    return f'<svg viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">{"".join(cells)}</svg>'
 
 
 def _p(at: float) -> str:

@@ -39,14 +39,7 @@ path.a { stroke:var(--a); } path.b { stroke:var(--b); } path.c { stroke:var(--c)
 .bars { display:grid; grid-template-columns:minmax(6rem,16rem) 1fr auto; gap:.25rem .7rem; font-size:.85rem; align-items:center; }
 .track { background:var(--line); border-radius:.3rem; height:.6rem; overflow:hidden; }
 .track i { display:block; height:100%; background:var(--a); }
-.heat { display:grid; grid-template-columns:minmax(5rem,auto) minmax(60%,1fr); gap:2px .7rem; font-size:.78rem; align-items:center;
-  margin-top:.7rem; }
 .name { overflow:hidden; text-overflow:ellipsis; white-space:nowrap; font-family:ui-monospace,monospace; }
-.heat svg { width:100%; height:1.15rem; display:block; background:color-mix(in srgb,var(--line) 35%,transparent); }
-.heat rect { fill:var(--b); } .heat rect.gone { fill:var(--hot); opacity:.35; }
-.key { display:flex; flex-wrap:wrap; align-items:center; gap:.5rem; font-size:.75rem; color:var(--soft); margin-top:.6rem; }
-.key i { width:7rem; height:.6rem; border-radius:.2rem;
-  background:linear-gradient(90deg,color-mix(in srgb,var(--b) 4%,var(--card)),var(--b)); }
 .scroll { overflow-x:auto; } table { border-collapse:collapse; font-size:.88rem; font-variant-numeric:tabular-nums; width:100%; }
 th,td { text-align:left; padding:.32rem .8rem .32rem 0; border-bottom:1px solid var(--line); vertical-align:top; overflow-wrap:anywhere; }
 th { font-weight:600; color:var(--soft); } td.n,th.n { text-align:right; white-space:nowrap; } tr.pick td { font-weight:650; }

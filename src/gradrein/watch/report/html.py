@@ -53,7 +53,6 @@ def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = (),
     parts += [*_losses(runs)[1:], _norms(runs, advice)]
     parts += [_findings(report, _label(runs, i)) for i, report in enumerate(reports)]
     parts += [ranks_section(report, _label(runs, i)) for i, report in enumerate(reports)]
-    parts += [_heat(run, _label(runs, i)) for i, run in enumerate(runs)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f"{sign()}"
@@ -215,14 +214,3 @@ def _chart(chart: Chart) -> str:
         series = [Line(name, list(zip(chart.x, values, strict=True)), style) for (name, values), style in named]
         drawn = charts.lines(series, log=chart.log, marks=chart.marks, x_label=chart.x_label)
     return f"<p class=hint>{escape(chart.title)}</p>{drawn}"
-
-
-def _heat(run: Run, label: str) -> str:
-    modules = run.norm_by_module()
-    if not modules or not run.steps:
-        return ""
-    return (
-        f"<section><h2>Gradient norm by module{', ' + label.lower() if label else ''}</h2>"
-        "<p class=hint>Of each module's own parameters over the run; a column shows the largest of its steps.</p>"
-        f"{charts.heat_map(modules, run.steps)}</section>"
-    )

@@ -97,6 +97,21 @@ def zeroed_in_one_copy(value):
     layouts.assert_same_everywhere(parameters["p2"].grad.sum().item())
 
 
+def nan_in_one_mesh(mode):
+    """A gradient lies on a small mesh with process groups of its own, and one of the meshes that hold it has a NaN."""
+    case = {"seed": 0, "tensors": [((5, 3), "line", "0", ()), ((4, 4), "2d/a", "0", ())]}
+    parameters, _ = layouts.build(case)
+    if dist.get_rank() == 0:
+        parameters["p1"].grad.to_local()[0, 0] = math.nan
+    assert gradrein.get_total_norm([p.grad for p in parameters.values()]).isnan()
+    before = pieces(parameters)
+    found = placements.error(lambda: gradrein.clip_(parameters, gradrein.by_norm(0.1), nonfinite=mode))
+    assert all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(pieces(parameters), before, strict=True)
+    )
+    return found
+
+
 def zeroed_in_some_copies(sick_ranks, places):
     """A replicated gradient is not finite on some ranks, or in different places."""
     parameters, _ = layouts.build(SPREAD)

@@ -197,3 +197,15 @@ def no_names():
 
 def no_pattern():
     return error(lambda: gradrein.clip_grad_norm_(grads(("w", [1.0])), 1.0, placement={"v": None}))
+
+
+def other_placements(kinds):
+    """Every rank says something else about where `a` and `b` are."""
+    mine = grads(("a", [3.0]), ("b", [4.0]))
+    own = kinds[min(dist.get_rank(), 1)]
+    placement = {
+        name: kind and getattr(gradrein.distributed, kind)(line()) for name, kind in zip("ab", own, strict=True)
+    }
+    found = error(lambda: gradrein.clip_(mine, gradrein.by_norm(1.0), placement=placement))
+    assert mine["a"].grad.item() == 3.0
+    return found

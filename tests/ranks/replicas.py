@@ -46,6 +46,7 @@ CALLS = {
     "max_norm": lambda ps, odd: gradrein.clip_grad_norm_(ps, 0.2 if odd else 0.1),
     "max_norm in a tensor": lambda ps, odd: gradrein.clip_grad_norm_(ps, torch.tensor(0.2 if odd else 0.1)),
     "error_if_nonfinite": lambda ps, odd: gradrein.clip_grad_norm_(ps, 0.1, error_if_nonfinite=odd),
+    "total_norm": lambda ps, odd: gradrein.clip_grads_with_norm_(ps, 0.1, 6.0 if odd else 5.0),
     "norm_type": lambda ps, odd: gradrein.clip_grad_norm_(ps, 0.1, 1.0 if odd else 2.0),
     "limit": lambda ps, odd: gradrein.clip_(ps, gradrein.by_norm(0.2 if odd else 0.1)),
     "policy": lambda ps, odd: gradrein.clip_(ps, gradrein.by_rms(0.1) if odd else gradrein.by_norm(0.1)),

@@ -34,6 +34,16 @@ def test_a_value_is_not_zeroed_in_one_copy_only(ranks, value):
     ranks.run(failures.zeroed_in_one_copy, value)
 
 
+@pytest.mark.parametrize(
+    ("mode", "kind", "says"),
+    [("raise", "NonFiniteGradientError", "p1 (1 value)"), ("zero", "RankError", "not finite in different places")],
+)
+def test_all_ranks_hear_of_a_nan_in_one_small_mesh(four, mode, kind, says):
+    for found, text in four.run(failures.nan_in_one_mesh, mode):
+        assert found == kind
+        assert says in text
+
+
 def test_values_are_not_zeroed_in_some_copies_only(four):
     for sick in ([0, 1, 2], [3]):  # most of them, and one
         four.run(failures.zeroed_in_some_copies, sick, [1, 1, 1, 1])

@@ -64,3 +64,17 @@ def test_refused_on_every_rank(two, case, kind, says):
     for found, text in two.run(case):
         assert found == kind
         assert says in text
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        [("Disjoint", "Disjoint"), ("Replicated", "Replicated")],
+        [("Disjoint", "Replicated"), ("Replicated", "Disjoint")],
+        [("Sharded", "Disjoint"), ("Sharded", None)],
+    ],
+)
+def test_another_placement_is_refused_on_every_rank(two, kinds):
+    for found, text in two.run(placements.other_placements, kinds):
+        assert found == "RankError"
+        assert "do not agree on `placement`, or on the order of its patterns" in text

@@ -26,6 +26,7 @@ from ..distributed import (
     Replicated,
     checksum,
     fingerprint,
+    groups_of,
     parameters_fingerprint,
 )
 from ..errors import RankError, UnsupportedGradientError
@@ -44,6 +45,7 @@ from .target.placement import placements_of
 _WHAT = "gradient norms"
 _EXACT = 2**52  # float64 holds integers of this size
 _PARAMETERS = "the parameters, or on their order (their names, shapes, types and placements, and those of gradients)"
+_PLACEMENTS = "`placement`, or on the order of its patterns"
 _OTHER_COPIES = (
     "ranks hold different parameters under one Replicated pattern: their number, shapes or dtypes differ, or some have "
     "no gradient. Those that hold any have to hold the same ones: use one pattern for each set of copies, and give "
@@ -143,8 +145,9 @@ def _read_parts(
     asked = {"the call": call, "whether a gradient is of float64": double}
     if not layouts.has_placement:
         asked["the number of parameters"] = len(parameters)
+        asked["the sizes of mesh dimensions"] = [group.size for group in layouts.groups]
         asked["which gradients are missing (give these zeros)"] = _missing(names, grads)
-    agreement = Agreement(_WHAT, asked, *_fingerprints(names, parameters, grads, layouts))
+    agreement = Agreement(_WHAT, asked, *_fingerprints(names, parameters, grads, layouts, patterns))
     reduction = Reduction(layouts.groups, agreement, rescaled=double)
     stages = [
         Stage(
@@ -184,6 +187,7 @@ def _fingerprints(
     parameters: Sequence[Tensor],
     grads: Sequence[Tensor | None],
     layouts: Layouts,
+    patterns: Sequence[Any],
 ) -> tuple[dict[str, int], dict[Group, dict[str, int]]]:
     """Return numbers for the parameters: those of all, or with `placement` those that lie on each group."""
     if not layouts.has_placement:
@@ -194,7 +198,8 @@ def _fingerprints(
         shards = [bool(layouts.each[i].dims) and not is_dtensor(parameters[i]) for i in at]
         some = None if names is None else [names[i] for i in at]
         number = parameters_fingerprint(some, [parameters[i] for i in at], [grads[i] for i in at], shards)
-        found[group] = {_PARAMETERS: number}
+        kinds = [[type(one).__name__ for one in each if group in groups_of(one.group)] for each in patterns]
+        found[group] = {_PARAMETERS: number, _PLACEMENTS: fingerprint([each for each in kinds if each])}
     return {}, found
 
 

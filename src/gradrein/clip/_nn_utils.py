@@ -199,7 +199,13 @@ def clip_grads_with_norm_(
         [`gradrein.get_total_norm`][], [`gradrein.clip_grad_norm_`][]
     """
     limit, known = _validate.threshold(max_norm, "max_norm"), _validate.total_norm(whole_number(total_norm))
-    grads = enter(parameters, None, lambda: f"clip_grads_with_norm_({describe(limit)})", measured=False)
+
+    def call() -> str:
+        readable = isinstance(known, float) or _devices.readable_now([known])
+        about = f"{float(known):.6g}" if readable else "a tensor"  # sums of torch may differ in the last bit
+        return f"clip_grads_with_norm_({describe(limit)}, total_norm={about})"
+
+    grads = enter(parameters, None, call, measured=False)
     _measure.check_foreach(grads.local, foreach)
     if isinstance(known, Tensor) and _devices.readable_now([*grads.local, known]):
         known = float(known)

@@ -1,5 +1,6 @@
 """How gradients lie over ranks, from DTensors and `placement=`. What would count twice, or is unclear, is refused."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,7 +87,8 @@ class Layouts:
         self._refuse_counted_twice(placements, {rank for group in groups for rank in group.ranks})
         cut = [(group, kind.dim) for group, kind in zip(groups, spec.placements, strict=True) if _is_shard(kind)]
         copies = [group for group, kind in zip(groups, spec.placements, strict=True) if not _is_shard(kind)]
-        if not self.has_placement and set(groups) <= set(widest):  # on a slice: every slice holds a copy
+        if not self.has_placement and spec.mesh.size() < math.prod(group.size for group in widest):
+            # Every mesh of this size holds a copy: all ranks hear of a NaN in one of them.
             copies += [group for group in widest if group not in groups]
         over, dims = zip(*cut, strict=True) if cut else ((), ())
         return Layout((*over, *shards), (*dims, *(-1 for _ in shards)), tuple(copies))

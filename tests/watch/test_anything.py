@@ -15,7 +15,7 @@ from gradrein_cli import main
 
 HEADER = {"gradrein": 2, "torch": "2.13", "argv": ["train.py"], "clip": None, "every": 1}
 NAMES = ["body.0.weight", "body.0.bias", "head.weight"]
-OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": NAMES, "sizes": [4, 2, 2], "groups": [3], "trained": [True] * 3}
+OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": NAMES, "sizes": [4, 2, 2], "trained": [True] * 3}
 RANK = {"rank": 0, "world": 2, "launch": "here", "process": ["host", 1]}
 
 

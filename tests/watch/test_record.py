@@ -11,7 +11,7 @@ from gradrein.watch.format import schema
 from gradrein.watch.record.writer import Writer, rounded
 
 HEADER = {"gradrein": 2}
-OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": ["w"], "sizes": [1], "groups": [1], "trained": [True]}
+OPTIMIZER = {"optimizer": "SGD", "opt": 0, "names": ["w"], "sizes": [1], "trained": [True]}
 
 
 def step(t, **more):

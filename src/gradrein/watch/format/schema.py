@@ -50,8 +50,6 @@ KEYS: dict[str, dict[str, str]] = {
         "names": "its parameters, in its order",
         "sizes": "their numbers of elements",
         "trained": "whether they require gradients",
-        "groups": "the number of parameters in each parameter group",
-        "update_stride": "weights are compared on every so many elements",
         "shards": "of DTensors: which shard of how many this rank holds; None of a plain tensor",
         "settings": "numbers of the first parameter group, such as momentum, betas and weight decay",
         "dtypes": "the types of the parameters",

@@ -16,7 +16,7 @@ _MOST_RANKS = 1_000_000
 _MOST_STEPS = 2**53
 _INTEGERS = ("step", "opt", "n_steps", "samples", "after", "dataset", "line", "rank", "world")
 _LISTS = {"norms": object, "lr": object, "partial_sums": object, "unmoved": int, "names": str, "sizes": int,
-          "trained": bool, "dtypes": str, "batch": int, "shards": object, "groups": int}  # fmt: skip
+          "trained": bool, "dtypes": str, "batch": int, "shards": object}  # fmt: skip
 _STRINGS = ("file", "text", "library", "optimizer")
 _REQUIRED = {
     "step": ("step", "opt", "norms"),

@@ -50,13 +50,22 @@ def test_mixed_before_the_first_layer(mix, folded):
     layer = model()
     for _ in range(2):
         y = layer(mix(leaf(SAMPLES * folded, D)))
-        refused(y.sin().reshape(SAMPLES, -1).sum(1), layer)
+        losses = y.sin().reshape(SAMPLES, -1).sum(1)
+        refused(losses, layer)
+        refused(losses[torch.randperm(SAMPLES)], layer)  # an index does not hide it
 
 
 def test_a_batch_that_a_weight_is_multiplied_with_as_a_whole():
     layer = nn.Linear(D, SAMPLES, bias=False).double()
     for x in (leaf(SAMPLES, D), 2 * leaf(SAMPLES, D)):
         refused((layer.weight @ x.T).sin().sum(1), layer)
+
+
+def test_columns_of_samples_whose_rows_an_index_has_moved():
+    layer = nn.Linear(D, SAMPLES).double()
+    order = torch.randperm(SAMPLES * 3)
+    moved = layer(leaf(SAMPLES, 3, D)).reshape(SAMPLES * 3, SAMPLES)[order].view(SAMPLES, 3, SAMPLES)
+    refused(moved.swapaxes(0, 2).sin().sum((1, 2)), layer)
 
 
 NOT_MIXED = {

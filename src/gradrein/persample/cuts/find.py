@@ -118,7 +118,7 @@ def _refuse_coupling_below(
         _refuse_coupling(found or _asked(both, losses, known), losses, known)
     batches = [node for node in inputs if known.may_hold_samples(graph.leaf_tensor(node))]
     if batches:
-        owners = prove(losses.root, losses.sample_of)
+        owners = prove(losses.root, losses.sample_of, by_indices=True)
         known_here = [node for node in batches if node in owners and not owners[node][0].is_proved]
         doubtful = [node for node in known_here if is_used_by_rows(node, cuts, losses, owners)]
         if doubtful and (not may_run or any(graph.leaf_tensor(node)._backward_hooks for node in doubtful)):

@@ -208,7 +208,7 @@ def front() -> str:
         return f"{one.median:.2f} ({one.case})"
 
     lines = [
-        "| time on a CPU | best | worst |",
+        "| CPU time ratio, less is faster | best | worst |",
         "|---|---|---|",
         f"| `clip_grad_norm_` / torch's | {of(best(clips))} | {of(worst(clips))} |",
         f"| per-sample clipped step / plain step | {of(best(plain))} | {of(worst(plain))} |",

@@ -16,6 +16,10 @@ _VERBOSE = "print every finding with its evidence and every change, not only the
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return its exit code; `watch` ends as the script ends."""
     options = _parser().parse_args(argv)
+    if options.command == "selftest":
+        from gradrein import selftest
+
+        return selftest.main(options.device, options.output)
     from gradrein.watch.command.cli import run
 
     return run(options)
@@ -87,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--optimizer", type=int, metavar="I", help="report only on this optimizer, if the run has several"
     )
+    selftest = commands.add_parser("selftest", help="check and time gradrein on a device, and write one file to attach")
+    selftest.add_argument(
+        "--device", help="such as cuda, cuda:1, mps or cpu (default: an accelerator, if there is one)"
+    )
+    selftest.add_argument("-o", "--output", metavar="FILE", help="the file (default: gradrein-selftest-DEVICE.json)")
     return parser
 
 

@@ -20,7 +20,7 @@ ORDER = [
     "distributed",
     "graph",
 ]
-ORDER += ["autograd", "persample", "_compile", "policies", "clip", "functional", "watch", "integrations"]
+ORDER += ["autograd", "persample", "_compile", "policies", "clip", "functional", "watch", "integrations", "selftest"]
 # The same for the sub-packages of a package; its own files may import all of them.
 INSIDE = {
     "persample": [

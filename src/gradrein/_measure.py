@@ -12,7 +12,7 @@ from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
 from ._torch.ops import has_foreach
 from ._torch.storage import undo_negation
-from .errors import UnsupportedDeviceError, UnsupportedGradientError
+from .errors import CallArgumentError, UnsupportedGradientError
 
 _TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
 _DOUBLE = frozenset({torch.float64, torch.complex128})
@@ -26,7 +26,7 @@ def check_foreach(grads: Sequence[Tensor], foreach: bool | None) -> None:
         return
     for g in grads:
         if not has_foreach(g.device):
-            raise UnsupportedDeviceError(
+            raise CallArgumentError(
                 f"foreach=True was passed, but can't use the foreach API on {g.device.type} tensors. "
                 "Pass foreach=None: it picks the fastest way each device has."
             )

@@ -19,12 +19,9 @@ GradreinError
 │   ├── GraphFreedError                        a graph that was already freed, and where it is entered
 │   ├── InplaceModifiedError                   saved values that were changed in place
 │   ├── NoGraphError                           an output that has no recorded graph, and why
-│   ├── NonScalarOutputError                   an output that is not a real scalar, without a gradient
-│   ├── GradientMismatchError                  gradients whose number, shape, dtype or device do not match
-│   └── ReplayError                            a graph that `autograd.replay` cannot run correctly
+│   └── GradientMismatchError                  gradients that are missing, or do not match their outputs
 ├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that exited or timed out
-├── UnsupportedDeviceError (RuntimeError)      a code path that this device does not support
 ├── RecordError (ValueError)                   a file that is not a record of a run, or is damaged
 │   └── RecordWriteError (OSError)             a record that cannot be written
 └── MissingDependencyError (ImportError)       an optional package is not installed
@@ -50,13 +47,10 @@ __all__ = [
     "MissingDependencyError",
     "NoGraphError",
     "NonFiniteGradientError",
-    "NonScalarOutputError",
     "NotAParameterError",
     "RankError",
     "RecordError",
     "RecordWriteError",
-    "ReplayError",
-    "UnsupportedDeviceError",
     "UnsupportedGradientError",
     "UnsupportedOperationError",
     "UnusedInputError",
@@ -64,59 +58,31 @@ __all__ = [
 
 
 class GradreinError(Exception):
-    """The base class: `except gradrein.errors.GradreinError` catches everything that gradrein raises on purpose.
-
-    See Also:
-        [`gradrein.errors.GradreinWarning`][]
-    """
+    """The base class: `except gradrein.errors.GradreinError` catches everything that gradrein raises on purpose."""
 
 
 class ArgumentError(GradreinError, ValueError):
-    """An argument with an invalid value, such as a negative threshold.
-
-    See Also:
-        [`gradrein.errors.ArgumentTypeError`][], [`gradrein.errors.CallArgumentError`][]
-    """
+    """An argument with an invalid value, such as a negative threshold."""
 
 
 class CallArgumentError(ArgumentError, RuntimeError):
-    """An invalid argument, in a drop-in for a torch function that raises RuntimeError.
-
-    See Also:
-        [`gradrein.errors.ArgumentError`][], [`gradrein.call_for_per_sample_grads`][]
-    """
+    """An invalid argument, in a drop-in for a torch function that raises RuntimeError."""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
-    """An argument of the wrong type, such as None for a threshold.
-
-    See Also:
-        [`gradrein.errors.ArgumentError`][]
-    """
+    """An argument of the wrong type, such as None for a threshold."""
 
 
 class GradientTypeError(GradreinError, TypeError):
-    """Something that is not a parameter where one is expected.
-
-    See Also:
-        [`gradrein.errors.NotAParameterError`][], [`gradrein.clip_`][]
-    """
+    """Something that is not a parameter where one is expected."""
 
 
 class NotAParameterError(GradientTypeError, AttributeError):
-    """Something that is not a parameter, such as None, where torch's functions raise AttributeError.
-
-    See Also:
-        [`gradrein.clip_grad_norm_`][], [`gradrein.errors.GradientTypeError`][]
-    """
+    """Something that is not a parameter, such as None, where torch's functions raise AttributeError."""
 
 
 class UnsupportedGradientError(GradreinError, NotImplementedError):
-    """A kind of gradient (integer, nested) that is not supported; the message says which.
-
-    See Also:
-        [`gradrein.clip_`][]
-    """
+    """A kind of gradient (integer, nested) that is not supported; the message says which."""
 
 
 class NonFiniteGradientError(GradreinError, RuntimeError):
@@ -128,9 +94,6 @@ class NonFiniteGradientError(GradreinError, RuntimeError):
         module: path of the module that op belongs to.
         operand: torch's name for the saved value that caused it.
         rows: indices into the first dimension of that value, which is usually the sample.
-
-    See Also:
-        [`gradrein.clip_`][], [`gradrein.detect_nonfinite`][]
     """
 
     def __init__(
@@ -152,11 +115,7 @@ class NonFiniteGradientError(GradreinError, RuntimeError):
 
 
 class BackwardError(GradreinError, RuntimeError):
-    """A backward pass that could not run. The message is torch's first line, then the cause and what to do.
-
-    See Also:
-        [`gradrein.backward`][], [`gradrein.grad`][]
-    """
+    """A backward pass that could not run. The message is torch's first line, then the cause and what to do."""
 
 
 class UnusedInputError(BackwardError):
@@ -164,9 +123,6 @@ class UnusedInputError(BackwardError):
 
     Attributes:
         names: the name of each, or its index if it has no name.
-
-    See Also:
-        [`gradrein.grad`][], [`gradrein.autograd.find_unused_parameters`][]
     """
 
     def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
@@ -179,9 +135,6 @@ class GraphFreedError(BackwardError):
 
     Attributes:
         crossings: each place where this graph enters the freed one; empty if it is the same graph.
-
-    See Also:
-        [`gradrein.backward`][]
     """
 
     def __init__(self, message: str, crossings: tuple[str, ...] = ()) -> None:
@@ -194,9 +147,6 @@ class InplaceModifiedError(BackwardError):
 
     Attributes:
         stale: a description of each, with its op, module, versions and what probably wrote it.
-
-    See Also:
-        [`gradrein.backward`][], [`gradrein.graph.saved`][]
     """
 
     def __init__(self, message: str, stale: tuple[str, ...] = ()) -> None:
@@ -209,9 +159,6 @@ class NoGraphError(BackwardError):
 
     Attributes:
         causes: the possible causes that were found.
-
-    See Also:
-        [`gradrein.backward`][], [`gradrein.per_sample`][]
     """
 
     def __init__(self, message: str, causes: tuple[str, ...] = ()) -> None:
@@ -219,68 +166,24 @@ class NoGraphError(BackwardError):
         self.causes = causes
 
 
-class NonScalarOutputError(BackwardError):
-    """An output that is not a real scalar, without a gradient given for it.
-
-    See Also:
-        [`gradrein.backward`][]
-    """
-
-
 class GradientMismatchError(BackwardError):
-    """Gradients that do not match the outputs in number, shape, dtype or device.
-
-    See Also:
-        [`gradrein.backward`][], [`gradrein.grad`][]
-    """
-
-
-class ReplayError(BackwardError):
-    """`autograd.replay` cannot run this graph correctly; the message says why.
-
-    See Also:
-        [`gradrein.autograd.replay`][]
-    """
+    """Gradients that do not match the outputs in number, shape, dtype or device, or a missing one of a non-scalar."""
 
 
 class RecordError(GradreinError, ValueError):
-    """A file that is not the record of a run, has another version, or is damaged.
-
-    See Also:
-        [`gradrein.watch.read_run`][]
-    """
+    """A file that is not the record of a run, has another version, or is damaged."""
 
 
 class RecordWriteError(RecordError, OSError):
-    """A record that cannot be written to the requested file. Raised before the run begins, never during it.
-
-    See Also:
-        [`gradrein.Monitor`][]
-    """
+    """A record that cannot be written to the requested file. Raised before the run begins, never during it."""
 
 
 class MissingDependencyError(GradreinError, ImportError):
-    """An optional package is not installed; the message has the install command.
-
-    See Also:
-        [`gradrein.Monitor`][]
-    """
-
-
-class UnsupportedDeviceError(GradreinError, RuntimeError):
-    """An explicitly requested code path is not available on the tensors' device.
-
-    See Also:
-        [`gradrein.clip_grad_norm_`][]
-    """
+    """An optional package is not installed; the message has the install command."""
 
 
 class RankError(GradreinError, RuntimeError):
-    """The ranks of a process group disagree about a call or its parameters, or one of them exited or timed out.
-
-    See Also:
-        [`gradrein.clip_`][], [`gradrein.distributed.Placement`][]
-    """
+    """The ranks of a process group disagree about a call or its parameters, or one of them exited or timed out."""
 
 
 class UnsupportedOperationError(GradreinError, NotImplementedError):
@@ -289,9 +192,6 @@ class UnsupportedOperationError(GradreinError, NotImplementedError):
     Attributes:
         op: torch's name for the op.
         where: the parameter or module where it occurs.
-
-    See Also:
-        [`gradrein.per_sample`][], [`gradrein.register_rule`][]
     """
 
     def __init__(self, message: str, op: str = "", where: str = "") -> None:
@@ -301,11 +201,7 @@ class UnsupportedOperationError(GradreinError, NotImplementedError):
 
 
 class BatchCouplingError(UnsupportedOperationError):
-    """The loss of one sample depends on the data of another, as with batch normalisation in training mode.
-
-    See Also:
-        [`gradrein.per_sample`][]
-    """
+    """The loss of one sample depends on the data of another, as with batch normalisation in training mode."""
 
 
 class AuditError(GradreinError, RuntimeError):
@@ -313,9 +209,6 @@ class AuditError(GradreinError, RuntimeError):
 
     Attributes:
         parameter: the name of that parameter.
-
-    See Also:
-        [`gradrein.persample.PerSample`][]
     """
 
     def __init__(self, message: str, parameter: str = "") -> None:
@@ -324,8 +217,4 @@ class AuditError(GradreinError, RuntimeError):
 
 
 class GradreinWarning(UserWarning):
-    """The call was executed, but is probably a mistake.
-
-    See Also:
-        [`gradrein.errors.GradreinError`][]
-    """
+    """The call was executed, but is probably a mistake."""

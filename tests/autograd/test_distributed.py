@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gradrein
 from gradrein.autograd import replay
-from gradrein.errors import NonFiniteGradientError, ReplayError
+from gradrein.errors import BackwardError, NonFiniteGradientError
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch has no gloo")
 
@@ -75,7 +75,7 @@ def one_process_goes_wrong(rank):
 def replay_refuses(rank):
     ddp = build([])
     loss = ddp(torch.ones(5, 3)).sum()
-    with pytest.raises(ReplayError, match="DistributedDataParallel"):
+    with pytest.raises(BackwardError, match="DistributedDataParallel"):
         replay(loss, list(ddp.parameters()))
     loss.backward()
 
@@ -99,7 +99,7 @@ def sharded_models_are_checked(rank):
         ):
             loss.backward()
         assert "2.weight" in info.value.offenders
-        with pytest.raises(ReplayError):
+        with pytest.raises(BackwardError):
             replay(model(torch.ones(5, 4)).sum(), list(model.parameters()))
 
 

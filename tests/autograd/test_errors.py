@@ -273,17 +273,17 @@ def test_nothing_left_to_see():
 
 def test_not_a_scalar(net):
     losses = net(torch.ones(2, 3)).mean(1)
-    text = text_after(errors.NonScalarOutputError, lambda: gradrein.backward(losses), "only for scalar outputs")
+    text = text_after(errors.GradientMismatchError, lambda: gradrein.backward(losses), "only for scalar outputs")
     assert "output 0 (`losses`) has shape (2,), made by MeanBackward1 after Net.head" in text
     assert "A data-parallel wrapper returns one loss per device: `.mean()` is the fix." in text
     edge = torch.autograd.graph.get_gradient_edge(net(torch.ones(2, 3)))
-    text = text_after(errors.NonScalarOutputError, lambda: gradrein.backward(edge), "only for scalar outputs")
+    text = text_after(errors.GradientMismatchError, lambda: gradrein.backward(edge), "only for scalar outputs")
     assert "output 0 has shape (2, 2), made by AddmmBackward0 in Net.head" in text
 
 
 def test_not_real():
     value = torch.ones((), dtype=torch.complex64, requires_grad=True) * 2
-    text = text_after(errors.NonScalarOutputError, lambda: gradrein.backward(value), "but got torch.complex64")
+    text = text_after(errors.GradientMismatchError, lambda: gradrein.backward(value), "but got torch.complex64")
     assert "output 0 (`value`), made by MulBackward0, is not real" in text
 
 

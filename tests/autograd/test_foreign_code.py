@@ -95,7 +95,7 @@ def number(leaf):
 
 MISTAKES = {
     unused: errors.UnusedInputError,
-    non_scalar: errors.NonScalarOutputError,
+    non_scalar: errors.GradientMismatchError,
     second_pass: errors.GraphFreedError,
     no_graph: errors.NoGraphError,
     stale: errors.InplaceModifiedError,
@@ -138,7 +138,7 @@ def test_variables_that_are_no_dict_of_names(leaf):
             raise MineError
 
     source = "gradrein.backward(leaf * 2)"
-    with pytest.raises(errors.NonScalarOutputError):
+    with pytest.raises(errors.GradientMismatchError):
         exec(source, {"gradrein": gradrein, "leaf": leaf}, Strange())
 
 

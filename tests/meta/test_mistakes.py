@@ -294,7 +294,7 @@ PER_SAMPLE = [
 AUTOGRAD = [
     (lambda s: gradrein.trace(s.model, s.loss), ArgumentTypeError, "Sequential", "gradrein.trace(loss, model)"),
     (lambda s: gradrein.trace(None), ArgumentTypeError, "NoneType", "gradrein.trace(loss, model)"),
-    (lambda s: gradrein.trace(s.losses, s.model), errors.NonScalarOutputError, "(4,)", ".sum()"),
+    (lambda s: gradrein.trace(s.losses, s.model), errors.GradientMismatchError, "(4,)", ".sum()"),
     (lambda s: gradrein.trace(s.loss.detach()), errors.NoGraphError, "no recorded graph", "gradients on"),
     (lambda s: gradrein.trace(s.loss, s.optimizer), ArgumentTypeError, "SGD", "Pass the model"),
     (lambda s: gradrein.trace(s.loss, s.model, gradient=3), GradientTypeError, "found 3", "a gradient is"),
@@ -369,7 +369,7 @@ BUILTINS = {
     GradientTypeError: [TypeError],
     errors.CallArgumentError: [RuntimeError, ValueError],
     errors.NoGraphError: [RuntimeError],
-    errors.NonScalarOutputError: [RuntimeError],
+    errors.GradientMismatchError: [RuntimeError],
     errors.NotAParameterError: [TypeError, AttributeError],
     errors.RecordError: [ValueError],
     errors.UnsupportedGradientError: [NotImplementedError],

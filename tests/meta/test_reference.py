@@ -60,7 +60,7 @@ def test_it_is_listed(name):
 def test_it_says_what_to_see_also(name):
     section = inspect.getdoc(found(name)).partition("See Also:")[2]
     references = re.findall(r"\[`([\w.]+)`\]\[\]", section)
-    assert references, f"{name} has no See Also"
+    assert references or is_error(found(name)), f"{name} has no See Also"
     assert set(references) <= set(NAMES) - {name}
 
 

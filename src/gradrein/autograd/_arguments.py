@@ -16,7 +16,6 @@ from ..errors import (
     GradientMismatchError,
     GradientTypeError,
     NoGraphError,
-    NonScalarOutputError,
 )
 from ..graph import describe
 from ._diagnosis import invalid_arguments
@@ -170,9 +169,9 @@ def _implicit_grad(output: Output, index: int, batched: bool) -> Tensor | None:
 
 def _check_scalar(output: Output, index: int, scalar: bool, dtype: torch.dtype) -> None:
     if not scalar:
-        raise NonScalarOutputError(invalid_arguments.non_scalar(output, index))
+        raise GradientMismatchError(invalid_arguments.non_scalar(output, index))
     if not dtype.is_floating_point:
-        raise NonScalarOutputError(invalid_arguments.non_real(output, index, dtype))
+        raise GradientMismatchError(invalid_arguments.non_real(output, index, dtype))
 
 
 def _check_not_batched(index: int, batched: bool) -> None:

@@ -13,7 +13,7 @@ from .. import graph
 from .._torch.checkpoint import is_reentrant, recompute_once
 from .._torch.engine import post_hooks, pre_hooks, run_engine, validate_grad, zeros_for
 from .._torch.nodes import is_ddp_sink, is_distributed, output_count
-from ..errors import ReplayError
+from ..errors import BackwardError
 from ._arguments import Gradients, as_outputs, gradients_for
 from ._engine_call import Output
 
@@ -75,9 +75,9 @@ def replay(
         One gradient per input; None for an input that the outputs do not depend on.
 
     Raises:
-        ReplayError: the graph contains something that cannot be replayed correctly, such as a reentrant checkpoint
-            or a model under distributed training; or an output or input has no graph.
-        BackwardError: a gradient is missing or does not match its output.
+        BackwardError: the graph contains something that cannot be replayed correctly, such as a reentrant checkpoint
+            or a model under distributed training; an output or input has no graph; a gradient is missing or does not
+            match its output.
 
     Examples:
         The gradient without the contribution of the exponential:
@@ -99,7 +99,7 @@ def replay(
     for kind, tensors in (("output", starts), ("input", wanted)):
         for index, tensor in enumerate(tensors):
             if isinstance(tensor, Tensor) and not tensor.requires_grad:
-                raise ReplayError(f"{kind} {index} does not require grad, so no graph was recorded for it.")
+                raise BackwardError(f"{kind} {index} does not require grad, so no graph was recorded for it.")
     recorded = graph.read(starts)
     _refuse_unreplayable(recorded)
     grads = gradients_for(starts, grad_outputs, batched=False)
@@ -144,7 +144,7 @@ def _refuse_unreplayable(recorded: graph.Graph) -> None:
             _refuse_node(node)
     averaged = _ddp_leaves(recorded)
     if averaged:
-        raise ReplayError(
+        raise BackwardError(
             f"{averaged} leaves of this graph belong to a DistributedDataParallel model, whose gradients are "
             "averaged over processes by hooks that run only in torch's engine: replay would return this "
             "process's gradients without averaging. Use gradrein.trace to observe such a pass."
@@ -153,12 +153,12 @@ def _refuse_unreplayable(recorded: graph.Graph) -> None:
 
 def _refuse_node(node: Node) -> None:
     if is_reentrant(node):
-        raise ReplayError(
+        raise BackwardError(
             "the graph contains a reentrant checkpoint (CheckpointFunctionBackward), which writes the gradients "
             "of its parameters from inside and cannot return them. Use checkpoint(..., use_reentrant=False)."
         )
     if is_distributed(node) or is_ddp_sink(node):
-        raise ReplayError(
+        raise BackwardError(
             f"the graph contains {graph.op(node)}, which communicates between processes as part of torch's "
             "engine. Use gradrein.trace to observe such a pass."
         )
@@ -249,7 +249,7 @@ def _visited(visit: Visitor, edge: Edge, gradient: Tensor) -> Tensor:
     if replacement is None:
         return gradient
     if replacement.shape != gradient.shape or replacement.dtype != gradient.dtype:
-        raise ReplayError(
+        raise BackwardError(
             f"visit returned a gradient of shape {tuple(replacement.shape)} and {replacement.dtype} for an edge "
             f"into {graph.op(edge.target)} that carries shape {tuple(gradient.shape)} and {gradient.dtype}."
         )

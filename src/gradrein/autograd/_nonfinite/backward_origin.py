@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,38 +11,27 @@ from ... import graph
 from ...errors import NonFiniteGradientError
 from .. import _replay
 from .._diagnosis.context import node_label
+from .._engine_call import EngineCall
 from .._values import nonfinite_mask
 from .forward_origin import Locations, forward_origin
-from .operand import find_operand
-
-
-@dataclass(frozen=True, eq=False)
-class FinishedPass:
-    """A backward pass that has finished.
-
-    Attributes:
-        outputs: where it started.
-        grads: the gradient of each output.
-        inputs: where its gradients went.
-        create_graph: whether the result was to be differentiable.
-        freed_because: why the graph could not be kept; None if it was.
-    """
-
-    outputs: tuple[Tensor | GradientEdge, ...]
-    grads: tuple[Tensor | None, ...]
-    inputs: tuple[Tensor | GradientEdge, ...]
-    create_graph: bool
-    freed_because: str | None
+from .operand import Origin, find_operand
 
 
 def find_origin(
-    failed: FinishedPass, produced: Sequence[Tensor | None], model: nn.Module | None
+    failed: EngineCall, produced: Sequence[Tensor | None], model: nn.Module | None, freed_because: str | None
 ) -> NonFiniteGradientError:
-    """Return the error that names the origin."""
+    """Return the error that names the origin.
+
+    Args:
+        failed: the pass that has finished.
+        produced: the gradients of its inputs.
+        model: the model whose names to use.
+        freed_because: why its graph could not be kept; None if it was.
+    """
     recorded = graph.read(failed.outputs)
     names = graph.find_names(model)
     locations = graph.locate_nodes(recorded, names)
-    offenders = _offenders(failed.inputs, produced, names)
+    offenders = _offenders(failed.inputs.values, produced, names)
     lines = []
     if offenders:
         listed = ", ".join(f"{name} ({count})" for name, count in list(offenders.items())[:6])
@@ -52,34 +40,29 @@ def find_origin(
     loss = next((o for o in failed.outputs if isinstance(o, Tensor) and not torch.isfinite(o).all()), None)
     if loss is not None:
         value = f"is {loss.item()}" if loss.numel() == 1 else "is not finite"
-        found = forward_origin(recorded, names, locations)
-        lines.append(f"The loss itself {value}, before any backward. {found.text}")
-        return NonFiniteGradientError(
-            "\n".join(lines),
-            offenders,
-            node=found.node,
-            module=found.module,
-            operand=found.operand,
-            rows=found.rows,
-        )
-    if failed.freed_because is not None:
-        lines.append(f"Its origin cannot be found: {failed.freed_because}")
-        return NonFiniteGradientError("\n".join(lines), offenders)
-    return _backward_origin(failed, recorded, locations, lines, offenders)
+        origin = forward_origin(recorded, names, locations)
+        origin = origin._replace(text=f"The loss itself {value}, before any backward. {origin.text}")
+    elif freed_because is not None:
+        origin = Origin(f"Its origin cannot be found: {freed_because}")
+    else:
+        origin = _backward_origin(failed, recorded, locations)
+    text, node, module, operand, rows = origin
+    message = "\n".join([*lines, text])
+    return NonFiniteGradientError(message, offenders, node=node, module=module, operand=operand, rows=rows)
 
 
 def _offenders(
     inputs: Sequence[Tensor | GradientEdge], produced: Sequence[Tensor | None], names: graph.Names
 ) -> dict[str, int]:
-    found = {}
+    counts = {}
     for index, (tensor, gradient) in enumerate(zip(inputs, produced, strict=True)):
         count = 0 if gradient is None else int(nonfinite_mask(gradient).sum())
         if count:
             name = None
             if isinstance(tensor, Tensor):
                 name = names.of(tensor) or graph.variable_name(tensor)
-            found[name or f"input {index}"] = count
-    return found
+            counts[name or f"input {index}"] = count
+    return counts
 
 
 class _FoundError(Exception):
@@ -90,19 +73,19 @@ class _FoundError(Exception):
         self.gradient = gradient
 
 
-def _first_bad_edge(failed: FinishedPass, recorded: graph.Graph) -> tuple[_replay.Edge, Tensor] | None:
+def _first_bad_edge(failed: EngineCall, recorded: graph.Graph) -> tuple[_replay.Edge, Tensor] | None:
     def check(edge: _replay.Edge, gradient: Tensor) -> None:
         if nonfinite_mask(gradient).any():
             raise _FoundError(edge, gradient)
 
     try:
-        _replay.run(recorded, failed.inputs, failed.grads, create_graph=failed.create_graph, visit=check)
+        _replay.run(recorded, failed.inputs.values, failed.grads, create_graph=failed.create_graph, visit=check)
     except _FoundError as found:
         return found.edge, found.gradient  # without its traceback, which would keep this pass alive
     return None
 
 
-def _incoming(failed: FinishedPass, recorded: graph.Graph, node: Node) -> list[Tensor | None]:
+def _incoming(failed: EngineCall, recorded: graph.Graph, node: Node) -> list[Tensor | None]:
     """Return the gradients that arrive at a node, one per output of its op."""
     sums: dict[int, Tensor] = {}
 
@@ -114,34 +97,25 @@ def _incoming(failed: FinishedPass, recorded: graph.Graph, node: Node) -> list[T
             sums[edge.output_nr] = gradient if earlier is None else earlier + gradient
 
     with suppress(_FoundError):
-        _replay.run(recorded, failed.inputs, failed.grads, create_graph=failed.create_graph, visit=collect)
+        _replay.run(recorded, failed.inputs.values, failed.grads, create_graph=failed.create_graph, visit=collect)
     return [sums.get(number) for number in range(len(graph.describe(node)))]
 
 
-def _backward_origin(
-    failed: FinishedPass,
-    recorded: graph.Graph,
-    locations: Locations,
-    lines: list[str],
-    offenders: dict[str, int],
-) -> NonFiniteGradientError:
+def _backward_origin(failed: EngineCall, recorded: graph.Graph, locations: Locations) -> Origin:
     try:
-        found = _first_bad_edge(failed, recorded)
+        bad_edge = _first_bad_edge(failed, recorded)
     except RuntimeError as error:
-        lines.append(f"Its origin could not be traced: {str(error).splitlines()[0]}")
-        return NonFiniteGradientError("\n".join(lines), offenders)
-    if found is None:
-        lines.append(
+        return Origin(f"Its origin could not be traced: {str(error).splitlines()[0]}")
+    if bad_edge is None:
+        return Origin(
             "No node of this pass made them. Either `.grad` was not finite before (was it reset?), or the sum "
             "with the old `.grad` overflowed, or a hook of the parameter made them, or they came from another "
             "process, whose error names them."
         )
-        return NonFiniteGradientError("\n".join(lines), offenders)
-    edge, gradient = found
+    edge, gradient = bad_edge
     node = edge.source
     if node is None:
-        lines.append(f"The gradient passed in for output {edge.position} is not finite.")
-        return NonFiniteGradientError("\n".join(lines), offenders)
+        return Origin(f"The gradient passed in for output {edge.position} is not finite.")
     location = locations.get(node)
     where = node_label(node, location)
     module = location.module if location is not None else None
@@ -152,22 +126,14 @@ def _backward_origin(
     elif _any_nonfinite(_replay.apply_tensor_hooks(node, incoming, failed.create_graph)):
         cause = "The gradient that arrives there is finite; a hook on the tensor this op made makes it non-finite."
     if cause is not None:
-        lines.append(f"Origin: {where}. {cause}")
-        return NonFiniteGradientError("\n".join(lines), offenders, node=graph.op(node), module=module)
+        return Origin(f"Origin: {where}. {cause}", graph.op(node), module)
     bad = nonfinite_mask(gradient)
-    operand = find_operand(node, bad, [arrived for arrived in incoming if arrived is not None])
-    lines.append(
+    origin = find_operand(node, bad, [arrived for arrived in incoming if arrived is not None])
+    text = (
         f"Origin: {where}. The gradient that came in is finite; of the gradient it sent to its input "
-        f"{edge.position}, {int(bad.sum())} of {bad.numel()} values are not. {operand.text}"
+        f"{edge.position}, {int(bad.sum())} of {bad.numel()} values are not. {origin.text}"
     )
-    return NonFiniteGradientError(
-        "\n".join(lines),
-        offenders,
-        node=graph.op(node),
-        module=module,
-        operand=operand.name,
-        rows=operand.rows,
-    )
+    return origin._replace(text=text, node=graph.op(node), module=module)
 
 
 def _any_nonfinite(gradients: Sequence[Tensor | None]) -> bool:

@@ -15,8 +15,9 @@ from ..._torch.modes import values_are_real
 from ..._torch.nodes import donates_buffers, is_distributed
 from ...errors import NonFiniteGradientError
 from .._arguments import check_model
+from .._engine_call import EngineCall, Inputs
 from .._values import all_finite
-from .backward_origin import FinishedPass, find_origin
+from .backward_origin import find_origin
 
 
 class _State:
@@ -128,8 +129,8 @@ def _run(
         if state.error is None:
             wanted = inputs or (*leaves, *_sharded_parameters(state.model(), leaves))
             produced = result if result is not None and len(result) else [_grad(tensor) for tensor in wanted]
-            finished = FinishedPass(outputs, grads, wanted, create_graph, runs_once)
-            state.error = _check(state, finished, produced)
+            finished = EngineCall(outputs, Inputs(wanted), grads, create_graph=create_graph)
+            state.error = _check(state, finished, produced, runs_once)
         # A nested pass (a reentrant checkpoint) must not end the outer one: other processes may wait for what it
         # still has to send.
         if state.depth == 1 and state.error is not None:
@@ -176,7 +177,9 @@ def _grad(tensor: Tensor | GradientEdge) -> Tensor | None:
     return tensor.grad if isinstance(tensor, Tensor) and (tensor.is_leaf or tensor.retains_grad) else None
 
 
-def _check(state: _State, finished: FinishedPass, produced: Sequence[Tensor | None]) -> NonFiniteGradientError | None:
+def _check(
+    state: _State, finished: EngineCall, produced: Sequence[Tensor | None], freed_because: str | None
+) -> NonFiniteGradientError | None:
     """Return the error to raise, or None if everything is finite."""
     losses = [o.detach() for o in finished.outputs if isinstance(o, Tensor) and o.numel() == 1]
     if all_finite([*losses, *(gradient for gradient in produced if gradient is not None)]):
@@ -186,7 +189,7 @@ def _check(state: _State, finished: FinishedPass, produced: Sequence[Tensor | No
         return None  # it came from the outer pass, which will search for it
     state.searching = True
     try:
-        return find_origin(finished, produced, state.model())
+        return find_origin(finished, produced, state.model(), freed_because)
     except Exception as error:  # a failed search must not hide that values are not finite
         return NonFiniteGradientError(f"NaN or infinity in this pass. The search for its origin failed: {error!r}")
     finally:

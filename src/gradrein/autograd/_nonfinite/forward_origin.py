@@ -1,7 +1,7 @@
 """The op of the forward pass that made the first non-finite value, as far as the graph shows it."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from ... import graph
 from ..._torch.saved import saved_value
 from .._diagnosis.context import node_label
 from .._values import nonfinite_mask
-from .operand import mask_label, rows_of, saved_floats
+from .operand import Origin, mask_label, rows_of, saved_floats
 
 # Ops that save their input but not their result: recompute it.
 _RECOMPUTE: dict[str, Callable[[Tensor], Tensor]] = {
@@ -35,43 +35,31 @@ _POSITION = {"self": 0, "input": 0, "other": 1, "weight": 1, "mat1": 1, "batch1"
 _TWO_INPUTS = {"MmBackward0": 1, "BmmBackward0": 1}
 
 
-class ForwardOrigin(NamedTuple):
-    """The origin, with the attributes of `NonFiniteGradientError`."""
-
-    text: str
-    node: str | None = None
-    module: str | None = None
-    operand: str | None = None
-    rows: tuple[int, ...] = ()
-
-
 Locations: TypeAlias = dict[Node, graph.NodeLocation]
 
 
-def forward_origin(recorded: graph.Graph, names: graph.Names, locations: Locations) -> ForwardOrigin:
+def forward_origin(recorded: graph.Graph, names: graph.Names, locations: Locations) -> Origin:
     """Walk the graph in the order of the forward pass and stop at the first non-finite value."""
     for leaf in recorded.leaves:
         bad = nonfinite_mask(leaf)
         if bad.any():
             name = names.of(leaf) or graph.variable_name(leaf) or "a leaf"
             text = f"{name} {mask_label(bad)} already held NaN or infinity before the forward pass."
-            return ForwardOrigin(text, None, names.module_of(leaf), name, rows_of(bad))
+            return Origin(text, None, names.module_of(leaf), name, rows_of(bad))
     for count_masks in (False, True):  # masks are written with minus infinity: blame it last
         for node in reversed(recorded.nodes):
             operands = saved_floats(node)
             found = _bad_operand(node, operands, locations, count_masks) or _bad_result(node, operands, locations)
             if found is not None:
                 return found
-    return ForwardOrigin(
+    return Origin(
         "No value that the graph has saved is NaN or infinite, so the op that made it is unknown: it is "
         "one that saves nothing, such as a sum, or the value came in with data. Check the inputs with "
         "torch.isfinite."
     )
 
 
-def _bad_operand(
-    node: Node, operands: dict[str, Tensor], locations: Locations, count_masks: bool
-) -> ForwardOrigin | None:
+def _bad_operand(node: Node, operands: dict[str, Tensor], locations: Locations, count_masks: bool) -> Origin | None:
     for name, value in operands.items():
         bad = nonfinite_mask(value) if count_masks else nonfinite_mask(value) & ~value.isneginf()
         if _is_result(name) or not bad.any():
@@ -79,14 +67,14 @@ def _bad_operand(
         text = f"Operand `{name}` of {node_label(node, locations.get(node))} {mask_label(bad)} is NaN or infinite"
         producer = _producer(node, name)
         if producer is None:
-            return ForwardOrigin(
+            return Origin(
                 f"{text}. It came in with data, or from an op that was not recorded: check the inputs.",
                 graph.op(node),
                 _module(node, locations),
                 name,
                 rows_of(bad),
             )
-        return ForwardOrigin(
+        return Origin(
             f"{text}. It was made by {node_label(producer, locations.get(producer))}, or by an op before that which "
             "saved nothing.",
             graph.op(producer),
@@ -97,7 +85,7 @@ def _bad_operand(
     return None
 
 
-def _bad_result(node: Node, operands: dict[str, Tensor], locations: Locations) -> ForwardOrigin | None:
+def _bad_result(node: Node, operands: dict[str, Tensor], locations: Locations) -> Origin | None:
     inputs = {name: value for name, value in operands.items() if not _is_result(name)}
     for name, made in (*operands.items(), *_recomputed(node, operands)):
         if name in inputs:
@@ -111,7 +99,7 @@ def _bad_result(node: Node, operands: dict[str, Tensor], locations: Locations) -
             text = f"Origin: {node_label(node, locations.get(node))} made NaN or infinity {mask_label(bad)}" + (
                 f" out of {ranges}." if ranges else "."
             )
-            return ForwardOrigin(text, graph.op(node), _module(node, locations), cause, rows_of(bad))
+            return Origin(text, graph.op(node), _module(node, locations), cause, rows_of(bad))
     return None
 
 

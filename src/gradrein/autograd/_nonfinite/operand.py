@@ -11,18 +11,14 @@ from ... import graph
 from .._values import nonfinite_mask
 
 
-class Operand(NamedTuple):
-    """The operand of one node that explains a non-finite gradient.
-
-    Attributes:
-        text: the sentence for the error message.
-        name: torch's name of the saved value, None if none explains it.
-        rows: where in its first dimension, which for most data is the number of the sample.
-    """
+class Origin(NamedTuple):
+    """Where a NaN or infinity began, with the attributes of `NonFiniteGradientError`; `text` is for its message."""
 
     text: str
-    name: str | None
-    rows: tuple[int, ...]
+    node: str | None = None
+    module: str | None = None
+    operand: str | None = None
+    rows: tuple[int, ...] = ()
 
 
 def saved_floats(node: Node) -> dict[str, Tensor]:
@@ -35,7 +31,7 @@ def saved_floats(node: Node) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in tensors.items() if value.dtype.is_floating_point}
 
 
-def find_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Operand:
+def find_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Origin:
     """Find the saved value that is non-finite, or zero, exactly where the gradient is non-finite.
 
     Args:
@@ -48,7 +44,7 @@ def find_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Operand
         wrong = _matching(nonfinite_mask(value), bad)
         if wrong is not None:
             text = f"Its saved operand `{name}` is NaN or infinite {mask_label(wrong)}: look for what computed it."
-            return Operand(text, name, rows_of(wrong))
+            return Origin(text, operand=name, rows=rows_of(wrong))
     for name, value in operands.items():
         zero = _matching(value == 0, bad)
         if zero is not None:
@@ -57,7 +53,7 @@ def find_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Operand
                 "op, by a clamp or a small constant; masking the result does not help, because 0 * inf is "
                 "NaN."
             )
-            return Operand(text, name, rows_of(zero))
+            return Origin(text, operand=name, rows=rows_of(zero))
     largest = max((gradient.abs().max().item() for gradient in incoming if gradient.numel()), default=0.0)
     seen = [f"`{name}` {_range(value, bad)}" for name, value in operands.items() if value.numel()]
     text = (
@@ -65,7 +61,7 @@ def find_operand(node: Node, bad: Tensor, incoming: Sequence[Tensor]) -> Operand
         f"no finite derivative there: {', '.join([*seen, f'incoming gradient up to {largest:.3g}'])}; "
         f"{mask_label(bad)}."
     )
-    return Operand(text, None, rows_of(bad))
+    return Origin(text, rows=rows_of(bad))
 
 
 def rows_of(mask: Tensor) -> tuple[int, ...]:

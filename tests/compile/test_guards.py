@@ -82,28 +82,6 @@ def test_training_mode_and_dropout():
     assert not torch.equal(twins.captured(x, y), twins.captured(x, y))
 
 
-class Running(nn.Module):
-    """Keeps a mean of what it saw, and uses that of the calls before."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = mlp()
-        self.register_buffer("mean", torch.zeros(D))
-
-    def forward(self, x):
-        before = self.mean.clone()
-        with torch.no_grad():
-            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
-        return self.inner(x - before)
-
-
-def test_buffers_are_updated():
-    twins = Twins(Running())
-    warm(twins, *batch())
-    for _ in range(3):
-        twins.captured(*batch())
-
-
 def test_hooks_on_parameters_that_come_and_go():
     twins = Twins(mlp())
     warm(twins, *batch())
@@ -195,25 +173,6 @@ def test_where_dynamo_is_switched_off():
     with torch.compiler.set_stance("force_eager"):
         twins.eager(*batch())
     twins.captured(*batch())
-
-
-def test_a_buffer_that_the_step_sets_anew():
-    def make(model):
-        model.register_buffer("seen", torch.zeros(()))
-        model.register_buffer("last", torch.zeros(B))
-
-        def step(x, y):
-            model.seen += 1
-            model.last = gradrein.per_sample(losses_of(model, x, y), model).norms()
-            return model.seen
-
-        return step
-
-    twins = Twins(mlp(), make)
-    held = twins.model.seen
-    warm(twins, *batch())
-    assert twins.captured(*batch()) is held
-    assert held == 3
 
 
 def test_hooks_that_pack_saved_values_around_a_captured_step():

@@ -22,15 +22,13 @@ needs_compiler = pytest.mark.skipif(
 
 
 @needs_compiler
-def test_compiled_with_a_convolution_dropout_and_buffers():
+def test_compiled_with_a_convolution_and_dropout():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.drop, self.second = nn.Conv1d(1, 2, 3), nn.Dropout(0.5), nn.Linear(6, C)
-            self.register_buffer("seen", torch.zeros(()))
 
         def forward(self, x):
-            self.seen += 1
             return self.second(self.drop(torch.tanh(self.first(x[:, None]).flatten(1))))
 
     twins = Twins(Model(), backend="inductor")
@@ -39,7 +37,6 @@ def test_compiled_with_a_convolution_dropout_and_buffers():
         for model in (twins.model, twins.other):
             torch.optim.SGD(model.parameters(), 0.1).step()
     assert twins.ran == "compiled", twins.step.explain()
-    assert twins.model.seen == 4
 
 
 def test_the_fastest_is_kept_and_all_are_right(monkeypatch):

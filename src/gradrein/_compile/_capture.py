@@ -28,14 +28,12 @@ class RunEagerly(Exception):  # noqa: N818
 class Captured:
     """A step as one graph.
 
-    The graph returns one flag that says whether the rest may be used, what the step returns, the new values of inputs
-    that it changes, and what it adds to ``.grad``.
+    The graph returns one flag that says whether the rest may be used, what the step returns, and what it adds to
+    ``.grad``.
 
     Attributes:
         graph: the graph.
         with_history: for each output of the step, whether it has a graph in the eager step.
-        same: outputs of the step that are inputs, and which.
-        changed: inputs that the step changes in place.
         written: inputs to whose ``.grad`` it adds, once for each time.
         is_random: whether it draws random numbers.
         needs_grad_mode: whether one of its ops has to run with gradients recorded.
@@ -43,17 +41,9 @@ class Captured:
 
     graph: fx.GraphModule
     with_history: tuple[bool, ...]
-    same: dict[int, int]
-    changed: tuple[int, ...]
     written: tuple[int, ...]
     is_random: bool
     needs_grad_mode: bool
-
-    def split(self, found: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Tensor], Sequence[Tensor]]:
-        """Return outputs, new values and gradients among the outputs of the graph."""
-        start = 1 + len(self.with_history)
-        end = start + len(self.changed)
-        return found[1:start], found[start:end], found[end:]
 
 
 def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
@@ -71,31 +61,26 @@ def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) ->
 
 
 def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
-    changed = _changed(step, inputs)
+    _refuse_writes(step, inputs)
     mode = torch_fx.fake_mode()
     fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
     seen: dict[str, Any] = {}
 
     def run(*given: Tensor) -> list[Tensor]:
         tracer = _Tracer(given, _Held(model, inputs, given))
-        own = [x.clone() if i in changed else x for i, x in enumerate(given)]
         with tracer.active():
-            outputs = list(step(*own))
+            outputs = list(step(*given))
+        number = {id(x): i for i, x in enumerate(given)}
         seen["history"] = tuple(isinstance(out, Tensor) and out.requires_grad for out in outputs)
-        number = {id(x): i for i, x in enumerate(own)}
         seen["written"] = tuple(number[id(parameter)] for parameter, _ in tracer.written)
-        same = seen["same"] = {i: number[id(out)] for i, out in enumerate(outputs) if id(out) in number}
-        flag = tracer.flag()
-        outputs = [flag if i in same else out for i, out in enumerate(outputs)]
-        _refuse_aliases(outputs, [own[i] for i in changed])
-        return [flag, *outputs, *(own[i] for i in changed), *(g for _, g in tracer.written)]
+        return [tracer.flag(), *outputs, *(g for _, g in tracer.written)]
 
     with mode:
         traced = torch_fx.trace(run, fakes)
     _refuse_fakes(traced)
     is_random = any(torch_fx.is_random(node) for node in traced.graph.nodes)
     grad_mode = torch_fx.needs_grad_mode(traced)
-    return Captured(traced, seen["history"], seen["same"], changed, seen["written"], is_random, grad_mode)
+    return Captured(traced, seen["history"], seen["written"], is_random, grad_mode)
 
 
 class _Tracer:
@@ -211,8 +196,8 @@ class _Held(nn.Module):
         return iter(self._others[1])
 
 
-def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return the inputs that a step changes in place, found by running it without values."""
+def _refuse_writes(step: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
+    """Refuse a step that changes its inputs, buffers among them, found by running it without values."""
     with torch_fx.fake_mode() as mode, torch_fx.Writes() as writes:
         fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
         before = [_layout(x) for x in fakes]
@@ -221,24 +206,12 @@ def _changed(step: fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[int, ...]:
         raise RunEagerly("it changes the shape, the memory or requires_grad of an input")
     if writes.updates_statistics:
         raise RunEagerly("it updates the running statistics of batch normalisation")
-    memory = [storage_of(x) for x in inputs]
-    changed = tuple(i for i, x in enumerate(fakes) if storage_of(x) in writes.storages)
-    for i in changed:
-        if inputs[i].requires_grad:
-            raise RunEagerly("it changes a tensor in place that needs a gradient")
-        if memory.count(memory[i]) > 1:
-            raise RunEagerly("it changes a tensor in place that shares its memory with another")
-    return changed
+    if any(storage_of(x) in writes.storages for x in fakes):
+        raise RunEagerly("it changes a tensor in place that it was given, or a buffer")
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
     return x.shape, x.stride(), x.storage_offset(), x.requires_grad, storage_of(x)
-
-
-def _refuse_aliases(outputs: Sequence[Any], changed: Sequence[Tensor]) -> None:
-    memory = {storage_of(x) for x in changed}
-    if any(isinstance(out, Tensor) and storage_of(out) in memory for out in outputs):
-        raise RunEagerly("it returns a view of a tensor that it changes in place")
 
 
 def _refuse_fakes(traced: fx.GraphModule) -> None:

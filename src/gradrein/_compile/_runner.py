@@ -38,17 +38,12 @@ def make_runner(captured: Captured, function: Callable[..., Sequence[Any]], inpu
 
 
 def _write(captured: Captured, found: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
-    """Write what the step changes, and return what it returns."""
-    outputs, values, gradients = captured.split(found)
+    """Add to ``.grad`` what the step adds, and return what it returns."""
+    end = 1 + len(captured.with_history)
     with torch.no_grad():
-        for i, value in zip(captured.changed, values, strict=True):
-            inputs[i].copy_(value)
-        for i, gradient in zip(captured.written, gradients, strict=True):
+        for i, gradient in zip(captured.written, found[end:], strict=True):
             accumulate(inputs[i], gradient)
-    returned = [_without_graph(x) if had else x for x, had in zip(outputs, captured.with_history, strict=True)]
-    for i, number in captured.same.items():
-        returned[i] = inputs[number]
-    return returned
+    return [_without_graph(x) if had else x for x, had in zip(found[1:end], captured.with_history, strict=True)]
 
 
 def _pure(captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> Sequence[Any]:

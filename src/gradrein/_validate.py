@@ -33,10 +33,10 @@ def tensor_threshold(limit: float | Tensor, name: str) -> None:
 
 def number(value: float, name: str, low: float = 0.0, high: float = math.inf) -> float:
     """Return a number from `low` to `high`, both included."""
-    found = _float(value, f"`{name}` is a number")
-    if not low <= found <= high:
-        raise ArgumentError(f"`{name}` must be between {low:g} and {high:g}; found {found:g}.")
-    return found
+    converted = _float(value, f"`{name}` is a number")
+    if not low <= converted <= high:
+        raise ArgumentError(f"`{name}` must be between {low:g} and {high:g}; found {converted:g}.")
+    return converted
 
 
 def real(value: object, expected: str) -> float:
@@ -48,12 +48,12 @@ def real(value: object, expected: str) -> float:
 
 def finite(value: object, expected: str, *, above_zero: bool = False) -> float:
     """Return a finite number of zero or more, or above zero."""
-    found = real(value, expected)
-    if not 0 <= found < math.inf or (above_zero and not found):
+    converted = real(value, expected)
+    if not 0 <= converted < math.inf or (above_zero and not converted):
         raise ArgumentError(
-            f"{expected}, finite and {'above zero' if above_zero else 'not negative'}; found {found:g}."
+            f"{expected}, finite and {'above zero' if above_zero else 'not negative'}; found {converted:g}."
         )
-    return found
+    return converted
 
 
 def one_number(value: object, expected: str) -> Tensor:

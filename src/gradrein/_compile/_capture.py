@@ -149,8 +149,8 @@ class _Tracer:
             given["max_norm"] = others[0]
         if "direction" in given:
             given["direction"] = dict(zip(given["direction"], others, strict=True))
-        found: Tensor = getattr(ps, query)(**given)
-        return [found]
+        result: Tensor = getattr(ps, query)(**given)
+        return [result]
 
     def _per_sample(self, losses: Tensor, named: dict[str, Tensor], options: tuple[Any, ...]) -> PerSample:
         budget, retain_graph, allow_coupling, allow_opaque = options

@@ -77,14 +77,14 @@ class Entry:
         if self.way == "eager":
             raise RunEagerly
         try:
-            found = self._runners[self.way](inputs)
+            outputs = self._runners[self.way](inputs)
         except Exception:  # the eager step says in the user's terms what is wrong
             raise RunEagerly from None
-        if found is None:
+        if outputs is None:
             self._count_redone()
             raise RunEagerly
         self.ran, self._redone = self.way, 0
-        return found
+        return outputs
 
     def timed(self, way: Way, seconds: float) -> None:
         """Note how long a call took, and decide how the next one is run."""
@@ -107,8 +107,8 @@ class Entry:
             return f"{what}: eager: {self.reason}"
         if not self.took:
             return f"{what}: read, to be captured at the next call"
-        found = self.seconds.items()
-        times = ", ".join(f"{way} {1e3 * median(seconds):.2f} ms" for way, seconds in found if seconds)
+        timings = self.seconds.items()
+        times = ", ".join(f"{way} {1e3 * median(seconds):.2f} ms" for way, seconds in timings if seconds)
         state = f"eager: {self.reason}" if self.reason else f"{self.way}"
         if self.backend == "fastest":
             state = "being timed"

@@ -25,25 +25,25 @@ def make_runner(captured: Captured, function: Callable[..., Sequence[Any]], inpu
         restore = _random_state(inputs) if captured.is_random else None
         is_usual = False
         try:
-            found = _pure(captured, function, inputs)
-            is_usual = bool(found[0])
+            outputs = _pure(captured, function, inputs)
+            is_usual = bool(outputs[0])
         finally:
             if not is_usual and restore is not None:
                 restore()
         if not is_usual:
             return None
-        return _write(captured, [x.clone() if i in borrowed else x for i, x in enumerate(found)], inputs)
+        return _write(captured, [x.clone() if i in borrowed else x for i, x in enumerate(outputs)], inputs)
 
     return run
 
 
-def _write(captured: Captured, found: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
+def _write(captured: Captured, outputs: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
     """Add to ``.grad`` what the step adds, and return what it returns."""
     end = 1 + len(captured.with_history)
     with torch.no_grad():
-        for i, gradient in zip(captured.written, found[end:], strict=True):
+        for i, gradient in zip(captured.written, outputs[end:], strict=True):
             accumulate(inputs[i], gradient)
-    return [_without_graph(x) if had else x for x, had in zip(found[1:end], captured.with_history, strict=True)]
+    return [_without_graph(x) if had else x for x, had in zip(outputs[1:end], captured.with_history, strict=True)]
 
 
 def _pure(captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> Sequence[Any]:
@@ -87,8 +87,8 @@ def _random_state(tensors: Sequence[Tensor]) -> Callable[[], None]:
 
 def _without_graph(x: Tensor) -> Tensor:
     with torch.enable_grad():
-        found: Tensor = CompiledStepOutput.apply(torch.zeros((), requires_grad=True), x)  # type: ignore[no-untyped-call]
-    return found
+        output: Tensor = CompiledStepOutput.apply(torch.zeros((), requires_grad=True), x)  # type: ignore[no-untyped-call]
+    return output
 
 
 class CompiledStepOutput(torch.autograd.Function):

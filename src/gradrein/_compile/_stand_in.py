@@ -104,8 +104,8 @@ class StandIn:
         return dict(zip(self._names, self._query("grads"), strict=True))
 
     def weighted_(self, weights: Any) -> None:
-        found = weights if isinstance(weights, Tensor) else weights(self.norms())
-        self._query("weighted_", (), [found])
+        given = weights if isinstance(weights, Tensor) else weights(self.norms())
+        self._query("weighted_", (), [given])
 
     def clip_(self, max_norm: Any, **settings: Any) -> Tensor:
         if settings.get("generator") is not None:

@@ -100,29 +100,29 @@ class CompiledStep(Generic[P, R]):
             return self._eager(*args, **kwargs)
         self._last.entry, start = None, time.perf_counter()
         drawn = random.getstate()  # Dynamo draws before it calls the graph
-        found: R
+        result: R
         try:
             with _ONE_AT_A_TIME:
-                found = self._call(*args, **kwargs)
+                result = self._call(*args, **kwargs)
         except self._failures as error:
             random.setstate(drawn)
             return self._instead(error, args, kwargs)
         entry = self._last.entry
         if entry is not None and entry.ran is not None:
             entry.timed(entry.ran, time.perf_counter() - start)
-        return found
+        return result
 
     def _call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a graph that fits this call, and read the step where there is none."""
-        found: R
+        result: R
         try:
-            found = self._cached(*args, **kwargs)
+            result = self._cached(*args, **kwargs)
         except RunEagerly:
             if self._last.entry is not None:
                 raise
             with dynamo.reading():
-                found = self._read(*args, **kwargs)
-        return found
+                result = self._read(*args, **kwargs)
+        return result
 
     def explain(self) -> str:
         """Return what was captured for which form of the step, how it runs, and what stays eager and why."""
@@ -161,7 +161,7 @@ class CompiledStep(Generic[P, R]):
     def _instead(self, error: Exception, args: Any, kwargs: Any) -> R:
         """Run the step eagerly, and remember why if that is for good."""
         start = time.perf_counter()
-        found = self._eager(*args, **kwargs)
+        result = self._eager(*args, **kwargs)
         entry = self._last.entry
         if entry is not None:
             entry.was_eager = True
@@ -172,7 +172,7 @@ class CompiledStep(Generic[P, R]):
             reason = "" if isinstance(error, RunEagerly) else dynamo.reason(error)  # reading may be off for now
         if reason:
             self._eager_forms[self._form(args, kwargs)] = reason
-        return found
+        return result
 
     def _form(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return what can cheaply be told about a call: to stay eager is right for all that look alike."""
@@ -212,9 +212,9 @@ def _as_read(step: Callable[..., Any]) -> Callable[..., Any]:
         if not is_read():
             raise missing
         flags.stand_in = stand_in
-        found = step(*args, **kwargs)
+        result = step(*args, **kwargs)
         flags.stand_in = None
-        return found
+        return result
 
     # Dynamo looks the globals of all other functions up in the module of that name, which code run by `exec` has not.
     scope = getattr(step, "__globals__", run.__globals__)

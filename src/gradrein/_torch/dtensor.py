@@ -37,8 +37,8 @@ def dtensors_among(values: Iterable[Any]) -> list[Any]:
 def wait_tensor(tensor: Any) -> Tensor:
     """Return a tensor whose collective has finished; torch hands out asynchronous ones."""
     pending = type(tensor) is not Tensor and hasattr(tensor, "wait")
-    found: Tensor = tensor.wait() if pending else tensor
-    return found
+    ready: Tensor = tensor.wait() if pending else tensor
+    return ready
 
 
 def distribute_own(whole: Tensor, mesh: Any, placements: Sequence[Any]) -> Any:
@@ -129,7 +129,7 @@ def spread(shard: Tensor, spec: Any) -> Tensor:
         return shard
     from torch.distributed.tensor import DTensor
 
-    found: Tensor = DTensor.from_local(
+    whole: Tensor = DTensor.from_local(
         shard, spec.mesh, spec.placements, run_check=False, shape=spec.shape, stride=spec.stride
     )
-    return found
+    return whole

@@ -48,8 +48,8 @@ def engine_local(key: str, make: Callable[[], _T]) -> _T:
     """
     if not torch._C._is_key_in_tls(key):
         torch._C._stash_obj_in_tls(key, make())
-    found: _T = torch._C._get_obj_in_tls(key)
-    return found
+    stored: _T = torch._C._get_obj_in_tls(key)
+    return stored
 
 
 def nested_engine_runs(error: BaseException) -> int:

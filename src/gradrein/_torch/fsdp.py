@@ -66,11 +66,11 @@ def sharded_states(tensors: Iterable[Tensor]) -> list[Any]:
         return []
     references = sys.modules["torch.distributed._composable_state"]._module_state_mapping.values()
     wanted = {id(tensor) for tensor in tensors}
-    found: dict[int, Any] = {}
+    states_by_id: dict[int, Any] = {}
     for state in [reference() for reference in references]:
         if isinstance(state, module.FSDPState) and not wanted.isdisjoint(_ids_under(state)):
-            found |= {id(one): one for one in [*state._state_ctx.all_states, state]}
-    return list(found.values())
+            states_by_id |= {id(one): one for one in [*state._state_ctx.all_states, state]}
+    return list(states_by_id.values())
 
 
 def _ids_under(state: Any) -> Iterator[int]:
@@ -136,7 +136,7 @@ def gathered(states: Iterable[Any]) -> Iterator[None]:
         *((group, name) for group in groups for name in ("reduce_grads", "reshard_after_backward")),
         *((group, "post_forward_mesh_info") for group in groups),
     ]
-    found = [(owner, name, getattr(owner, name)) for owner, name in before]
+    saved = [(owner, name, getattr(owner, name)) for owner, name in before]
     first_call = "_register_root_post_backward_final_callback"  # what each of its hooks does first
     try:
         for state in states:
@@ -148,7 +148,7 @@ def gathered(states: Iterable[Any]) -> Iterator[None]:
     finally:
         for state in states:
             vars(state).pop(first_call, None)
-        for owner, name, value in found:
+        for owner, name, value in saved:
             setattr(owner, name, value)
         for group in groups:
             group.reshard()

@@ -51,8 +51,8 @@ class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.updates_statistics |= given.get("running_mean") is not None and given.get("training", True)
         for one in arguments:
             if one.alias_info is not None and one.alias_info.is_write:
-                found = tree_leaves(given.get(one.name))
-                self.storages.update(storage_of(x) for x in found if isinstance(x, Tensor))
+                leaves = tree_leaves(given.get(one.name))
+                self.storages.update(storage_of(x) for x in leaves if isinstance(x, Tensor))
         return func(*args, **kwargs)
 
 
@@ -101,8 +101,8 @@ def _computed(end: fx.Node, root: Any) -> Tensor | None:
             elif node in above:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
-    found: Tensor = values[end]
-    return found
+    value: Tensor = values[end]
+    return value
 
 
 def is_random(node: fx.Node) -> bool:
@@ -134,8 +134,8 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
 
     with as_recorded(), config.patch(fallback_random=True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's about itself, which would stop the compilation where they are errors
-        found: Any = compile_fx(graph, list(inputs))
-    return found  # type: ignore[no-any-return]
+        function: Any = compile_fx(graph, list(inputs))
+    return function  # type: ignore[no-any-return]
 
 
 def lacks_compiler(error: BaseException | None) -> bool:

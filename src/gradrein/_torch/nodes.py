@@ -45,17 +45,17 @@ def walk(starts: Iterable[Output | Node], is_end: Callable[[Node], bool] | None 
     See Also:
         [`gradrein.graph.read`][]
     """
-    found: dict[Node, Edges] = dict.fromkeys(_entered(starts), ())
-    queue = list(found)
+    edges_of: dict[Node, Edges] = dict.fromkeys(_entered(starts), ())
+    queue = list(edges_of)
     for node in queue:  # it grows on the way
-        edges = found[node] = node.next_functions
+        edges = edges_of[node] = node.next_functions
         if is_end is not None and is_end(node):
             continue
         for used, _ in edges:
-            if used is not None and used not in found:
-                found[used] = ()
+            if used is not None and used not in edges_of:
+                edges_of[used] = ()
                 queue.append(used)
-    return found
+    return edges_of
 
 
 def _entered(starts: Iterable[Output | Node]) -> Iterator[Node]:
@@ -186,9 +186,9 @@ def forward_source(node: Node) -> str | None:
     """
     metadata: Any = node.metadata  # a dict, whatever its annotation says
     for frame in reversed(list(metadata.get("traceback_") or ())):
-        found = re.match(r'\s*File "(.*)", line (\d+), in .*\n?\s*(.*)', frame)
-        if found and not found[1].startswith((_TORCH, _OURS)):
-            return f"{os.path.basename(found[1])}, line {found[2]}" + (f": {found[3]}" if found[3] else "")
+        match = re.match(r'\s*File "(.*)", line (\d+), in .*\n?\s*(.*)', frame)
+        if match and not match[1].startswith((_TORCH, _OURS)):
+            return f"{os.path.basename(match[1])}, line {match[2]}" + (f": {match[3]}" if match[3] else "")
     return None
 
 

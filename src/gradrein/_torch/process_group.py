@@ -40,11 +40,11 @@ def messages_sent() -> dict[str, int]:
     if not dist.is_available() or not dist.is_initialized():
         return {}
     groups: Any = dist.distributed_c10d._world.pg_names
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for group, name in groups.items():
         with suppress(RuntimeError):  # a backend that does not count
-            found[name] = group._get_sequence_number_for_group()
-    return found
+            counts[name] = group._get_sequence_number_for_group()
+    return counts
 
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"

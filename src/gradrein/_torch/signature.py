@@ -85,34 +85,34 @@ _KINDS: dict[type, NodeKind] = {}
 def kind_of(node: Node) -> NodeKind:
     """Return what all nodes of this one's type have in common."""
     kind = type(node)
-    found = _KINDS.get(kind)
-    if found is None:
+    known = _KINDS.get(kind)
+    if known is None:
         names = dir(kind)
         raw = tuple(name for name in names if name.startswith("_raw_saved_"))
         plain = tuple(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
         is_custom = isinstance(node, torch._C._FunctionBase)
         name = kind.__name__
-        found = NodeKind(raw, plain, name == "AccumulateGrad" and not is_custom, is_custom, name == "CppFunction")
+        known = NodeKind(raw, plain, name == "AccumulateGrad" and not is_custom, is_custom, name == "CppFunction")
         if not is_custom:
-            _KINDS[kind] = found
-    return found
+            _KINDS[kind] = known
+    return known
 
 
 def packed_nodes(nodes: Iterable[Node]) -> set[Node]:
     """Return the nodes with saved-tensor hooks, such as those of a checkpoint, before something that they saved."""
-    found = set()
+    packed = set()
     for node in nodes:
         for name in kind_of(node).tensors:
             if is_packed(node, name[len("_raw_saved_") :], getattr(node, name)):
-                found.add(node)
+                packed.add(node)
                 break
-    return found
+    return packed
 
 
 def _hashable(facts: list[Any]) -> tuple[Any, ...]:
-    found = tuple(facts)
+    signature = tuple(facts)
     try:
-        hash(found)
+        hash(signature)
     except TypeError:  # lists among what nodes saved
-        return tuple(_hashable(list(one)) if isinstance(one, list | tuple) else one for one in found)
-    return found
+        return tuple(_hashable(list(one)) if isinstance(one, list | tuple) else one for one in signature)
+    return signature

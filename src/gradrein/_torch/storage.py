@@ -27,8 +27,8 @@ def repeats(tensors: Sequence[Tensor]) -> dict[int, int]:
     first: dict[object, int] = {}
     pairs = zip(starts, tensors, strict=True)
     keys = [(start, t.device, t.dtype, _runs(t)) if start > 0 else start for start, t in pairs]
-    found = {i: first.setdefault(key, i) for i, key in enumerate(keys)}
-    return {i: other for i, other in found.items() if i != other}
+    earlier = {i: first.setdefault(key, i) for i, key in enumerate(keys)}
+    return {i: other for i, other in earlier.items() if i != other}
 
 
 def _starts(tensors: Sequence[Tensor]) -> list[int]:
@@ -36,23 +36,23 @@ def _starts(tensors: Sequence[Tensor]) -> list[int]:
     if torch.compiler.is_compiling() or any(map(is_fake, tensors[:1])):
         return [-id(t) for t in tensors]
     try:
-        found = list(map(Tensor.data_ptr, tensors))
+        starts = list(map(Tensor.data_ptr, tensors))
     except RuntimeError:  # of a tensor without a storage, such as a sparse one
-        found = [t.data_ptr() if t.layout is torch.strided and not is_fake(t) else 0 for t in tensors]
-    return [start or -id(t) for start, t in zip(found, tensors, strict=True)] if 0 in found else found
+        starts = [t.data_ptr() if t.layout is torch.strided and not is_fake(t) else 0 for t in tensors]
+    return [start or -id(t) for start, t in zip(starts, tensors, strict=True)] if 0 in starts else starts
 
 
 def _runs(tensor: Tensor) -> tuple[tuple[int, int], ...]:
     """Return step and number of the elements of a strided tensor, the same for all orders and shapes of its memory."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     pairs = zip(tensor.stride(), tensor.shape, strict=True)
     for step, size in sorted((step, size) for step, size in pairs if size > 1):
-        inner, count = found[-1] if found else (0, 0)
-        if found and inner * count == step:
-            found[-1] = (inner, count * size)
+        inner, count = runs[-1] if runs else (0, 0)
+        if runs and inner * count == step:
+            runs[-1] = (inner, count * size)
         else:
-            found.append((step, size))
-    return tuple(found)
+            runs.append((step, size))
+    return tuple(runs)
 
 
 def plain(tensor: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ def as_inputs(inputs: Any, caller: str) -> Inputs:
     else:
         values = _as_tuple(inputs, "an input")
     if not values:
-        found = "a module without trainable parameters" if isinstance(inputs, nn.Module) else "an empty container"
-        raise BackwardError(f"`inputs` argument to `{caller}()` cannot be empty.\nIt is {found}.")
+        passed = "a module without trainable parameters" if isinstance(inputs, nn.Module) else "an empty container"
+        raise BackwardError(f"`inputs` argument to `{caller}()` cannot be empty.\nIt is {passed}.")
     return Inputs(values, names)
 
 
@@ -208,8 +208,8 @@ def _checked_grad(output: Output, grad: Tensor, index: int, batched: bool) -> Te
 
 def _check_is_tensor(output: Any, index: int) -> None:
     if not isinstance(output, Tensor):
-        found = type(output).__name__
-        raise GradientTypeError(f"output {index} is a {found}; expected a Tensor or a GradientEdge.")
+        kind = type(output).__name__
+        raise GradientTypeError(f"output {index} is a {kind}; expected a Tensor or a GradientEdge.")
 
 
 def _refuse_nested_edge(edge: GradientEdge) -> None:

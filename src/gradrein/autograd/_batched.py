@@ -50,8 +50,8 @@ def _run_chunk(call: EngineCall, size: int) -> tuple[Tensor | None, ...]:
     try:
         with open_batch() as level:
             grads = tuple(None if g is None else hide_batch(g, level) for g in call.grads)
-            found = run(replace(call, grads=grads))
-            return tuple(None if g is None else restore_batch(g, level, size) for g in found)
+            results = run(replace(call, grads=grads))
+            return tuple(None if g is None else restore_batch(g, level, size) for g in results)
     except BackwardError:
         raise  # an error of the graph or the arguments
     except RuntimeError as error:

@@ -120,12 +120,12 @@ def grad(
             "materialize_grads": materialize_grads,
         }
         if overridden:
-            found = dispatch_override(
+            gradients = dispatch_override(
                 torch.autograd.grad, overridden, EngineCall(starts, wanted), starts, wanted.values, **theirs
             )
         else:
-            found = torch_grad(starts, wanted.values, **theirs)
-        return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
+            gradients = torch_grad(starts, wanted.values, **theirs)
+        return gradients if wanted.names is None else dict(zip(wanted.names, gradients, strict=True))
     if not only_inputs:
         warnings.warn(_ONLY_INPUTS, FutureWarning, stacklevel=2)
     call = EngineCall(
@@ -137,10 +137,10 @@ def grad(
         allow_unused=allow_unused,
     )
     size = batch_size(call.grads) if is_grads_batched else None
-    found = run(call) if size is None else run_batched(call, size, chunk_size)
+    gradients = run(call) if size is None else run_batched(call, size, chunk_size)
     if materialize_grads:
-        found = _with_zeros(found, wanted, size, create_graph)
-    return found if wanted.names is None else dict(zip(wanted.names, found, strict=True))
+        gradients = _with_zeros(gradients, wanted, size, create_graph)
+    return gradients if wanted.names is None else dict(zip(wanted.names, gradients, strict=True))
 
 
 def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_size: int | None) -> None:
@@ -156,10 +156,10 @@ def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_si
         raise ArgumentError(f"chunk_size must be None or an int of at least 1, got {chunk_size!r}.")
 
 
-def _with_zeros(found: Sequence[Tensor | None], wanted: Inputs, size: int | None, create_graph: bool) -> Any:
+def _with_zeros(gradients: Sequence[Tensor | None], wanted: Inputs, size: int | None, create_graph: bool) -> Any:
     return tuple(
         _zeros(value, size, create_graph) if gradient is None else gradient
-        for gradient, value in zip(found, wanted.values, strict=True)
+        for gradient, value in zip(gradients, wanted.values, strict=True)
     )
 
 

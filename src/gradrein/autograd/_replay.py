@@ -119,7 +119,7 @@ def run(
     targets = {edge.node for edge in wanted}
     leading = recorded.leading_to(targets)
     state = _PassState({node: index for index, node in enumerate(recorded.nodes)}, create_graph, visit)
-    found: dict[tuple[Node, int], Tensor | None] = {}
+    gradients: dict[tuple[Node, int], Tensor | None] = {}
     with recompute_once(), torch.set_grad_enabled(create_graph):
         for index, (root, gradient) in enumerate(zip(recorded.roots, grads, strict=True)):
             state.send(Edge(None, index, root.node, root.output_nr), gradient)
@@ -128,13 +128,13 @@ def run(
             if node in targets:
                 # As in torch: an input that the pass goes through is captured before the hooks of its tensor.
                 captured = incoming if node in leading else apply_tensor_hooks(node, incoming, create_graph)
-                found |= {(node, number): grad for number, grad in enumerate(captured)}
+                gradients |= {(node, number): grad for number, grad in enumerate(captured)}
             if node in leading:
                 for position, outgoing in enumerate(state.execute(node, incoming)):
                     target, output_nr = node.next_functions[position]
                     if target is not None and (target in leading or target in targets):
                         state.send(Edge(node, position, target, output_nr), outgoing)
-    return tuple(found.get((edge.node, edge.output_nr)) for edge in wanted)
+    return tuple(gradients.get((edge.node, edge.output_nr)) for edge in wanted)
 
 
 def _refuse_unreplayable(recorded: graph.Graph) -> None:

@@ -38,8 +38,8 @@ def gradients(device: torch.device, dtype: torch.dtype = torch.float32, by: floa
     return parameters
 
 
-def _expect(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    pairs = zip(found, expected, strict=True) if isinstance(found, list | tuple) else [(found, expected)]
+def _expect(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    pairs = zip(actual, expected, strict=True) if isinstance(actual, list | tuple) else [(actual, expected)]
     for one, other in pairs:
         other = other.to(one.device, one.dtype) if isinstance(other, Tensor) else other
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)

@@ -57,8 +57,8 @@ def run(device: str | None = None, output: str | None = None) -> int:
 
 def _device(name: str | None) -> torch.device:
     if name is None:
-        found = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-        return found or torch.device("cpu")
+        accelerator = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+        return accelerator or torch.device("cpu")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

@@ -30,11 +30,11 @@ def diagnose(text: str, call: EngineCall) -> InplaceModifiedError:
 
 def _stale_label(context: ErrorContext, node: Node, entry: graph.SavedValue) -> str:
     held = entry.held
-    expected, found = entry.versions or (None, None)
+    expected, current = entry.versions or (None, None)
     name = context.name(graph.base_of(held)) if held is not None else None
     subject = f"`{entry.name}` of {context.node_label(node)}" + (f", which is `{name}`" if name else "")
     shape = f", shape {tuple(held.shape)}" if held is not None else ""
-    return f"{subject}{shape}: saved at version {expected}, now at {found}; {_writer(context, node, held)}"
+    return f"{subject}{shape}: saved at version {expected}, now at {current}; {_writer(context, node, held)}"
 
 
 def _writer(context: ErrorContext, node: Node, held: Tensor | None) -> str:

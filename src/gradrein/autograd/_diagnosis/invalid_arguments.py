@@ -47,10 +47,10 @@ def unmatched(outputs: Sequence[Output], given: int) -> str:
 
 def shape_mismatch(output: Output, grad: Tensor, index: int, batched: bool) -> str:
     """Return the message for a gradient of another shape than its output."""
-    shape, found = _shape(output), _shape(grad)
+    shape, given = _shape(output), _shape(grad)
     if not batched:
         return (
-            f"Mismatch in shape: grad_output[{index}] has a shape of {found} "
+            f"Mismatch in shape: grad_output[{index}] has a shape of {given} "
             f"and output[{index}] has a shape of {shape}.\n"
             f"{argument_label('output', output, index)} is {producer_label(output)}. Pass a gradient of its shape."
         )
@@ -58,7 +58,7 @@ def shape_mismatch(output: Output, grad: Tensor, index: int, batched: bool) -> s
     return (
         "If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the batch "
         "dimension. The sizes of the remaining dimensions are expected to match the shape of corresponding "
-        f"output, but a mismatch was detected: grad_output[{index}] has a shape of {found} "
+        f"output, but a mismatch was detected: grad_output[{index}] has a shape of {given} "
         f"and output[{index}] has a shape of {shape}.\n"
         f"{argument_label('output', output, index)} is {producer_label(output)}. Pass a gradient of shape ({wanted})."
     )

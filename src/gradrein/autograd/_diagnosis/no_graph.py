@@ -33,20 +33,20 @@ def diagnose(text: str, call: EngineCall) -> NoGraphError:
 
 
 def _causes(output: Tensor, context: ErrorContext) -> list[str]:
-    found = []
+    causes = []
     if not (output.is_floating_point() or output.is_complex()):
-        found.append(
+        causes.append(
             f"its dtype is {output.dtype}, and only floating point and complex values have gradients "
             "(comparisons, argmax and casts to integers end a graph)"
         )
     if output.is_inference():
-        found.append("it was made under torch.inference_mode(): run the forward pass outside of it")
+        causes.append("it was made under torch.inference_mode(): run the forward pass outside of it")
     if not torch.is_grad_enabled():
-        found.append("gradients are disabled here (no_grad, set_grad_enabled(False)), perhaps there as well")
+        causes.append("gradients are disabled here (no_grad, set_grad_enabled(False)), perhaps there as well")
     source = _detached_from(output)
     if source is not None:
-        found.append(f"it was detached from {context.tensor_label(source)}: same memory, no history")
-    return found
+        causes.append(f"it was detached from {context.tensor_label(source)}: same memory, no history")
+    return causes
 
 
 def _detached_from(output: Tensor) -> Tensor | None:

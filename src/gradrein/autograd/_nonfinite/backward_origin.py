@@ -80,8 +80,8 @@ def _first_bad_edge(failed: EngineCall, recorded: graph.Graph) -> tuple[_replay.
 
     try:
         _replay.run(recorded, failed.inputs.values, failed.grads, create_graph=failed.create_graph, visit=check)
-    except _FoundError as found:
-        return found.edge, found.gradient  # without its traceback, which would keep this pass alive
+    except _FoundError as stop:
+        return stop.edge, stop.gradient  # without its traceback, which would keep this pass alive
     return None
 
 

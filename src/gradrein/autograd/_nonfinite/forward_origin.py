@@ -49,9 +49,9 @@ def forward_origin(recorded: graph.Graph, names: graph.Names, locations: Locatio
     for count_masks in (False, True):  # masks are written with minus infinity: blame it last
         for node in reversed(recorded.nodes):
             operands = saved_floats(node)
-            found = _bad_operand(node, operands, locations, count_masks) or _bad_result(node, operands, locations)
-            if found is not None:
-                return found
+            origin = _bad_operand(node, operands, locations, count_masks) or _bad_result(node, operands, locations)
+            if origin is not None:
+                return origin
     return Origin(
         "No value that the graph has saved is NaN or infinite, so the op that made it is unknown: it is "
         "one that saves nothing, such as a sum, or the value came in with data. Check the inputs with "

@@ -39,14 +39,14 @@ class GradStats:
 
 def combine(several: Iterable[GradStats | None]) -> GradStats | None:
     """Return the statistics of several gradients as if they were one; None if all are missing."""
-    found = [stats for stats in several if stats is not None]
-    if len(found) <= 1:
-        return found[0] if found else None
+    present = [stats for stats in several if stats is not None]
+    if len(present) <= 1:
+        return present[0] if present else None
     return GradStats(
-        math.hypot(*(stats.norm for stats in found)),
-        sum(stats.size for stats in found),
-        sum(stats.zeros for stats in found),
-        sum(stats.nonfinite for stats in found),
+        math.hypot(*(stats.norm for stats in present)),
+        sum(stats.size for stats in present),
+        sum(stats.zeros for stats in present),
+        sum(stats.nonfinite for stats in present),
     )
 
 

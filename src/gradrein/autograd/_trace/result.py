@@ -68,8 +68,8 @@ class Trace:
         return "\n".join([f"backward: {len(self.nodes)} nodes in {self.seconds * 1e3:.1f} ms", *lines])
 
     def _repr_html_(self) -> str:
-        found = ((module_name(one.module), one.parameters or one.entering) for one in self.by_module())
-        norms = {name: stats.norm for name, stats in found if stats is not None}
+        stats_by_module = ((module_name(one.module), one.parameters or one.entering) for one in self.by_module())
+        norms = {name: stats.norm for name, stats in stats_by_module if stats is not None}
         title, _, table = str(self).partition("\n")
         return card(f"{title}; gradient norm by module", bars(norms), table)
 

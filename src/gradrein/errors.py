@@ -21,6 +21,7 @@ GradreinError
 │   ├── NoGraphError                           an output that has no recorded graph, and why
 │   └── GradientMismatchError                  gradients that are missing, or do not match their outputs
 ├── AuditError (RuntimeError)                  per-sample gradients do not add up to autograd's own
+├── PrivacyError (RuntimeError)                private training would not be what is accounted for
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that exited or timed out
 ├── RecordError (ValueError)                   a file that is not a record of a run, or is damaged
 │   └── RecordWriteError (OSError)             a record that cannot be written
@@ -48,6 +49,7 @@ __all__ = [
     "NoGraphError",
     "NonFiniteGradientError",
     "NotAParameterError",
+    "PrivacyError",
     "RankError",
     "RecordError",
     "RecordWriteError",
@@ -214,6 +216,14 @@ class AuditError(GradreinError, RuntimeError):
     def __init__(self, message: str, parameter: str = "") -> None:
         super().__init__(message)
         self.parameter = parameter
+
+
+class PrivacyError(GradreinError, RuntimeError):
+    """Private training would not be what epsilon is accounted for; the message says why and what to do.
+
+    See Also:
+        [`gradrein.private.Private`][]
+    """
 
 
 class GradreinWarning(UserWarning):

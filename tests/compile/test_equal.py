@@ -143,16 +143,6 @@ def test_everything_at_once():
         twins.captured(*batch())
 
 
-def test_noise_is_drawn_anew_from_torchs_generator():
-    def make(model):
-        return lambda x, y: gradrein.per_sample(losses_of(model, x, y), model).clip_(0.1, noise_multiplier=1.0)
-
-    twins = Twins(mlp(), make)
-    twins.run(*batch())
-    twins.captured(*batch())
-    twins.captured(*batch())
-
-
 def test_a_parameter_that_no_loss_depends_on():
     model = mlp()
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))

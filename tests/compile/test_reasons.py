@@ -115,11 +115,6 @@ EAGER = {
         lambda model: lambda x, y: gradrein.per_sample(losses_of(model, x, y), [*model.parameters()]).norms(),
         "without names",
     ),
-    "threshold and noise": (
-        mlp,
-        answers(lambda ps: ps.clip_(ps.norms().median(), noise_multiplier=1.0)),
-        "a threshold that is a tensor",
-    ),
     "host": (mlp, answers(lambda ps: ps.norms().tolist()), "."),
     "nothing asked": (mlp, lambda model: lambda x, y: losses_of(model, x, y).detach(), "does not ask"),
     "one sample": (mlp, lambda model: lambda x, y: clipped(model)(x[:1], y[:1]), "at least two"),

@@ -361,19 +361,6 @@ def test_reentrant_checkpoints():
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_noise_and_coupling():
-    """Clipping bounds nothing then: no statement about privacy holds."""
-    model = nn.Linear(3, 3).double()
-    ps = gradrein.per_sample(model(X).square().sum(1), model, allow_coupling=True)
-    with pytest.raises(
-        errors.ArgumentError, match="no privacy statement holds. Call per_sample without allow_coupling"
-    ):
-        ps.clip_(1.0, noise_multiplier=0.5)
-    assert model.weight.grad is None
-    ps.clip_(1.0)
-    assert model.weight.grad is not None
-
-
 def test_gathered_is_a_word_of_norms_only():
     model = nn.Linear(3, 3).double()
     ps = gradrein.per_sample(model(X).square().sum(1), model)

@@ -149,7 +149,6 @@ def test_a_norm_too_small_to_be_normalised_is_named():
     [
         {"gamma": -1.0},
         {"gamma": float("nan")},
-        {"noise_multiplier": float("nan")},
         {"max_norm": float("inf"), "gamma": 0},
     ],
 )

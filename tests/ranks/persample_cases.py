@@ -283,20 +283,6 @@ def used_on_one_rank():
         start += len(x)
 
 
-def noise(wrapped):
-    """Drawn once, by the first rank: what one process adds, on all ranks and to every parameter."""
-    rank, parts = dist.get_rank(), batch("empty")
-    model, alone = WRAPPED[wrapped](), twin(wrapped)
-    x, y = torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
-    options = {"noise_multiplier": 1.5, "per_parameter": True, "divide_by": 16}
-    gradrein.per_sample(losses_of(alone, x, y), alone).clip_(0.3, generator=torch.Generator().manual_seed(0), **options)
-    generator = torch.Generator().manual_seed(rank)
-    ps = gradrein.per_sample(losses_of(model, *parts[rank]), model, memory_budget=0)
-    ps.clip_(0.3, generator=generator, **options)
-    for name, p in alone.named_parameters():
-        torch.testing.assert_close(whole(named(model)[name].grad), p.grad, rtol=1e-10, atol=1e-12)
-
-
 def scaled(wrapped):
     """The scaler's step unscales what was written."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -637,7 +623,7 @@ def collectives():
         ps.audit()
     assert calls == []
     with counted() as calls:
-        ps.clip_(1.0, noise_multiplier=1.0)
+        ps.clip_(1.0)
     assert calls == ["all_reduce", "all_reduce"]
     with counted() as calls:
         ps.weighted_(lambda norms: norms)

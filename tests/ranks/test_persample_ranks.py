@@ -23,10 +23,8 @@ def test_ranks_with_few_samples_or_none(four, wrapped, sizes):
 
 
 @pytest.mark.parametrize("wrapped", ["ddp", "fsdp", "fsdp, odd"])
-@pytest.mark.parametrize(
-    "case", [persample_cases.noise, persample_cases.scaled, persample_cases.statistics], ids=lambda case: case.__name__
-)
-def test_noise_scale_and_statistics(ranks, case, wrapped):
+@pytest.mark.parametrize("case", [persample_cases.scaled, persample_cases.statistics], ids=lambda case: case.__name__)
+def test_scale_and_statistics(ranks, case, wrapped):
     ranks.run(case, wrapped)
 
 

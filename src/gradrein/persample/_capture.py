@@ -63,7 +63,7 @@ def capture(
     kept = losses if options.retain_graph else None
     if losses.samples <= 1:
         few = _each_alone(losses, _used(leaves, parameters), options)
-        return Captured(losses.samples, few, None, 0.0, options.memory_budget, kept, options.coupling)
+        return Captured(losses.samples, few, None, 0.0, options.memory_budget, kept)
     found = None
     if not (alone and options.coupling):
         known = ModelTensors(parameters, model, losses.root.numel())
@@ -74,12 +74,12 @@ def capture(
     if found is not None and not alone and all(map(_is_linear, losses.scan.custom)):
         forms, left = _by_rules(found, leaves, losses, options)
         whole = {name: merged(forms[name]) for name in parameters if name in forms}
-        return Captured(losses.samples, whole, found.source, found.eps, left, kept, options.coupling)
+        return Captured(losses.samples, whole, found.source, found.eps, left, kept)
     if found is not None and not options.coupling:
         _look_at_packed_data(found)
     each = _each_alone(losses, _used(leaves, parameters), options)
     eps = coarsest_eps(losses.scan.nodes)
-    return Captured(losses.samples, each, Source.ALONE, eps, options.memory_budget, kept, options.coupling)
+    return Captured(losses.samples, each, Source.ALONE, eps, options.memory_budget, kept)
 
 
 def _used(leaves: dict[Node, str], parameters: dict[str, Tensor]) -> dict[str, Tensor]:

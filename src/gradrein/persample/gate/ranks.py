@@ -88,11 +88,6 @@ class Agreed:
     used: Sequence[bool]
     reduction: Reduction | None
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the rank that draws the noise."""
-        return self.reduction is None or all(group.group.rank() == 0 for group in self.reduction.groups)
-
     def gather(self, rows: Tensor) -> tuple[Tensor, slice]:
         """Return the rows of all samples, in the order of ranks, and which are those of this rank, which are given."""
         if self.reduction is None:

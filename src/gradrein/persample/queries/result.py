@@ -43,7 +43,6 @@ class Captured:
         eps: rounding of the coarsest dtype that gradients were computed in.
         budget_left: what is left of the memory budget.
         losses: what was differentiated; None where its graph is not kept.
-        coupling: whether losses were allowed to depend on other samples.
     """
 
     samples: int
@@ -52,7 +51,6 @@ class Captured:
     eps: float
     budget_left: int
     losses: Losses | None
-    coupling: bool
 
 
 class PerSample:
@@ -202,8 +200,6 @@ class PerSample:
         per_parameter: bool = False,
         gamma: float | None = None,
         divide_by: float | None = None,
-        noise_multiplier: float = 0.0,
-        generator: torch.Generator | None = None,
         nonfinite: Literal["raise", "drop"] = "raise",
     ) -> Tensor:
         """Add the mean of the clipped gradients to each parameter's ``.grad``.
@@ -212,7 +208,8 @@ class PerSample:
 
         Each sample's gradient is multiplied by ``min(1, max_norm / norm)``. Adding or removing one sample then
         changes the sum of the clipped gradients by at most ``max_norm``, or by ``max_norm * sqrt(k)`` with
-        `per_parameter` and k parameters. This is the sensitivity in differential privacy.
+        `per_parameter` and k parameters. This is the sensitivity in differential privacy; the noise is added by
+        `gradrein.private`, once for all parts of a batch.
 
         Args:
             max_norm: the largest norm allowed for a sample, a number or a tensor such as a quantile of
@@ -222,9 +219,6 @@ class PerSample:
                 clipping); 0 normalises. A zero gradient stays zero.
             divide_by: divide the sum by this, instead of by the number of samples (on all ranks). Differentially
                 private training divides by the expected number.
-            noise_multiplier: add normal noise to the sum, for every parameter, used or not. Its standard deviation is
-                this number times the sensitivity.
-            generator: the generator for the noise. With several ranks the first rank draws it, once for all.
             nonfinite: what to do with a sample whose norm is NaN or infinite: "raise" an error and change nothing, or
                 "drop" the sample.
 
@@ -233,21 +227,12 @@ class PerSample:
 
         Raises:
             NonFiniteGradientError: a norm is NaN or infinite, on any rank; nothing was changed.
-            ArgumentError: `max_norm` or `divide_by` is not positive, `gamma` or `noise_multiplier` is negative, or one
-                of them is infinite (`max_norm` may be infinite if the others are not given); or noise is asked for
-                although `allow_coupling` was set.
+            ArgumentError: `max_norm` or `divide_by` is not positive, `gamma` is negative, or one of them is infinite
+                (`max_norm` may be infinite if `gamma` is not given).
             InplaceModifiedError: something that the gradients depend on was changed in place; nothing was written.
             RankError: ranks passed different arguments or parameters, or one of them did not call this.
         """
-        settings = ClipSettings.checked(
-            max_norm, per_parameter, gamma, divide_by, noise_multiplier, generator, nonfinite
-        )
-        if settings.noise_multiplier and self._captured.coupling:
-            raise ArgumentError(
-                "clip_: noise_multiplier was given, and per_sample was called with allow_coupling=True. A sample may "
-                "then change the gradients of others, so clipping does not bound what it changes: no privacy "
-                "statement holds. Call per_sample without allow_coupling."
-            )
+        settings = ClipSettings.checked(max_norm, per_parameter, gamma, divide_by, nonfinite)
         with self._query():
             self._keep_what_pays()
             norms = self._norms()
@@ -266,8 +251,7 @@ class PerSample:
             weights = {name: factor / divisor for name, factor in found.items()}
             forms = self._captured.forms
             weights = weights if settings.per_parameter else dict.fromkeys(forms, weights[""])
-            deviation = settings.deviation(len(self._views.held), self._scale / divisor)
-            self._write(agreed, weigher(forms, weights, good), deviation, generator)
+            self._write(agreed, weigher(forms, weights, good))
         return total.to(self._dtype, copy=True)
 
     @untraced
@@ -395,18 +379,10 @@ class PerSample:
             norms = self._unscaled(self._norms().total)
             return numbers_of(norms, self._cosine(mean), [_length(mean)] if mean else [])
 
-    def _write(
-        self,
-        agreed: Agreed,
-        weigh: Weigh,
-        deviation: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def _write(self, agreed: Agreed, weigh: Weigh) -> None:
         held = self._views.held
         refuse_unreached(held, any(agreed.used), agreed.total)
-        noise = deviation if agreed.is_first else 0.0
-        wanted = [used or bool(deviation) for used in agreed.used]
-        sums = local_sums(held, wanted, weigh, noise, generator)
+        sums = local_sums(held, agreed.used, weigh)
         with unchanged_weights():
             totals = agreed.add_up(sums, held)
         for name, total in totals:

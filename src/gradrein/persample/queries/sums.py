@@ -42,21 +42,13 @@ def _finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor
     return total
 
 
-def local_sums(
-    parameters: Mapping[str, Tensor],
-    wanted: Sequence[bool],
-    weigh: Weigh,
-    deviation: float = 0.0,
-    generator: torch.Generator | None = None,
-) -> Iterator[tuple[str, Tensor]]:
+def local_sums(parameters: Mapping[str, Tensor], wanted: Sequence[bool], weigh: Weigh) -> Iterator[tuple[str, Tensor]]:
     """Yield the sum for each parameter that is wanted: zeros where no loss here depends on it.
 
     Args:
         parameters: sums are in their dtype, and in float32 at least.
         wanted: for each, whether there is to be a sum.
         weigh: makes the sum of one of these.
-        deviation: of the noise to add.
-        generator: where the noise comes from.
     """
     for (name, parameter), want in zip(parameters.items(), wanted, strict=True):
         if not want:
@@ -64,11 +56,6 @@ def local_sums(
         total = weigh(name)
         if total is None:
             total = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        if deviation:
-            noise = torch.empty(parameter.shape, dtype=parameter.dtype, device=total.device)
-            each = torch.view_as_real(noise) if noise.is_complex() else noise  # as much for each real number
-            each.normal_(0, deviation, generator=generator)
-            total = noise + total
         if total.dtype != parameter.dtype or total.dtype != torch.float32:
             total = total.to(torch.promote_types(parameter.dtype, torch.float32))
         yield name, total

@@ -1,61 +1,62 @@
-"""Private training: clip every sample's gradient, add noise, count what it costs.
+"""Private training within a budget: batches in parts, a kill on the way, and what was spent.
 
     python examples/dp_sgd.py
 
-The privacy spent is counted by `dp-accounting` where it is installed (pip install dp-accounting).
+Needs dp-accounting: pip install 'gradrein[private]'.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-import gradrein
+from gradrein import private
 
-SAMPLES, EXPECTED_BATCH, STEPS = 600, 60, 60
-MAX_NORM, NOISE = 1.0, 1.1
+EPOCHS = 6
 
 
 def data():
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(SAMPLES, 10, generator=generator)
+    x = torch.randn(600, 10, generator=generator)
     return x, (x[:, 0] + x[:, 1] * x[:, 2] > 0).long()
 
 
-def train(x, y):
+def make(x, y):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 32), nn.Tanh(), nn.Linear(32, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    for step in range(STEPS):
-        # Each sample takes part with the same probability: this is what the accountant counts with.
-        chosen = torch.rand(SAMPLES) < EXPECTED_BATCH / SAMPLES
-        losses = F.cross_entropy(model(x[chosen]), y[chosen], reduction="none")
-        ps = gradrein.per_sample(losses, model)
-        if step == 0:
-            ps.audit()  # nothing missed, every sample got its own
-        ps.clip_(MAX_NORM, noise_multiplier=NOISE, divide_by=EXPECTED_BATCH)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
+    loader = DataLoader(TensorDataset(x, y), batch_size=60)
+    budget = {"epsilon": 3.0, "delta": 1e-3, "epochs": EPOCHS, "accountant": "rdp"}
+    run = private.Private(model, optimizer, loader, max_norm=1.0, max_physical_batch=16, seed=0, **budget)
+    return model, optimizer, run
 
 
-def spent(delta=1e-3):
-    try:
-        import dp_accounting
-    except ImportError:
-        return "unknown: pip install dp-accounting to count it"
-    sampled = dp_accounting.PoissonSampledDpEvent(EXPECTED_BATCH / SAMPLES, dp_accounting.GaussianDpEvent(NOISE))
-    accountant = dp_accounting.rdp.RdpAccountant()
-    accountant.compose(dp_accounting.SelfComposedDpEvent(sampled, STEPS))
-    return f"epsilon {accountant.get_epsilon(delta):.2f} at delta {delta}"
+def train(model, run, most):
+    """Take steps until there are so many."""
+    while run.steps < most:
+        for x, y in run.loader:
+            taken = run.step(F.cross_entropy(model(x), y, reduction="none"))
+            if taken and run.steps == most:
+                break
 
 
 def main():
     x, y = data()
-    model = train(x, y)
+    model, optimizer, run = make(x, y)
+    train(model, run, 25)
+    saved = [thing.state_dict() for thing in (model, optimizer, run)]
+
+    model, optimizer, run = make(x, y)  # as after a kill: a new process begins here
+    for thing, state in zip((model, optimizer, run), saved, strict=True):
+        thing.load_state_dict(state)
+    train(model, run, EPOCHS * len(x) // 60)
+
     right = (model(x).argmax(1) == y).double().mean()
-    print(f"sensitivity of the summed gradient: {MAX_NORM}")
-    print(f"accuracy {right:.2f}, privacy spent: {spent()}")
+    print(
+        f"accuracy {right:.2f}, noise multiplier {run.noise_multiplier:.2f}, epsilon {run.epsilon():.2f} at delta 0.001"
+    )
     assert right > 0.6
+    assert run.epsilon() <= 3.0
 
 
 if __name__ == "__main__":

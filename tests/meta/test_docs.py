@@ -20,7 +20,7 @@ NEEDS = {
     "docs/scale.md": "fully_shard on the CPU",
     "docs/start/large-run.md": "fully_shard on the CPU",
 }
-PACKAGES = {"docs/recipes.md": ["dp_accounting", "peft"]}
+PACKAGES = {"docs/recipes.md": ["dp_accounting", "peft"], "docs/start/private.md": ["dp_accounting"]}
 
 # What the front page takes for granted.
 YOURS = """

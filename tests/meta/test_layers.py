@@ -20,7 +20,18 @@ ORDER = [
     "distributed",
     "graph",
 ]
-ORDER += ["autograd", "persample", "_compile", "policies", "clip", "functional", "watch", "integrations", "selftest"]
+ORDER += [
+    "autograd",
+    "persample",
+    "_compile",
+    "policies",
+    "clip",
+    "private",
+    "functional",
+    "watch",
+    "integrations",
+    "selftest",
+]
 # The same for the sub-packages of a package; its own files may import all of them.
 INSIDE = {
     "persample": [

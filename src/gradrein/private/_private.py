@@ -69,10 +69,10 @@ class Private:
         >>> for x, y in run.loader:
         ...     _ = run.step((model(x).squeeze(1) - y) ** 2)
         >>> run.steps, f"{run.epsilon():.1f}"
-        (10, '1.7')
+        (10, '1.6')
 
     See Also:
-        [`gradrein.private.epsilon`][], [`gradrein.private.audit`][], [`gradrein.per_sample`][]
+        [`gradrein.private.epsilon`][], [`gradrein.per_sample`][]
     """
 
     def __init__(

@@ -13,10 +13,10 @@ from ..._notebook import card, histogram
 from ..._torch.dynamo import untraced
 from ..._torch.modes import default_modes
 from ..._validate import count, finite
-from ...errors import ArgumentError, GradreinError, NonFiniteGradientError
+from ...errors import ArgumentError, ArgumentTypeError, GradreinError, NonFiniteGradientError
 from ..cuts.find import Source
 from ..engine import Losses
-from ..gate.arguments import check_weights, read_direction, refuse_unreached
+from ..gate.arguments import check_weights, read_direction, read_scales, refuse_unreached, unstack
 from ..gate.parameters import ParameterViews
 from ..gate.ranks import Agreed, SampleRanks
 from ..representations.base import SampleGrads
@@ -26,6 +26,8 @@ from ..representations.numerics import all_finite, double, real_dtype, row_norms
 from .accumulate import accumulate
 from .audit import Audit, audit
 from .clip_settings import ClipSettings
+from .cross import cross_products
+from .project import Projection, fingerprint, plain_names
 from .stats import Stats, numbers_of
 from .sums import Weigh, factors, keep_what_pays, local_sums, weigher
 
@@ -126,16 +128,23 @@ class PerSample:
 
     @untraced
     def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the inner product of each sample's gradient with a direction.
+        """Return the inner product of each sample's gradient with a direction, or with several.
 
         A complex parameter counts as its real and imaginary parts: the product is the real part of ``conj(g) * v``.
 
         Args:
             direction: name -> tensor of the parameter's shape; missing names count as zero. By default the
-                mean gradient of this rank's samples.
+                mean gradient of this rank's samples. With one dimension more in front, as `grads` returns them, it is
+                a stack of directions.
+
+        Returns:
+            A tensor of shape (samples,), or (samples, directions) for a stack.
         """
         with self._query():
-            return self._dot(self._direction(direction)).to(self._dtype)
+            stack = unstack(direction, self._views.held)
+            if stack is None:
+                return self._dot(self._direction(direction)).to(self._dtype)
+            return torch.stack([self._dot(self._direction(one)) for one in stack], 1).to(self._dtype)
 
     @untraced
     def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -154,6 +163,84 @@ class PerSample:
             parts = [form.gram() for form in self._captured.forms.values()]
             total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), len(self), dtype=torch.float64)
             return self._unscaled(self._unscaled(total)).to(self._dtype)
+
+    @untraced
+    def cross(self, other: "PerSample") -> Tensor:
+        """Return the inner products between these gradients and those of another batch: (samples, other samples).
+
+        Args:
+            other: of the same parameters, such as the gradients of test samples.
+        """
+        if not isinstance(other, PerSample):
+            raise ArgumentTypeError(
+                f"cross: expected what per_sample returned for another batch, found {type(other).__name__}. For "
+                "gradients of your own use dot(direction)."
+            )
+        mine, others = ({name: tuple(p.shape) for name, p in ps._views.held.items()} for ps in (self, other))
+        if mine != others:
+            names = sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
+            raise ArgumentError(
+                f"cross: the two batches have different parameters: {', '.join(names[:4])} are in one of them only, or "
+                "have other shapes. Call per_sample with the same model for both."
+            )
+        with self._query(), other._query():
+            total = torch.zeros(len(self), len(other), dtype=torch.float64, device=self._device)
+            cross_products(self._captured.forms, other._captured.forms, total)
+            return other._unscaled(self._unscaled(total)).to(self._dtype)
+
+    @untraced
+    def project(
+        self,
+        size: int,
+        *,
+        kind: Literal["sparse", "factored"] = "sparse",
+        seed: int = 0,
+        scales: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Return a short random projection of each sample's gradient, with the same inner products in expectation.
+
+        It depends on the seed and on the names and shapes of the parameters alone: batches, ranks, devices and
+        machines give rows that can be compared. What DDP, FSDP and torch.compile add to names does not count.
+
+        Args:
+            size: how many numbers a gradient becomes. For "factored" each weight becomes at most ``size * size``.
+            kind: "sparse" adds every number of the gradient, with a random sign, to one of `size` sums. "factored"
+                multiplies both sides of each weight by random signs, mostly without writing its gradient down, and
+                returns these matrices one after the other (weights with three dimensions are stacks, and are added
+                up); all other parameters share one more block. It is faster; its variance is higher.
+            seed: which projection.
+            scales: name -> what to multiply the gradient of the parameter by, number by number, such as
+                `gradrein.attribution.adam_scales`; for every parameter.
+
+        Returns:
+            A tensor (samples, size), or (samples, columns) for "factored". Its attribute ``projection`` is a dict that
+            says how it was made, by which `gradrein.attribution.GradientStore` knows what can be compared.
+
+        Raises:
+            ArgumentError: `size` is below 1 or above the gradient, the kind is unknown, or `scales` do not fit.
+
+        Examples:
+            >>> model = torch.nn.Linear(50, 20)
+            >>> ps = gradrein.per_sample(model(torch.ones(3, 50)).square().sum(1), model)
+            >>> ps.project(64, seed=1).shape
+            torch.Size([3, 64])
+        """
+        held, leaves = self._views.held, self._views.leaves
+        plain = plain_names(list(held))
+        given = {} if scales is None else read_scales(scales, held)
+        shapes = {plain[name]: _real_shape(p) for name, p in held.items()}
+        projection = Projection(size, kind, seed, shapes)
+        with self._query():
+            out = torch.zeros(len(self), projection.columns, dtype=torch.float64, device=self._device)
+            forms = {plain[name]: form for name, form in self._captured.forms.items()}
+            by_name = {plain[name]: scale for name, scale in given.items()}
+            projection.apply(forms, by_name, out, self._captured.budget_left)
+            weights = fingerprint({plain[name]: leaf for name, leaf in leaves.items()}, self._device)
+            z = self._unscaled(out).to(self._dtype)
+        of_scales = fingerprint(by_name, self._device) if scales is not None else None
+        # Plain values: what `torch.save` writes of a tensor is read again with weights_only.
+        z.__dict__["projection"] = {**projection.describe(), "weights": weights, "scales": of_scales}
+        return z
 
     @untraced
     def stats(self) -> Stats:
@@ -400,6 +487,10 @@ class PerSample:
     def _unscaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1 else x / self._scale
 
+    @property
+    def _device(self) -> torch.device:
+        return next((leaf.device for leaf in self._views.leaves.values()), torch.device("cpu"))
+
     @cached_property
     def _dtype(self) -> torch.dtype:
         """The dtype of norms and products of all parameters: that of the widest."""
@@ -411,6 +502,13 @@ def _length(direction: Mapping[str, Tensor]) -> Tensor:
     """Return the norm of a direction."""
     each = [row_norms(double(v)[None]) for v in direction.values()]
     return row_norms(torch.stack(each, 1))[0] if each else torch.ones((), dtype=torch.float64)
+
+
+def _real_shape(parameter: Tensor) -> tuple[int, ...]:
+    """Return the shape of a parameter in real numbers, of which a complex one is two side by side."""
+    if not parameter.is_complex():
+        return tuple(parameter.shape)
+    return (*parameter.shape[:-1], 2 * (parameter.shape[-1] if parameter.dim() else 1))
 
 
 def _nonfinite_message(good: Tensor | None, agreed: Agreed) -> str:

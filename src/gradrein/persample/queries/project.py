@@ -1,0 +1,304 @@
+"""Random projections of per-sample gradients, the same for the same seed, names and shapes wherever they are computed.
+
+Signs and buckets come from a counter-based hash: 32-bit words in int64, whose products stay below 2**63, so that no
+result depends on overflow, on a generator of torch or on a device. They are made when needed and never stored.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..._validate import count
+from ...errors import ArgumentError
+from ..representations.base import CHUNK_BYTES, SampleGrads, in_chunks
+from ..representations.conv import Convolved
+from ..representations.members import Members
+from ..representations.numerics import HALF_TYPES, as_rows, upcast_half
+from ..representations.rows import Rows
+from ..representations.sum import Sum
+
+KINDS = ("sparse", "factored")
+_WORD = 0xFFFFFFFF
+_WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_FEW = 1024  # numbers of a parameter that its fingerprint is made of
+_AT_ONCE = 1 << 16  # words that are hashed at once, which stay in the cache
+
+
+def plain_names(names: Sequence[str]) -> dict[str, str]:
+    """Return the name of each parameter without what DDP, FSDP, checkpoints and torch.compile add to it."""
+    plain = list(names)
+    for wrapper in _WRAPPERS:
+        plain = [name.replace(wrapper, "") for name in plain]
+    while plain and all(name.startswith("module.") for name in plain):
+        plain = [name[len("module.") :] for name in plain]
+    return dict(zip(names, plain, strict=True))
+
+
+def _keys(*parts: object) -> tuple[int, int]:
+    digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
+
+
+def _hash_(words: Tensor, keys: tuple[int, int]) -> Tensor:
+    """Replace counters by random words of 32 bits, in place."""
+    words.bitwise_xor_((words >> 32) * 0x2C1B3C6D).bitwise_xor_(keys[0]).bitwise_and_(_WORD)  # counters above 2**32
+    words.bitwise_xor_(words >> 16).mul_(0x21F0AAAD).bitwise_and_(_WORD).bitwise_xor_(keys[1])
+    words.bitwise_xor_(words >> 15).mul_(0x735A2D97).bitwise_and_(_WORD)
+    return words.bitwise_xor_(words >> 15)
+
+
+def _words(keys: tuple[int, int], number: int, device: torch.device) -> Tensor:
+    found = torch.arange(number, device=device)
+    for part in found.split(_AT_ONCE if device.type == "cpu" else max(1, len(found))):
+        _hash_(part, keys)
+    return found
+
+
+def _signs(keys: tuple[int, int], rows: int, columns: int, device: torch.device) -> Tensor:
+    """Return a matrix of random signs."""
+    each = -(-columns // 32)
+    words = _words(keys, rows * each, device).view(rows, each, 1)
+    bits = (words >> torch.arange(min(columns, 32), device=device)) & 1
+    return (bits.view(rows, -1)[:, :columns] * 2 - 1).float()
+
+
+def fingerprint(tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """Return a number that changes when the values do, from at most 1,024 numbers of each tensor; it is not read."""
+    total = torch.zeros((), dtype=torch.int64, device=device)
+    for name in sorted(tensors):
+        flat = tensors[name].detach().reshape(-1)
+        flat = torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+        few = flat[:: max(1, -(-len(flat) // _FEW))].contiguous()
+        bits = few.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[few.element_size()]).to(device, torch.int64)
+        bits = (bits ^ (bits >> 32)) & _WORD
+        keys = _keys(name, tuple(tensors[name].shape))
+        total = total + _hash_(bits ^ _words(keys, len(bits), device), keys).sum()
+    return total
+
+
+_Factors: TypeAlias = tuple[Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A weight in the factored kind: `stack` matrices, each multiplied by its own two factors, and their sum.
+
+    Attributes:
+        stack: how many matrices a weight with three dimensions is; 0 for any other weight, which is one.
+        sides: the two sides of a matrix.
+        made: what they become. A side that is no longer than that stays as it is, except in a stack.
+    """
+
+    stack: int
+    sides: tuple[int, int]
+    made: tuple[int, int]
+
+    @staticmethod
+    def of(shape: Sequence[int], size: int) -> "_Matrix | None":
+        if len(shape) < 2:
+            return None
+        if len(shape) == 3:
+            return _Matrix(shape[0], (shape[1], shape[2]), (size, size))
+        m, n = shape[0], prod(shape[1:])
+        return _Matrix(0, (m, n), (min(m, size), min(n, size)))
+
+    def factors(self, seed: int, name: str, device: torch.device) -> _Factors:
+        """Return the two stacks of factors, made of signs; None for a side that stays as it is."""
+        found: list[Tensor | None] = []
+        for which, side, to in zip(("left", "right"), self.sides, self.made, strict=True):
+            keys, many = _keys("factored", seed, name, self.stack, *self.sides, which), max(1, self.stack)
+            kept = not self.stack and side == to
+            found.append(None if kept else _signs(keys, many * side, to, device).view(many, side, to))
+        return found[0], found[1]
+
+
+class Projection:
+    """A projection of the gradients of some parameters.
+
+    Args:
+        size: how many numbers a gradient becomes; for "factored" the two sides of what a weight becomes.
+        kind: one of `KINDS`.
+        seed: which of the projections.
+        shapes: the shape of each parameter, by its plain name, counted in real numbers.
+    """
+
+    def __init__(self, size: int, kind: str, seed: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        if kind not in KINDS:
+            raise ArgumentError(f"project: `kind` is 'sparse' or 'factored'; found {kind!r:.80}.")
+        self.size, self.kind, self.seed = count(size, "size"), kind, count(seed, "seed", 0)
+        self.shapes = {name: shapes[name] for name in sorted(shapes)}
+        found = {name: _Matrix.of(shape, size) for name, shape in self.shapes.items()} if kind == "factored" else {}
+        self._matrices = {name: matrix for name, matrix in found.items() if matrix is not None}
+        self._starts = _starts({name: prod(matrix.made) for name, matrix in self._matrices.items()})
+        others = {name: prod(shape) for name, shape in self.shapes.items() if name not in self._matrices}
+        self._offsets, left = _starts(others), sum(others.values())
+        # What is left is sketched into as many numbers as a weight gets, or kept as it is where it has no more.
+        self._keeps = kind == "factored" and left <= size * size
+        self._buckets = size if kind == "sparse" else min(size * size, left)
+        self._sketched = sum(prod(matrix.made) for matrix in self._matrices.values())
+        self.columns = self._sketched + self._buckets
+        numbers = sum(prod(shape) for shape in shapes.values())
+        if self.columns > numbers or (kind == "factored" and self.columns == numbers):
+            raise ArgumentError(
+                f"project: `size` {size} gives {self.columns:,} numbers for a gradient of {numbers:,}. Pass a smaller "
+                "size, or use grads(), which has all of them."
+            )
+
+    def apply(self, forms: Mapping[str, SampleGrads], scales: Mapping[str, Tensor], out: Tensor, budget: int) -> None:
+        """Add the projected gradients to `out`, (samples, columns) in float64.
+
+        Args:
+            forms: the gradients, by plain name.
+            scales: what to multiply them by, if anything, by plain name.
+            out: what to add to; its device is that of the signs.
+            budget: how many bytes may be taken beside the result, about.
+        """
+        for name, form in forms.items():
+            matrix, scale = self._matrices.get(name), scales.get(name)
+            if not len(out) or not prod(self.shapes[name]):
+                continue
+            if matrix is None:
+                out[:, self._sketched :] += self._sketch(form, name, scale, budget, out.device).to(out)
+                continue
+            factors = matrix.factors(self.seed, name, out.device)
+            found = _factored(form, matrix, factors, scale).flatten(1).to(out)
+            for factor in factors:
+                found = found if factor is None else found * factor.shape[2] ** -0.5
+            start = self._starts[name]
+            out[:, start : start + found.shape[1]] += found
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the projection depends on."""
+        named = {name: list(shape) for name, shape in self.shapes.items()}
+        return {"kind": self.kind, "seed": self.seed, "size": self.size, "columns": self.columns, "parameters": named}
+
+    def _sketch(self, form: SampleGrads, name: str, scale: Tensor | None, budget: int, device: torch.device) -> Tensor:
+        """Return the sums of the numbers in each bucket, with their signs: (samples, buckets)."""
+        if isinstance(form, Sum):
+            return torch.stack([self._sketch(use, name, scale, budget, device).double() for use in form.uses]).sum(0)
+        if isinstance(form, Rows) and not form.values.is_complex():
+            return self._sketch_rows(form, name, scale)
+        numbers = prod(self.shapes[name])
+        keep = 16 * numbers <= budget  # the buckets of all numbers, for all samples
+        whole = self._places(name, 0, numbers, device) if keep else None
+        out = []
+        for part in form.chunks() if keep else _in_parts(form, budget):
+            rows = as_rows(_scaled(form.dense(part), scale))
+            sums = rows.new_zeros(len(rows), 2 * self._buckets)
+            for start in range(0, numbers, 1 << 20):
+                end = min(numbers, start + (1 << 20))
+                places = self._places(name, start, end, device) if whole is None else whole[start:end]
+                sums.index_add_(1, places.to(rows.device), rows[:, start:end])
+            out.append(_signed(sums))
+        return torch.cat(out)
+
+    def _sketch_rows(self, form: Rows, name: str, scale: Tensor | None) -> Tensor:
+        """Make the buckets of those numbers alone that occur."""
+        width, out = form.table[1], []
+        for part in in_chunks(form.samples, 4 * form.values[:1].numel()):
+            ids, values = form.ids[part], form.values[part]
+            if scale is not None:
+                values = values * scale.to(values).reshape(form.table)[ids]
+            used, place = torch.unique(ids, return_inverse=True)
+            cells = (used[:, None] * width + torch.arange(width, device=ids.device)).view(-1)
+            places = self._bucketed_(cells, name).view(-1, width)[place]
+            sums = values.new_zeros(len(ids), 2 * self._buckets)
+            out.append(_signed(sums.scatter_add_(1, places.flatten(1), values.flatten(1))))
+        return torch.cat(out)
+
+    def _places(self, name: str, start: int, end: int, device: torch.device) -> Tensor:
+        cells = torch.arange(start, end, device=device)
+        for part in cells.split(_AT_ONCE if device.type == "cpu" else max(1, len(cells))):
+            self._bucketed_(part, name)
+        return cells
+
+    def _bucketed_(self, cells: Tensor, name: str) -> Tensor:
+        """Replace the place of each number by twice its bucket, and one more if its sign is to change."""
+        if self._keeps:
+            return cells.add_(self._offsets[name]).mul_(2)
+        words = _hash_(cells, _keys("sparse", self.seed, name, self.shapes[name]))
+        signs = words & 1
+        return words.mul_(self._buckets).bitwise_right_shift_(32).mul_(2).add_(signs)
+
+
+def _starts(lengths: Mapping[str, int]) -> dict[str, int]:
+    return dict(zip(lengths, itertools.accumulate(lengths.values(), initial=0), strict=False))
+
+
+def _signed(sums: Tensor) -> Tensor:
+    both = sums.view(len(sums), -1, 2)
+    return both[..., 0] - both[..., 1]
+
+
+def _scaled(block: Tensor, scale: Tensor | None) -> Tensor:
+    return block if scale is None else block * scale.to(block)
+
+
+def _in_parts(form: SampleGrads, budget: int) -> Iterator[slice]:
+    step = max(1, max(budget // 2, CHUNK_BYTES) // max(1, 4 * prod(form.shape)))
+    return (slice(i, min(i + step, form.samples)) for i in range(0, form.samples, step))
+
+
+def _factored(form: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Tensor | None) -> Tensor:
+    """Return left' G right for each sample's gradient G, (samples, *made), from its factors where it is held so."""
+    left, right = factors
+    if scale is None:
+        if isinstance(form, Sum):
+            return torch.stack([_factored(use, matrix, factors, None).double() for use in form.uses]).sum(0)
+        outer = form.outer_factors() if not matrix.stack else None
+        if outer is not None and not outer[0].is_complex():
+            return _from_outer(*outer, factors)
+        if isinstance(form, Rows) and form.table == form.shape and left is not None and not form.values.is_complex():
+            return _from_rows(form, left[0], right)
+        if isinstance(form, Members) and left is not None and right is not None and not form.left.is_complex():
+            return _from_members(form, left, right)
+        if isinstance(form, Convolved) and left is not None and not matrix.stack and _is_plain(form):
+            g = torch.tensordot(form.g, left[0].to(form.g), ([2], [0])).movedim(-1, 2)
+            form, left = Convolved(g, form.x, form.options, (matrix.made[0], *form.shape[1:])), None
+    side = matrix.made[0] if left is None else matrix.sides[0]
+    parts = []
+    for part in form.chunks():
+        rows = as_rows(_scaled(form.dense(part), scale))
+        whole = rows.view(len(rows), max(1, matrix.stack), side, matrix.sides[1])
+        whole = whole if left is None else left.transpose(1, 2).to(whole) @ whole
+        parts.append((whole if right is None else whole @ right.to(whole)).sum(1))
+    return torch.cat(parts)
+
+
+def _is_plain(form: Convolved) -> bool:
+    return form.options["groups"] == 1 and not form.options["transposed"] and not form.g.is_complex()
+
+
+def _from_outer(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:
+    if left.dtype == right.dtype and left.dtype not in HALF_TYPES:
+        return _product(left, right, factors)
+    parts = in_chunks(len(left), left[:1].numel() + right[:1].numel())
+    return torch.cat([_product(upcast_half(left[part]), upcast_half(right[part]), factors) for part in parts])
+
+
+def _product(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:
+    """Return the sums over rows of outer products, both sides projected."""
+    left, right = (x if f is None else x @ f[0].to(x) for x, f in zip((left, right), factors, strict=True))
+    return torch.bmm(left.transpose(1, 2), right.to(left))
+
+
+def _from_rows(form: Rows, left: Tensor, right: Tensor | None) -> Tensor:
+    parts = in_chunks(form.samples, 2 * form.values[:1].numel())
+    return torch.cat([_product(left[form.ids[i]].to(form.values), form.values[i], (None, right)) for i in parts])
+
+
+def _from_members(form: Members, left: Tensor, right: Tensor) -> Tensor:
+    made = left.shape[-1], right.shape[-1]
+    out = torch.zeros(form.samples, prod(made), dtype=torch.float64, device=form.left.device)
+    order = torch.argsort(form.member, stable=True)
+    for e, rows in enumerate(order.split(torch.bincount(form.member, minlength=form.shape[0]).tolist())):
+        for few in rows.split(max(1, CHUNK_BYTES // (8 * prod(made)))):
+            a, b = form.left[few] @ left[e].to(form.left), form.right[few] @ right[e].to(form.right)
+            out.index_add_(0, form.owner[few], (a[:, :, None] * b[:, None, :]).flatten(1).double())
+    return out.view(-1, *made)

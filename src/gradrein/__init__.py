@@ -1,6 +1,6 @@
 """Gradients in PyTorch: clip them, split them by sample, understand them."""
 
-from . import autograd, distributed, errors, functional, graph, policies, private
+from . import attribution, autograd, distributed, errors, functional, graph, policies, private
 from ._compile import compile  # noqa: A004
 from ._kernels import kernel_status
 from .autograd import backward, detect_nonfinite, grad, trace
@@ -23,6 +23,7 @@ __all__ = [
     "ClipReport",
     "Clipper",
     "Monitor",
+    "attribution",
     "autograd",
     "backward",
     "by_norm",

@@ -25,6 +25,8 @@ GradreinError
 ├── RankError (RuntimeError)                   ranks that do not agree, or one that exited or timed out
 ├── RecordError (ValueError)                   a file that is not a record of a run, or is damaged
 │   └── RecordWriteError (OSError)             a record that cannot be written
+├── StoreError (ValueError)                    a gradient store that is damaged, or made in another way
+│   └── StoreWriteError (OSError)              a gradient store that cannot be written to
 └── MissingDependencyError (ImportError)       an optional package is not installed
 GradreinWarning (UserWarning)                    the call was executed, but is probably a mistake
 ```
@@ -53,6 +55,8 @@ __all__ = [
     "RankError",
     "RecordError",
     "RecordWriteError",
+    "StoreError",
+    "StoreWriteError",
     "UnsupportedGradientError",
     "UnsupportedOperationError",
     "UnusedInputError",
@@ -178,6 +182,14 @@ class RecordError(GradreinError, ValueError):
 
 class RecordWriteError(RecordError, OSError):
     """A record that cannot be written to the requested file. Raised before the run begins, never during it."""
+
+
+class StoreError(GradreinError, ValueError):
+    """A gradient store that is damaged, or whose gradients were projected in another way than those at hand."""
+
+
+class StoreWriteError(StoreError, OSError):
+    """A gradient store that cannot be written to. What was added before is unchanged."""
 
 
 class MissingDependencyError(GradreinError, ImportError):

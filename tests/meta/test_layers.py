@@ -23,6 +23,7 @@ ORDER = [
 ORDER += [
     "autograd",
     "persample",
+    "attribution",
     "_compile",
     "policies",
     "clip",

@@ -122,12 +122,15 @@ class StandIn:
         return self._query("gram")[0]
 
     def __getattr__(self, name: str) -> NoReturn:
-        dynamo.stop(f"`{name}` hands out text, numbers of Python or one gradient at a time")
+        dynamo.stop(f"`{name}` hands out text, numbers of Python, one gradient at a time, or what it was made of")
         raise NotImplementedError
 
     def _along(self, query: str, direction: Mapping[str, Tensor] | None) -> Tensor:
         if direction is None:
             return self._query(query)[0]
+        shapes = dict(zip(self._names, (p.dim() for p in self._parameters), strict=True))
+        if any(v.dim() > shapes.get(name, 0) for name, v in direction.items()):
+            dynamo.stop(f"{query} was given a stack of directions")
         settings = (("direction", tuple(direction.keys())),)
         return self._query(query, settings, list(direction.values()))[0]
 

@@ -240,32 +240,23 @@ def read_direction(direction: Any, parameters: Mapping[str, Tensor]) -> dict[str
 
 def unstack(direction: Any, parameters: Mapping[str, Tensor]) -> list[dict[str, Tensor]] | None:
     """Return the directions of a stack, whose tensors have one dimension more than the parameters; None for one."""
-    if not isinstance(direction, Mapping) or not direction:
+    given = direction if isinstance(direction, Mapping) else {}
+    deep = [v for name, v in given.items() if name in parameters and v.dim() == parameters[name].dim() + 1]
+    if not deep:
         return None
-    known = {name: v for name, v in direction.items() if name in parameters and isinstance(v, Tensor)}
-    deeper = {name: v for name, v in known.items() if v.dim() == parameters[name].dim() + 1}
-    if not deeper:
-        return None
-    counts = {len(v) for v in deeper.values()}
-    if len(deeper) < len(direction) or len(counts) > 1:
-        raise ArgumentError(
-            "direction: a stack of directions has as many of them for every parameter, (directions, *shape); found "
-            + ", ".join(f"{name!r} {tuple(getattr(v, 'shape', ()))}" for name, v in list(direction.items())[:4])
-            + "."
-        )
-    return [{name: v[i] for name, v in deeper.items()} for i in range(counts.pop())]
+    if len(deep) < len(given) or len({len(v) for v in deep}) > 1:
+        found = ", ".join(f"{name!r} {tuple(v.shape)}" for name, v in list(given.items())[:4])
+        raise ArgumentError(f"direction: a stack has as many directions for every parameter, all known; found {found}.")
+    return [{name: v[i] for name, v in given.items()} for i in range(len(deep[0]))]
 
 
 def read_scales(scales: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return what gradients are multiplied by, for every parameter."""
+    """Return what gradients are multiplied by, for every parameter, and real."""
     found = read_direction(scales, parameters)
-    missing = [name for name in parameters if name not in found]
-    if missing:
+    bad = [name for name, p in parameters.items() if name not in found or p.is_complex()]
+    if bad:
         raise ArgumentError(
-            f"project: `scales` has no {missing[0]!r}. Pass a tensor for every parameter, of ones where its gradient is "
-            "to stay as it is."
+            f"project: `scales` needs a tensor for every parameter, and all of them real: see {bad[0]!r}. Ones leave a "
+            "gradient as it is."
         )
-    complex_ones = [name for name, v in found.items() if v.is_complex() or parameters[name].is_complex()]
-    if complex_ones:
-        raise ArgumentError(f"project: `scales` are for real parameters; {complex_ones[0]!r} is complex.")
     return found

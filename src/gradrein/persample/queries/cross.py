@@ -21,8 +21,8 @@ def cross_products(ours: Mapping[str, SampleGrads], theirs: Mapping[str, SampleG
 
 def _cross(a: SampleGrads, b: SampleGrads) -> Tensor:
     if isinstance(a, Sum) or isinstance(b, Sum):
-        uses = [(x, y) for x in _uses(a) for y in _uses(b)]
-        return torch.stack([_cross(x, y) for x, y in uses]).sum(0)
+        uses = [form.uses if isinstance(form, Sum) else (form,) for form in (a, b)]
+        return torch.stack([_cross(x, y) for x in uses[0] for y in uses[1]]).sum(0)
     if isinstance(a, Outer) and isinstance(b, Outer) and _pairs_are_cheaper(a, b):
         return _of_pairs(a, b)
     if isinstance(a, Rows) or isinstance(b, Rows):
@@ -32,10 +32,6 @@ def _cross(a: SampleGrads, b: SampleGrads) -> Tensor:
         left = as_rows(a.dense(part))
         blocks.append(torch.cat([inner_products(left, as_rows(b.dense(others)).to(left)) for others in b.chunks()], 1))
     return torch.cat(blocks)
-
-
-def _uses(form: SampleGrads) -> tuple[SampleGrads, ...]:
-    return form.uses if isinstance(form, Sum) else (form,)
 
 
 def _pairs_are_cheaper(a: Outer, b: Outer) -> bool:

@@ -26,8 +26,10 @@ from ..representations.sum import Sum
 KINDS = ("sparse", "factored")
 _WORD = 0xFFFFFFFF
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FEW = 1024  # numbers of a parameter that its fingerprint is made of
 _AT_ONCE = 1 << 16  # words that are hashed at once, which stay in the cache
+_BLOCK = 1 << 20  # numbers whose buckets are made at once where those of all do not fit the budget
 
 
 def plain_names(names: Sequence[str]) -> dict[str, str]:
@@ -45,25 +47,20 @@ def _keys(*parts: object) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def _hash_(words: Tensor, keys: tuple[int, int]) -> Tensor:
+def _hash_(counters: Tensor, keys: tuple[int, int]) -> Tensor:
     """Replace counters by random words of 32 bits, in place."""
-    words.bitwise_xor_((words >> 32) * 0x2C1B3C6D).bitwise_xor_(keys[0]).bitwise_and_(_WORD)  # counters above 2**32
-    words.bitwise_xor_(words >> 16).mul_(0x21F0AAAD).bitwise_and_(_WORD).bitwise_xor_(keys[1])
-    words.bitwise_xor_(words >> 15).mul_(0x735A2D97).bitwise_and_(_WORD)
-    return words.bitwise_xor_(words >> 15)
-
-
-def _words(keys: tuple[int, int], number: int, device: torch.device) -> Tensor:
-    found = torch.arange(number, device=device)
-    for part in found.split(_AT_ONCE if device.type == "cpu" else max(1, len(found))):
-        _hash_(part, keys)
-    return found
+    for words in torch.split(counters, _AT_ONCE if counters.device.type == "cpu" else max(1, len(counters))):
+        words.bitwise_xor_((words >> 32) * 0x2C1B3C6D).bitwise_xor_(keys[0]).bitwise_and_(_WORD)  # some are above 2**32
+        words.bitwise_xor_(words >> 16).mul_(0x21F0AAAD).bitwise_and_(_WORD).bitwise_xor_(keys[1])
+        words.bitwise_xor_(words >> 15).mul_(0x735A2D97).bitwise_and_(_WORD)
+        words.bitwise_xor_(words >> 15)
+    return counters
 
 
 def _signs(keys: tuple[int, int], rows: int, columns: int, device: torch.device) -> Tensor:
     """Return a matrix of random signs."""
     each = -(-columns // 32)
-    words = _words(keys, rows * each, device).view(rows, each, 1)
+    words = _hash_(torch.arange(rows * each, device=device), keys).view(rows, each, 1)
     bits = (words >> torch.arange(min(columns, 32), device=device)) & 1
     return (bits.view(rows, -1)[:, :columns] * 2 - 1).float()
 
@@ -75,10 +72,10 @@ def fingerprint(tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
         flat = tensors[name].detach().reshape(-1)
         flat = torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
         few = flat[:: max(1, -(-len(flat) // _FEW))].contiguous()
-        bits = few.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[few.element_size()]).to(device, torch.int64)
+        bits = few.view(_INTEGERS[few.element_size()]).to(device, torch.int64)
         bits = (bits ^ (bits >> 32)) & _WORD
         keys = _keys(name, tuple(tensors[name].shape))
-        total = total + _hash_(bits ^ _words(keys, len(bits), device), keys).sum()
+        total = total + _hash_(bits ^ _hash_(torch.arange(len(bits), device=device), keys), keys).sum()
     return total
 
 
@@ -186,15 +183,16 @@ class Projection:
             return self._sketch_rows(form, name, scale)
         numbers = prod(self.shapes[name])
         keep = 16 * numbers <= budget  # the buckets of all numbers, for all samples
-        whole = self._places(name, 0, numbers, device) if keep else None
+        whole = self._bucketed_(torch.arange(numbers, device=device), name) if keep else None
         out = []
         for part in form.chunks() if keep else _in_parts(form, budget):
             rows = as_rows(_scaled(form.dense(part), scale))
             sums = rows.new_zeros(len(rows), 2 * self._buckets)
-            for start in range(0, numbers, 1 << 20):
-                end = min(numbers, start + (1 << 20))
-                places = self._places(name, start, end, device) if whole is None else whole[start:end]
-                sums.index_add_(1, places.to(rows.device), rows[:, start:end])
+            for start in range(0, numbers, _BLOCK):
+                cells = slice(start, min(numbers, start + _BLOCK))
+                made = whole[cells] if whole is not None else torch.arange(cells.start, cells.stop, device=device)
+                places = made if whole is not None else self._bucketed_(made, name)
+                sums.index_add_(1, places.to(rows.device), rows[:, cells])
             out.append(_signed(sums))
         return torch.cat(out)
 
@@ -211,12 +209,6 @@ class Projection:
             sums = values.new_zeros(len(ids), 2 * self._buckets)
             out.append(_signed(sums.scatter_add_(1, places.flatten(1), values.flatten(1))))
         return torch.cat(out)
-
-    def _places(self, name: str, start: int, end: int, device: torch.device) -> Tensor:
-        cells = torch.arange(start, end, device=device)
-        for part in cells.split(_AT_ONCE if device.type == "cpu" else max(1, len(cells))):
-            self._bucketed_(part, name)
-        return cells
 
     def _bucketed_(self, cells: Tensor, name: str) -> Tensor:
         """Replace the place of each number by twice its bucket, and one more if its sign is to change."""
@@ -297,8 +289,8 @@ def _from_members(form: Members, left: Tensor, right: Tensor) -> Tensor:
     made = left.shape[-1], right.shape[-1]
     out = torch.zeros(form.samples, prod(made), dtype=torch.float64, device=form.left.device)
     order = torch.argsort(form.member, stable=True)
-    for e, rows in enumerate(order.split(torch.bincount(form.member, minlength=form.shape[0]).tolist())):
-        for few in rows.split(max(1, CHUNK_BYTES // (8 * prod(made)))):
+    for e, rows in enumerate(torch.split(order, torch.bincount(form.member, minlength=form.shape[0]).tolist())):
+        for few in torch.split(rows, max(1, CHUNK_BYTES // (8 * prod(made)))):
             a, b = form.left[few] @ left[e].to(form.left), form.right[few] @ right[e].to(form.right)
             out.index_add_(0, form.owner[few], (a[:, :, None] * b[:, None, :]).flatten(1).double())
     return out.view(-1, *made)

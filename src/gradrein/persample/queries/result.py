@@ -13,7 +13,7 @@ from ..._notebook import card, histogram
 from ..._torch.dynamo import untraced
 from ..._torch.modes import default_modes
 from ..._validate import count, finite
-from ...errors import ArgumentError, ArgumentTypeError, GradreinError, NonFiniteGradientError
+from ...errors import ArgumentError, ArgumentTypeError, GradreinError, InplaceModifiedError, NonFiniteGradientError
 from ..cuts.find import Source
 from ..engine import Losses
 from ..gate.arguments import check_weights, read_direction, read_scales, refuse_unreached, unstack
@@ -74,6 +74,7 @@ class PerSample:
     def __init__(self, captured: Captured, parameters: ParameterViews, ranks: SampleRanks, scale: float) -> None:
         self._captured, self._views, self._ranks, self._scale = captured, parameters, ranks, scale
         self._versions = HeldVersions(captured.forms)
+        self._weights = [p._version for p in parameters.held.values()]
         self._known: Norms | None = None
 
     def __len__(self) -> int:
@@ -209,8 +210,8 @@ class PerSample:
                 returns these matrices one after the other (weights with three dimensions are stacks, and are added
                 up); all other parameters share one more block. It is faster; its variance is higher.
             seed: which projection.
-            scales: name -> what to multiply the gradient of the parameter by, number by number, such as
-                `gradrein.attribution.adam_scales`; for every parameter.
+            scales: name -> what to multiply the gradient of the parameter by, number by number; for every parameter.
+                What Adam divides by, for instance.
 
         Returns:
             A tensor (samples, size), or (samples, columns) for "factored". Its attribute ``projection`` is a dict that
@@ -218,6 +219,7 @@ class PerSample:
 
         Raises:
             ArgumentError: `size` is below 1 or above the gradient, the kind is unknown, or `scales` do not fit.
+            InplaceModifiedError: the weights have changed.
 
         Examples:
             >>> model = torch.nn.Linear(50, 20)
@@ -230,6 +232,8 @@ class PerSample:
         given = {} if scales is None else read_scales(scales, held)
         shapes = {plain[name]: _real_shape(p) for name, p in held.items()}
         projection = Projection(size, kind, seed, shapes)
+        if [p._version for p in held.values()] != self._weights:
+            raise InplaceModifiedError("project: weights have changed since. Project before optimizer.step().", ())
         with self._query():
             out = torch.zeros(len(self), projection.columns, dtype=torch.float64, device=self._device)
             forms = {plain[name]: form for name, form in self._captured.forms.items()}

@@ -20,7 +20,11 @@ NEEDS = {
     "docs/scale.md": "fully_shard on the CPU",
     "docs/start/large-run.md": "fully_shard on the CPU",
 }
-PACKAGES = {"docs/recipes.md": ["dp_accounting", "peft"], "docs/start/private.md": ["dp_accounting"]}
+PACKAGES = {
+    "docs/recipes.md": ["dp_accounting", "peft"],
+    "docs/start/private.md": ["dp_accounting"],
+    "docs/start/attribution.md": ["faiss"],
+}
 
 # What the front page takes for granted.
 YOURS = """

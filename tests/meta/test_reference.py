@@ -14,7 +14,7 @@ import gradrein
 from gradrein import _validate, errors
 
 API = Path(__file__).parents[2] / "docs" / "api"
-NAMESPACES = ["autograd", "distributed", "errors", "functional", "graph", "policies", "private", "watch"]
+NAMESPACES = ["attribution", "autograd", "distributed", "errors", "functional", "graph", "policies", "private", "watch"]
 
 
 def public_names():

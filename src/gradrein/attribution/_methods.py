@@ -29,6 +29,12 @@ def tracin(
     Returns:
         Scores (queries, samples), and the ids of the samples. Above zero: the sample helped.
 
+    Raises:
+        ArgumentError: stores, queries and rates do not fit together.
+
+    Examples:
+        >>> scores, ids = attribution.tracin([first, second], [z_first, z_second], rates=[0.1, 0.01])  # doctest: +SKIP
+
     See Also:
         [`gradrein.attribution.GradientStore`][], [`gradrein.attribution.trak`][]
     """
@@ -52,6 +58,12 @@ def less(
 
     Returns:
         Scores (samples,) and the ids of the samples.
+
+    Raises:
+        ArgumentError: stores, tasks and rates do not fit together.
+
+    Examples:
+        >>> scores, ids = attribution.less(store, {"task": z_task})  # doctest: +SKIP
 
     See Also:
         [`gradrein.attribution.tracin`][], [`gradrein.persample.PerSample`][]
@@ -83,6 +95,12 @@ def trak(
 
     Returns:
         Scores (queries, samples), and the ids of the samples.
+
+    Raises:
+        ArgumentError: `residuals` do not fit the ids, or the gradients do not span the columns.
+
+    Examples:
+        >>> scores, ids = attribution.trak(stores, queries, residuals)  # doctest: +SKIP
 
     See Also:
         [`gradrein.attribution.margins`][], [`gradrein.attribution.tracin`][]
@@ -129,6 +147,9 @@ def outliers(stores: Stores, k: int | None = None) -> tuple[Tensor, Tensor]:
     Returns:
         Scores and ids, (k,) each.
 
+    Examples:
+        >>> scores, ids = attribution.outliers(store, k=100)  # doctest: +SKIP
+
     See Also:
         [`gradrein.attribution.duplicates`][]
     """
@@ -151,6 +172,12 @@ def duplicates(store: GradientStore, threshold: float = 0.99) -> tuple[Tensor, T
 
     Returns:
         Cosines (pairs,) and ids (pairs, 2).
+
+    Raises:
+        ArgumentError: the threshold is not a cosine.
+
+    Examples:
+        >>> cosines, pairs = attribution.duplicates(store, threshold=0.999)  # doctest: +SKIP
 
     See Also:
         [`gradrein.attribution.outliers`][], [`gradrein.attribution.GradientStore`][]

@@ -2,8 +2,8 @@
 
     python examples/attribution.py [folder]
 
-Takes about ten seconds on a CPU. Writes one gradient store for each of three checkpoints, and the picture nearest.png: in each
-row a test image, then the training images whose gradients are nearest to its own. Wrong labels are marked by a white frame.
+Takes about ten seconds on a CPU. Writes a gradient store for each of three checkpoints, and the picture nearest.png: in
+each row a test image, then the training images with the nearest gradients; a white frame marks a wrong label.
 """
 
 import struct

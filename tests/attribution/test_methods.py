@@ -98,7 +98,9 @@ def test_duplicates(tmp_path, samples, block, monkeypatch):
 
 def test_bad_arguments(checkpoints, tmp_path):
     stores, _, queries = checkpoints
-    with pytest.raises(ArgumentTypeError, match=r"tracin: expected a GradientStore, or one for each checkpoint; found .3"):
+    with pytest.raises(
+        ArgumentTypeError, match=r"tracin: expected a GradientStore, or one for each checkpoint; found .3"
+    ):
         tracin([3], queries)
     with pytest.raises(ArgumentError, match="there are 2 stores, and queries for 1 of them"):
         tracin(stores, queries[0])
@@ -108,7 +110,9 @@ def test_bad_arguments(checkpoints, tmp_path):
         tracin(stores, queries[::-1])
     with pytest.raises(ArgumentTypeError, match="less: `tasks` is a dict"):
         less(stores, queries)
-    with pytest.raises(ArgumentError, match=r"residuals\[id\] is that of the sample; found shape \(4,\) for ids from 0"):
+    with pytest.raises(
+        ArgumentError, match=r"residuals\[id\] is that of the sample; found shape \(4,\) for ids from 0"
+    ):
         trak(stores, queries, torch.rand(4))
     with pytest.raises(ArgumentError, match="`threshold` must be between -1 and 1"):
         duplicates(stores[0], 2)

@@ -13,7 +13,6 @@ import gradrein
 from gradrein.errors import ArgumentError, ArgumentTypeError, InplaceModifiedError
 from gradrein.persample.queries.project import Projection, plain_names
 from gradrein.persample.representations.base import Dense
-
 from persample import test_complex, test_experts
 from persample.cases import CASES
 
@@ -35,7 +34,9 @@ def from_dense(ps, size, kind, scales=None):
     grads = ps.grads()
     views = ps._views.held
     real = {n: torch.view_as_real(g.resolve_conj()).flatten(-2) if g.is_complex() else g for n, g in grads.items()}
-    shapes = {n: tuple(torch.view_as_real(p).flatten(-2).shape if p.is_complex() else p.shape) for n, p in views.items()}
+    shapes = {
+        n: tuple(torch.view_as_real(p).flatten(-2).shape if p.is_complex() else p.shape) for n, p in views.items()
+    }
     projection = Projection(size, kind, 3, shapes)
     out = torch.zeros(len(ps), projection.columns, dtype=torch.float64)
     projection.apply({n: Dense(g) for n, g in real.items()}, scales or {}, out, 1 << 20)
@@ -217,7 +218,10 @@ def test_what_was_made_of_is_kept_by_torch_save(samples, tmp_path):
     again = torch.load(tmp_path / "z.pt", weights_only=True)
     assert again.projection == z.projection
     assert {key: z.projection[key] for key in ("kind", "seed", "size", "columns", "scales")} == {
-        **{"kind": "factored", "seed": 5, "size": 4, "columns": z.shape[1]},
+        "kind": "factored",
+        "seed": 5,
+        "size": 4,
+        "columns": z.shape[1],
         "scales": None,
     }
 
@@ -236,10 +240,13 @@ def test_the_fingerprint_sees_a_step_and_a_narrow_change(samples):
         ({"size": 0}, "`size` is a whole number of at least 1; found 0"),
         ({"size": 2.5}, "`size` is a whole number"),
         ({"size": 260}, "`size` 260 gives 260 numbers for a gradient of 259. Pass a smaller size, or use grads"),
-        ({"size": 16, "kind": "factored"}, "`size` 16 gives 259 numbers for a gradient of 259"),
+        ({"size": 16, "kind": "factored"}, "`size` 16 gives 496 numbers for a gradient of 259"),
         ({"size": 4, "kind": "dense"}, "`kind` is 'sparse' or 'factored'; found 'dense'"),
         ({"size": 4, "seed": -1}, "`seed` is a whole number of at least 0; found -1"),
-        ({"size": 4, "scales": {}}, "`scales` needs a tensor for every parameter, and all of them real: see '0.weight'"),
+        (
+            {"size": 4, "scales": {}},
+            "`scales` needs a tensor for every parameter, and all of them real: see '0.weight'",
+        ),
     ],
 )
 def test_bad_arguments(samples, options, text):
@@ -288,9 +295,7 @@ def test_cross_of_outer_products_with_many_rows():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(30, 8), nn.Linear(8, 30, bias=False))
     for steps in (2, 40):
-        a, b = (
-            gradrein.per_sample(model(torch.randint(30, (n, steps))).square().sum((1, 2)), model) for n in (3, 4)
-        )
+        a, b = (gradrein.per_sample(model(torch.randint(30, (n, steps))).square().sum((1, 2)), model) for n in (3, 4))
         torch.testing.assert_close(a.cross(b), a.dot(b.grads()), rtol=1e-4, atol=1e-3)
 
 

@@ -123,7 +123,9 @@ def test_bad_ids(store, samples, name):
     assert len(store) == len(GradientStore(store.path)) == 40
 
 
-@pytest.mark.parametrize("ids", [np.array([50, 51]), torch.tensor([50, 51], dtype=torch.int32), (50, 51), range(50, 52)])
+@pytest.mark.parametrize(
+    "ids", [np.array([50, 51]), torch.tensor([50, 51], dtype=torch.int32), (50, 51), range(50, 52)]
+)
 def test_good_ids(store, samples, ids):
     store.add(ids, samples.project(slice(0, 2)))
     assert store.ids[-2:].tolist() == [50, 51]
@@ -153,7 +155,11 @@ def test_gradients_of_another_kind_seed_size_model_or_checkpoint(store, samples)
 
 def test_what_is_no_projection(store, samples):
     z = samples.project(slice(0, 2))
-    for bad, text in ((z.clone(), "does not say how it was projected"), (z[0], r"found \(torch.float32, 64\)"), (3, "int")):
+    for bad, text in (
+        (z.clone(), "does not say how it was projected"),
+        (z[0], r"found \(torch.float32, 64\)"),
+        (3, "int"),
+    ):
         with pytest.raises(ArgumentTypeError, match=text):
             store.add([60, 61], bad)
     with pytest.raises(ArgumentTypeError, match="`queries` are projected gradients"):
@@ -206,7 +212,9 @@ def test_a_damaged_writer_is_moved_away_and_the_rest_is_read(store, samples, tmp
     other = GradientStore(store.path)
     other.add([70, 71], samples.project(slice(0, 2)))
     os.truncate(store._file("rows", other._shard), 200)
-    with pytest.raises(StoreError, match=r"it holds 0 of the 2 rows that its header promises. Move this file and its twin"):
+    with pytest.raises(
+        StoreError, match=r"it holds 0 of the 2 rows that its header promises. Move this file and its twin"
+    ):
         GradientStore(store.path)
     for what in ("rows", "ids"):
         shutil.move(store._file(what, other._shard), tmp_path)
@@ -277,7 +285,10 @@ def test_merge_refuses_the_same_ids_and_other_stores(tmp_path):
     one.add([1, 2], projected([1, 2]))
     two.add([2, 3], projected([2, 3]))
     other.add([9], projected([9], 8))
-    for stores, error, text in (([two], ArgumentError, "2 is in the store already"), ([other], StoreError, "size is 8")):
+    for stores, error, text in (
+        ([two], ArgumentError, "2 is in the store already"),
+        ([other], StoreError, "size is 8"),
+    ):
         with pytest.raises(error, match=text):
             one.merge(*stores)
     with pytest.raises(ArgumentError, match="2 occurs twice"):

@@ -241,11 +241,11 @@ def read_direction(direction: Any, parameters: Mapping[str, Tensor]) -> dict[str
 def unstack(direction: Any, parameters: Mapping[str, Tensor]) -> list[dict[str, Tensor]] | None:
     """Return the directions of a stack, whose tensors have one dimension more than the parameters; None for one."""
     given = direction if isinstance(direction, Mapping) else {}
-    deep = [v for name, v in given.items() if name in parameters and v.dim() == parameters[name].dim() + 1]
+    deep = [v for name, v in given.items() if name in parameters and getattr(v, "ndim", 0) > parameters[name].ndim]
     if not deep:
         return None
     if len(deep) < len(given) or len({len(v) for v in deep}) > 1:
-        found = ", ".join(f"{name!r} {tuple(v.shape)}" for name, v in list(given.items())[:4])
+        found = ", ".join(f"{name!r} {tuple(getattr(v, 'shape', ()))}" for name, v in list(given.items())[:4])
         raise ArgumentError(f"direction: a stack has as many directions for every parameter, all known; found {found}.")
     return [{name: v[i] for name, v in given.items()} for i in range(len(deep[0]))]
 

@@ -132,16 +132,13 @@ class Projection:
         self.shapes = {name: shapes[name] for name in sorted(shapes)}
         found = {name: _Matrix.of(shape, size) for name, shape in self.shapes.items()} if kind == "factored" else {}
         self._matrices = {name: matrix for name, matrix in found.items() if matrix is not None}
-        self._starts = _starts({name: prod(matrix.made) for name, matrix in self._matrices.items()})
-        others = {name: prod(shape) for name, shape in self.shapes.items() if name not in self._matrices}
-        self._offsets, left = _starts(others), sum(others.values())
-        # What is left is sketched into as many numbers as a weight gets, or kept as it is where it has no more.
-        self._keeps = kind == "factored" and left <= size * size
-        self._buckets = size if kind == "sparse" else min(size * size, left)
-        self._sketched = sum(prod(matrix.made) for matrix in self._matrices.values())
-        self.columns = self._sketched + self._buckets
+        # All other parameters are sketched together, into as many numbers as a weight gets.
+        self._buckets = size if kind == "sparse" else size * size * (len(self._matrices) < len(shapes))
+        sizes = [prod(matrix.made) for matrix in self._matrices.values()]
+        *starts, self._sketched = itertools.accumulate(sizes, initial=0)
+        self._starts, self.columns = dict(zip(self._matrices, starts, strict=True)), self._sketched + self._buckets
         numbers = sum(prod(shape) for shape in shapes.values())
-        if self.columns > numbers or (kind == "factored" and self.columns == numbers):
+        if self.columns > numbers:
             raise ArgumentError(
                 f"project: `size` {size} gives {self.columns:,} numbers for a gradient of {numbers:,}. Pass a smaller "
                 "size, or use grads(), which has all of them."
@@ -212,15 +209,9 @@ class Projection:
 
     def _bucketed_(self, cells: Tensor, name: str) -> Tensor:
         """Replace the place of each number by twice its bucket, and one more if its sign is to change."""
-        if self._keeps:
-            return cells.add_(self._offsets[name]).mul_(2)
         words = _hash_(cells, _keys("sparse", self.seed, name, self.shapes[name]))
         signs = words & 1
         return words.mul_(self._buckets).bitwise_right_shift_(32).mul_(2).add_(signs)
-
-
-def _starts(lengths: Mapping[str, int]) -> dict[str, int]:
-    return dict(zip(lengths, itertools.accumulate(lengths.values(), initial=0), strict=False))
 
 
 def _signed(sums: Tensor) -> Tensor:

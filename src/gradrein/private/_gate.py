@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 
-from .._torch.dtensor import is_dtensor, stored_shard
+from .._torch.dtensor import any_dtensor, is_dtensor, stored_shard
 from ..errors import ArgumentTypeError, PrivacyError, RankError
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -34,7 +34,10 @@ class Watched:
 
     def check(self) -> None:
         """Refuse to go on if anything was changed, or is about to be, by somebody else."""
-        if list(map(id, trained(self._model).values())) != list(map(id, self.parameters.values())):
+        now, sharded = trained(self._model), any_dtensor(self.parameters.values())  # FSDP puts others there for a while
+        if now.keys() != self.parameters.keys() or not (
+            sharded or all(now[n] is p for n, p in self.parameters.items())
+        ):
             raise PrivacyError(
                 "Private.step: other parameters require a gradient than when Private was made. Make a new Private; "
                 "epsilons add up."
@@ -127,6 +130,13 @@ def sum_over(value: Tensor, ranks: int) -> Tensor:
     if ranks > 1:
         dist.all_reduce(value)
     return value
+
+
+def require_same(state: Tensor, device: torch.device, ranks: int) -> None:
+    """Refuse to go on from different states: noise would differ, and models with it."""
+    first = from_first(state.to(device).clone(), ranks)
+    if sum_over((first != state.to(device)).any().float(), ranks):
+        raise RankError("Private: the ranks have taken different steps, or not all of them have loaded the same state.")
 
 
 def batch_norm_to_group_norm(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from ._accounting import Accountant
 from ._accounting import epsilon as epsilon_of
 from ._accounting import noise_multiplier as noise_for
 from ._clipping import Learned, Quantile, Thresholds
-from ._gate import Watched, check_model, from_first, ranks_of, sum_over
+from ._gate import Watched, check_model, from_first, ranks_of, require_same, sum_over
 from ._random import Secure, Seeded, Source
 from ._sampling import Loader, Part, Parts, check_loader
 
@@ -163,7 +163,12 @@ class Private:
                 "one for each sample, not reduced, or a tensor of shape (samples, losses of each)."
             )
         self._watched.check()
-        norms = self._thresholds.clip(losses if part.size else losses[:0], self._parts.batch_size)
+        try:
+            norms = self._thresholds.clip(losses if part.size else losses[:0], self._parts.batch_size)
+        except BaseException:
+            for p in self._watched.parameters.values():
+                p.grad = None  # of a group that came first
+            raise
         if self._learned is not None:
             self._learned.see(norms)
         self._open = None
@@ -232,6 +237,9 @@ class Private:
                 f"Private: all {self._most} steps of {self._most // in_epoch} epochs, as planned, are taken. More "
                 "would spend more: plan more epochs from the start."
             )
+        require_same(
+            torch.cat([torch.tensor([self.steps]), self._after, self._noise.state()]), self._device, self._ranks
+        )
         self._drop_part()
         self._iteration = mine = self._iteration + 1
         self._sampling.set_state(self._after)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
 from ..errors import ArgumentTypeError, PrivacyError
 from ._accounting import steps_in_epoch
@@ -104,10 +104,10 @@ def check_loader(loader: Any) -> None:
         _refuse("the dataset is iterable or has no length", "pass one with __getitem__ and __len__")
     if loader.batch_size is None:
         _refuse("the loader has a batch sampler, or batch_size=None", "pass DataLoader(dataset, batch_size=...)")
-    if type(sampler) not in (SequentialSampler, RandomSampler, DistributedSampler):
+    if type(sampler) not in (SequentialSampler, RandomSampler):
         _refuse(
             f"the loader draws with {type(sampler).__name__}, and samples have to be equally likely",
-            "weight the losses instead, which clipping bounds, or balance the dataset",
+            "weight the losses instead, which clipping bounds; ranks share each batch by themselves",
         )
     if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(data)):  # type: ignore[arg-type]
         _refuse("the loader draws with replacement, or a number of samples", "leave both out")

@@ -1,7 +1,7 @@
 """Norms of many gradients, right for every finite value and without waiting for a device."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.masked import MaskedTensor
 from . import _devices, _kernels
 from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
-from ._torch.ops import has_foreach
+from ._torch.ops import has_foreach, unflatten
 from ._torch.storage import undo_negation
 from .errors import CallArgumentError, UnsupportedGradientError
 
@@ -39,14 +39,19 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
     hold every gradient and not their norm.
     """
     backend = _kernels.native(grads, foreach)
-    found = backend.total_norm(grads, p) if backend is not None else None
-    if found is not None:
-        value, double, _ = found
+    measured = backend.total_norm(grads, p) if backend is not None else None
+    if measured is not None:
+        value, double = measured
         return torch.tensor(value, dtype=dtype_of_norm(double, value), device=grads[0].device), value
     with torch.no_grad():
-        norm = total(norms(grads, p, foreach), p)
+        norm = total(norms(grads, p, foreach), p, rescale=needs_rescaling(grads, p))
         number = norm.item() if _devices.readable_now(grads) else None
         return norm.to(result_dtype(grads, number)), norm if number is None else number
+
+
+def needs_rescaling(tensors: Sequence[Tensor], p: float) -> bool:
+    """Return whether powers of norms of such tensors may leave the range of the type that they are added up in."""
+    return any(_foreach.needs_rescaling(*kind, p) for kind in {(t.device, t.dtype) for t in tensors})
 
 
 def any_double(tensors: Iterable[Tensor]) -> bool:
@@ -81,16 +86,27 @@ def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not
     See Also:
         [`gradrein.policies.Scale`][], [`gradrein.policies.Policy`][]
     """
-    # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite.
-    ceiling = limit.to(norm) if isinstance(limit, Tensor) else norm.new_full((), limit)
-    factor = ceiling / (norm + eps)
-    # A subnormal factor is rounded down, so that the norm after clipping does not exceed the limit.
-    tiny = torch.finfo(norm.dtype).tiny
-    factor = torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else limit
+    if if_not_finite == 1.0:
+        # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite. And times 0 a
+        # norm that is not finite makes the limit NaN, which then becomes 1: no further operation finds out.
+        known = torch.add(ceiling, norm, alpha=0) if isinstance(ceiling, Tensor) else torch.rsub(norm, ceiling, alpha=0)
+        return _normal(known / norm).clamp_(max=1.0).nan_to_num_(1.0)
+    top = ceiling if isinstance(ceiling, Tensor) else norm.new_full((), ceiling)
+    factor = _normal(top / (norm + eps if eps else norm))
     if if_not_finite is None:
-        return factor.clamp(max=1.0).masked_fill(ceiling == math.inf, 1.0)
-    factor = factor.masked_fill((norm > ceiling).logical_not(), 1.0)
+        factor = factor.clamp(max=1.0)
+        return factor.masked_fill(top == math.inf, 1.0) if isinstance(limit, Tensor) or limit == math.inf else factor
+    factor = factor.masked_fill((norm > top).logical_not(), 1.0)
     return factor.masked_fill((norm < math.inf).logical_not(), if_not_finite)
+
+
+def _normal(factor: Tensor) -> Tensor:
+    """Round a subnormal factor down, so that the norm after clipping does not exceed the limit."""
+    if not _devices.readable_now([factor]):  # rounded to nearest, where it would cost launches at every step
+        return factor
+    tiny = torch.finfo(factor.dtype).tiny
+    return torch.where(factor < tiny, torch.nextafter(factor, torch.zeros_like(factor)), factor)
 
 
 def norms(grads: list[Tensor], p: float, foreach: bool | None = None) -> Tensor:
@@ -124,12 +140,16 @@ def _refuse_some_meta(grads: Sequence[Tensor]) -> None:
 def _norms_by_torch(grads: list[Tensor], p: float, foreach: bool | None) -> Tensor:
     home = grads[0].device
     values = [_values(g, p) for g in grads]
-    found = {
-        i: torch.zeros((), dtype=accumulation_dtype(home), device=home) for i, t in enumerate(values) if not t.numel()
-    }
-    for together, where in _by_foreach(values, [i for i in range(len(values)) if i not in found], foreach):
-        found.update(zip(where, _foreach.norms([values[i] for i in where], p, foreach=together).to(home), strict=True))
-    return torch.stack([found[i] for i in range(len(values))])
+    held = [i for i, t in enumerate(values) if t.numel()]
+    sets = _by_foreach(values, held, foreach)
+    if len(sets) == 1 and len(held) == len(values):
+        return _foreach.norms(values, p, foreach=sets[0][0])
+    each = [torch.zeros((), dtype=accumulation_dtype(home), device=home)] * len(values)
+    for together, where in sets:
+        norms = _foreach.norms([values[i] for i in where], p, foreach=together).to(home)
+        for i, norm in zip(where, norms, strict=True):
+            each[i] = norm
+    return torch.stack(each)
 
 
 def _by_foreach(tensors: list[Tensor], where: list[int], foreach: bool | None) -> list[tuple[bool, list[int]]]:
@@ -192,10 +212,19 @@ def magnitudes(t: Tensor) -> Tensor:
     return torch.hypot(parts[..., 0], parts[..., 1])
 
 
-def total(each: Tensor, p: float) -> Tensor:
-    """Return the p-norm of p-norms: of a vector, a 0-dim tensor; of a matrix, by column."""
+def total(each: Tensor, p: float, *, rescale: bool = True) -> Tensor:
+    """Return the p-norm of p-norms: of a vector, a 0-dim tensor; of a matrix, by column.
+
+    Args:
+        each: The norms.
+        p: The order.
+        rescale: Take powers relative to the largest norm: for those whose powers may leave the range of the type.
+    """
     if len(each) < 2:  # the norm of nothing, or the only one
         return each.sum(0)
+    if not rescale:
+        plain: Tensor = torch.linalg.vector_norm(each, p, dim=0)
+        return plain
     by = safe_divisor(each.amax(0))
     norm: Tensor = torch.linalg.vector_norm(each / by, p, dim=0)
     return norm * by
@@ -212,6 +241,9 @@ def norm_along(t: Tensor, axes: int | Sequence[int] | None) -> Tensor:
     Without any axis each element is a slice; None stands for all axes.
     """
     dims = axes if axes is None or isinstance(axes, int) else tuple(axes)
+    if dims != () and not t.is_complex() and not _foreach.needs_rescaling(t.device, t.dtype, 2.0):
+        plain: Tensor = torch.linalg.vector_norm(t, 2, dim=dims, keepdim=True, dtype=torch.float64)
+        return plain
     sizes = magnitudes(t).to(accumulation_dtype(t.device))
     if dims == ():  # for torch that means all
         return sizes
@@ -234,14 +266,25 @@ def nonfinite(grad: Tensor) -> Tensor:
     return torch.isfinite(_dense(grad)).logical_not()
 
 
+def count_nonfinite_later(grads: Sequence[Tensor]) -> Callable[[], Tensor]:
+    """Return a function that counts the values that are NaN or infinite now: few launches until it is called."""
+    with torch.no_grad():
+        stored = [_dense(g) for g in grads]
+        marks = [(where, (flat - flat) != 0) for where, flat in _foreach.joined(stored)]
+        each: dict[int, Tensor] = {}
+        for where, flat in marks:
+            each.update(zip(where, unflatten(flat, [stored[i] for i in where]), strict=True))
+    return lambda: torch.stack([each[i].sum().to(stored[0].device) for i in range(len(stored))])
+
+
 def any_above(grads: Iterable[Tensor], limit: float | Tensor) -> Tensor:
     """Return whether any value is larger than a limit, as a 0-dim tensor; a NaN is not."""
-    found = []
+    above = []
     with torch.no_grad():
         for g in grads:
             sizes = magnitudes(_dense(g)).to(accumulation_dtype(g.device))
-            found.append((sizes > torch.as_tensor(limit, dtype=sizes.dtype, device=g.device)).any())
-        return torch.stack([each.to(found[0].device) for each in found]).any() if found else torch.tensor(False)
+            above.append((sizes > torch.as_tensor(limit, dtype=sizes.dtype, device=g.device)).any())
+        return torch.stack([each.to(above[0].device) for each in above]).any() if above else torch.tensor(False)
 
 
 def offenders(names: Sequence[str], grads: Sequence[Tensor]) -> dict[str, int]:
@@ -249,10 +292,10 @@ def offenders(names: Sequence[str], grads: Sequence[Tensor]) -> dict[str, int]:
     return {name: n for name, n in zip(names, count_nonfinite(grads).tolist(), strict=True) if n}
 
 
-def list_offenders(found: dict[str, int], at_most: int = 20) -> str:
+def list_offenders(offenders: dict[str, int], at_most: int = 20) -> str:
     """Describe offenders."""
-    listed = [f"{name} ({n} value{'s' if n > 1 else ''})" for name, n in list(found.items())[:at_most]]
-    more = [f"and {len(found) - at_most} more"] if len(found) > at_most else []
+    listed = [f"{name} ({n} value{'s' if n > 1 else ''})" for name, n in list(offenders.items())[:at_most]]
+    more = [f"and {len(offenders) - at_most} more"] if len(offenders) > at_most else []
     return ", ".join(listed + more)
 
 

@@ -193,7 +193,7 @@ def _is_fused(name, lists, args):
     dense = all(torch._prims_common.is_non_overlapping_and_dense_or_false(t) for t in first)
     order = args[1] if len(args) > 1 else 2
     has_kernel = name != "_foreach_norm" or order in (0, 1, 2, math.inf)
-    factors = [a for a in args[1:] if isinstance(a, Tensor)]
+    factors = [a for a in args[1:] if isinstance(a, Tensor)] if name.startswith("_foreach") else []
     fitting = all(f.dtype == first[0].dtype or f.device.type == "cpu" for f in factors)
     return alike and dense and has_kernel and fitting and (len(dtypes) == 1 or name == "_foreach_copy_")
 
@@ -233,11 +233,11 @@ def _run(op, args, kwargs):
         return _resize(*args)
     if _waits(name, args, kwargs):
         host_read(name)
-    if name.startswith("_foreach"):
+    if name.startswith(("_foreach", "_amp_foreach")):
         launch(name, _multi_tensor_launches(name, args))
     elif name not in ("empty", "empty_strided"):
         launch(name)
-    if name not in _INDEXED and not name.startswith("_foreach"):
+    if name not in _INDEXED and "_foreach" not in name:
         _refuse_mixed_devices(op, args, kwargs)
     return _compute(op, args, kwargs, is_inplace=any(alias is not None for alias in returned))
 

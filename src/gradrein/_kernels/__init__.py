@@ -27,8 +27,8 @@ class Backend(Protocol):
     def norms(self, tensors: list[Tensor], p: float) -> Tensor | None:
         """Return the p-norm of each tensor as a vector on their device, in the accumulation dtype."""
 
-    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool, bool] | None:
-        """Return the p-norm of all, whether any is float64, and whether two may be in the same memory.
+    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool] | None:
+        """Return the p-norm of all, and whether any is float64.
 
         None where a number would have to be waited for.
         """

@@ -125,23 +125,6 @@ static int work_make(PyObject *tensors, Work *w) {
   return 1;
 }
 
-/* Whether two tensors begin in one place, so that they may be in the same memory. Also where there is no memory to tell. */
-static int starts_repeat(const Work *w) {
-  int bits = 1;
-  while ((int64_t)1 << bits < 2 * w->n_spans) bits++;
-  char **seen = calloc((size_t)1 << bits, sizeof *seen);
-  int found = !seen;
-  for (int64_t i = 0; i < w->n_spans && !found; i++) {
-    char *start = w->spans[i].n ? w->spans[i].data : NULL;
-    uint64_t at = ((uint64_t)(uintptr_t)start * 0x9E3779B97F4A7C15u) >> (64 - bits);
-    while (start && seen[at] && seen[at] != start) at = (at + 1) & (((uint64_t)1 << bits) - 1);
-    found = start && seen[at];
-    if (start) seen[at] = start;
-  }
-  free(seen);
-  return found;
-}
-
 /* A few megabytes are not worth a second thread: on a machine with other things to do, waiting for it takes longer. */
 static int threads_for(const Work *w, int threads) { return w->n_elements <= 32 * CHUNK ? 1 : threads; }
 
@@ -586,11 +569,11 @@ static PyObject *py_norm(PyObject *self, PyObject *args) {
   measure(&w, p, threads, own + w.n_spans, norm);
   total = norm_of_norms(norm, w.n_spans, p);
   Py_END_ALLOW_THREADS
-  int any_double = 0, repeated = starts_repeat(&w);
+  int any_double = 0;
   for (int64_t i = 0; i < w.n_spans && !any_double; i++) any_double = w.spans[i].type == F64;
   free(own);
   work_free(&w);
-  return Py_BuildValue("(dOO)", total, any_double ? Py_True : Py_False, repeated ? Py_True : Py_False);
+  return Py_BuildValue("(dO)", total, any_double ? Py_True : Py_False);
 }
 
 static PyObject *change(PyObject *tensors, PyObject *by, Change what, int threads) {
@@ -640,7 +623,7 @@ static PyObject *py_plain(PyObject *self, PyObject *flag) {
 static PyMethodDef methods[] = {
     {"connect", py_connect, METH_VARARGS, "connect(Tensor, Parameter, capsule) -> bool: take torch's DLPack exchange table"},
     {"norm", py_norm, METH_VARARGS, 
-     "norm(tensors, p, threads, each=None) -> (total, is any float64, do two begin in one place), or None: not ours to measure"},
+     "norm(tensors, p, threads, each=None) -> (total, is any float64), or None: not ours to measure"},
     {"scale", py_scale, METH_VARARGS, "scale(tensors, coefficient(s), threads) -> bool: False, nothing was done"},
     {"clamp", py_clamp, METH_VARARGS, "clamp(tensors, limit(s), threads) -> bool: False, nothing was done"},
     {"is_dense", py_is_dense, METH_O, "is_dense(tensor) -> bool: would the kernels take it?"},

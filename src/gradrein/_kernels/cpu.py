@@ -12,8 +12,8 @@ class Extension(Protocol):
 
     def norm(
         self, tensors: list[Tensor], p: float, threads: int, each: Tensor | None = None
-    ) -> tuple[float, bool, bool] | None:
-        """Return the norm of all, whether any is float64, and whether two begin in one place.
+    ) -> tuple[float, bool] | None:
+        """Return the norm of all, and whether any is float64.
 
         That of each goes into `each`, a float64 vector.
         """
@@ -49,8 +49,8 @@ class CpuBackend:
         each = torch.empty(len(tensors), dtype=torch.float64, device="cpu")
         return each if self.extension.norm(tensors, p, torch.get_num_threads(), each) is not None else None
 
-    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool, bool] | None:
-        """Return the p-norm of all, whether any is float64, and whether two may be in the same memory."""
+    def total_norm(self, tensors: list[Tensor], p: float) -> tuple[float, bool] | None:
+        """Return the p-norm of all, and whether any is float64."""
         return self.extension.norm(tensors, p, torch.get_num_threads())
 
     def scale_(self, tensors: list[Tensor], by: float | Tensor) -> bool:

@@ -32,3 +32,38 @@ def foreach_clamp_(tensors: list[Tensor], limit: float) -> None:
     """Limit every element to `[-limit, limit]`."""
     torch._foreach_clamp_min_(tensors, -limit)
     torch._foreach_clamp_max_(tensors, limit)
+
+
+def foreach_clamp_each_(tensors: list[Tensor], limits: list[Tensor]) -> None:
+    """Limit every element by its own entry of a tensor of the same shape."""
+    torch._foreach_minimum_(tensors, limits)
+    torch._foreach_maximum_(tensors, torch._foreach_neg(limits))
+
+
+def foreach_copy_(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Copy values into tensors, of another dtype too."""
+    torch._foreach_copy_(tensors, values)
+
+
+def foreach_scale_half_(tensors: list[Tensor], by: Tensor) -> None:
+    """Multiply tensors of a half type by a 0-dim float32 tensor, rounded once: as `torch.amp.GradScaler` unscales."""
+    ignored = torch.empty(1, dtype=torch.float32, device=by.device)  # written where a value is not finite
+    torch._amp_foreach_non_finite_check_and_unscale_(tensors, ignored, by)
+
+
+_SCALES_HALF = frozenset({"cuda", "xpu"})
+
+
+def can_scale_half(device: torch.device) -> bool:
+    """Return whether torch has `foreach_scale_half_` on this device."""
+    return device.type in _SCALES_HALF
+
+
+def flatten(tensors: list[Tensor]) -> Tensor:
+    """Return the elements of strided tensors end to end; of a single one a view, where it can be."""
+    return tensors[0].reshape(-1) if len(tensors) == 1 else torch._C._nn.flatten_dense_tensors(tensors)
+
+
+def unflatten(flat: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Return views of a vector in the shapes of tensors, one after the other."""
+    return [*torch._C._nn.unflatten_dense_tensors(flat, tensors)]

@@ -1,7 +1,7 @@
 """Scale or limit gradients in place. What cannot be written is refused before anything is written."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -49,21 +49,30 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
 
 def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> None:
     """Limit every element by its own entry of a tensor of the gradient's shape."""
-    found = clamped(grads, limits)
+    _measure.check_kinds(grads)
+    pairs = [(g, own) for g, own in zip(grads, limits, strict=True) if own is not None]
+    is_awkward = [g.is_complex() or g.is_neg() or 0 in g.stride() for g, _ in pairs]
+    plain = [pair for pair, awkward in zip(pairs, is_awkward, strict=True) if not awkward]
+    others = [pair for pair, awkward in zip(pairs, is_awkward, strict=True) if awkward]
+    values = clamped([g for g, _ in others], [own for _, own in others])
     with writing(grads):
-        for g, values in zip(grads, found, strict=True):
-            if values is not g:
-                once = _once(g)
-                once.copy_(values[tuple(slice(0, size) for size in once.shape)])
+        if _use_foreach([g for g, _ in plain], None):
+            _foreach.clamp_each_([g for g, _ in plain], [own for _, own in plain])
+        else:
+            values += clamped([g for g, _ in plain], [own for _, own in plain])
+            others += plain
+        for (g, _), limited in zip(others, values, strict=True):
+            once = _once(g)
+            once.copy_(limited[tuple(slice(0, size) for size in once.shape)])
 
 
 def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> list[Tensor]:
     """Return tensors with every element limited by its own entry, of a complex one its magnitude; new where limited."""
-    found = []
+    values = []
     with torch.no_grad():
         for g, own in zip(grads, limits, strict=True):
             if own is None:
-                found.append(g)
+                values.append(g)
                 continue
             _measure.check_kind(g)
             # Elements that share memory are limited by the least of their entries.
@@ -71,11 +80,11 @@ def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> list[Te
             limit = own.amin(shared, keepdim=True) if shared else own
             if g.is_complex():
                 parts = torch.view_as_real(g.detach().resolve_conj())
-                found.append(torch.view_as_complex(_shortened(parts, limit).to(parts.dtype)))
+                values.append(torch.view_as_complex(_shortened(parts, limit).to(parts.dtype)))
             else:
                 top = limit.to(g.dtype)
-                found.append(torch.clamp(g, -top, top))
-    return found
+                values.append(torch.clamp(g, -top, top))
+    return values
 
 
 def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
@@ -94,16 +103,25 @@ def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
 
 def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
     """Multiply each gradient by a tensor that broadcasts over it."""
+    kinds: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+    for g, factor in zip(grads, by, strict=True):
+        together = g.shape == factor.shape and not g.is_complex() and not _devices.readable_now([g])
+        kinds.setdefault((g.device, g.dtype) if together else None, []).append((g, factor))
     with writing(grads):
-        for g, factor in zip(grads, by, strict=True):
+        for g, factor in kinds.pop(None, ()):
             g.copy_(g * factor)
+        for pairs in kinds.values():
+            _foreach.scale_each_([g for g, _ in pairs], [factor for _, factor in pairs])
 
 
 def zero_(grads: Sequence[Tensor], where: Tensor | None = None) -> None:
     """Set gradients to zero: all of them, or all if the 0-dim bool tensor `where` says so (which is not read)."""
     with _writable(grads) as stored:
-        for t in stored:
-            t.zero_() if where is None else t.masked_fill_(where.to(t.device), 0)
+        if where is None:
+            for t in stored:
+                t.zero_()
+        else:
+            _change_(stored, lambda t: t.masked_fill_(where.to(t.device), 0))
 
 
 def stored_copies(grads: Sequence[Tensor]) -> list[Tensor]:
@@ -122,9 +140,17 @@ def restore_(grads: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
 def zero_nonfinite_(grads: Sequence[Tensor]) -> None:
     """Set NaN and infinite elements to zero, and leave the others."""
     with _writable(grads, coalesced=True) as stored:
-        for g, t in zip(grads, stored, strict=True):
-            finite = torch.isfinite(t)
-            t.masked_fill_((finite.all(-1, keepdim=True) if g.is_complex() else finite).logical_not(), 0)
+        pairs = [t for g, t in zip(grads, stored, strict=True) if g.is_complex()]
+        for t in pairs:
+            t.masked_fill_(torch.isfinite(t).all(-1, keepdim=True).logical_not(), 0)
+        real = [t for g, t in zip(grads, stored, strict=True) if not g.is_complex()]
+        _change_(real, lambda t: t.nan_to_num_(0.0, 0.0, 0.0))
+
+
+def _change_(tensors: Sequence[Tensor], write: Callable[[Tensor], object]) -> None:
+    """Change every element by itself; on a device in few launches, on the CPU without a copy."""
+    together = bool(tensors) and not _devices.readable_now(tensors) and _use_foreach(tensors, None)
+    _foreach.change_(tensors, write, together=together)
 
 
 @contextmanager
@@ -150,7 +176,7 @@ def writing(grads: Sequence[Tensor]) -> AbstractContextManager[Any]:
 
 
 def _entries(by: float | Tensor, where: list[int]) -> float | Tensor:
-    return by[where] if isinstance(by, Tensor) and by.dim() == 1 else by
+    return by[where] if isinstance(by, Tensor) and by.dim() == 1 and len(where) < len(by) else by
 
 
 def _needs_double(by: float | Tensor) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -27,11 +27,12 @@ from . import _apply
 from ._gate import enter
 from ._gradients import Gradients, measure_together, require_same_places
 from ._report import ClipReport, Outcome, describe_report
-from .target.describe import describe_policy
+from .target.describe import describe_policy, is_ours
 from .target.parameters import Target, parameters_of
 from .target.patterns import assign, check_policies
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
+_LARGEST = torch.finfo(torch.float32).max
 _NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cannot trace the call
 
 
@@ -134,6 +135,8 @@ def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor
             f"a policy must return Scale, Clamp or Skip of gradrein.policies; {type(rule).__name__} returned "
             f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."
         )
+    if isinstance(decision, Scale) and isinstance(decision.by, Tensor) and not (is_ours(rule) or part.readable_now()):
+        decision = Scale(decision.by.clamp(max=_LARGEST))  # so that it makes nothing infinite where it cannot be read
     if isinstance(decision, Skip):
         return decision.otherwise, bool(decision.when) if part.readable_now() else decision.when
     return decision, False
@@ -160,49 +163,53 @@ def _clip_group(
     return Outcome(pattern, p, part, before, terms, decision, after, skipped, beside_nan)
 
 
-def _limits_beside_nan(decision: Scale | Clamp, part: Gradients, norms: Tensor) -> bool | Tensor:
-    """Return whether a gradient with a NaN also holds values above the limit: its norm does not tell."""
+def _limits_beside_nan(decision: Scale | Clamp, part: Gradients, norms: Tensor) -> bool | Tensor | None:
+    """Return whether a gradient with a NaN also holds values above the limit; None if it cannot be read."""
     if not isinstance(decision, Clamp) or not isinstance(decision.limit, float | Tensor):
         return False
-    values = part.values
-    if part.readable_now():
-        values = [v for v, norm in zip(values, norms.tolist(), strict=True) if math.isnan(norm)]
+    if not part.readable_now():
+        return None
+    values = [v for v, norm in zip(part.values, norms.tolist(), strict=True) if math.isnan(norm)]
     return _measure.any_above(values, decision.limit) if values else False
 
 
 def _find_nonfinite(
     active: list[tuple[Policy, Gradients]], mode: NonFinite, dry_run: bool
-) -> tuple[bool | Tensor, list[tuple[Gradients, Tensor]]]:
+) -> tuple[bool | Tensor, list[tuple[Gradients, Callable[[], Tensor]]]]:
     """Return whether any norm is not finite (a tensor where reading it would wait), and the counts for each gradient.
 
     The norms tell, so the usual finite step costs no further pass where values can be read.
     """
     if mode == "propagate" or not active:
         return False, []
-    waits = not all(part.readable_now() for _, part in active)
-    bad = _any_nonfinite(active)
-    if mode == "raise" and not dry_run and has_no_values(bad):
+    parts = [part for _, part in active]
+    waits = not all(part.readable_now() for part in parts)
+    raises = mode == "raise" and not dry_run
+    bad: bool | Tensor = _any_nonfinite(active) if not waits or mode != "zero" or dry_run else True
+    if raises and isinstance(bad, Tensor) and has_no_values(bad):
         raise UnsupportedGradientError(
             "the gradients are on the meta device or fake: they have shapes and no values, so that none can be "
             'found to be finite. Pass nonfinite="propagate", which does not look.'
         )
-    if (not waits or (mode == "raise" and not dry_run)) and not bool(bad):
+    if (not waits or raises) and not bool(bad):
         return False, []
-    parts = [part for _, part in active]
-    counts = [(part, part.count_nonfinite()) for part in parts]
+    counts = [(part, part.count_nonfinite(later=waits and not raises)) for part in parts]
     if dry_run:
         return (bad if waits else True), counts
-    if mode == "raise":
+    if raises:
         raise _nonfinite(active, ClipReport([], False, counts).offenders)
     if mode == "zero":
         require_same_places(parts)
-        _zero_nonfinite(active, [part.values if waits else _with_any(part.values, n) for part, n in counts], waits)
+        offending = [part.values if waits else _with_any(part.values, n()) for part, n in counts]
+        _zero_nonfinite(active, offending, waits)
     return (bad if waits else True), counts
 
 
 def _any_nonfinite(active: list[tuple[Policy, Gradients]]) -> Tensor:
-    totals = [part.total_norm(rule.p) for rule, part in active]
-    return torch.stack([torch.isfinite(each).to(totals[0].device) for each in totals]).all().logical_not()
+    finite = [part.total_norm(rule.p) < math.inf for rule, part in active]  # not one that is NaN
+    if len(finite) == 1:
+        return finite[0].logical_not()
+    return torch.stack([each.to(finite[0].device) for each in finite]).all().logical_not()
 
 
 def _with_any(values: list[Tensor], counts: Tensor) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,6 +66,7 @@ class Gradients:
         self._inside: Sequence[int] = range(len(tensors))
         self._readable: bool | None = None
         self._norms: dict[float, tuple[Tensor, Tensor]] = {}
+        self._totals: dict[float, Tensor] = {}
 
     def subset(self, where: Sequence[int], pattern: str) -> Gradients:
         """Return some of them, that a name pattern selects."""
@@ -113,8 +114,11 @@ class Gradients:
 
     def total_norm(self, p: float = 2.0) -> Tensor:
         """Return the p-norm of all gradients as one vector: a 0-dim tensor."""
-        with torch.no_grad():
-            return _measure.total(self.norm_terms(p), p)
+        if p not in self._totals:
+            rescale = self.readable_now() or _measure.needs_rescaling(self.tensors, p)
+            with torch.no_grad():
+                self._totals[p] = _measure.total(self.norm_terms(p), p, rescale=rescale)
+        return self._totals[p]
 
     def _measured(self, p: float) -> tuple[Tensor, Tensor]:
         if p not in self._norms:
@@ -178,13 +182,18 @@ class Gradients:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of the part here."""
         return [*slices] if self._parts is None else self._parts.combine_slices(slices, self._inside, dims)
 
-    def count_nonfinite(self) -> Tensor:
-        """Return how many values of each whole gradient are NaN or infinite: a vector on the device of the first."""
-        here = _measure.count_nonfinite(self.values)
-        if self._parts is None:
-            return here
-        found = self._parts.combine(here.to(torch.float64), self._inside, 1.0)
-        return (found - 1e-6).ceil()  # of copies it is the mean: one that is not finite in some of them counts too
+    def count_nonfinite(self, *, later: bool = False) -> Callable[[], Tensor]:
+        """Return a function that says how many values of each whole gradient are NaN or infinite now.
+
+        Args:
+            later: Count when it is called; on several ranks, which have to count together, they count now.
+        """
+        if self._parts is None and later:
+            return _measure.count_nonfinite_later(self.values)
+        counts = _measure.count_nonfinite(self.values)
+        if self._parts is not None:  # of copies it is the mean: one that is not finite in some of them counts too
+            counts = (self._parts.combine(counts.to(torch.float64), self._inside, 1.0) - 1e-6).ceil()
+        return lambda: counts
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
@@ -200,6 +209,7 @@ class Gradients:
     def invalidate(self) -> None:
         """Measure again when asked next: the gradients have been changed."""
         self._norms.clear()
+        self._totals.clear()
 
     def readable_now(self) -> bool:
         """Return whether values can be read without waiting for a device."""

@@ -241,7 +241,7 @@ def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor
 
 
 def _nonfinite(grads: Gradients, p: float) -> NonFiniteGradientError:
-    counts = zip(grads.names(), grads.count_nonfinite().tolist(), strict=True)
+    counts = zip(grads.names(), grads.count_nonfinite()().tolist(), strict=True)
     offenders = {name: int(n) for name, n in counts if n}
     why = f"NaN or infinite values: {_measure.list_offenders(offenders)}" if offenders else grads.why_not_finite()
     return NonFiniteGradientError(

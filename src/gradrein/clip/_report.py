@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Outcome:
         decision: what the policy decided.
         measured_after: the norm of each after, where it does not follow from the decision.
         skipped: whether they were set to zero instead.
-        beside_nan: whether values above the limit of a clamp are in a gradient whose norm is NaN.
+        beside_nan: whether values above the limit of a clamp are in a gradient whose norm is NaN; None if unknown.
     """
 
     pattern: str
@@ -42,7 +43,7 @@ class Outcome:
     decision: Scale | Clamp
     measured_after: Tensor | None
     skipped: bool | Tensor = False
-    beside_nan: bool | Tensor = False
+    beside_nan: bool | Tensor | None = False
 
     def after(self) -> Tensor:
         """Return the norm of each gradient after."""
@@ -86,7 +87,8 @@ class Outcome:
     def clipped(self) -> bool:
         """Return whether anything was changed."""
         if isinstance(self.decision, Clamp) or (self.measured_after is not None and self.grads.is_split):
-            return bool((self.after() < self.before).any()) or bool(self.beside_nan)
+            beside_nan = self.before.isnan().any() if self.beside_nan is None else self.beside_nan
+            return bool((self.after() < self.before).any()) or bool(beside_nan)
         by = self.decision.by
         return any(bool((f != 1).any()) for f in ([by] if isinstance(by, Tensor) else by))
 
@@ -114,7 +116,7 @@ class ClipReport:
         self,
         outcomes: list[Outcome],
         skipped: bool | Tensor,
-        counts: list[tuple[Gradients, Tensor]],
+        counts: list[tuple[Gradients, Callable[[], Tensor]]],
         dry_run: bool = False,
     ) -> None:
         self._outcomes = outcomes
@@ -169,7 +171,7 @@ class ClipReport:
 
     @property
     def clipped(self) -> bool:
-        """Whether any gradient was changed by a policy."""
+        """Whether any gradient was changed by a policy; on a device also where NaN hides whether values were."""
         return any(o.clipped() for o in self._readable())
 
     @property
@@ -199,8 +201,8 @@ class ClipReport:
     def offenders(self) -> dict[str, int]:
         """The parameters whose gradients had NaN or infinite values, and how many."""
         self._readable()
-        found = ((g.names(), n.tolist()) for g, n in self._counts)
-        return {name: int(n) for names, counts in found for name, n in zip(names, counts, strict=True) if n}
+        pairs = ((g.names(), counted().tolist()) for g, counted in self._counts)
+        return {name: int(n) for names, counts in pairs for name, n in zip(names, counts, strict=True) if n}
 
     @property
     def by_pattern(self) -> dict[str, ClipReport]:

@@ -13,7 +13,7 @@ from .._measure import clip_factor
 from .._validate import count, floor_and_ceiling, norm_order
 from .base import GradientView, Scale
 from .elements import ElementMemory
-from .state import LearningPolicy, State, StateRows, accept_finite
+from .state import LearningPolicy, State, StateRows, accepted, is_good
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Bounds:
 
     def clamp(self, limit: Tensor) -> Tensor:
         """Return the limit within bounds; the ceiling during warm-up and where the limit is unknown (NaN)."""
-        known = torch.isnan(limit).logical_not() & self.warm.logical_not()
-        return torch.where(known, limit.clamp(self.floor, self.ceiling), self.ceiling)
+        inside = limit if self.floor == 0 and self.ceiling == math.inf else limit.clamp(self.floor, self.ceiling)
+        return inside.nan_to_num(self.ceiling, math.inf, 0.0).masked_fill_(self.warm, self.ceiling)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -53,7 +53,7 @@ class AdaptivePolicy(LearningPolicy):
 
     Args:
         per_parameter: Keep statistics of each gradient separately instead of their total norm.
-        warmup: The number of norms to see before clipping by them; until then only `ceiling` applies.
+        warmup: The number of norms to see before clipping by them, at least one; until then only `ceiling` applies.
         floor: A norm below this is never clipped.
         ceiling: A norm above this is always clipped.
         p: The order of the norm.
@@ -101,6 +101,10 @@ class AdaptivePolicy(LearningPolicy):
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
         """Return the limit of each row, within bounds, and the next state, assuming that the norm is valid."""
 
+    def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002  # what others write is not known
+        """Return whether a good norm may give a statistic that is not finite."""
+        return True
+
     def _new_memory(self) -> dict[str, StateRows | ElementMemory]:
         return {"rows": StateRows(self.init())}
 
@@ -111,9 +115,8 @@ class AdaptivePolicy(LearningPolicy):
             norm = grads.norms(self.p) if self.per_parameter else grads.total_norm(self.p).reshape(1)
             rows: StateRows = self._memory["rows"]
             state = rows.read(keys, norm)
-            bounds = Bounds(state["seen"] < self.warmup, self.floor, self.ceiling)
+            bounds = Bounds(state["seen"] < max(1, self.warmup), self.floor, self.ceiling)
             limit, after = self.update(state, norm, bounds)
-            good = (norm > 0) & (norm < math.inf)
-            rows.write(keys, accept_finite(state, after, good))
+            rows.write(keys, accepted(state, after, is_good(norm), guarded=self._may_overflow(grads)))
             factor = clip_factor(limit, norm)
             return Scale(factor if self.per_parameter else factor.reshape(()))

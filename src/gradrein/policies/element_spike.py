@@ -1,5 +1,4 @@
 import math
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -8,11 +7,12 @@ from torch import Tensor
 
 from .. import _devices
 from .._measure import magnitudes
+from .._torch.ops import unflatten
 from .._validate import count, decay_below_one, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
 from .base import Clamp, GradientView
-from .elements import ElementMemory, flatten, real_parts, together
-from .state import LearningPolicy, StateRows
+from .elements import ElementMemory, blocks, flatten, real_parts, together
+from .state import LearningPolicy, StateRows, is_good
 
 
 @dataclass(eq=False)
@@ -84,39 +84,61 @@ class ByElementSpike(LearningPolicy):
         """Limit each element by its own history, and update the history."""
         with torch.no_grad():
             keys, norms, rows = grads.keys(), grads.norms(self.p), self._memory["seen"]
-            seen, good = rows.read(keys, norms)["seen"], (norms > 0) & torch.isfinite(norms)
-            # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
-            rate = math.log(self.decay) if self.decay else -math.inf
-            new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
-            # How many times its history an element may be, without a limit where there is none; how much that and
-            # this step count; whether to limit and to learn at all.
-            times = torch.full_like(seen, math.sqrt(self.theta)).masked_fill_(seen < self.warmup, math.inf)
-            settings = torch.stack([times, (1 - new).clamp(min=0).sqrt(), new.sqrt(), good.to(new)])
-            columns, limits = settings.unbind(1), list[Tensor | None]([None] * len(keys))
-            for where in together(grads):
-                own = [grads.values[i] for i in where]
-                found = self._limits([keys[i] for i in where], own, [columns[i] for i in where])
-                for i, limit in zip(where, found, strict=True):
-                    limits[i] = limit
+            seen, good = rows.read(keys, norms)["seen"], is_good(norms)
+            settings = self._weights(seen, good)
             rows.write(keys, {"seen": seen + good})
+            # Where they can be read, gradients with the same settings are handled as one.
+            kinds = list(zip(*settings.tolist(), strict=True)) if _devices.readable_now([settings]) else None
+            limits = list[Tensor | None]([None] * len(keys))
+            for where in together(grads, kinds):
+                own = [grads.values[i] for i in where]
+                if kinds:
+                    each = settings[:, where[0], None]
+                else:
+                    each = torch.cat([settings[:, i, None].expand(-1, grads.values[i].numel()) for i in where], 1)
+                bounded = self._limits([keys[i] for i in where], own, each)
+                for i, limit in zip(where, bounded or (), strict=bounded is not None):
+                    limits[i] = limit
             return Clamp(limits)
 
-    def _limits(self, keys: list[str], grads: list[Tensor], settings: list[Tensor]) -> Sequence[Tensor | None]:
+    def _weights(self, seen: Tensor, good: Tensor) -> Tensor:
+        """Return how many times its history an element may be, how much that and this step count, whether to learn."""
+        # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
+        rate = math.log(self.decay) if self.decay else -math.inf
+        new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
+        times = torch.tensor(math.sqrt(self.theta), dtype=seen.dtype, device="cpu") / (good & (seen >= self.warmup))
+        return torch.stack([times, (1 - new).clamp_(min=0).sqrt_(), new.sqrt(), good.to(new)])
+
+    def _limits(self, keys: list[str], grads: list[Tensor], settings: Tensor) -> list[Tensor] | None:
         """Return the limits of the elements of some gradients, None where all are below, and learn from them."""
+        flat = flatten(grads)
+        values = real_parts(magnitudes(flat)) if flat.is_complex() else real_parts(flat)
         memory: ElementMemory = self._memory["corrected_rms"]
-        size = real_parts(magnitudes(flatten(grads)))
-        rms = memory.read(keys, grads, torch.zeros_like(size))
-        each = [own[:, None] for own in settings]
-        if len(grads) > 1:  # of a single gradient one column is enough
-            each = [own.expand(-1, g.numel()) for own, g in zip(each, grads, strict=True)]
-        times, of_old, of_new, good = torch.cat(each, dim=1).to(size)
+        history = memory.read(keys, grads, values.new_zeros(()).expand(len(values)))
+        limits, start = None, 0
+        if _devices.readable_now([values]):
+            if not settings[3]:
+                return None
+            for size, rms in blocks(values, history):
+                limit = self._limit(size.abs(), rms, settings.to(values))
+                if bool((size.abs() > limit).any()):  # mostly none is, and nothing is written
+                    limits = torch.full_like(values, math.inf) if limits is None else limits
+                    limits[start : start + len(limit)] = limit
+                start += len(limit)
+        else:
+            limits = self._limit(values.abs(), history, settings.to(values))
+        dtype = values.dtype if flat.is_complex() else flat.dtype
+        return None if limits is None else unflatten(limits.to(dtype), grads)
+
+    def _limit(self, size: Tensor, rms: Tensor, settings: Tensor) -> Tensor:
+        """Return the limit of each magnitude, and let its history learn from what is left."""
+        times, of_old, of_new, good = settings
         largest = torch.finfo(size.dtype).max  # torch takes no number that the dtype does not hold
-        floor, ceiling = min(self.floor, largest), min(self.ceiling, largest)
-        limit = torch.where(rms > 0, (times * rms).clamp_(floor, ceiling), ceiling)
+        ceiling = self.ceiling if self.ceiling <= largest else math.inf
+        limit: Tensor = times * rms
+        if self.floor or ceiling < math.inf:
+            limit.clamp_(min(self.floor, largest), ceiling)
+        limit.masked_fill_(rms == 0, ceiling)
         after = torch.hypot(of_old * rms, of_new * torch.minimum(size, limit)).clamp_(max=largest)
-        memory.write(keys, grads, torch.where(good > 0, after, rms))
-        limit = torch.where(good > 0, limit, math.inf)
-        if _devices.readable_now([size]) and not bool((size > limit).any()):
-            return [None] * len(grads)  # then nothing is written
-        found = limit.split_with_sizes([g.numel() for g in grads])
-        return [own.view(g.shape) for own, g in zip(found, grads, strict=True)]
+        torch.where(good > 0, after, rms, out=rms)
+        return limit if ceiling == math.inf else limit.masked_fill_(good == 0, math.inf)

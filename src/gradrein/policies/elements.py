@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._torch.dtensor import local_tensor, spec_of, spread
+from .._torch.ops import flatten as join
 from .._torch.storage import plain
 from ..errors import ArgumentError
 from .base import GradientView
 
-_SMALL = 2**16  # elements: a larger tensor is worth an operation of its own, and no copy
-_TOGETHER = 2**20  # elements: what is put end to end at once
+_SMALL = 2**16  # elements: on the CPU a larger tensor is worth an operation of its own, and no copy
+_TOGETHER = 2**20  # elements: what is put end to end at once on the CPU
+_ON_DEVICE = 2**26  # the same on a device, where each operation is a launch
+_BLOCK = 2**16  # elements: the CPU keeps so many of a few vectors in its cache
 
 
 class ElementMemory:
-    """For each key a tensor of the shape of what this rank holds of its parameter."""
+    """For each key a tensor of the shape of what this rank holds of its parameter.
+
+    What is read together is kept end to end, so that the steps of a run neither join nor split it.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}  # parts of what is joined
+        self._joined: dict[tuple[str, ...], Tensor] = {}
         self._specs: dict[str, Any] = {}  # how a DTensor is sharded
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle needs: each tensor by itself."""
+        return {"_values": {key: t.clone() for key, t in self._values.items()}, "_joined": {}, "_specs": self._specs}
 
     def check(self, grads: GradientView) -> None:
         """Refuse parameters of another shape than they had before, and note how they are sharded.
@@ -42,22 +53,28 @@ class ElementMemory:
             self._specs.update(zip(keys, map(spec_of, grads.parameters), strict=True))
 
     def read(self, keys: Sequence[str], tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:
-        """Return what is remembered for some keys, end to end; `fresh`, whose device and dtype it has, for new ones.
+        """Return what is remembered for some keys, end to end, to be changed in place; `fresh` for new ones.
 
         Args:
             keys: The keys.
             tensors: A tensor of the shape of each.
-            fresh: A number for every element, or two for a complex one.
+            fresh: A number for every element, or two for a complex one, of the device and dtype to compute in.
         """
+        joined = self._joined.get(tuple(keys))
+        if joined is None or joined.device != fresh.device or joined.dtype != fresh.dtype or _is_frozen(joined):
+            joined = self._join(keys, tensors, fresh)
+        return joined
+
+    def _join(self, keys: Sequence[str], tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:
         pieces = zip(keys, _split(fresh, tensors), strict=True)
         known = [real_parts(flatten([self._values[key]])) if key in self._values else piece for key, piece in pieces]
-        return known[0].to(fresh) if len(known) == 1 else torch.cat([piece.to(fresh) for piece in known])
-
-    def write(self, keys: Sequence[str], tensors: Sequence[Tensor], flat: Tensor) -> None:
-        """Store what was read and changed."""
-        for key, t, piece in zip(keys, tensors, _split(flat, tensors), strict=True):
+        joined = torch.cat([piece.to(fresh) for piece in known]) if len(known) > 1 else known[0].to(fresh, copy=True)
+        self._joined = {own: t for own, t in self._joined.items() if set(own).isdisjoint(keys)}
+        self._joined[tuple(keys)] = joined
+        for key, t, piece in zip(keys, tensors, _split(joined, tensors), strict=True):
             two = piece.numel() > t.numel()
             self._values[key] = torch.view_as_complex(piece.view(*t.shape, 2)) if two else piece.view(t.shape)
+        return joined
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tensors by key; of a sharded parameter, one that is sharded as it is."""
@@ -83,36 +100,51 @@ class ElementMemory:
                 "among them. torch.distributed.checkpoint only fills in existing entries: clip once with the policy "
                 "(dry_run=True is enough) before you load into its state_dict()."
             )
-        found = ElementMemory()
-        found._specs = {key: spec_of(t) for key, t in values.items()}
-        found._values = {key: local_tensor(t).clone() for key, t in values.items()}
-        return found
+        memory = ElementMemory()
+        memory._specs = {key: spec_of(t) for key, t in values.items()}
+        memory._values = {key: local_tensor(t).clone() for key, t in values.items()}
+        return memory
 
 
-def together(grads: GradientView) -> list[list[int]]:
-    """Return the indices of gradients to handle as one: small strided ones of a kind; others, and shards, alone."""
-    found: list[list[int]] = []
+def _is_frozen(t: Tensor) -> bool:
+    """Return whether a tensor is from inference mode and cannot be changed now."""
+    return t.is_inference() and not torch.is_inference_mode_enabled()
+
+
+def together(grads: GradientView, kinds: Sequence[Any] | None = None) -> list[list[int]]:
+    """Return the indices of gradients to handle as one: those of a kind, while there is room; shards alone.
+
+    Args:
+        grads: The gradients.
+        kinds: What must be the same too for each of them.
+    """
+    sets: list[list[int]] = []
     last: dict[Any, tuple[list[int], int]] = {}  # with how many more elements it takes
     alone = grads.is_split
     for i, (p, g) in enumerate(zip(grads.parameters, grads.values, strict=True)):
-        size = g.numel()
-        if alone or g.layout is not torch.strided or size >= _SMALL:
-            found.append([i])
+        size, device = g.numel(), g.device
+        if alone or (size >= _SMALL and device.type == "cpu"):
+            sets.append([i])
             continue
-        kind = (p.dtype, g.dtype, g.device)
+        kind = (p.dtype, g.dtype, device, kinds and kinds[i])
         where, room = last.get(kind, ([], 0))
         if room < size or not where:
-            where, room = [], _TOGETHER
-            found.append(where)
+            where, room = [], _TOGETHER if device.type == "cpu" else _ON_DEVICE
+            sets.append(where)
         where.append(i)
         last[kind] = where, room - size
-    return found
+    return sets
+
+
+def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield parts of vectors that the cache of a CPU holds; on a device all of them at once."""
+    size = _BLOCK if vectors[0].device.type == "cpu" else max(1, len(vectors[0]))
+    return zip(*(torch.split(each, size) for each in vectors), strict=True)
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the elements of strided tensors end to end; of a single one a view, where it can be."""
-    flat = [t.reshape(-1) for t in tensors]
-    return plain(flat[0] if len(flat) == 1 else torch.cat(flat))
+    """Return the elements of tensors end to end, of sparse ones too; of a single one a view, where it can be."""
+    return plain(join([t if t.layout is torch.strided else t.to_dense() for t in tensors]))
 
 
 def real_parts(flat: Tensor) -> Tensor:

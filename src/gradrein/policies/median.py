@@ -4,6 +4,7 @@ from torch import Tensor
 
 from .._validate import count, number
 from .adaptive import AdaptivePolicy, Bounds
+from .base import GradientView
 from .state import State
 from .window import empty, push, quantile
 
@@ -50,7 +51,10 @@ class ByMedian(AdaptivePolicy):
         """Return an empty window."""
         return {"window": empty(self.window)}
 
+    def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002
+        return False
+
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
         """Compute the median, then add the norm to the window."""
-        limit = bounds.clamp(self.k * quantile(state["window"], 0.5))
+        limit = bounds.clamp(self.k * quantile(state["window"], 0.5, state["seen"]))
         return limit, {"window": push(state["window"], state["seen"], norm)}

@@ -5,61 +5,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import _measure
+from .. import _devices, _measure
+from .._devices import accumulation_dtype
 from .._validate import count, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
-from .adaptive import Bounds
 from .base import GradientView, Scale
-from .elements import ElementMemory, flatten, real_parts, together
-from .state import LearningPolicy, State, StateRows, accept_finite
-from .window import empty, push, quantile
+from .elements import ElementMemory, blocks, flatten, real_parts, together
+from .state import LearningPolicy, State, StateRows, accepted, is_good
+from .window import empty, push, quantile_and_largest
 
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
 _LEAST = 0.1  # of a calm step: far below it weight decay, which is not clipped, undoes what was learned
-_ROUNDING = 2.0**-20  # of the displacement: if leaving out decay leaves no more than this, it is rounding errors
+_ROUNDING = 2.0**-40  # of the squared displacement: if leaving out decay leaves no more, it is rounding errors
 _PULL = 0.005  # late in a run noise alone makes the cosine positive: the limit must not follow it for ever
 # How many steps the average of the parameters is over: first ones have to tell soon, later ones what they add up to.
 _FIRST, _GROWTH, _LONGEST = 5.0, 0.25, 60.0
-
-
-class Displacement:
-    """How far some parameters are from a moving average of where they were.
-
-    Args:
-        parameters: The parameters, end to end.
-        average: Their average.
-        grads: Their gradients.
-    """
-
-    def __init__(self, parameters: Tensor, average: Tensor, grads: list[Tensor]) -> None:
-        self._parameters, self._average, self._grads = parameters, average, grads
-        self._vector = parameters - average
-
-    def follow(self, share: Tensor) -> Tensor:
-        """Return the average after it took a share of the displacement; as it was where the share is zero."""
-        return torch.where(share > 0, self._average + self._vector * share, self._average)
-
-    def outward(self) -> Tensor:
-        """Return how far it leads away from zero, times the distance of the parameters, and that distance squared."""
-        distance = _measure.norms([self._parameters], 2.0)
-        return torch.cat([torch.dot(self._vector, self._parameters).to(distance).reshape(1), distance.square()])
-
-    def leave_out(self, shrunk: Tensor) -> Tensor:
-        """Leave out this part of the parameters, which leads straight to zero. Return the length before and after."""
-        before = _measure.norms([self._vector], 2.0)
-        self._vector = torch.addcmul(self._vector, self._parameters, shrunk.to(self._parameters))
-        return torch.cat([before, _measure.norms([self._vector], 2.0)])
-
-    def dot(self, length: Tensor) -> Tensor:
-        """Return its product with the gradients, over a length."""
-        # Divided before it is multiplied, so that no product overflows.
-        vector, g = self._vector / length.to(self._vector), self._grads[0]
-        if g.layout is torch.strided:
-            return torch.dot(vector, real_parts(flatten(self._grads)).to(vector))
-        g = g.coalesce()
-        parts = 2 if g.is_complex() else 1
-        rows = vector.view(*g.shape, *[parts] * (parts - 1))[tuple(g.indices())]
-        return torch.dot(rows.reshape(-1), real_parts(flatten([g.values()])).to(vector))
 
 
 @dataclass(eq=False)
@@ -142,51 +102,65 @@ class ByOvershoot(LearningPolicy):
         """Adjust the limit by the outcome of the last steps, and reduce the norm to it."""
         with torch.no_grad():
             keys, norm, rows = [grads.pattern], grads.total_norm(self.p).reshape(1), self._memory["rows"]
-            state = rows.read(keys, norm)
-            good = (norm > 0) & (norm < math.inf)
-            share = good / (_FIRST + _GROWTH * state["seen"]).clamp(max=_LONGEST)
-            after, factor = self._learn(state, norm, self._cosine(grads, norm, share))
-            rows.write(keys, after)
-            return Scale(factor)
+            state, good = rows.read(keys, norm), is_good(norm)
+            share = good / torch.rsub(state["seen"], _FIRST, alpha=-_GROWTH).clamp_(max=_LONGEST)
+            limit, after = self._learn(state, norm, self._cosine(grads, norm, share))
+            rows.write(keys, accepted(state, after, good, guarded=_measure.needs_rescaling(grads.tensors, 2.0)))
+            if self.floor or self.ceiling < math.inf:
+                limit = limit.clamp(self.floor, self.ceiling).nan_to_num_(self.ceiling)
+            return Scale(_measure.clip_factor(limit, norm).reshape(()))
 
-    def _learn(self, state: State, norm: Tensor, cosine: Tensor) -> tuple[State, Tensor]:
-        """Return the next state and the factor of the gradients, without reading a value from a device."""
-        window = push(state["window"], state["seen"], norm)
-        calm, largest = quantile(window, _CALM), window.masked_fill(window.isnan(), -math.inf).amax(1)
+    def _learn(self, state: State, norm: Tensor, cosine: Tensor) -> tuple[Tensor, State]:
+        """Return the limit and the next state."""
+        seen = state["seen"]
+        window = push(state["window"], seen, norm)
+        calm, largest = quantile_and_largest(window, _CALM, seen)
         moved = state["limit"] * torch.exp(-self.rate * cosine)
         pulled = moved * (calm / moved) ** _PULL
-        limit = torch.where(state["seen"] == 0, self.start * norm, pulled)
+        limit = torch.where(seen == 0, self.start * norm, pulled)
         limit = torch.minimum(torch.maximum(limit, _LEAST * calm), largest)
-        good = (norm > 0) & (norm < math.inf)
-        after = accept_finite(state, {"limit": limit, "window": window}, good)
-        bounds = Bounds(torch.zeros_like(good), self.floor, self.ceiling)
-        return after, _measure.clip_factor(bounds.clamp(limit), norm).reshape(())
+        return limit, {"limit": limit, "window": window}
 
     def _cosine(self, grads: GradientView, norm: Tensor, share: Tensor) -> Tensor:
         """Return the cosine between this gradient and the displacement of the parameters from their average.
 
         The average takes a share of the displacement: none if the gradients are not good.
         """
-        found = self._displacements(grads, share)
-        outward = torch.stack([d.outward().to(norm) for d in found], 1)
-        along, square = grads.combined(outward).sum(1)
-        shrunk = _or_zero(-along / square).clamp_(min=0)
-        lengths = torch.stack([d.leave_out(shrunk).to(norm) for d in found], 1)
-        whole, length = _measure.total(grads.combined(lengths, self.p).T, self.p)
-        products = torch.stack([d.dot(length).to(norm) for d in found])
-        cosine = grads.combined(products).sum() / norm
-        return _or_zero(cosine * (length > _ROUNDING * whole))  # not finite: not moved yet, or nothing to compare
-
-    def _displacements(self, grads: GradientView, share: Tensor) -> list[Displacement]:
-        """Return how far parameters are from their average, group by group, and let it follow them."""
-        memory, keys, weights, found = self._memory["average"], grads.keys(), grads.weights(), list[Displacement]()
+        memory, keys, weights, sums = self._memory["average"], grads.keys(), grads.weights(), list[Tensor]()
         for where in together(grads):
-            own, names = [weights[i] for i in where], [keys[i] for i in where]
+            own = [weights[i] for i in where]
             place = real_parts(flatten(own))
-            found.append(Displacement(place, memory.read(names, own, place), [grads.values[i] for i in where]))
-            # Not in place: a tensor from inference mode cannot be changed outside of it.
-            memory.write(names, own, found[-1].follow(share.to(place)))
-        return found
+            average = memory.read([keys[i] for i in where], own, place)
+            values = real_parts(flatten([grads.values[i] for i in where])).to(place)
+            sums.append(_follow(place, average, values, share.to(place)).to(norm))
+        products = torch.stack(sums, 2) if len(sums) > 1 or grads.is_split else sums[0][..., None]
+        (dd, dp, dg), (_, pp, pg), _ = grads.combined(products.flatten(0, 1)).view(3, 3, -1).sum(2)
+        shrunk = _or_zero(-dp / pp).clamp_(min=0)  # this part of the parameters leads straight to zero, and is left out
+        square = torch.addcmul(dd, shrunk, dp)
+        cosine = torch.addcmul(dg, shrunk, pg) / (square.sqrt() * norm)
+        return _or_zero(cosine * (square > _rounding(norm) * dd))  # not finite: not moved yet, or nothing to compare
+
+
+def _follow(place: Tensor, average: Tensor, grad: Tensor, share: Tensor) -> Tensor:
+    """Let the average of parameters take a share of the displacement from it, in place.
+
+    Return the products of displacement, parameters and gradients with each other: in float64 what cancels is left.
+    """
+    wide, taken = accumulation_dtype(place.device), share.item() if _devices.readable_now([share]) else None
+    products = []
+    for p, mean, g in blocks(place, average, grad):
+        way = p - mean
+        rows = torch.stack([way, p, g]).to(wide)
+        products.append(rows @ rows.T)
+        if taken is None:
+            mean.addcmul_(way.masked_fill_(share == 0, 0.0), share)  # parameters of a bad step may be infinite
+        elif taken:
+            mean.add_(way, alpha=taken)
+    return products[0] if len(products) == 1 else torch.stack(products).sum(0)
+
+
+def _rounding(like: Tensor) -> float:
+    return max(_ROUNDING, 256 * torch.finfo(like.dtype).eps)
 
 
 def _or_zero(t: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ from torch import Tensor
 
 from .._validate import count, number
 from .adaptive import AdaptivePolicy, Bounds
+from .base import GradientView
 from .state import State
-from .window import empty, push, quantile
+from .window import empty, push, quantile_and_largest
 
 
 @dataclass(eq=False)
@@ -48,7 +49,10 @@ class ByQuantile(AdaptivePolicy):
         """Return an empty window."""
         return {"window": empty(self.window)}
 
+    def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002
+        return False
+
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
         """Add the norm to the window, then compute the quantile."""
         window = push(state["window"], state["seen"], norm)
-        return bounds.clamp(quantile(window, self.q)), {"window": window}
+        return bounds.clamp(quantile_and_largest(window, self.q, state["seen"])[0]), {"window": window}

@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .._measure import clip_factor
@@ -18,8 +19,8 @@ class _ByRms:
 
     def decide(self, grads: GradientView) -> Scale:
         norms = grads.norms(2.0)
-        numels = norms.new_tensor([max(1, n) for n in grads.numels()])
-        return Scale(clip_factor(self.max_rms, norms / numels.sqrt()))
+        roots = torch.tensor([max(1, n) ** 0.5 for n in grads.numels()], dtype=norms.dtype, device="cpu")
+        return Scale(clip_factor(self.max_rms, norms / roots.to(norms.device, non_blocking=True)))
 
 
 def by_rms(max_rms: float | Tensor) -> Policy:

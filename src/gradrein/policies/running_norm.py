@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .._validate import number
 from .adaptive import AdaptivePolicy, Bounds
+from .base import GradientView
 from .state import State
 
 
@@ -53,11 +54,13 @@ class ByRunningNorm(AdaptivePolicy):
         """Return an infinite average, which the first norm replaces."""
         return {"average": torch.full((), math.inf, dtype=torch.float64)}
 
+    def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002
+        return False
+
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
         """Clip to the average, and update it with the clipped norm."""
         average = state["average"]
         limit = bounds.clamp(self.k * average)
         clipped = torch.minimum(norm, limit)
-        moved = self.decay * average + (1 - self.decay) * clipped
-        warm = bounds.warm | (state["seen"] == 0)
-        return limit, {"average": torch.where(warm, torch.minimum(average, clipped), moved)}
+        moved = torch.lerp(average, clipped, 1 - self.decay)
+        return limit, {"average": torch.where(bounds.warm, torch.minimum(average, clipped), moved)}

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from .._validate import count, number, one_number
 from ..errors import ArgumentError
 from .base import GradientView, Policy, Scale, Skip, Stateful, check, refuse_no_policy
 from .elements import ElementMemory
-from .state import LearningPolicy, State, StateRows, accept_finite
+from .state import LearningPolicy, State, StateRows, accepted
 from .window import empty, push, quantile
 
 _MAD_TO_SD = 1.4826  # of a normal distribution
@@ -87,8 +88,8 @@ class SkipSpikes(LearningPolicy):
         Raises:
             ArgumentError: (a ValueError) The loss is not one real number.
         """
-        found = one_number(loss, "see: the loss is one number, such as loss.detach()")
-        self._loss, self._loss_used_by = found.reshape(1), set()
+        seen = one_number(loss, "see: the loss is one number, such as loss.detach()")
+        self._loss, self._loss_used_by = seen.reshape(1), set()
 
     def told(self, same_parameters: bool) -> dict[str, Any]:
         """Return the state that was loaded and the last loss, where it can be read without waiting for a device."""
@@ -109,32 +110,32 @@ class SkipSpikes(LearningPolicy):
             norm, keys = grads.total_norm(self.p).reshape(1), [grads.pattern]
             norms: StateRows = self._memory["norms"]
             state = norms.read(keys, norm)
-            finite = torch.isfinite(norm)
+            finite = norm < math.inf
             spike = self._is_spike(state, norm) & finite
             if self._loss is not None and grads.pattern not in self._loss_used_by:
                 spike = spike | self._loss_spikes(keys, self._loss.to(norm))
             # Only a normal step resets the streak; otherwise a level shift would skip `at_most` steps repeatedly.
-            streak = torch.where(spike, state["streak"] + 1, 0.0)
+            streak = (state["streak"] + 1) * spike
             after = {"window": push(state["window"], state["seen"], norm), "streak": streak}
-            norms.write(keys, accept_finite(state, after, finite))
+            norms.write(keys, accepted(state, after, finite, guarded=False))
             return Skip((spike & (streak <= self.at_most)).reshape(()), inner)
 
     def _loss_spikes(self, keys: list[str], loss: Tensor) -> Tensor:
         losses: StateRows = self._memory["losses"]
         state = losses.read(keys, loss)
-        finite = torch.isfinite(loss)
+        finite = loss.abs() < math.inf
         spike = self._is_spike(state, loss) | finite.logical_not()
         after = {"window": push(state["window"], state["seen"], loss)}
-        losses.write(keys, accept_finite(state, after, finite))
+        losses.write(keys, accepted(state, after, finite, guarded=False))
         self._loss_used_by.update(keys)
         return spike
 
     def _is_spike(self, state: State, value: Tensor) -> Tensor:
-        window = state["window"]
-        median = quantile(window, 0.5)
-        deviation = _MAD_TO_SD * quantile((window - median.unsqueeze(1)).abs(), 0.5)
+        window, seen = state["window"], state["seen"]
+        median = quantile(window, 0.5, seen)
+        deviation = _MAD_TO_SD * quantile((window - median.unsqueeze(1)).abs_(), 0.5, seen)
         deviation = torch.maximum(deviation, _LEAST_DEVIATION * median.abs())
-        return (value - median > self.z * deviation) & (state["seen"] >= self.warmup)
+        return (value - median > self.z * deviation) & (seen >= self.warmup)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the policy for normal steps."""

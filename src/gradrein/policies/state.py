@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import fields
@@ -71,29 +72,37 @@ class StateRows:
             ArgumentError: (a ValueError) It does not fit.
         """
         rows = saved if isinstance(saved, Mapping) else {}
-        found = StateRows(self._initial)
-        found._keys = list(rows.get("keys", []))
+        loaded = StateRows(self._initial)
+        loaded._keys = list(rows.get("keys", []))
         for name, row in self._initial.items():
-            shape, expected = getattr(rows.get(name), "shape", None), (len(found._keys), *row.shape)
+            shape, expected = getattr(rows.get(name), "shape", None), (len(loaded._keys), *row.shape)
             if shape != expected:
                 raise ArgumentError(
                     f"the saved {name!r} has shape {shape and tuple(shape)}, this policy expects {expected}: it is "
                     "damaged, or was saved by a policy with other settings. Build the policy as it was when it was "
                     "saved, and load what `state_dict()` returned."
                 )
-            found._rows[name] = rows[name].clone()
-        return found
+            loaded._rows[name] = rows[name].clone()
+        return loaded
 
 
-def accept_finite(old: State, new: Mapping[str, Tensor], good: Tensor) -> State:
-    """Return the new state for rows where the norm was good and no finite statistic was lost, the old one elsewhere.
+def is_good(norm: Tensor) -> Tensor:
+    """Return which norms are finite and not zero: over itself such a number is 1, any other is NaN."""
+    return norm / norm == 1
 
-    A NaN, an infinite norm, or one so large that its square overflows leaves a row as it was, so that a bad step does
-    not spoil the statistics.
+
+def accepted(old: State, new: Mapping[str, Tensor], good: Tensor, *, guarded: bool) -> State:
+    """Return the new state for rows where the norm was good, the old one elsewhere: a bad step spoils no statistics.
+
+    Args:
+        old: The state before.
+        new: The state after.
+        good: Which rows have a good norm.
+        guarded: Keep the old state also where a finite statistic was lost, as to a norm whose square overflows.
     """
-    for name, after in new.items():
-        lost = torch.isfinite(old[name]) & torch.isfinite(after).logical_not()
-        good = good & lost.flatten(1).any(1).logical_not() if lost.dim() > 1 else good & lost.logical_not()
+    for name, after in new.items() if guarded else ():
+        lost = (old[name].abs() < math.inf) > (after.abs() < math.inf)
+        good = good > (lost.flatten(1).any(1) if lost.dim() > 1 else lost)
     kept = {name: torch.where(good.reshape(-1, *[1] * (t.dim() - 1)), t, old[name]) for name, t in new.items()}
     return {**old, **kept, "seen": old["seen"] + good}
 
@@ -154,9 +163,9 @@ class LearningPolicy(ABC):
 
     def _settings(self) -> dict[str, Any]:
         """Return the arguments it was built with: numbers and words. Of a policy among them, the class."""
-        found = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # it is a dataclass
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]  # it is a dataclass
         plain = bool | int | float | str | None
-        return {name: value if isinstance(value, plain) else type(value).__name__ for name, value in found.items()}
+        return {name: value if isinstance(value, plain) else type(value).__name__ for name, value in settings.items()}
 
 
 def check_is_state(saved: Any, name: str) -> None:

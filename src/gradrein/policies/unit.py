@@ -1,8 +1,10 @@
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .. import _devices
 from .._measure import clip_factor, norm_along, shares_memory
 from .._validate import finite, tensor_threshold, threshold
 from ..errors import ArgumentError, UnsupportedGradientError
@@ -35,15 +37,22 @@ class _ByUnit:
 
     def decide(self, grads: GradientView) -> Scale:
         with torch.no_grad():
-            weights, axes = grads.weights(), [self._axes(p.dim()) for p in grads.parameters]
-            parts = zip(weights, grads.values, axes, strict=True)
-            sizes = [torch.stack([norm_along(w, along), norm_along(g.detach(), along)]) for w, g, along in parts]
-            sizes = grads.combined_slices(sizes, [set(along) for along in axes])
-            return Scale([clip_factor(self._limit(weight), grad) for weight, grad in sizes])
-
-    def _limit(self, weight: Tensor) -> Tensor:
-        size = weight.clamp(min=self.eps)
-        return size * (self.ratio.to(size) if isinstance(self.ratio, Tensor) else self.ratio)
+            axes = [self._axes(p.dim()) for p in grads.parameters]
+            sizes: dict[int, Tensor] = {}
+            alike = _by_length(grads, axes)
+            for where in alike:
+                weights, rows = ([_rows(t[i], axes[i]) for i in where] for t in (grads.weights(), grads.values))
+                both = torch.stack([_norms(weights), _norms(rows)])
+                sizes.update(zip(where, both.split_with_sizes([len(r) for r in rows], 1), strict=True))
+            if grads.is_split:
+                slices = [sizes[i].view(2, *_kept(g, axes[i])) for i, g in enumerate(grads.values)]
+                whole = grads.combined_slices(slices, [set(along) for along in axes])
+                sizes = {i: each.flatten(1) for i, each in enumerate(whole)}
+            order, home = [i for where in alike for i in where], grads.norms(self.p)
+            weight, grad = torch.cat([sizes[i].to(home) for i in order], 1)
+            ratio = self.ratio.to(home) if isinstance(self.ratio, Tensor) else self.ratio
+            limit = weight.clamp(min=self.eps).mul_(ratio)
+            return Scale(_spread(clip_factor(limit, grad), grads, alike, axes))
 
     def _axes(self, dims: int) -> tuple[int, ...]:
         """Return the dimensions of a unit: all but `unit_dims`; everything for vectors and scalars, as in NFNets."""
@@ -51,6 +60,52 @@ class _ByUnit:
             return tuple(range(dims))
         units = {d % dims for d in self.unit_dims if -dims <= d < dims}
         return tuple(d for d in range(dims) if d not in units)
+
+
+def _kept(t: Tensor, axes: tuple[int, ...]) -> list[int]:
+    return [1 if d in axes else n for d, n in enumerate(t.shape)]
+
+
+def _rows(t: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the units of a tensor as rows; of complex ones the parts."""
+    units = [d for d in range(t.dim()) if d not in axes]
+    rows = t.detach().permute([*units, *axes]).reshape(math.prod(t.shape[d] for d in units), -1 if t.numel() else 0)
+    return torch.view_as_real(rows.resolve_conj()).flatten(1) if t.is_complex() else rows
+
+
+def _norms(rows: list[Tensor]) -> Tensor:
+    return norm_along(torch.cat(rows) if len(rows) > 1 else rows[0], 1).squeeze(1)
+
+
+def _by_length(grads: GradientView, axes: list[tuple[int, ...]]) -> list[list[int]]:
+    """Return the indices of gradients whose units are equally long, and of one kind."""
+    alike: dict[object, list[int]] = {}
+    for i, (p, g) in enumerate(zip(grads.parameters, grads.values, strict=True)):
+        length = math.prod(g.shape[d] for d in axes[i])
+        alike.setdefault((length, p.dtype, g.dtype, g.device), []).append(i)
+    return list(alike.values())
+
+
+def _spread(factors: Tensor, grads: GradientView, alike: list[list[int]], axes: list[tuple[int, ...]]) -> list[Tensor]:
+    """Return the factors of units for each gradient: on a device for each element, so that few operations use them."""
+    by, done, values = {}, 0, grads.values
+    for where in alike:
+        counts = [math.prod(_kept(values[i], axes[i])) for i in where]
+        g, own = values[where[0]], factors[done : done + sum(counts)]
+        done += sum(counts)
+        if not _devices.readable_now([g]) and not g.is_complex():
+            length = math.prod(g.shape[d] for d in axes[where[0]])
+            dtype = g.dtype if g.dtype == torch.float64 else torch.float32
+            own = own[:, None].expand(-1, length).to(g.device, dtype, copy=True, memory_format=torch.contiguous_format)
+        for i, part in zip(where, own.split_with_sizes(counts), strict=True):
+            along = axes[i]
+            if part.dim() == 1:
+                by[i] = part.to(g.device).view(_kept(values[i], along))
+                continue
+            order = [*(d for d in range(values[i].dim()) if d not in along), *along]
+            part = part.view([values[i].shape[d] for d in order])
+            by[i] = part.permute([order.index(d) for d in range(len(order))])
+    return [by[i] for i in range(len(values))]
 
 
 def by_unit(ratio: float | Tensor = 0.01, eps: float = 1e-3, unit_dims: int | tuple[int, ...] = 0) -> Policy:

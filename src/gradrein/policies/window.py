@@ -1,6 +1,7 @@
 """The last n values of each row, and their quantiles, without reading a value from a device."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,16 +14,30 @@ def empty(size: int) -> Tensor:
 
 def push(window: Tensor, seen: Tensor, value: Tensor) -> Tensor:
     """Return the window of each row with one more value, in place of the oldest once it is full."""
-    slots = torch.arange(window.shape[1], device=window.device)
-    here = slots == (seen % window.shape[1]).unsqueeze(1)
-    return torch.where(here, value.unsqueeze(1), window)
+    return window.scatter(1, (seen % window.shape[1]).long().unsqueeze(1), value.unsqueeze(1))
 
 
-def quantile(window: Tensor, q: float) -> Tensor:
-    """Return the q-quantile of each row, linear between neighbours; NaN for a row without values."""
+def quantile(window: Tensor, q: float, seen: Tensor) -> Tensor:
+    """Return the q-quantile of each row, linear between neighbours; NaN for a row without values.
+
+    Args:
+        window: The values of each row.
+        q: Which quantile.
+        seen: How many values each row was given, of which it has the last.
+    """
+    at = torch.rsub(seen, -q, alpha=-q).clamp_(0, q * (window.shape[1] - 1)).unsqueeze(1)  # q times index of the last
+    return _between(window, at, [at, at.ceil()])[0]
+
+
+def quantile_and_largest(window: Tensor, q: float, last: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same, and the largest value of each row, given how many values it had before the last."""
+    end = last.clamp(max=window.shape[1] - 1).unsqueeze(1)
+    at = end * q
+    value, rest = _between(window, at, [at, at.ceil(), end])
+    return value, rest[0]
+
+
+def _between(window: Tensor, at: Tensor, indices: list[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     ordered = window.sort(dim=1).values  # NaN at the end
-    last = torch.isnan(window).logical_not().sum(1, keepdim=True) - 1
-    at = (q * last.to(ordered.dtype)).clamp(min=0)
-    below = ordered.gather(1, at.floor().long())
-    above = ordered.gather(1, at.ceil().long())
-    return torch.where(at == at.floor(), below, below + (above - below) * (at - at.floor())).squeeze(1)
+    below, above, *rest = ordered.gather(1, torch.cat(indices, 1).long()).unbind(1)
+    return torch.lerp(below, above, at.frac().squeeze(1)), rest

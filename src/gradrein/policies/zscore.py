@@ -1,11 +1,12 @@
-import math
 from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
 
+from .._measure import needs_rescaling
 from .._validate import number
 from .adaptive import AdaptivePolicy, Bounds
+from .base import GradientView
 from .state import State
 
 
@@ -55,14 +56,16 @@ class ByZScore(AdaptivePolicy):
     def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
         """Limit the norm by its distance from the mean, and update the averages with the limited norm."""
         mean, variance, seen = state["mean"], state["variance"], state["seen"]
-        above = norm - mean
-        # mean + z² sd / z_t with z_t = above / sd, written so that a zero deviation divides nothing.
-        spike = above > self.z * variance.sqrt()
-        limit = bounds.clamp(torch.where(spike & (seen > 0), mean + self.z**2 * variance / above, math.inf))
+        # mean + z² sd / z_t with z_t = (norm - mean) / sd; above the norm where that is no spike, or below the mean.
+        limit = bounds.clamp(torch.add(mean, variance / (norm - mean).abs_(), alpha=self.z**2))
         clipped = torch.minimum(norm, limit)
         # During warm-up the plain mean and variance of all norms so far, moving averages of the same afterwards.
-        plain = bounds.warm | (seen == 0)
-        weight = torch.where(plain, 1 / (seen + 1), 1 - self.decay)
-        new_mean = mean + weight * (clipped - mean)
-        squared = torch.where(plain, (clipped - mean) * (clipped - new_mean), (clipped - new_mean) ** 2)
-        return limit, {"mean": new_mean, "variance": variance + weight * (squared - variance)}
+        weight = torch.where(bounds.warm, (seen + 1).reciprocal_(), 1 - self.decay)
+        above = clipped - mean
+        new_mean = torch.addcmul(mean, weight, above)
+        left = clipped - new_mean
+        squared = left * torch.where(bounds.warm, above, left)
+        return limit, {"mean": new_mean, "variance": torch.lerp(variance, squared, weight)}
+
+    def _may_overflow(self, grads: GradientView) -> bool:
+        return needs_rescaling(grads.tensors, 2.0)

@@ -20,11 +20,16 @@ def describe_policy(policy: Any, same_parameters: bool = True) -> str:
         rules = (f"{pattern!r}: {describe_policy(rule, same_parameters)}" for pattern, rule in policy.items())
         return "{" + ", ".join(rules) + "}"
     kind = type(policy).__name__.lstrip("_")
-    ours = type(policy).__module__.startswith("gradrein.")  # attributes of another's policy may differ between ranks
-    found = {name: value for name, value in vars(policy).items() if not name.startswith("_")} if ours else {}
-    settings = {name: describe(value, same_parameters) for name, value in found.items()}
+    # Attributes of another's policy may differ between ranks.
+    public = [name for name in vars(policy) if not name.startswith("_")] if is_ours(policy) else []
+    settings = {name: describe(getattr(policy, name), same_parameters) for name in public}
     told = policy.told(same_parameters) if isinstance(policy, LearningPolicy) else {}
     return f"{kind}({', '.join(f'{name}={value}' for name, value in (settings | told).items())})"
+
+
+def is_ours(policy: object) -> bool:
+    """Return whether a policy is of this package."""
+    return type(policy).__module__.startswith("gradrein.")
 
 
 def describe(value: Any, same_parameters: bool = True) -> str:

@@ -1,5 +1,6 @@
 """Clip gradients: measure, decide, apply."""
 
+from ._clip import NonFinite as NonFinite
 from ._clip import clip_
 from ._clipper import Clipper
 from ._nn_utils import (

@@ -1,9 +1,12 @@
-"""Monitor what `Accelerator.prepare` returns."""
+"""Clip and monitor what `Accelerator.prepare` returns."""
 
 import os
 from typing import Any
 
+from ..clip import ClipReport, NonFinite
+from ..clip import clip_ as _clip
 from ..watch import ClipOption, Monitor
+from ._clipping import ClipRules, policies_of
 from ._missing import missing
 
 try:
@@ -11,6 +14,30 @@ try:
     from accelerate.optimizer import AcceleratedOptimizer
 except ImportError as error:
     raise missing("accelerate", "accelerate") from error
+
+
+def clip_(
+    accelerator: Accelerator, model: Any, rules: ClipRules, *, nonfinite: NonFinite = "raise"
+) -> ClipReport | None:
+    """Clip the gradients of a prepared model: in place of `accelerator.clip_grad_norm_`, right under DDP and FSDP2.
+
+    Unscales gradients first under mixed precision, as the accelerator does.
+
+    Args:
+        accelerator: The accelerator that prepared the model.
+        model: The model, prepared or not.
+        rules: The largest norm; or a policy; or a mapping from name patterns to those. A policy that learns is built
+            once, outside of the loop.
+        nonfinite: As in `gradrein.clip_`. Under a GradScaler, which skips such steps itself, it does not apply.
+
+    Returns:
+        What was done; None while gradients are accumulated, where nothing is clipped yet.
+    """
+    if not accelerator.sync_gradients:
+        return None
+    accelerator.unscale_gradients()
+    inner, scaled = accelerator.unwrap_model(model), accelerator.scaler is not None
+    return _clip(inner, policies_of(rules), nonfinite="propagate" if scaled else nonfinite)
 
 
 def monitor(

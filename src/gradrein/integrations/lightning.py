@@ -1,9 +1,12 @@
-"""A Lightning callback: `Trainer(callbacks=[MonitorCallback("run.jsonl")])`."""
+"""Lightning callbacks: `Trainer(callbacks=[ClipCallback(1.0)])`, `MonitorCallback("run.jsonl")`."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
+from ..clip import Clipper, NonFinite
 from ..watch import ClipOption, Monitor
+from ._clipping import ClipRules, policies_of
 from ._missing import missing
 from ._scalars import named
 
@@ -18,7 +21,7 @@ class MonitorCallback(Callback):
 
     Args:
         record: The file to write; None for a temporary one.
-        clip: As in `gradrein.Monitor`, instead of the trainer's `gradient_clip_val`; with both, both clip.
+        clip: As in `gradrein.Monitor`, instead of the trainer's `gradient_clip_val`, which is switched off.
         every: Record every so many steps.
         validation_loss: The name under which the module logs its validation loss, which becomes the test loss of the
             page. None: the first logged name that has both "val" and "loss" in it.
@@ -40,8 +43,10 @@ class MonitorCallback(Callback):
         self.monitor: Monitor | None = None
         self._module: Any = None
 
-    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Start recording, or go on with the record of this module. Each of several processes records itself."""
+        if self._options["clip"] is not None:
+            trainer.gradient_clip_val = None
         if self.monitor is None or pl_module is not self._module:
             self.monitor, self._module = Monitor(pl_module, **self._options), pl_module
         self.monitor.start()
@@ -71,3 +76,42 @@ class MonitorCallback(Callback):
     def _stop(self, because: str | None = None) -> None:
         if self.monitor is not None:
             self.monitor.stop(because)
+
+
+class ClipCallback(Callback):
+    """Clip in place of the trainer, inside the step of each optimizer: once, also under DDP and FSDP2.
+
+    The trainer's own `gradient_clip_val` is switched off. The norms before and after are logged as `grad_norm` and
+    `grad_norm_clipped`, those of a second optimizer as `grad_norm/1` and so on.
+
+    Args:
+        rules: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
+            not clipped: `{"*embed*": None, "*": 1.0}`.
+        nonfinite: As in `gradrein.clip_`.
+
+    Attributes:
+        clippers: A `gradrein.Clipper` for each optimizer, once the fit has begun.
+    """
+
+    def __init__(self, rules: ClipRules, *, nonfinite: NonFinite = "raise") -> None:
+        self._rules, self._nonfinite = rules, nonfinite
+        policies_of(rules)  # a mistake is an error here
+        self.clippers: list[Clipper] = []
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Attach to the optimizers, each with policies of its own."""
+        trainer.gradient_clip_val = None
+        known = {id(clipper.optimizer) for clipper in self.clippers}
+        new = [optimizer for optimizer in trainer.optimizers if id(optimizer) not in known]
+        names = pl_module if isinstance(self._rules, Mapping) else None
+        self.clippers += [Clipper(one, policies_of(self._rules), model=names, nonfinite=self._nonfinite) for one in new]
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Log the norms of the last step, if the trainer has a logger."""
+        if trainer.logger is None or not trainer._logger_connector.should_update_logs:
+            return
+        for i, clipper in enumerate(self.clippers):
+            if clipper.report is not None:
+                end = f"/{i}" if i else ""
+                norms = {f"grad_norm{end}": clipper.report.norm, f"grad_norm_clipped{end}": clipper.report.norm_after}
+                pl_module.log_dict(norms, rank_zero_only=True, batch_size=1)

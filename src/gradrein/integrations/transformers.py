@@ -1,10 +1,12 @@
-"""A Transformers callback: `Trainer(..., callbacks=[MonitorCallback("run.jsonl")])`."""
+"""Transformers callbacks: `Trainer(..., callbacks=[ClipCallback(1.0)])`, `MonitorCallback("run.jsonl")`."""
 
 import inspect
 import os
 from typing import Any
 
+from ..clip import Clipper, NonFinite
 from ..watch import ClipOption, Monitor
+from ._clipping import ClipRules, policies_of
 from ._missing import missing
 from ._scalars import named
 
@@ -21,8 +23,8 @@ class MonitorCallback(TrainerCallback):
     The logs reach every tracker of `report_to`: when training begins, this callback takes the first place among the
     trainer's, before the trackers.
 
-    The trainer clips at `max_grad_norm=1.0` by default; the record shows the norms before that. To clip
-    here instead, pass `max_grad_norm=0` to `TrainingArguments`.
+    The trainer clips at `max_grad_norm=1.0` by default; the record shows the norms before that. With `clip=` its own
+    clipping is switched off.
 
     Args:
         record: The file to write; None for a temporary one.
@@ -43,6 +45,8 @@ class MonitorCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Start recording, or go on with the record of this model. Each of several processes records itself."""
         _put_first(self)
+        if self._options["clip"] is not None:
+            args.max_grad_norm = 0.0
         if self.monitor is None or model is not self._model:
             self.monitor, self._model = Monitor(model, **self._options), model
         self.monitor.start()
@@ -61,6 +65,49 @@ class MonitorCallback(TrainerCallback):
         """Complete the record."""
         if self.monitor is not None:
             self.monitor.stop()
+
+
+class ClipCallback(TrainerCallback):
+    """Clip in place of the trainer, inside the step of the optimizer: once, also under DDP and FSDP2.
+
+    The trainer's own `max_grad_norm` is switched off. `grad_norm` in its log is the norm before clipping, and
+    `grad_norm_clipped` the one after.
+
+    Args:
+        rules: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
+            not clipped: `{"*embed*": None, "*": 1.0}`.
+        nonfinite: As in `gradrein.clip_`.
+
+    Attributes:
+        clipper: The `gradrein.Clipper`, once training has begun; its state is saved by `clipper.state_dict()`.
+    """
+
+    def __init__(self, rules: ClipRules, *, nonfinite: NonFinite = "raise") -> None:
+        self._policy, self._nonfinite = policies_of(rules), nonfinite
+        self.clipper: Clipper | None = None
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,  # noqa: ARG002
+        control: Any,  # noqa: ARG002
+        model: Any = None,
+        optimizer: Any = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Switch the trainer's own clipping off, and attach to its optimizer."""
+        _put_first(self)
+        args.max_grad_norm = 0.0
+        inner = getattr(optimizer, "optimizer", optimizer)  # that of accelerate holds the one that steps
+        if self.clipper is None or self.clipper.optimizer is not inner:
+            self.clipper = Clipper(inner, self._policy, model=model, nonfinite=self._nonfinite)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+        """Add the norms of the last step to a log of the loss."""
+        report = None if self.clipper is None else self.clipper.report
+        if report is not None and logs is not None and "loss" in logs:
+            logs.setdefault("grad_norm", float(report.norm))  # the trainer's own, where it has measured it
+            logs["grad_norm_clipped"] = float(report.norm_after)
 
 
 def _put_first(callback: TrainerCallback) -> None:

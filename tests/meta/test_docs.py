@@ -21,6 +21,8 @@ NEEDS = {
     "docs/start/large-run.md": "fully_shard on the CPU",
 }
 PACKAGES = {
+    "README.md": ["dp_accounting"],
+    "docs/index.md": ["dp_accounting"],
     "docs/recipes.md": ["dp_accounting", "peft"],
     "docs/start/private.md": ["dp_accounting"],
     "docs/start/attribution.md": ["faiss"],
@@ -36,8 +38,10 @@ model.add_module("body", torch.nn.Linear(20, 64))
 model.add_module("head", torch.nn.Linear(64, 5))
 x, y = torch.randn(32, 20), torch.randint(5, (32,))
 loss = F.cross_entropy(model(x), y)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
 """
-BEFORE = {"README.md": [YOURS], "docs/index.md": [YOURS]}
+FRONT = ("README.md", "docs/index.md")  # each of its examples stands alone
 
 
 def name_of(page):
@@ -60,7 +64,8 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         pytest.importorskip(package, reason="pip install 'gradrein[test]'")
     names = {"__name__": "__main__"}
     try:
-        for number, block in enumerate([*BEFORE.get(name_of(page), []), *blocks(page)]):
+        for number, block in enumerate(blocks(page)):
+            block = YOURS + block if name_of(page) in FRONT else block
             exec(compile(block, f"{page.name}, block {number}", "exec"), names)
     finally:
         if dist.is_initialized():  # by a block of the page

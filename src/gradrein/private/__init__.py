@@ -4,8 +4,9 @@ Everything that epsilon rests on is either checked or refused; `docs/start/priva
 """
 
 from ._accounting import epsilon, noise_multiplier
+from ._audit import Audit, audit
 from ._clipping import Quantile
 from ._gate import batch_norm_to_group_norm
 from ._private import Private
 
-__all__ = ["Private", "Quantile", "batch_norm_to_group_norm", "epsilon", "noise_multiplier"]
+__all__ = ["Audit", "Private", "Quantile", "audit", "batch_norm_to_group_norm", "epsilon", "noise_multiplier"]

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..clip import Clipper, NonFinite
+from ..errors import PrivacyError
+from ..private import Private
 from ..watch import ClipOption, Monitor
 from ._clipping import ClipRules, policies_of
 from ._missing import missing
@@ -115,3 +117,33 @@ class ClipCallback(Callback):
                 end = f"/{i}" if i else ""
                 norms = {f"grad_norm{end}": clipper.report.norm, f"grad_norm_clipped{end}": clipper.report.norm_after}
                 pl_module.log_dict(norms, rank_zero_only=True, batch_size=1)
+
+
+class PrivateCallback(Callback):
+    """Private training of a module that optimizes by hand: its `training_step` calls `run.step(losses)`.
+
+    Fit it with `run.loader`. The state of the run is saved and loaded with Lightning's checkpoints.
+
+    Args:
+        run: The run, made with the module and its optimizer.
+    """
+
+    def __init__(self, run: Private) -> None:
+        self._run = run
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse a fit that is not that of the run."""
+        fits = trainer.train_dataloader is self._run.loader and pl_module is self._run.model
+        if not fits or pl_module.automatic_optimization or trainer.world_size > 1:
+            raise PrivacyError(
+                "PrivateCallback: fit the module of the run, with run.loader, in one process, and set "
+                "self.automatic_optimization = False in it; its training_step calls run.step(losses)."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the run."""
+        return self._run.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the run; the module was loaded before."""
+        self._run.load_state_dict(state_dict)

@@ -2,16 +2,21 @@
 
 import inspect
 import os
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..clip import Clipper, NonFinite
+from ..errors import PrivacyError
+from ..private import Private
 from ..watch import ClipOption, Monitor
 from ._clipping import ClipRules, policies_of
 from ._missing import missing
 from ._scalars import named
 
 try:
-    from transformers import TrainerCallback
+    from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import CallbackHandler
 except ImportError as error:
     raise missing("transformers", "transformers") from error
@@ -108,6 +113,59 @@ class ClipCallback(TrainerCallback):
         if report is not None and logs is not None and "loss" in logs:
             logs.setdefault("grad_norm", float(report.norm))  # the trainer's own, where it has measured it
             logs["grad_norm_clipped"] = float(report.norm_after)
+
+
+class PrivateTrainer(Trainer):
+    """A trainer whose steps are those of a private run. A subclass says what the loss of each sample is.
+
+    The state of the run is saved and loaded with the trainer's checkpoints. Evaluation is the trainer's own.
+
+    Args:
+        run: The run, made with model, optimizer and training data.
+        kwargs: As for `Trainer`, without these three.
+    """
+
+    def __init__(self, run: Private, **kwargs: Any) -> None:
+        self._run = run
+        super().__init__(model=run.model, optimizers=(run.optimizer, None), train_dataset=run.loader.dataset, **kwargs)
+        if (
+            self.args.gradient_accumulation_steps > 1
+            or self.args.fp16
+            or self.args.world_size > 1
+            or self.args.n_gpu > 1
+        ):
+            raise PrivacyError(
+                "PrivateTrainer: pass max_physical_batch to Private instead of gradient_accumulation_steps, use bf16 "
+                "instead of fp16, and train in one process."
+            )
+        self.args.ignore_data_skip = True  # the loader goes on where the run was
+
+    def losses(self, model: Any, inputs: Any) -> torch.Tensor:
+        """Return one loss for each sample."""
+        raise NotImplementedError(
+            "PrivateTrainer: write a method losses(self, model, inputs), one loss for each sample."
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader of the run."""
+        return self._run.loader
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:  # noqa: ARG002
+        """Take a step of the run. The one that the trainer takes afterwards finds no gradients."""
+        model.train()
+        with self.compute_loss_context_manager():
+            losses = self.losses(self._run.model, self._prepare_inputs(inputs))
+        self._run.step(losses)
+        return losses.detach().mean()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        torch.save(self._run.state_dict(), Path(output_dir) / "private.pt")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self._run.load_state_dict(torch.load(Path(checkpoint) / "private.pt", weights_only=True))
 
 
 def _put_first(callback: TrainerCallback) -> None:

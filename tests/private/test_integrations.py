@@ -1,5 +1,8 @@
 """Private training with peft, autocast, checkpoints, Lightning and the Trainer of Transformers."""
 
+import pathlib
+import runpy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,6 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from gradrein import errors
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("largest", [None, 3])
@@ -64,6 +69,14 @@ def test_adapters():
     moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name, p in model.named_parameters() if p.requires_grad}
     assert all("lora" in name for name in moved)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "package"), [("private_lightning", "lightning"), ("private_trainer", "peft")])
+def test_examples(name, package, capsys):
+    pytest.importorskip(package)
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert "epsilon" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore")

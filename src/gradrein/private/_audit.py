@@ -76,6 +76,20 @@ def audit(
     Raises:
         ArgumentError: there are fewer than ten canaries, or an argument has an invalid value.
 
+    Examples:
+        >>> def build(canaries):
+        ...     torch.manual_seed(0)
+        ...     data = torch.utils.data.TensorDataset(torch.zeros(50, 30), torch.zeros(50))
+        ...     loader = torch.utils.data.DataLoader(torch.utils.data.ConcatDataset([data, canaries]), batch_size=10)
+        ...     model = torch.nn.Linear(30, 1)
+        ...     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        ...     options = {"max_norm": 1.0, "noise_multiplier": 2.0, "delta": 1e-4, "seed": 0}
+        ...     return gradrein.private.Private(model, optimizer, loader, **options)
+        >>> canaries = torch.utils.data.TensorDataset(torch.randn(40, 30), torch.ones(40))
+        >>> losses = lambda model, batch: (model(batch[0]).squeeze(1) - batch[1]) ** 2
+        >>> gradrein.private.audit(build, losses, canaries, delta=1e-4).exceeded
+        False
+
     See Also:
         [`gradrein.private.Private`][], [`gradrein.private.Audit`][]
     """

@@ -31,11 +31,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """One block over eight tokens."""
+    """One block over nine tokens: of as many as there are samples, positions might be data, and are looked at."""
 
     def __init__(self, norm=nn.LayerNorm):
         super().__init__()
-        self.tokens, self.places = nn.Embedding(11, 16), nn.Embedding(8, 16)
+        self.tokens, self.places = nn.Embedding(11, 16), nn.Embedding(9, 16)
         self.block = Block(16, norm)
         self.norm, self.head = norm(16), nn.Linear(16, 11, bias=False)
 
@@ -70,7 +70,7 @@ def _classes(*shape):
 
 
 def _text():
-    return torch.randint(11, (BATCH, 8)), torch.randint(11, (BATCH, 8))
+    return torch.randint(11, (BATCH, 9)), torch.randint(11, (BATCH, 9))
 
 
 MODELS = {

@@ -15,14 +15,11 @@ NOT_SIMULATED = {
 }
 if KIND == "sim":
     NOT_SIMULATED |= {"checkpointed": "a pass inside a pass, by kernels in Python"}
-DEFECTS = {"index_rows", "index_rows_of_matrices", "index_of_a_vector", "index_select_rows", "index_select_columns"}
-DEFECTS |= {"gathered_cells", "packed_sequence", "kept_gradient"}
 
 
 def simulated(names):
     """Return the names to test, some of them marked."""
     marks = {name: pytest.mark.skip(reason=f"not simulated: {why}") for name, why in NOT_SIMULATED.items()}
-    marks |= {name: pytest.mark.xfail(reason="tensors of ours on the host", strict=True) for name in DEFECTS}
     return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 

@@ -56,7 +56,7 @@ GATES = {"persample": {"gate"}}
 # put into a graph; parameters of the model that are no data.
 KNOWING = {
     ("persample", "engine", "runs"): ("_torch", "hooks"),
-    ("persample", "ops", "step"): ("_torch", "fsdp"),
+    ("persample", "ops", "table"): ("_torch", "fsdp"),
     ("persample", "owners", "model_tensors"): ("_torch", "dtensor"),
 }
 # What the root of the package offers and who runs it may import everything.

@@ -476,7 +476,7 @@ def cells():
 def packed_sequence():
     model = nn.ModuleList([nn.LSTM(D, 4), nn.GRU(D, 4)])
     x = torch.randn(T, B, D)
-    lengths = torch.tensor([5, 3, 2, 1])
+    lengths = torch.tensor([5, 3, 2, 1], device="cpu")
 
     def losses():
         packed = nn.utils.rnn.pack_padded_sequence(x, lengths)
@@ -504,9 +504,13 @@ many(
         (B, T), lambda w, x: torch.zeros(B).index_add(0, (x[..., 0] > 0).nonzero()[:, 0], w[x[..., 0] > 0])[:, None]
     ),
     index_split_rows=lambda: one_parameter((5, B), lambda w, x: w[IDS[:, 0]].T * x[:, :B, 0]),
-    index_select_rows=lambda: one_parameter((5, D), lambda w, x: w.index_select(0, IDS[:, 0] % 5) * x[:, 0]),
-    index_select_columns=lambda: one_parameter((5, 4), lambda w, x: w.index_select(-1, IDS[:, 1]).T * x[:, 0, :5]),
-    gathered_cells=lambda: one_parameter((B, 4), lambda w, x: w.gather(-1, IDS % 4) * x[:, 0, :2]),
+    index_select_rows=lambda: one_parameter(
+        (5, D), lambda w, x: w.index_select(0, IDS[:, 0].to(x.device) % 5) * x[:, 0]
+    ),
+    index_select_columns=lambda: one_parameter(
+        (5, 4), lambda w, x: w.index_select(-1, IDS[:, 1].to(x.device)).T * x[:, 0, :5]
+    ),
+    gathered_cells=lambda: one_parameter((B, 4), lambda w, x: w.gather(-1, IDS.to(x.device) % 4) * x[:, 0, :2]),
     put_values=lambda: one_parameter((3, D), lambda w, x: x.index_put((IDS[:3, 0] + 1, IDS[:3, 1] + 1), w * 2)),
     put_bare_values=lambda: one_parameter(
         (D,), lambda w, x: x.index_put((torch.tensor([1, 3]), torch.tensor([0, 2])), w)

@@ -123,10 +123,9 @@ OPS = (
     ("`index_select`", "ids and rows, or cells", "index_select_rows"),
     ("`gather`", "cells", "gathered_cells"),
     ("`index_put`, `x[indices] = w`", "stored", "put_values"),
-    ("`cdist`, any p", "both factors, streamed", "distances"),
     ("elementwise ops on a bare parameter (`exp`, `clamp`, ...)", "stored", "exp_of_rows"),
     ("a parameter without dimensions", "stored", "no_dimensions"),
-    ("a table resized with antialiasing", "stored", "resized_table"),
+    ("a table resized with antialiasing", "pulled through its op", "resized_table"),
 )
 
 

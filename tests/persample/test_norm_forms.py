@@ -1,4 +1,4 @@
-"""Short ways for small batches: one look at many norms, Python's numbers for few, weights tested and cast once."""
+"""Norms, factors and weights of every size, whichever way they are computed."""
 
 import math
 
@@ -13,7 +13,7 @@ from gradrein.persample.layout.samples import SampleLayout
 from gradrein.persample.queries import sums
 from gradrein.persample.representations import numerics
 from gradrein.persample.representations.base import Dense
-from gradrein.persample.representations.norms import Norms
+from gradrein.persample.representations.joint import Joint
 from gradrein.persample.representations.outer import Outer
 from gradrein.persample.representations.rows import first_places
 
@@ -28,14 +28,64 @@ def same(found, expected, **tolerance):
 @given(
     sizes=st.lists(SIZES, min_size=1, max_size=4),
     samples=st.integers(0, 3),
-    dtypes=st.lists(st.sampled_from([torch.float32, torch.float64, torch.complex64]), min_size=1, max_size=3),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.complex64]),
     shape=st.sampled_from([(), (1,), (5,), (1, 7), (0,), (2, 3, 2)]),
+    host=st.booleans(),
 )
-def test_norms_of_several_tensors_are_those_of_each(sizes, samples, dtypes, shape):
+def test_norms_of_rows_of_every_size(sizes, samples, dtype, shape, host):
+    """Also as a device computes them, where no value is looked at."""
     scale = torch.tensor([sizes[i % len(sizes)] for i in range(samples)], dtype=torch.float64)
-    each = scale.view(-1, *(1,) * len(shape))
-    blocks = [(torch.randn(samples, *shape) * each).to(dtype) for dtype in dtypes]
-    same(numerics.norms_of_rows(blocks), [numerics.row_norms(block) for block in blocks])
+    block = (torch.randn(samples, *shape) * scale.view(-1, *(1,) * len(shape))).to(dtype)
+    rows = numerics.double(block).reshape(samples, math.prod(shape))
+    unit = scale.where((scale > 0) & scale.isfinite(), 1)
+    expected = torch.linalg.vector_norm(rows / unit[:, None], dim=1) * unit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numerics, "on_host", lambda _: host)
+        same(numerics.row_norms(block), expected.double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e25])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("budget", [0, 300, 1 << 20])
+def test_norms_and_sums_of_what_is_written_down_side_by_side(size, dtype, budget):
+    left, right = torch.randn(4, 1, 3) * size, torch.randn(4, 1, 5)
+    left[1] = 0
+    forms = {"weight": Outer(left.to(dtype), right.to(dtype)), "bias": Dense(left[:, 0].to(dtype))}
+    joint = Joint(forms, budget)
+    assert len(joint.forms) == {0: 0, 300: 2}.get(budget, 2)
+    weights = torch.rand(4)
+    norms = {name: {**forms, **joint.forms}[name].norms() for name in forms}
+    for name, form in forms.items():
+        written = form.dense().double()
+        same(norms[name], written.flatten(1).norm(dim=1), rtol=1e-6, atol=0)
+        found = joint.weighted(weights)[name] if name in joint.forms else form.weighted(weights)
+        same(found.double(), torch.tensordot(weights.double(), written, 1), rtol=1e-5, atol=1e-6 * size)
+    total = torch.stack([*norms.values()]).norm(dim=0)
+    same(numerics.total_norms([*norms.values()], 4, extreme=dtype == torch.float64), total, rtol=1e-6, atol=0)
+    if len(joint.forms) == 2:
+        same(joint.norms(), total, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-320, 1e-40, 1e-20, 1.0, 1e20, 1e40])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_weights_of_every_size(size, dtype):
+    """A weight that float32 cannot hold is multiplied in float64."""
+    weights = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64) * size
+    block = torch.randn(3, 4).to(dtype)
+    narrow = numerics.narrowed(weights)
+    expected = block.double() * weights[:, None]
+    same(numerics.scale_rows(block, narrow).double(), expected, rtol=1e-6, atol=0)
+    same(numerics.weighted_sum(block, narrow).double(), expected.sum(0), rtol=1e-5, atol=1e-6 * size)
+    assert narrow.dtype == (torch.float32 if 1e-20 <= size <= 1e20 else torch.float64)
+
+
+@given(norms=st.lists(st.floats(0, allow_infinity=False), max_size=9), limit=st.floats(1e-300, allow_infinity=True))
+def test_factors(norms, limit):
+    """A gradient is never made longer, and a zero gradient stays."""
+    found = sums.factors(torch.tensor(norms, dtype=torch.float64), limit, None)
+    expected = [1.0 if n <= limit else limit / n for n in norms]
+    same(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
+    assert not (found > 1).any()
 
 
 @pytest.mark.parametrize("width", [4096, 4097, 3 * 4096, 2**20 + 5, 2**22])
@@ -45,8 +95,7 @@ def test_long_rows_are_as_right_as_short_ones(width, dtype):
     block = torch.randn(2, width, dtype=dtype)
     for rows in (block, block[:, ::2], block.T.contiguous().T):
         expected = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(dtype, torch.float64))
-        for found in (numerics.row_norms(rows), numerics.norms_of_rows([rows, rows[:, :7]])[0]):
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        torch.testing.assert_close(numerics.row_norms(rows), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("samples", [256, 257, 1000, 100_000])
@@ -104,29 +153,6 @@ def test_a_sample_of_many_parameters_is_clipped_to_the_limit():
     torch.testing.assert_close(ps.norms().double(), torch.stack(written), rtol=1e-6, atol=0)
 
 
-def test_tensors_in_one_place_are_read_once_and_no_others(monkeypatch):
-    x = torch.randn(4, 4)
-    blocks = [x, x.view(4, 1, 4), x.T, x[:2], x[2:], x[:, :2], x.clone(), x.view(4, 2, 2), x[:2].repeat(2, 1)]
-    expected, read = [numerics.row_norms(block) for block in blocks], []
-    norm = torch.linalg.vector_norm
-    monkeypatch.setattr(torch.linalg, "vector_norm", lambda rows, dim: read.append(rows) or norm(rows, dim=dim))
-    same(numerics.norms_of_rows([*blocks[:3], *blocks[6:]]), [*expected[:3], *expected[6:]])
-    assert len(read) == 4
-    same(numerics.norms_of_rows(blocks[3:5]), expected[3:5])
-    assert len(read) == 6
-
-
-@settings(max_examples=100, deadline=None)
-@given(values=st.lists(SIZES, max_size=9), low=SIZES, high=SIZES, or_zero=st.booleans())
-def test_few_numbers_lie_within_bounds_where_many_do(values, low, high, or_zero):
-    sizes = torch.tensor(values, dtype=torch.float64)
-    expected = all(low < x < high or (or_zero and x == 0) for x in values)
-    assert numerics._lie_within(sizes, low, high, or_zero=or_zero) is expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "_FEW", -1)
-        assert numerics._lie_within(sizes, low, high, or_zero=or_zero) is expected
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(SIZES | SIZES.map(float.__neg__), min_size=6, max_size=6),
@@ -138,45 +164,6 @@ def test_largest_number_of_each_sample_is_the_infinity_norm(values, shape, dtype
     dims = tuple(range(1, len(shape)))
     expected = torch.linalg.vector_norm(block, torch.inf, dim=dims).double() if block.numel() else torch.zeros(shape[0])
     same(numerics.row_max(block), expected.double())
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e25])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_norms_by_factors_are_those_of_gradients_written_down(size, dtype):
-    left, right = torch.randn(4, 1, 3) * size, torch.randn(4, 1, 5)
-    left[1] = 0
-    forms = {"weight": Outer(left.to(dtype), right.to(dtype)), "bias": Dense(left[:, 0].to(dtype))}
-    found = Norms(forms, 4, frozenset(forms))
-    for name, form in forms.items():
-        same(found.each[name], form.dense().double().flatten(1).norm(dim=1), rtol=1e-6, atol=0)
-    same(found.total, torch.stack([*found.each.values()]).norm(dim=0))
-
-
-@settings(max_examples=60, deadline=None)
-@given(norms=st.lists(st.floats(0) | st.just(math.nan), max_size=9), limit=st.floats(1e-300, allow_infinity=True))
-def test_few_factors_are_those_of_many(norms, limit):
-    few = torch.tensor(norms, dtype=torch.float64)
-    found = sums.factors(few, limit, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "_FEW", -1)
-        many = sums.factors(few, limit, None)
-        assert numerics.all_finite(few) == bool(few.isfinite().all())
-    good = few.isfinite()  # others are given no weight
-    assert torch.equal(found[good], many[good])
-    assert numerics.all_finite(few) == bool(good.all())
-
-
-@pytest.mark.parametrize("size", [1e-320, 1e-40, 1e-30, 1.0, 1e30, 1e40])
-def test_weights_that_are_cast_once_weigh_the_same(size):
-    weights = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64) * size
-    blocks = [torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 2).half()]
-    alone = [numerics.weighted_sum(block, weights) for block in blocks]
-    rows = [numerics.scale_rows(block, weights) for block in blocks]
-    with numerics.unchanged_weights():
-        for block, total, scaled in zip(blocks, alone, rows, strict=True):
-            assert torch.equal(numerics.weighted_sum(block, weights), total)
-            assert torch.equal(numerics.scale_rows(block, weights), scaled)
-    assert getattr(numerics._local, "cast", None) is None
 
 
 def test_weights_may_change_between_two_calls():

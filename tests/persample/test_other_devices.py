@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
-from gradrein.persample.ops.step import Step
+from gradrein.persample.ops.table import Step
 
 B, T, D, H = 3, 4, 5, 2
 

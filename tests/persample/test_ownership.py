@@ -9,8 +9,7 @@ from torch import nn
 import gradrein
 from gradrein._torch.nodes import current_sequence_nr
 from gradrein.errors import BatchCouplingError, GradreinError
-from gradrein.persample.cuts.find import Source
-from gradrein.persample.cuts.proofs import signature_of
+from gradrein.persample.cuts.find import ALONE, FOLLOWED, PROVED, signature_of
 from gradrein.persample.engine import Losses
 
 from .oracle import flat, loop
@@ -77,7 +76,7 @@ def test_indices_are_followed_in_every_dtype(dtype, move):
     m = model().to(dtype)
     for order in (torch.arange(B), torch.arange(B).flip(0)):
         out = plain(m, data().to(dtype))
-        assert gradrein.per_sample(move(out, order), m)._source is Source.FOLLOWED
+        assert gradrein.per_sample(move(out, order), m)._source is FOLLOWED
         rows = gradrein.per_sample(out, m).grads()
         found = gradrein.per_sample(move(out, order), m).grads()
         assert all(torch.equal(found[name], rows[name][order]) for name in rows)
@@ -190,7 +189,7 @@ def test_a_graph_of_another_thread():
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    assert found != [Source.PROVED]
+    assert found != [PROVED]
 
 
 def test_a_graph_that_another_thread_hooked_before_this_one_asked():
@@ -212,7 +211,7 @@ def test_a_graph_that_another_thread_hooked_before_this_one_asked():
     check(plain(m), m)
     while current_sequence_nr() < start + 200:
         torch.ones(1, requires_grad=True).exp()
-    assert check(made[0], m) != Source.PROVED
+    assert check(made[0], m) != PROVED
 
 
 def double_after(weight):
@@ -278,7 +277,7 @@ def gates_of_the_row_itself(m, x):
 def test_elements_of_data_that_enter_one_loss_each(function):
     m, x = model(), data()
     for _ in range(2):
-        assert check(function(m, x), m) is Source.PROVED
+        assert check(function(m, x), m) is PROVED
 
 
 # Convolutions over the batch -------------------------------------------------------------------------------------------
@@ -296,19 +295,19 @@ def along_the_batch(conv, x):
 def test_a_kernel_of_one_mixes_no_samples(kind, options):
     conv = kind(D, 2, 1, **options)
     for _ in range(2):
-        assert check(along_the_batch(conv, data()), conv) is Source.PROVED
+        assert check(along_the_batch(conv, data()), conv) is PROVED
 
 
 def test_a_kernel_of_one_along_the_batch_alone():
     conv = nn.Conv2d(D, 3, (1, 3), padding=(0, 1))
     x = torch.randn(B, D, 5)
-    assert check(conv(x.permute(1, 0, 2)[None])[0].permute(1, 0, 2).square().flatten(1).sum(1), conv) is Source.PROVED
+    assert check(conv(x.permute(1, 0, 2)[None])[0].permute(1, 0, 2).square().flatten(1).sum(1), conv) is PROVED
 
 
 def test_one_number_for_the_strides_of_all_dimensions():
     weight = nn.Parameter(torch.randn(3, D, 1, 2, 2))
     out = torch.conv3d(torch.randn(D, B, 4, 5)[None], weight, None, [1], [0], [1])[0]
-    assert check(out.movedim(1, 0).square().flatten(1).sum(1), {"weight": weight}) is Source.PROVED
+    assert check(out.movedim(1, 0).square().flatten(1).sum(1), {"weight": weight}) is PROVED
 
 
 @pytest.mark.parametrize(("kind", "options"), [(nn.Conv1d, {}), (nn.Conv1d, {"groups": 2}), (nn.ConvTranspose1d, {})])
@@ -339,4 +338,4 @@ class Mul(torch.autograd.Function):
 def test_a_function_with_the_name_of_an_op():
     m = model()
     for _ in range(2):
-        assert check(Mul.apply(plain(m), torch.rand(B)), m) is Source.ALONE
+        assert check(Mul.apply(plain(m), torch.rand(B)), m) is ALONE

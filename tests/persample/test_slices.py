@@ -6,8 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
-from gradrein.persample.ops.running import by_running, by_slices
-from gradrein.persample.ops.step import Step
+from gradrein.persample.ops.indexing import by_running, by_slices
+from gradrein.persample.ops.table import Step
 
 OPS = {
     "index": lambda x, _, dim, index: x[(slice(None),) * dim + (index,)],
@@ -60,7 +60,7 @@ def test_reading_the_index_tells_what_running_the_op_tells(name, shape, folded, 
 
 @pytest.mark.parametrize("name", ["index", "index_select", "index_add"])
 def test_the_op_is_not_run(name, monkeypatch):
-    monkeypatch.setattr("gradrein.persample.ops.running.by_running", None)
+    monkeypatch.setattr("gradrein.persample.ops.indexing.by_running", None)
     x, source = torch.randn(4, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
     out = OPS[name](x, source, 0, torch.tensor([3, 1]))
     owners = Owners.of(torch.arange(len(out), dtype=torch.int32)[:, None], tuple(out.shape))

@@ -17,7 +17,7 @@ from .._torch.nodes import identity
 from .._torch.storage import is_fake, storage_of
 from ..errors import GradreinError
 from ..persample import PerSample, ops, per_sample, tracing
-from ..persample.cuts.find import Source
+from ..persample.cuts.find import PROVED
 
 
 class RunEagerly(Exception):  # noqa: N818
@@ -166,8 +166,8 @@ class _Tracer:
             allow_coupling=allow_coupling,
             allow_opaque=allow_opaque,
         )
-        if ps._source is not Source.PROVED:
-            how = "" if ps._source is None else f": owners are {ps._source.value}"
+        if ps._source is not PROVED:
+            how = "" if ps._source is None else f": owners are {ps._source}"
             raise RunEagerly(f"the owner of each row does not follow from the structure of the graph{how}")
         return ps
 

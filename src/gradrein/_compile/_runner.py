@@ -9,7 +9,7 @@ from torch import Tensor
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from ..errors import GraphFreedError
-from ..persample.queries.accumulate import accumulate
+from ..persample.queries.sums import accumulate
 from ._capture import Captured
 
 # Returns what the step returns, or None where its values are beyond what a captured step is right for. Then, and where
@@ -42,7 +42,7 @@ def _write(captured: Captured, outputs: Sequence[Any], inputs: Sequence[Tensor])
     end = 1 + len(captured.with_history)
     with torch.no_grad():
         for i, gradient in zip(captured.written, outputs[end:], strict=True):
-            accumulate(inputs[i], gradient)
+            accumulate([inputs[i]], [gradient])
     return [_without_graph(x) if had else x for x, had in zip(outputs[1:end], captured.with_history, strict=True)]
 
 

@@ -5,11 +5,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-upsample_bilinear2d_aa_backward = torch.ops.aten._upsample_bilinear2d_aa_backward
-upsample_bicubic2d_aa_backward = torch.ops.aten._upsample_bicubic2d_aa_backward
-cdist_backward = torch.ops.aten._cdist_backward
-
-
 _DEVICES = frozenset({"cpu", "cuda", "xpu", "mtia", torch._C._get_privateuse1_backend_name()})
 
 
@@ -26,6 +21,11 @@ def foreach_norm(tensors: list[Tensor], p: float, dtype: torch.dtype | None = No
 def foreach_mul_(tensors: list[Tensor], by: Tensor | list[Tensor]) -> None:
     """Multiply each tensor by one 0-dim tensor, or by its own."""
     torch._foreach_mul_(tensors, by)
+
+
+def foreach_copy(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """Return a copy of each tensor."""
+    return torch._foreach_mul(tensors, 1.0)
 
 
 def foreach_clamp_(tensors: list[Tensor], limit: float) -> None:

@@ -98,10 +98,10 @@ def _batch_size(module: nn.Module, units: list[Any], first: int) -> int:
     sizes = sorted({int(unit.batch_sizes[0]) for unit in packed})
     sizes = sizes or sorted({tensor.shape[first] for tensor in tensors if tensor.dim() > first})
     if len(sizes) != 1:
-        found = f"sizes {sizes}" if sizes else "no tensor that has one"
+        which = f"sizes {sizes}" if sizes else "no tensor that has one"
         raise CallArgumentError(
             f"call_for_per_sample_grads: the batch size cannot be determined from dimension {first} of the inputs: "
-            f"found {found}. Pass batch_size."
+            f"found {which}. Pass batch_size."
         )
     return sizes[0]
 
@@ -194,10 +194,10 @@ class PerSampleGrads(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         with torch.no_grad():
-            found = ctx.split(list(gradients))
+            answers = ctx.split(list(gradients))
         if torch.is_grad_enabled():
-            found = [None if g is None else _once(g) for g in found]
-        return None, None, None, *found
+            answers = [None if g is None else _once(g) for g in answers]
+        return None, None, None, *answers
 
 
 def _once(gradient: Tensor) -> Any:

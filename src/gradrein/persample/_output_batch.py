@@ -102,7 +102,7 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     An input that all samples share, such as a mask, says nothing, and nor does one without a gradient; where none says
     anything, the usual dimension is taken, unless all that can be asked is shared.
     """
-    split = Losses(losses, torch.arange(count, device=losses.device), count)
+    split = Losses(losses, torch.arange(count), count)
     refuse_unsupported(split, {})
     asked = dict(_places_of(inputs, split))
     found = _owners_at(asked, split)

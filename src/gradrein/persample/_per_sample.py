@@ -119,10 +119,20 @@ def _per_sample(
         with views.gathered(), default_modes():
             alone = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options.opaque)
             with refuse_collectives(split, expected=sharded):
-                captured = capture(split, views.leaves, model, options, alone=alone)
+                forms, source, eps, left = capture(split, views.leaves, model, options, alone=alone)
     except Exception:
         engine.refuse_nested(split.root)
         raise
     if not ranks.groups:
-        refuse_unreached(views.held, bool(captured.forms), split.samples)
-    return PerSample(captured, views, ranks, scale)
+        refuse_unreached(views.held, bool(forms), split.samples)
+    return PerSample(
+        forms,
+        split.samples,
+        source=source,
+        eps=eps,
+        budget=left,
+        losses=split if options.retain_graph else None,
+        parameters=views,
+        ranks=ranks,
+        scale=scale,
+    )

@@ -5,11 +5,10 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from .._torch import ops
 from .._torch.nodes import edge_shape
 from . import engine
 from .gate.hooks import as_at_the_call
-from .representations.base import Computed, Dense, SampleGrads
+from .representations.base import Computed, SampleGrads
 from .representations.members import Members
 from .representations.rows import Rows
 
@@ -25,12 +24,6 @@ _RESHAPED = frozenset(
         "SqueezeBackward2",
     }
 )
-
-
-_ENLARGED = {
-    "UpsampleBilinear2DAaBackward0": ops.upsample_bilinear2d_aa_backward,
-    "UpsampleBicubic2DAaBackward0": ops.upsample_bicubic2d_aa_backward,
-}
 
 
 def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
@@ -67,8 +60,6 @@ def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
         return Members.of(*factors, engine.saved_number(node, "index") % count, count)
     if name in _RESHAPED:
         return form.reshaped(_input_shape(node))
-    if form.stored is not None and name in _ENLARGED:
-        return _shrunk(form.stored, node)
     if form.stored is not None and name == "EmbeddingBackward0":
         return _looked_up(form.stored, node)
     return None
@@ -79,16 +70,6 @@ def _swapped(node: Node) -> tuple[int, int]:
     rank = len(graph.describe(node)[0].shape)
     first, second = sorted(engine.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
     return first, second
-
-
-def _shrunk(stored: Tensor, node: Node) -> SampleGrads:
-    """An image that was resized with antialiasing, which torch does not vectorise: samples are more images."""
-    count, *image = _input_shape(node)
-    sizes = [len(stored) * count, *image]
-    names = ("output_size", "align_corners", "scales_h", "scales_w")
-    size, *options = (engine.saved(node, name) for name in names)
-    values = _ENLARGED[graph.op(node)](stored.flatten(0, 1), size, sizes, *options)
-    return Dense(values.view(len(stored), count, *image))
 
 
 def _input_shape(node: Node) -> tuple[int, ...]:

@@ -17,8 +17,7 @@ from ...errors import BatchCouplingError
 from .. import engine
 from ..layout.owners import UNREACHED, Owners
 from ..ops.elementwise import is_elementwise
-from ..ops.step import Step
-from ..ops.table import IDS, OpEntry, entry_of
+from ..ops.table import IDS, OpEntry, Step, entry_of
 from ..owners.cuts import UseSite
 from ..owners.model_tensors import ModelTensors
 
@@ -54,7 +53,7 @@ class DataUse:
 
 
 def data_uses(
-    owners: Mapping[Node, tuple[Owners, ...]], cuts: Iterable[UseSite], leaves: Collection[Node], scan: Scan
+    owners: Mapping[int, tuple[Owners, ...]], cuts: Iterable[UseSite], leaves: Collection[int], scan: Scan
 ) -> list[DataUse]:
     """Return what some ops keep that may be data.
 
@@ -64,24 +63,25 @@ def data_uses(
         leaves: the parameters that were asked about, which are no data.
         scan: the graph.
     """
-    number = {node: i for i, node in enumerate(scan.nodes)}
-    shared: dict[Node, set[int]] = {}
+    number = {scan.nodes[i]: i for i in scan.leaves}
+    shared: dict[int, set[int]] = {}
     for cut in cuts:
         shared.setdefault(cut.node, set()).add(cut.position)
     uses = []
-    for node, outs in owners.items():
-        entry, here = entry_of(node), shared.get(node, set())
+    for i, outs in owners.items():
+        node, here = scan.nodes[i], shared.get(i, set())
+        entry = entry_of(node)
         if entry is None:
             continue
-        others = [i for i, (below, _) in enumerate(node.next_functions) if below is not None]
+        others = [at for at, (below, _) in enumerate(node.next_functions) if below is not None]
         # Ids of an index are often constants, which look like data: only those of a layer are taken for it.
         may_be_constant = bool(entry.ids) and entry.by_index is not None
         may_tell_apart = not is_elementwise(node) and not may_be_constant and bool(here)
         for position, name, below in _kept_inputs(entry, node, bool(here)):
-            if below is None or (number[below] in scan.leaves and below not in leaves):
-                leaf = None if below is None else number[below]
-                tells_apart = may_tell_apart and here.issuperset(i for i in others if i != position)
-                uses.append(DataUse(number[node], position, name, leaf, outs, tells_apart))
+            leaf = None if below is None else number.get(below, -1)
+            if leaf is None or (leaf >= 0 and leaf not in leaves):
+                tells_apart = may_tell_apart and here.issuperset(at for at in others if at != position)
+                uses.append(DataUse(i, position, name, leaf, outs, tells_apart))
     return uses
 
 

@@ -8,8 +8,7 @@ from ..._torch.nodes import output_shapes
 from ..engine import Losses
 from ..layout.owners import Owners
 from ..ops.elementwise import is_elementwise
-from ..ops.step import Step
-from ..ops.table import entry_of
+from ..ops.table import Step, entry_of
 from ..ops.views import repeat
 from ..owners.cuts import UseSite
 
@@ -29,7 +28,7 @@ def is_used_by_rows(
     """
     shared: dict[Node, set[int]] = {}
     for cut in cuts:
-        shared.setdefault(cut.node, set()).add(cut.position)
+        shared.setdefault(losses.scan.nodes[cut.node], set()).add(cut.position)
     made = {leaf: None}
     frontier = [leaf]
     while frontier:

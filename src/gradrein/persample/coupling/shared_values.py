@@ -19,8 +19,7 @@ from ...errors import BatchCouplingError
 from .. import engine, tracing
 from ..layout.owners import Owners
 from ..ops.elementwise import is_elementwise
-from ..ops.step import Step
-from ..ops.table import base_name
+from ..ops.table import Step, base_name
 from ..owners.cuts import UseSite
 from ..owners.model_tensors import ModelTensors
 from ..owners.prove import prove, reached
@@ -89,7 +88,7 @@ def _unsaved(node: Node) -> list[Constant]:
 
 def refuse_shared_data(
     cuts: Sequence[UseSite],
-    owners: Mapping[Node, tuple[Owners, ...]],
+    owners: Mapping[int, tuple[Owners, ...]],
     rows: DataRows,
     known: ModelTensors,
     in_parts: Callable[[Node], bool],
@@ -107,14 +106,11 @@ def refuse_shared_data(
         BatchCouplingError: the loss of one sample depends on another.
     """
     for cut in cuts:
-        found = constants(cut.value, known)
-        if found and (_taken_apart(cut, owners) or any(_is_batch(one, cut, rows, known, in_parts) for one in found)):
-            raise _refusal(cut, known)
-
-
-def _taken_apart(cut: UseSite, owners: Mapping[Node, tuple[Owners, ...]]) -> bool:
-    """Return whether the op takes rows of the value for one sample each, so that the value has rows of samples."""
-    return Step(cut.node, owners[cut.node], cut.position, cut.shape).sends().varies
+        others = constants(cut.edge(rows.nodes), known)
+        # The op may take rows of the value for one sample each, so that the value has rows of samples.
+        taken_apart = others and Step(rows.nodes[cut.node], owners[cut.node], cut.position, cut.shape).sends().varies
+        if taken_apart or any(_is_batch(one, cut, rows, known, in_parts) for one in others):
+            raise _refusal(cut, rows.nodes, known)
 
 
 def _is_batch(
@@ -124,14 +120,13 @@ def _is_batch(
     node, shape, tensor = one
     if tensor is not None and rows.has(tensor):
         return True
-    value = None if tensor is None else tracing.constant(tensor)
-    if value is not None and _is_table_of_positions(value):
+    of_samples = known.rows in shape[:2] or (
+        shape and shape[0] % known.rows == 0 and not _is_broadcast(cut, rows.nodes[cut.node])
+    )
+    if not of_samples and not in_parts(node):
         return False
-    if known.rows in shape[:2]:
-        return True
-    if shape and shape[0] % known.rows == 0 and not _is_broadcast(cut):
-        return True
-    return in_parts(node)
+    value = None if tensor is None else tracing.constant(tensor)  # looked at last: on a device that is to wait
+    return value is None or not _is_table_of_positions(value)
 
 
 def _is_table_of_positions(tensor: Tensor) -> bool:
@@ -148,22 +143,22 @@ def _is_table_of_positions(tensor: Tensor) -> bool:
     return counts_up or (square and bool((tensor[..., 1:, 1:] == tensor[..., :-1, :-1]).all()))
 
 
-def _is_broadcast(cut: UseSite) -> bool:
+def _is_broadcast(cut: UseSite, node: Node) -> bool:
     """Return whether an elementwise op lays the value out over samples, as it does with a table of positions."""
-    smaller = prod(cut.shape) < prod(graph.describe(cut.node)[0].shape)
-    return smaller and is_elementwise(cut.node)
+    smaller = prod(cut.shape) < prod(graph.describe(node)[0].shape)
+    return smaller and is_elementwise(node)
 
 
-def _refusal(cut: UseSite, known: ModelTensors) -> BatchCouplingError:
-    found = (known.name(graph.leaf_tensor(leaf)) for leaf in cut.leaves)
-    names = [name for name in found if name is not None]
+def _refusal(cut: UseSite, nodes: Sequence[Node], known: ModelTensors) -> BatchCouplingError:
+    leaves = (known.name(graph.leaf_tensor(nodes[leaf])) for leaf in cut.leaves)
+    names = [name for name in leaves if name is not None]
     beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
-    op = graph.op(cut.node)
-    what = f"`{op}` mixes the samples of the batch"
-    if is_elementwise(cut.node):  # which mixes nothing: it was done below, or by another use
-        what = f"the output of `{graph.op(cut.value.node)}` that `{op}` uses depends on several samples of the batch"
+    what = f"`{cut.op}` mixes the samples of the batch"
+    if is_elementwise(nodes[cut.node]):  # which mixes nothing: it was done below, or by another use
+        maker = graph.op(nodes[cut.value])
+        what = f"the output of `{maker}` that `{cut.op}` uses depends on several samples of the batch"
     what = f"{what}. Values computed with {beneath} from one sample enter the losses of other samples"
-    return coupling_error(what, op, names[0] if names else "")
+    return coupling_error(what, cut.op, names[0] if names else "")
 
 
 def shared_input(tensor: Tensor) -> BatchCouplingError:

@@ -71,13 +71,6 @@ def _explanation(where: str, torch_says: str) -> GradreinError | None:
             f"per_sample: {where} has an op on sparse tensors that torch cannot differentiate. Use another layout "
             f"there, such as COO or CSR, or to_dense(). torch says: {torch_says}"
         )
-    if re.search("mixed torch.Tensor and DTensor|sharding strategy|Sharding propagation", torch_says):
-        return UnsupportedOperationError(
-            f"per_sample: {where} has an op on DTensors that torch cannot differentiate here. If that is a loss under "
-            "loss_parallel(), call per_sample, and make all queries, inside `with loss_parallel():`. Otherwise "
-            "gather the tensor before that op: redistribute(placements=[Replicate()]).to_local(). torch says: "
-            f"{torch_says}"
-        )
     if "donated buffers" in torch_says:
         return UnsupportedOperationError(
             f"per_sample: {where} goes through a compiled region that overwrites what it saved, so its backward can "

@@ -1,9 +1,10 @@
-"""Runs of torch's engine over parts of a graph."""
+"""Runs of torch's engine over parts of a graph, what its nodes saved, and what is differentiated."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..._torch import hooks
 from ..._torch.engine import run_engine
 from ..._torch.nodes import output_counts
 from ..._torch.saved import unpacked
+from ..._torch.signature import Scan, packed_nodes, scan
 from ...errors import UnsupportedOperationError
 from .errors import explain_errors, raise_explained
 
@@ -132,20 +134,86 @@ def run_inside_engine(question: Callable[[], T]) -> T:
     """
     answers: list[T] = []
     with torch.enable_grad():
-        start = torch.zeros((), requires_grad=True)
+        start = torch.zeros((), requires_grad=True).clone()
+    (handle,) = hooks.register_prehooks([graph.edge_of(start).node], lambda _: lambda _: answers.append(question()))
+    try:
         # Not `grad`: an op that is run inside it leaves out what that was not asked for.
-        torch.autograd.backward(_Ask.apply(start, question, answers))  # type: ignore[no-untyped-call]
+        torch.autograd.backward(start)
+    finally:
+        handle.remove()
     return answers[0]
 
 
-class _Ask(torch.autograd.Function):
-    # A class made anew for every question would be a cycle, and keep the answer alive until it is collected.
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, question: Callable[[], T], answers: list[T]) -> Tensor:
-        ctx.question, ctx.answers = question, answers
-        return x.clone()
+def saved(node: Node, name: str) -> Any:
+    """Return one value the node saved, or say why it cannot be had."""
+    try:
+        return getattr(node, f"_saved_{name}")
+    except RuntimeError as error:
+        raise_explained(f"what `{graph.op(node)}` saved as `{name}`", error)
 
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        ctx.answers.append(ctx.question())
-        return g, None, None
+
+def saved_number(node: Node, name: str) -> int:
+    """Return an integer the node saved: torch hands out those below zero as unsigned ones."""
+    number: int = saved(node, name)
+    return number - 2**64 if number >= 2**63 else number
+
+
+def is_packed(node: Node) -> bool:
+    """Return whether saved-tensor hooks, such as those of a checkpoint, stand before what the node saved."""
+    return bool(packed_nodes([node]))
+
+
+def saved_tensors(node: Node) -> list[Tensor]:
+    """Return the tensors the node saved of its inputs and still holds."""
+    read = partial(graph.saved, node, unpack=True)
+    found = run_inside_engine(read) if is_packed(node) else read()
+    entries = [entry for entry in found if not entry.name.startswith("result")]
+    return [entry.value for entry in entries if isinstance(entry.value, Tensor)]
+
+
+# Is shown an op and the gradients at its outputs.
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+See: TypeAlias = Callable[[Node, Gradients], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Losses:
+    """What is differentiated.
+
+    Attributes:
+        root: one loss per entry.
+        sample_of: which sample each entry counts for.
+        samples: how many samples there are.
+    """
+
+    root: Tensor
+    sample_of: Tensor
+    samples: int
+
+    @cached_property
+    def scan(self) -> Scan:
+        """The graph recorded behind the losses, in one pass: enough to recognise it."""
+        root = self.root
+        return scan(graph.edge_of(root).node if root.requires_grad and root.is_leaf else root.grad_fn)
+
+    @cached_property
+    def read(self) -> graph.Graph:
+        """The same with the uses of each output."""
+        return graph.read(self.root)
+
+    @cached_property
+    def number(self) -> dict[Node, int]:
+        """The number of each node in `scan.nodes`."""
+        return {node: i for i, node in enumerate(self.scan.nodes)}
+
+    def visit(self, nodes: Iterable[Node], weights: Tensor, see: See) -> None:
+        """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
+        passed, ends = self.passed_and_ends(nodes)
+        each = weights.to(self.root)[self.sample_of]
+        visit(self.root, each, passed, ends, see, retain_graph=True)
+
+    def passed_and_ends(self, nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+        """Return those ops through which the gradient goes to reach others of them, and the rest."""
+        wanted = dict.fromkeys(nodes)
+        above = self.read.leading_to(wanted)
+        return [n for n in wanted if n in above], [n for n in wanted if n not in above]

@@ -33,9 +33,9 @@ def read_losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor |
         root = losses.clone() if losses.dim() == 1 else losses.reshape(count, prod(losses.shape[1:])).sum(1)
     if groups is None:
         with tracing.structure():
-            return Losses(root, torch.arange(count, device=root.device), count), None
+            return Losses(root, torch.arange(count, device="cpu"), count), None
     _check_groups(groups, count)
-    numbers, sample_of = torch.unique(groups.to(root.device), return_inverse=True)
+    numbers, sample_of = torch.unique(groups.to("cpu"), return_inverse=True)
     return Losses(root, sample_of, len(numbers)), numbers
 
 

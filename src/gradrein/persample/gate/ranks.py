@@ -4,7 +4,7 @@ Every query of all ranks begins with one message that compares what each is abou
 know. Those that disagree find out, on all ranks, before anything is written. A process alone sends nothing.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,26 +104,27 @@ class Agreed:
         everywhere[own] = rows
         return self.reduction.sum(everywhere), own
 
-    def add_up(self, sums: Iterable[tuple[str, Tensor]], parameters: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    def add_up(self, sums: list[tuple[str, Tensor]], parameters: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
         """Add up sums over the ranks, many in one message: the same bits on all of them.
 
         Nothing is handed out before all is there, so that no error and no rank that does not come leaves gradients half
         written.
 
         Args:
-            sums: this rank's, of the same parameters in the same order as on every other.
+            sums: this rank's, of the same parameters in the same order as on every other. They are let go of.
             parameters: lay sums out like these.
         """
-        totals = list(sums) if self.reduction is None else _in_buckets(sums, self.reduction)
+        totals = sums if self.reduction is None else _in_buckets(sums, self.reduction)
         if not any_dtensor(parameters.values()):
             return totals
         return [(name, _laid_out(total, parameters[name])) for name, total in totals]
 
 
-def _in_buckets(sums: Iterable[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
+def _in_buckets(sums: list[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
     done: list[tuple[str, Tensor]] = []
     waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
-    for name, part in sums:
+    while sums:
+        name, part = sums.pop(0)
         bucket = waiting.setdefault(part.dtype, [])
         bucket.append((name, part))
         if sum(p.numel() for _, p in bucket) >= _BUCKET:

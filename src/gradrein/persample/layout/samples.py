@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,10 +61,9 @@ class SampleLayout:
             rows = x.reshape(outer, self.samples, inner, x.shape[-1])
             return rows.transpose(0, 1).reshape(self.samples, outer * inner, x.shape[-1])
         with structure():
-            kept, places, most = self._row_places(width)
+            kept, places, most = self._row_places(width, x.device)
         flat = x.reshape(_count(x.shape[:-1]), x.shape[-1])
         out = flat.new_zeros(self.samples * most, x.shape[-1])
-        places, kept = places.to(x.device), kept.to(x.device)
         return out.index_copy_(0, places, flat[kept]).view(self.samples, most, x.shape[-1])
 
     def sums(self, x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -85,11 +85,7 @@ class SampleLayout:
                 over = [i + 1 for i, n in enumerate(full) if n == 1 and moved.shape[i + 1] != 1]
                 return (moved.sum(over, keepdim=True) if over else moved).reshape(self.samples, *shape)
         with structure():
-            owner = self.owner_of_each(x.numel(), x.device) if self.owners is None else self.owners
-            cells = torch.arange(_count(shape), device=owner.device).view(tuple(shape)).expand(x.shape).reshape(-1)
-            kept = (owner >= 0).nonzero().squeeze(1)
-            places = (owner[kept] * _count(shape) + cells[kept]).to(x.device)
-            kept = kept.to(x.device)
+            kept, places = self._cell_places(tuple(x.shape), tuple(shape), x.device)
         out = x.new_zeros(self.samples * _count(shape))
         out.index_add_(0, places, x.reshape(-1)[kept])
         return out.view(self.samples, *shape)
@@ -135,11 +131,24 @@ class SampleLayout:
                 return dim, moved.reshape(self.samples, *x.shape[:dim], -1, *x.shape[dim + 1 :])
         return None
 
-    def _row_places(self, width: int) -> tuple[Tensor, Tensor, int]:
+    def _cell_places(
+        self, full: tuple[int, ...], shape: tuple[int, ...], device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Return the elements that have an owner, and the place of each among the cells of all samples."""
+        key = (full, shape, device)
+        if key not in self._places:
+            owner = self.owner_of_each(_count(full), torch.device("cpu"))
+            cells = torch.arange(_count(shape), device="cpu").view(shape).expand(full).reshape(-1)
+            kept = (owner >= 0).nonzero().squeeze(1)
+            self._places[key] = kept.to(device), (owner[kept] * _count(shape) + cells[kept]).to(device)
+        found: tuple[Tensor, Tensor] = self._places[key]
+        return found
+
+    def _row_places(self, width: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
         """Return the rows that have an owner, their places among all rows by sample, and how many of these each has."""
-        if width not in self._places:
+        if (width, device) not in self._places:
             assert self.owners is not None
-            rows = self.owners.view(-1, width)
+            rows = self.owners.to("cpu").view(-1, width)
             owner = rows.amax(1)
             if not bool(((rows == owner[:, None]) | (rows < 0)).all()):
                 raise NotSeparableError
@@ -148,15 +157,16 @@ class SampleLayout:
             order = torch.argsort(owner, stable=True)
             sorted_owner = owner[order]
             first = torch.searchsorted(sorted_owner, sorted_owner)
-            rank = torch.arange(len(owner), device=owner.device) - first
+            rank = torch.arange(len(owner), device="cpu") - first
             places = torch.full_like(owner, -1)
             places[order] = torch.where(sorted_owner >= 0, sorted_owner * most + rank, -1)
             kept = (places >= 0).nonzero().squeeze(1)
-            self._places[width] = kept, places[kept], most
-        return self._places[width]
+            self._places[width, device] = kept.to(device), places[kept].to(device), most
+        found: tuple[Tensor, Tensor, int] = self._places[width, device]
+        return found
 
     @cached_property
-    def _places(self) -> dict[int, tuple[Tensor, Tensor, int]]:
+    def _places(self) -> dict[Any, Any]:
         return {}
 
 

@@ -8,7 +8,6 @@ without an entry sends every output to every input, and its backward is run once
 from . import (  # noqa: F401
     attention,
     conv,
-    distance,
     elementwise,
     embedding,
     indexing,

@@ -1,8 +1,7 @@
 """Scaled dot-product attention: one op for each kernel that computes it."""
 
 from ..layout.owners import Owners
-from .step import Step
-from .table import OpEntry, add_op
+from .table import OpEntry, Step, add_op
 
 _KEEPS = {0: "query", 1: "key", 2: "value"}
 # How each kernel names the starts of sequences of different lengths that lie in one batch.

@@ -36,15 +36,11 @@ class RuleContext:
     shape: tuple[int, ...]
     gradients: tuple[Tensor | None, ...]
     layouts: tuple[SampleLayout, ...]
+    gradient: Tensor
+    layout: SampleLayout
     samples: int
     allow_coupling: bool = False
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)  # shared by the uses of one op
-    gradient: Tensor = field(init=False)
-    layout: SampleLayout = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.gradient = self.gradients[0]  # type: ignore[assignment]  # a rule is not asked where it is None
-        self.layout = self.layouts[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,7 +60,10 @@ class RuleContext:
     def saved(self, name: str) -> Any:
         """Return what the op saved under torch's name for it, such as ``mat1`` or ``input``."""
         if name not in self._cache:
-            value = engine.saved(self.node, name)
+            try:
+                value = getattr(self.node, f"_saved_{name}")
+            except RuntimeError as error:
+                engine.raise_explained(f"what `{self.op}` saved as `{name}`", error)
             if isinstance(value, Tensor):
                 if value.layout is not torch.strided or value.is_nested:
                     raise NotSeparableError  # rules count on rows; torch's own backward knows what to do

@@ -11,8 +11,7 @@ from ..representations.base import Dense, SampleGrads
 from ..representations.conv import OPTIONS, Convolved
 from ..representations.numerics import upcast_half
 from .context import RuleContext
-from .step import Step
-from .table import OpEntry, add_op, base_name
+from .table import OpEntry, Step, add_op, base_name
 
 
 def by_groups(step: Step) -> Owners:

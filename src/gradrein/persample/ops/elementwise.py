@@ -15,8 +15,7 @@ from ..layout.samples import NotSeparableError
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from .context import RuleContext
-from .step import Step
-from .table import OpEntry, add_op, entry_of
+from .table import OpEntry, Step, add_op, entry_of
 
 
 def elementwise(step: Step) -> Owners:

@@ -14,8 +14,7 @@ from ..representations.rows import Rows
 from .context import RuleContext
 from .indexing import anywhere
 from .stacks import owner_of_rows
-from .step import Step
-from .table import IDS, OpEntry, add_op
+from .table import IDS, OpEntry, Step, add_op
 
 
 def embedding(ctx: RuleContext) -> SampleGrads:

@@ -9,8 +9,7 @@ from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from .context import RuleContext
 from .conv import by_groups
-from .step import Step
-from .table import OpEntry, add_op, base_name, without_suffix
+from .table import OpEntry, Step, add_op, base_name, without_suffix
 
 # Names of batch norms that do not say whether they are in training.
 _WITH_STORED_STATISTICS = frozenset({"NativeBatchNormLegitNoTraining", "BatchNormNoUpdate"})

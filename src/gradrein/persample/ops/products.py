@@ -11,8 +11,7 @@ from ..layout.samples import NotSeparableError, SampleLayout
 from ..representations.base import Dense, SampleGrads
 from ..representations.outer import Outer
 from .context import RuleContext
-from .step import Step
-from .table import OpEntry, add_op, base_name
+from .table import OpEntry, Step, add_op, base_name
 
 
 def matmul(step: Step) -> Owners:
@@ -26,6 +25,13 @@ def matmul(step: Step) -> Owners:
 def matrix_vector(step: Step) -> Owners:
     """Each entry of the product comes from one row, and from all of the vector."""
     return step.out.without([1], step.shape) if step.position == 0 else step.mixed()
+
+
+def distances(step: Step) -> Owners:
+    """Rows of the distances come from rows of the first factor, columns from rows of the second one."""
+    if step.position == 0:
+        return Owners(step.out.mixed([-1]).ids, step.shape)
+    return Owners(step.out.mixed([-2]).ids.transpose(-1, -2), step.shape)
 
 
 def _outer(layout: SampleLayout, left: Tensor, right: Tensor, width: int) -> Outer:
@@ -71,3 +77,4 @@ def _transposed(layout: SampleLayout, g: Tensor) -> SampleLayout:
 add_op("Mm", entry=OpEntry(matmul, keeps={0: "self", 1: "mat2"}, rule=mm))
 add_op("Addmm", entry=OpEntry(matmul, keeps={1: "mat1", 2: "mat2"}, rule=addmm))
 add_op("Mv", entry=OpEntry(matrix_vector, keeps={0: "self", 1: "vec"}))
+add_op("Cdist", "EuclideanDist", entry=OpEntry(distances, keeps={0: "x1", 1: "x2"}))

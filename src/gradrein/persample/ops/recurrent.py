@@ -1,9 +1,12 @@
-"""The fused LSTM layer of the CPU: its gates computed again in one product; their gradients by one sweep.
+"""Recurrent layers that are one op: the fused LSTM of the CPU, and all layers of cuDNN at once.
 
 Legend: n column of the batch, t time, h hidden, i input width. Time comes first here, whatever the layer was told.
 The gates come in the order in, forget, cell, out, each of width h, as in the weights.
 """
 
+import warnings
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -17,12 +20,11 @@ from ..representations.outer import Outer
 from ..tracing import as_one_op, structure
 from .context import RuleContext
 from .stacks import common_owner
-from .step import Step
-from .table import OpEntry, add_op, base_name
+from .table import OpEntry, Step, add_op, base_name
 
-_WEIGHT_IH, _WEIGHT_HH = 1, 2
 # At which positions, counted from the first input or from the last, each layer has its states.
 _STATES = {"MkldnnRnnLayer": (5, 6), "CudnnRnn": (-2, -1), "MiopenRnn": (-2, -1), "LstmMps": (1, 2)}
+_GATES = (1, 1, 4, 3)  # of each mode of cuDNN: rectified, tanh, LSTM, GRU
 _ARGUMENTS = (
     "Tensor x, Tensor before, Tensor cell, Tensor g_steps, Tensor g_hidden, Tensor g_cell, "
     "Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh"
@@ -73,44 +75,121 @@ def by_row(step: Step) -> Owners:
 
 
 def lstm(ctx: RuleContext) -> SampleGrads:
-    """Input weight, hidden weight and the two biases, at positions 1 to 4."""
+    """The layer of the CPU: input weight, hidden weight and the two biases, at positions 1 to 4."""
     if ctx.position not in (1, 2, 3, 4) or ctx.saved("batch_sizes"):
         raise NotSeparableError
-    key = "gate gradients"
-    if key not in ctx._cache:  # the weights and biases of a layer are four uses of one node
+    if "cells" not in ctx._cache:  # the weights and biases of a layer are four uses of one node
+        deltas, before = _gate_gradients(ctx)
+        ctx._cache["cells"] = [_cell(ctx, -2, deltas, deltas, _in_order(ctx, ctx.saved("input")), before)]
+    return _use(ctx._cache["cells"][0], ctx.position - 1)
+
+
+def cudnn(ctx: RuleContext) -> SampleGrads:
+    """The layers of cuDNN, all in one op: the same four of every layer and direction, one after the other."""
+    number, each = ctx.position - 1, ctx.saved("weight_stride0")
+    weights, dropped = ctx.saved("weight"), ctx.saved("dropout") and ctx.saved("num_layers") > 1
+    projected = len(weights[0]) != _GATES[ctx.saved("mode")] * weights[1].shape[1]
+    if not 0 <= number < len(weights) or ctx.saved("batch_sizes") or projected or dropped:
+        raise NotSeparableError
+    if "cells" not in ctx._cache:
+        batch = 0 if ctx.saved("batch_first") else -2
+        ctx._cache["cells"] = [_cell(ctx, batch, *cell) for cell in _cudnn_cells(ctx)]
+    return _use(ctx._cache["cells"][number // each], number % each)
+
+
+def _cell(
+    ctx: RuleContext, batch: int, to_input: Tensor, to_hidden: Tensor, x: Tensor, before: Tensor
+) -> tuple[Tensor, ...]:
+    """Return gradients at the gates, as inputs and as hidden states came there, and both of these: all by sample."""
+    if "columns" not in ctx._cache:
         with structure():
-            columns = _owner_of_columns(ctx)
-        deltas, before = (_by_sample(columns, x) for x in _gate_gradients(ctx))
-        ctx._cache[key] = columns, deltas, before, deltas.sum(1)
-    columns, deltas, before, bias = ctx._cache[key]
-    if ctx.position == _WEIGHT_IH:
-        return Outer(deltas, _by_sample(columns, _in_order(ctx, ctx.saved("input"))))
-    if ctx.position == _WEIGHT_HH:
-        return Outer(deltas, before)
-    return Dense(bias)
+            ctx._cache["columns"] = _owner_of_columns(ctx, batch)
+    columns = ctx._cache["columns"]
+    deltas = _by_sample(columns, to_input)
+    others = deltas if to_hidden is to_input else _by_sample(columns, to_hidden)
+    return deltas, others, _by_sample(columns, x), _by_sample(columns, before)
 
 
-def _owner_of_columns(ctx: RuleContext) -> SampleLayout:
+def _use(cell: tuple[Tensor, ...], which: int) -> SampleGrads:
+    """Return the gradients of the weight of inputs, of that of hidden states, or of the bias of either."""
+    to_input, to_hidden, x, before = cell
+    if which < 2:
+        return Outer(to_hidden, before) if which else Outer(to_input, x)
+    return Dense((to_hidden if which == 3 else to_input).sum(1))
+
+
+def _cudnn_cells(ctx: RuleContext) -> Iterator[tuple[Tensor, ...]]:
+    """Yield of each layer and direction the gradients at its gates, its inputs and the hidden state before each step.
+
+    cuDNN keeps its gates to itself. The layers are run a second time with one more input for each gate: zeros, which
+    are added there as they are. What arrives at the gates is then the gradient of these inputs.
+    """
+    mode, both, each = ctx.saved("mode"), ctx.saved("bidirectional"), ctx.saved("weight_stride0")
+    run: Any = (torch.rnn_relu, torch.rnn_tanh, torch.lstm, torch.gru)[mode]
+    gates, first_dims = _GATES[mode], (0, 1) if ctx.saved("batch_first") else (0, 0)
+    weights = [upcast_half(w) for w in ctx.saved("weight")]
+    states = [upcast_half(ctx.saved(name)) for name in ("hx", "cx") if ctx.saved(name) is not None]
+    out, size, directions = upcast_half(ctx.saved("input").transpose(*first_dims)), states[0].shape[-1], 1 + both
+    inputs, at_gates, ends = [out], [], []
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # these weights do not lie in one piece
+        for first in range(0, len(weights), each * directions):
+            own, now = weights[first : first + each * directions], first // each
+            at_gates.append(out.new_zeros(*out.shape[:2], directions * gates * size, requires_grad=True))
+            picks = torch.eye(directions * gates * size, dtype=out.dtype, device=out.device).chunk(directions)
+            own[::each] = [torch.cat(pair, 1) for pair in zip(own[::each], picks, strict=True)]
+            state = [s[now : now + directions].contiguous() for s in states]
+            start = state if gates == 4 else state[0]
+            out, *last = run(torch.cat([out, at_gates[-1]], 2), start, own, each == 4, 1, 0.0, True, bool(both), False)
+            inputs.append(out.detach())
+            ends.append(last)
+        outputs = [out, *(torch.cat(parts) for parts in zip(*ends, strict=True))]
+    given = [None if g is None else upcast_half(g) for g in ctx.gradients[: len(outputs)]]
+    given[0] = None if given[0] is None else given[0].transpose(*first_dims)
+    reached = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None]
+    starts, arrived = zip(*reached, strict=True)
+    for layer, deltas in enumerate(torch.autograd.grad(starts, at_gates, arrived, materialize_grads=True)):
+        for direction, to_input in enumerate(deltas.chunk(directions, 2)):
+            number = layer * directions + direction
+            after, first_state = inputs[layer + 1].chunk(directions, 2)[direction], states[0][number][None]
+            before = torch.cat([after[1:], first_state] if direction else [first_state, after[:-1]])
+            to_hidden = to_input
+            if gates == 3:  # reset, update, new: the last one gets its hidden part through the first
+                parts = [weights[number * each + i] for i in range(each)]
+                reset = _first_gate(inputs[layer], before, parts, size).sigmoid()
+                to_hidden = torch.cat([to_input[..., : 2 * size], to_input[..., 2 * size :] * reset], 2)
+            yield to_input, to_hidden, inputs[layer], before
+
+
+def _first_gate(x: Tensor, before: Tensor, weights: Sequence[Tensor], size: int) -> Tensor:
+    """Return what goes into the first gate of a cell."""
+    w_ih, w_hh, *biases = (w[:size] for w in weights)
+    return x @ w_ih.T + before @ w_hh.T + sum(biases)
+
+
+def _owner_of_columns(ctx: RuleContext, batch: int) -> SampleLayout:
     """Find who owns each column: it is the same at all times, also where the gradient is zero."""
     owner: Tensor | None = None
-    for g, layout in zip(ctx.gradients[:3], ctx.layouts[:3], strict=True):
+    for number, (g, layout) in enumerate(zip(ctx.gradients[:3], ctx.layouts[:3], strict=True)):
         if g is not None:
-            found = _columns_of(g, layout)
-            owner = found if owner is None else torch.maximum(owner, found)
+            here = _columns_of(g, layout, -2 if number else batch)
+            owner = here if owner is None else torch.maximum(owner, here)
     assert owner is not None
-    if torch.equal(owner, torch.arange(ctx.samples, device=owner.device)):
+    if torch.equal(owner, torch.arange(ctx.samples, device="cpu")):
         return SampleLayout(ctx.samples, 1, None)  # the usual order needs no sorting
     return SampleLayout(ctx.samples, None, owner)
 
 
-def _columns_of(g: Tensor, layout: SampleLayout) -> Tensor:
-    columns, width = g.shape[-2:]
-    times = g.numel() // (columns * width)
-    if layout.block is not None and layout.is_whole_along(1, width) and layout.is_whole_along(columns * width, times):
-        first = torch.arange(columns, device=g.device) * width
+def _columns_of(g: Tensor, layout: SampleLayout, batch: int) -> Tensor:
+    """Return the owners of the columns, which lie along a dimension of an output."""
+    batch %= g.dim()
+    columns, inner = g.shape[batch], prod(g.shape[batch + 1 :])
+    outer = g.numel() // (columns * inner)
+    if layout.block is not None and layout.is_whole_along(1, inner) and layout.is_whole_along(columns * inner, outer):
+        first = torch.arange(columns, device="cpu") * inner
         return first.div(layout.block, rounding_mode="floor") % layout.samples
-    each = layout.owner_of_each(g.numel(), g.device).view(-1, columns, width)
-    return common_owner(each.transpose(0, 1).flatten(1))
+    each = layout.owner_of_each(g.numel(), torch.device("cpu")).view(g.shape)
+    return common_owner(each.movedim(batch, 0).flatten(1))
 
 
 def _by_sample(columns: SampleLayout, x: Tensor) -> Tensor:
@@ -228,8 +307,9 @@ def _swept(slopes: Tensor, to_cell: Tensor, forget: Tensor, gradients: tuple[Ten
 
 _INPUT = {0: "input"}
 add_op("MkldnnRnnLayer", entry=OpEntry(by_column, keeps=_INPUT, all_outputs=True, rule=lstm))
-# These keep their gates in a block that is theirs alone: their backward is run once for each sample.
-add_op("CudnnRnn", "MiopenRnn", "LstmMps", entry=OpEntry(by_column, keeps=_INPUT, all_outputs=True))
-_GATES = {0: "input_gates", 1: "hidden_gates"}
-add_op("ThnnFusedLstmCell", entry=OpEntry(by_row, keeps={**_GATES, 2: "cx"}, all_outputs=True))
-add_op("ThnnFusedGruCell", entry=OpEntry(by_row, keeps={**_GATES, 2: "hx"}, all_outputs=True))
+# MIOpen has the same layers as cuDNN, and torch the same functions for both. Those of MPS run once for each sample.
+add_op("CudnnRnn", "MiopenRnn", entry=OpEntry(by_column, keeps=_INPUT, all_outputs=True, rule=cudnn, runs_op=True))
+add_op("LstmMps", entry=OpEntry(by_column, keeps=_INPUT, all_outputs=True))
+_PARTS = {0: "input_gates", 1: "hidden_gates"}
+add_op("ThnnFusedLstmCell", entry=OpEntry(by_row, keeps={**_PARTS, 2: "cx"}, all_outputs=True))
+add_op("ThnnFusedGruCell", entry=OpEntry(by_row, keeps={**_PARTS, 2: "hx"}, all_outputs=True))

@@ -3,8 +3,7 @@
 import re
 
 from ..layout.owners import Owners
-from .step import Step
-from .table import OpEntry, add_op, base_name
+from .table import OpEntry, Step, add_op, base_name
 
 
 def reduce(step: Step) -> Owners:

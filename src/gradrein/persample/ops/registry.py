@@ -1,6 +1,7 @@
 """Rules from outside, and which rule makes the per-sample gradients of a use."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -10,8 +11,7 @@ from torch.autograd.graph import Node
 from ..._torch.nodes import identity
 from ...errors import ArgumentError, ArgumentTypeError
 from ..layout.samples import NotSeparableError
-from ..representations.base import Dense, SampleGrads
-from . import fallback
+from ..representations.base import Computed, Dense, SampleGrads
 from .context import RuleContext
 from .table import OP_TABLE, GradientRule, without_suffix
 
@@ -73,10 +73,11 @@ def register_rule(op: Op, rule: GradientRule, *, replace: bool = False) -> None:
             f"Function itself: register_rule({op.removesuffix('Backward')}, rule). torch's own ops go by name, such as "
             "'AddmmBackward0'."
         )
-    if _rule_of(op) is not None and not replace:
+    if _rule_of(op)[0] is not None and not replace:
         name = op if isinstance(op, str) else op.__qualname__
         raise ArgumentError(f"register_rule: there is a rule for `{name}` already. Pass replace=True to replace it.")
     _RULES[op] = rule
+    _rule_of.cache_clear()
     _REGISTERED.append(op)
 
 
@@ -85,44 +86,37 @@ def registered() -> tuple[str | type, ...]:
     return tuple(_REGISTERED)
 
 
-def _rule_of(op: str | type) -> GradientRule | None:
-    """Return the rule of an op: one from outside, or that of its entry."""
+@lru_cache(maxsize=1024)
+def _rule_of(op: str | type) -> tuple[GradientRule | None, bool, bool]:
+    """Return the rule of an op, whether it looks at all outputs, and whether it may run the op."""
     if op in _RULES:
-        return _RULES[op]
+        return _RULES[op], False, True
     entry = OP_TABLE.get(without_suffix(op)) if isinstance(op, str) else None
-    return None if entry is None else entry.rule
+    return (None, False, True) if entry is None else (entry.rule, entry.all_outputs, entry.runs_op or not entry.rule)
 
 
 def has_rule(node: Node) -> bool:
     """Return whether there is a rule for the op."""
-    return _rule_of(identity(node)) is not None
+    return _rule_of(identity(node))[0] is not None
 
 
 def running_op(ops: Iterable[str]) -> set[str]:
     """Return the ops whose rule may run them, which inside the engine would leave out what it was not asked for."""
-    return {op for op in ops if op in _RULES or _rule_of(op) is None or OP_TABLE[without_suffix(op)].runs_op}
+    return {op for op in ops if _rule_of(op)[2]}
 
 
 def apply(ctx: RuleContext) -> SampleGrads:
     """Return the per-sample gradients of a use, by its rule or by the general way."""
-    for g, owned in zip(ctx.gradients, ctx.layouts, strict=True):
-        if g is not None and not owned.is_empty:
-            return _apply_rule(ctx) or fallback.one_by_one(ctx)
-    return fallback.nothing(ctx)
-
-
-def _apply_rule(ctx: RuleContext) -> SampleGrads | None:
-    """Return the per-sample gradients of a use by its rule, if there is one that can be applied to it."""
+    if all(g is None or owned.is_empty for g, owned in zip(ctx.gradients, ctx.layouts, strict=True)):
+        return Dense(ctx.zeros().expand(ctx.samples, *ctx.shape))  # no loss depends on this use
     # The names of torch's own ops end in a number, and tell them apart.
-    op = ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node)
-    rule, entry = _rule_of(op), OP_TABLE.get(without_suffix(ctx.op))
-    all_outputs = op not in _RULES and entry is not None and entry.all_outputs
+    rule, all_outputs, _ = _rule_of(ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node))
     if rule is None or (ctx.gradients[0] is None and not all_outputs):
-        return None
+        return _one_by_one(ctx)
     try:
         answer = rule(ctx)
     except NotSeparableError:
-        return None
+        return _one_by_one(ctx)
     return answer if isinstance(answer, SampleGrads) else _checked(ctx, answer)
 
 
@@ -135,3 +129,23 @@ def _checked(ctx: RuleContext, answer: Tensor) -> SampleGrads:
             f"{expected}: one gradient per sample, each of the parameter's shape."
         )
     return Dense(answer)
+
+
+def _one_by_one(ctx: RuleContext) -> SampleGrads:
+    """The general way, right for every op: run its backward once for each sample, and once for a weighted sum.
+
+    A backward is linear in the gradient it is given. Given only the part that one sample owns, it returns that
+    sample's gradient.
+    """
+
+    def dense(part: slice) -> Tensor:
+        picks = torch.eye(ctx.samples, dtype=torch.float64, device="cpu")
+        return torch.stack([ctx.run(ctx.scaled(picks[i])) for i in range(*part.indices(ctx.samples))])
+
+    def weighted(weights: Tensor) -> Tensor:
+        if any(torch.promote_types(g.dtype, weights.dtype) != g.dtype for g in held):  # its dtype may not hold the sum
+            return Computed(ctx.samples, ctx.shape, dense).weighted(weights)
+        return ctx.run(ctx.scaled(weights))
+
+    held = [g for g in ctx.gradients if g is not None]
+    return Computed(ctx.samples, ctx.shape, dense, weighted, held_tensors=held, strategy="one by one", runs_op=True)

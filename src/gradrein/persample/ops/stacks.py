@@ -14,8 +14,7 @@ from ..representations.members import Members
 from ..representations.numerics import scale_rows, upcast_half
 from .context import RuleContext
 from .products import matmul
-from .step import Step
-from .table import OpEntry, add_op
+from .table import OpEntry, Step, add_op
 
 # How torch lines up (t, i), (o, i, j) and (t, j): dimensions to insert into each, and those to sum over.
 _BILINEAR = {"expand1": (1, 3), "expand2": (0,), "expand3": (1, 2), "sumdim": (2, 3)}

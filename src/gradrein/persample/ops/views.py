@@ -5,9 +5,8 @@ from math import prod
 from ..layout.owners import UNREACHED, Owners
 from ..representations.base import Dense, SampleGrads
 from .context import RuleContext
-from .running import by_running
-from .step import Step
-from .table import OpEntry, add_op, base_name
+from .indexing import by_running
+from .table import OpEntry, Step, add_op, base_name
 
 
 def reshape(step: Step) -> Owners:

@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch.nodes import output_shapes
+from ..engine import Losses
 from ..layout.samples import SampleLayout
 
 # Says who owns the outputs of some ops; None for an op with an output that samples share.
@@ -18,35 +19,42 @@ OwnersOf: TypeAlias = Callable[[Sequence[Node]], dict[Node, tuple[SampleLayout, 
 
 
 class UseSite(NamedTuple):
-    """A use of a shared value by an op that sees data.
+    """A use of a shared value by an op that sees data; nodes are numbers in `Scan.nodes`.
 
     Attributes:
         op: what torch calls the op.
         node: the op.
         position: which of its inputs the shared value is.
-        value: the shared value, as an edge.
+        value: the node that made the value.
+        output_nr: which of the outputs of that node it is.
         shape: the shape of the value.
         leaves: those of the leaves that were asked about which it is made from.
     """
 
     op: str
-    node: Node
+    node: int
     position: int
-    value: GradientEdge
+    value: int
+    output_nr: int
     shape: tuple[int, ...]
-    leaves: tuple[Node, ...]
+    leaves: tuple[int, ...]
+
+    def edge(self, nodes: Sequence[Node]) -> GradientEdge:
+        """Return the shared value, as an edge of the graph."""
+        return GradientEdge(nodes[self.value], self.output_nr)
 
 
 def find_cuts(
-    leaves: Collection[Node], read: graph.Graph, owners_of: OwnersOf
-) -> tuple[list[UseSite], dict[Node, tuple[SampleLayout, ...]]]:
+    leaves: Collection[int], losses: Losses, owners_of: OwnersOf
+) -> tuple[list[UseSite], dict[int, tuple[SampleLayout, ...]]]:
     """Climb from the leaves until everything has an owner.
 
     What lies below a shared value is shared as well, even where it happens to get its gradient from one
     sample only (a dead unit may hide the others): what is cut is not passed through a second time.
     """
+    read = losses.read
     owners: dict[Node, tuple[SampleLayout, ...] | None] = {}
-    shared: dict[Node, None] = dict.fromkeys(leaves)
+    shared: dict[Node, None] = dict.fromkeys(losses.scan.nodes[i] for i in leaves)
     below: set[Node] = set()
     frontier = list(shared)
     # A view, copy or cast of something shared is taken as shared unasked: to ask would make the engine
@@ -61,31 +69,33 @@ def find_cuts(
         below.update(graph.walk([one for one in used if one not in below], is_end=below.__contains__))
         frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
         shared |= dict.fromkeys(frontier)
-    cuts = _use_sites(shared, read, leaves)
-    layouts = {cut.node: layouts for cut in cuts if (layouts := owners[cut.node]) is not None}
-    return cuts, layouts
+    uses = _use_sites(shared, losses, leaves)
+    nodes = losses.scan.nodes
+    return uses, {use.node: outs for use in uses if (outs := owners[nodes[use.node]]) is not None}
 
 
-def _use_sites(shared: Collection[Node], read: graph.Graph, leaves: Collection[Node]) -> list[UseSite]:
+def _use_sites(shared: Collection[Node], losses: Losses, leaves: Collection[int]) -> list[UseSite]:
     """Return the uses of shared values by ops whose outputs are not shared."""
-    shapes = output_shapes(shared)
-    uses = [(node, use) for node in shared for use in read.consumers[node] if use.node not in shared]
-    ops = [graph.op(use.node) for _, use in uses]
-    beneath = [tuple(one for one in graph.walk([node]) if one in leaves) for node, _ in uses]
-    return [
-        UseSite(op, use.node, use.position, GradientEdge(node, use.output_nr), shapes[node][use.output_nr], found)
-        for op, (node, use), found in zip(ops, uses, beneath, strict=True)
-    ]
+    number, shapes = losses.number, output_shapes(shared)
+    uses = []
+    for node in shared:
+        beneath = [number[one] for one in graph.walk([node])]
+        for use in losses.read.consumers[node]:
+            if use.node not in shared:
+                made_from = tuple(i for i in beneath if i in leaves)
+                value = number[node], use.output_nr, shapes[node][use.output_nr]
+                uses.append(UseSite(graph.op(use.node), number[use.node], use.position, *value, made_from))
+    return uses
 
 
 def _above(read: graph.Graph, nodes: Iterable[Node], relayouts: Mapping[Node, bool]) -> list[Node]:
     """Return the consumers of these nodes; behind a view or cast also the consumers of that."""
-    found: dict[Node, None] = {}
+    above: dict[Node, None] = {}
     stack = list(nodes)
     while stack:
         for consumer in read.consumers[stack.pop()]:
-            if consumer.node not in found:
-                found[consumer.node] = None
+            if consumer.node not in above:
+                above[consumer.node] = None
                 if consumer.node in relayouts:
                     stack.append(consumer.node)
-    return list(found)
+    return list(above)

@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ... import graph
-from ..engine import Losses
-from ..engine.losses import Gradients
+from ..engine import Gradients, Losses
 from ..layout.samples import SampleLayout, fitting_blocks
 
 # To ask about an op takes holding its gradient. More than this many bytes are asked for in several runs of the

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ..._torch.nodes import Edges, edge_shape, output_shapes
 from ..layout.owners import UNREACHED, Owners
-from ..ops.step import Step
+from ..ops.table import Step
 
 
 def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[Node, tuple[Owners, ...]]:

@@ -11,7 +11,6 @@ from ...errors import AuditError, GraphFreedError, NonFiniteGradientError
 from .. import engine
 from ..engine import Losses
 from ..representations.base import SampleGrads
-from ..representations.norms import Norms
 from ..representations.numerics import double, row_norms
 
 
@@ -31,7 +30,8 @@ class Audit:
 
 
 def audit(
-    norms: Norms,
+    total: Tensor,
+    each: Mapping[str, Tensor],
     leaves: Mapping[str, Tensor],
     forms: dict[str, SampleGrads],
     losses: Losses | None,
@@ -50,9 +50,9 @@ def audit(
             "needs the graph: call per_sample with retain_graph=True.",
             (),
         )
-    _refuse_nonfinite(norms)
-    samples = len(norms.total)
-    sizes = {name: _size(each) for name, each in norms.each.items()}
+    _refuse_nonfinite(total)
+    samples = len(total)
+    sizes = {name: _size(norms) for name, norms in each.items()}
     # A gradient that is zero but for rounding, such as that of a key's bias, is measured against the largest.
     floor = 1e4 * eps * max(sizes.values(), default=0.0)
     generator = torch.Generator().manual_seed(7)
@@ -73,7 +73,7 @@ def audit(
                     "gradrein, or in a registered rule.",
                     name,
                 )
-    worst = _norms_error(norms, forms, tolerance, floor)
+    worst = _norms_error(each, forms, tolerance, floor) if samples else 0.0
     return Audit(errors, worst, tuple(n for n in leaves if n not in covered))
 
 
@@ -99,11 +99,11 @@ def _gaps(truth: dict[str, Tensor], forms: dict[str, SampleGrads], weights: Tens
     return sizes
 
 
-def _refuse_nonfinite(norms: Norms) -> None:
-    bad = (~norms.total.isfinite()).nonzero().squeeze(1).tolist()
+def _refuse_nonfinite(total: Tensor) -> None:
+    bad = (~total.isfinite()).nonzero().squeeze(1).tolist()
     if bad:
         raise NonFiniteGradientError(
-            f"audit: the gradients of {len(bad)} of {len(norms.total)} samples are NaN or infinite, the first being "
+            f"audit: the gradients of {len(bad)} of {len(total)} samples are NaN or infinite, the first being "
             f"sample {bad[0]}, so sums over samples cannot be compared. `norms()` shows which; audit a finite batch."
         )
 
@@ -113,13 +113,11 @@ def _size(values: Tensor) -> float:
     return float(row_norms(double(values)[None])[0])
 
 
-def _norms_error(norms: Norms, forms: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
+def _norms_error(each: Mapping[str, Tensor], forms: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
     """Compare the norms of one sample with those of its gradient written down."""
     worst = 0.0
-    if not len(norms.total):
-        return worst
     for name, form in forms.items():
-        direct, short = float(row_norms(form.dense(slice(0, 1)))[0]), float(norms.each[name][0])
+        direct, short = float(row_norms(form.dense(slice(0, 1)))[0]), float(each[name][0])
         scale = max(direct, floor)
         gap = abs(direct - short) / scale if scale else short
         if not gap <= 10 * tolerance:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias, overload
 
@@ -14,45 +13,23 @@ from ..._torch.dynamo import untraced
 from ..._torch.modes import default_modes
 from ..._validate import count, finite
 from ...errors import ArgumentError, ArgumentTypeError, GradreinError, InplaceModifiedError, NonFiniteGradientError
-from ..cuts.find import Source
 from ..engine import Losses
 from ..gate.arguments import check_weights, read_direction, read_scales, refuse_unreached, unstack
 from ..gate.parameters import ParameterViews
 from ..gate.ranks import Agreed, SampleRanks
-from ..representations.base import SampleGrads
-from ..representations.held_versions import HeldVersions
-from ..representations.norms import Norms
-from ..representations.numerics import all_finite, double, real_dtype, row_norms, unchanged_weights
-from .accumulate import accumulate
+from ..representations.base import SampleGrads, refuse_changed
+from ..representations.joint import Joint
+from ..representations.numerics import double, narrowed, real_dtype, row_norms, total_norms
+from ..tracing import all_hold
 from .audit import Audit, audit
-from .clip_settings import ClipSettings
 from .cross import cross_products
 from .project import Projection, fingerprint, plain_names
 from .stats import Stats, numbers_of
-from .sums import Weigh, factors, keep_what_pays, local_sums, weigher
+from .sums import accumulate, complete, factors, keep_what_pays, read_clip_settings, refuse_overflow, weighted_sums
 
 Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Captured:
-    """The gradients of a batch, each parameter's in the form that is cheapest to compute with.
-
-    Attributes:
-        samples: how many samples there are.
-        forms: the gradients of each parameter that the losses depend on.
-        source: how owners were found; None where there is nothing to find.
-        eps: rounding of the coarsest dtype that gradients were computed in.
-        budget_left: what is left of the memory budget.
-        losses: what was differentiated; None where its graph is not kept.
-    """
-
-    samples: int
-    forms: dict[str, SampleGrads]
-    source: Source | None
-    eps: float
-    budget_left: int
-    losses: Losses | None
+# Factors between these bounds are exact in float32 also when they are divided by some number of samples.
+_ORDINARY = 1e24
 
 
 class PerSample:
@@ -71,15 +48,42 @@ class PerSample:
         [`gradrein.per_sample`][]
     """
 
-    def __init__(self, captured: Captured, parameters: ParameterViews, ranks: SampleRanks, scale: float) -> None:
-        self._captured, self._views, self._ranks, self._scale = captured, parameters, ranks, scale
-        self._versions = HeldVersions(captured.forms)
+    def __init__(
+        self,
+        forms: dict[str, SampleGrads],
+        samples: int,
+        *,
+        source: str | None,
+        eps: float,
+        budget: int,
+        losses: Losses | None,
+        parameters: ParameterViews,
+        ranks: SampleRanks,
+        scale: float,
+    ) -> None:
+        """Hold the gradients of a batch.
+
+        Args:
+            forms: those of each parameter that the losses depend on, in the form that is cheapest to compute with.
+            samples: how many samples there are.
+            source: how owners were found; None where there is nothing to find.
+            eps: rounding of the coarsest dtype that gradients were computed in.
+            budget: what is left of the memory budget.
+            losses: what was differentiated; None where its graph is not kept.
+            parameters: where they are.
+            ranks: those whose samples belong together.
+            scale: what losses were multiplied by.
+        """
+        self._forms, self._samples, self._source, self._eps, self._budget = forms, samples, source, eps, budget
+        self._losses, self._views, self._ranks, self._scale = losses, parameters, ranks, scale
+        self._versions = {name: _versions(form) for name, form in forms.items()}
         self._weights = [p._version for p in parameters.held.values()]
-        self._known: Norms | None = None
+        self._joint: Joint | None = None
+        self._total: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of samples, or of groups."""
-        return self._captured.samples
+        return self._samples
 
     def __repr__(self) -> str:
         return f"PerSample({len(self)} samples, {len(self._views.held)} parameters)"
@@ -99,14 +103,13 @@ class PerSample:
         Returns:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
         """
-        with self._query() if self._known is None else nullcontext():  # what is known stays right
-            norms = self._norms()
+        with self._query() if self._total is None else nullcontext():  # what is known stays right
+            total = self._unscaled(self._norms())
             if not per_parameter:
-                total = self._unscaled(norms.total)
                 if gathered:
                     total, _ = self._agree("norms").gather(total)
                 return total.to(self._dtype, copy=True)  # the caller may change it, and the next query needs it
-            each = {name: self._unscaled(values) for name, values in norms.each.items()}
+            each = {name: self._unscaled(values) for name, values in self._each.items()}
             each = self._gather_each(each) if gathered else each
             dtypes = {name: real_dtype(self._views.held[name].dtype) for name in each}
             return {name: values.to(dtypes[name], copy=True) for name, values in each.items()}
@@ -161,7 +164,7 @@ class PerSample:
     def gram(self) -> Tensor:
         """Return the inner products between all samples' gradients: (samples, samples)."""
         with self._query():
-            parts = [form.gram() for form in self._captured.forms.values()]
+            parts = [form.gram() for form in self._forms.values()]
             total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), len(self), dtype=torch.float64)
             return self._unscaled(self._unscaled(total)).to(self._dtype)
 
@@ -186,7 +189,7 @@ class PerSample:
             )
         with self._query(), other._query():
             total = torch.zeros(len(self), len(other), dtype=torch.float64, device=self._device)
-            cross_products(self._captured.forms, other._captured.forms, total)
+            cross_products(self._forms, other._forms, total)
             return other._unscaled(self._unscaled(total)).to(self._dtype)
 
     @untraced
@@ -236,9 +239,9 @@ class PerSample:
             raise InplaceModifiedError("project: weights have changed since. Project before optimizer.step().", ())
         with self._query():
             out = torch.zeros(len(self), projection.columns, dtype=torch.float64, device=self._device)
-            forms = {plain[name]: form for name, form in self._captured.forms.items()}
+            forms = {plain[name]: form for name, form in self._forms.items()}
             by_name = {plain[name]: scale for name, scale in given.items()}
-            projection.apply(forms, by_name, out, self._captured.budget_left)
+            projection.apply(forms, by_name, out, self._budget)
             weights = fingerprint({plain[name]: leaf for name, leaf in leaves.items()}, self._device)
             z = self._unscaled(out).to(self._dtype)
         of_scales = fingerprint(by_name, self._device) if scales is not None else None
@@ -268,20 +271,19 @@ class PerSample:
         """
         with self._query():
             if callable(weights):
-                self._keep_what_pays()
+                total = self._unscaled(self._norms(then_sums=True))
                 agreed = self._agree("weighted_ with a function")
-                norms, own = agreed.gather(self._unscaled(self._norms().total))
+                norms, own = agreed.gather(total)
                 found = weights(norms.to(self._dtype))
                 check_weights(found, agreed.total)
-                self._versions.check()  # the function may have done anything
+                refuse_changed(self._versions)  # the function may have done anything
                 chosen = found[own]
             else:
                 check_weights(weights, len(self))
                 agreed = self._agree("weighted_")
                 chosen = weights
             chosen = chosen.detach() if chosen.is_floating_point() else chosen.double()
-            forms = self._captured.forms
-            self._write(agreed, weigher(forms, dict.fromkeys(forms, chosen)))
+            self._write(agreed, self._sums(chosen if self._is_extreme else narrowed(chosen)))
 
     @untraced
     def clip_(
@@ -323,34 +325,35 @@ class PerSample:
             InplaceModifiedError: something that the gradients depend on was changed in place; nothing was written.
             RankError: ranks passed different arguments or parameters, or one of them did not call this.
         """
-        settings = ClipSettings.checked(max_norm, per_parameter, gamma, divide_by, nonfinite)
+        settings = read_clip_settings(max_norm, per_parameter, gamma, divide_by, nonfinite)
         with self._query():
-            self._keep_what_pays()
-            norms = self._norms()
-            total = self._unscaled(norms.total)
-            good = None if all_finite(total) else torch.isfinite(total)
-            each = (
-                {name: self._unscaled(n) for name, n in norms.each.items()} if settings.per_parameter else {"": total}
-            )
-            # A sample without a finite norm gets no weight, whatever its other norms are.
-            found = {name: factors(n, settings.max_norm, settings.gamma) for name, n in each.items()}
-            found = found if good is None else {name: factor.where(good, 0) for name, factor in found.items()}
-            agreed = self._agree("clip_", settings.same(), 0 if good is None else int((~good).sum()))
-            if not settings.drop and agreed.bad:
+            total = each = self._unscaled(self._norms(then_sums=True))
+            if per_parameter and self._forms:
+                each = self._unscaled(torch.stack(list(self._each.values())))
+            factor = factors(each, settings["max_norm"], settings["gamma"])
+            # One look at the device for both: whether all is finite, and whether float32 can hold the weights.
+            is_ordinary = all_hold((factor > 1 / _ORDINARY) & (factor < _ORDINARY))
+            good = None if is_ordinary or bool(total.isfinite().all()) else total.isfinite()
+            if gamma is not None and not is_ordinary:
+                refuse_overflow(factor, each, settings["max_norm"])
+            agreed = self._agree("clip_", settings, 0 if good is None else int((~good).sum()))
+            if nonfinite == "raise" and agreed.bad:
                 raise NonFiniteGradientError(_nonfinite_message(good, agreed))
-            divisor = settings.divide_by or max(1, agreed.total)
-            weights = {name: factor / divisor for name, factor in found.items()}
-            forms = self._captured.forms
-            weights = weights if settings.per_parameter else dict.fromkeys(forms, weights[""])
-            self._write(agreed, weigher(forms, weights, good))
+            divisor = settings["divide_by"] or max(1, agreed.total)
+            # A sample without a finite norm gets no weight, whatever its other norms are.
+            weights = (factor if good is None else factor.where(good, 0)) / divisor
+            if is_ordinary and not self._is_extreme and 1e-6 < divisor < 1e6:
+                weights = weights.float()
+            sums = self._sums(dict(zip(self._forms, weights, strict=True)) if per_parameter else weights, good)
+            self._write(agreed, sums)
         return total.to(self._dtype, copy=True)
 
     @untraced
     def plan(self) -> str:
         """Return, for each parameter, the form in which its gradients are held, and how owners were found."""
-        forms, names = self._captured.forms, self._views.held
+        forms, names = self._forms, self._views.held
         width = max((len(name) for name in names), default=0)
-        source = "not needed" if self._source is None else self._source.value
+        source = "not needed" if self._source is None else self._source
         lines = [f"{len(self)} samples, owners {source}"]
         for name in names:
             strategy = forms[name].strategy if name in forms else "unused: no loss depends on it"
@@ -377,17 +380,17 @@ class PerSample:
         """
         with self._query():
             eps = max((torch.finfo(p.dtype).eps for p in self._views.held.values()), default=0.0)
-            eps = max(eps, self._captured.eps)
+            eps = max(eps, self._eps)
             accepted = 5e-2 if eps > 1e-5 else 1e-3
             if tolerance is not None:
                 accepted = finite(tolerance, "audit: tolerance is a number")
-            captured, leaves = self._captured, self._views.leaves
-            return audit(self._norms(), leaves, captured.forms, captured.losses, accepted, min(eps, 1e-7))
+            leaves, total = self._views.leaves, self._norms()
+            return audit(total, self._each, leaves, self._forms, self._losses, accepted, min(eps, 1e-7))
 
     def _repr_html_(self) -> str:
         title, picture = f"{len(self)} samples", ""
         try:
-            if self._known is not None or self._views.mesh is None:  # else every rank would have to ask
+            if self._total is not None or self._views.mesh is None:  # else every rank would have to ask
                 picture = histogram(self.norms().tolist())
                 title += ": how large the gradient of each is"
         except GradreinError as error:
@@ -398,68 +401,92 @@ class PerSample:
     def _query(self) -> Iterator[None]:
         """Answer a query, if all it needs is as it was."""
         with self._views.gathered(), default_modes():
-            self._versions.check()
+            refuse_changed(self._versions)
             yield
 
+    def _norms(self, *, then_sums: bool = False) -> Tensor:
+        """Return the norm of each sample. If sums follow, write down what is needed for both, within the budget."""
+        if self._total is None:
+            joint, forms = self._small, self._forms
+            if then_sums:
+                parameters = sum([p.nbytes for p in self._views.held.values()])
+                self._hold(keep_what_pays(forms, joint, self._budget, parameters))
+            self._apart = {name: form.norms() for name, form in forms.items() if name not in joint.forms}
+            parts = [*([joint.norms()] if joint.forms else []), *self._apart.values()]
+            self._total = total_norms(parts, len(self), extreme=self._is_extreme)
+        return self._total
+
+    @cached_property
+    def _each(self) -> dict[str, Tensor]:
+        """The norms of each parameter, once those of all were computed."""
+        return {name: self._apart[name] if name in self._apart else form.norms() for name, form in self._forms.items()}
+
     @property
-    def _source(self) -> Source | None:
-        return self._captured.source
+    def _small(self) -> Joint:
+        """The gradients that are small, side by side."""
+        if self._joint is None:
+            self._joint = Joint(self._forms, self._budget)
+            self._hold(self._joint.forms)
+        return self._joint
 
-    def _norms(self) -> Norms:
-        if self._known is None:
-            large = (torch.float64, torch.complex128)
-            extreme = frozenset(name for name, p in self._views.held.items() if p.dtype in large)
-            self._known = Norms(self._captured.forms, len(self), extreme)
-        return self._known
+    def _hold(self, forms: Mapping[str, SampleGrads]) -> None:
+        """Hold some gradients in another form from now on."""
+        for name, form in forms.items():
+            self._forms[name], self._versions[name] = form, _versions(form)
 
-    def _agree(self, call: str, settings: Mapping[str, float] | None = None, bad: int = 0) -> Agreed:
+    def _sums(self, weights: Tensor | dict[str, Tensor], good: Tensor | None = None) -> dict[str, Tensor]:
+        return weighted_sums(self._forms, self._small, weights, good)
+
+    def _agree(self, call: str, settings: Mapping[str, float | None] | None = None, bad: int = 0) -> Agreed:
         """Compare this call with those of other ranks, and learn what all of them have."""
-        forms, held = self._captured.forms, self._views.held
+        forms, held = self._forms, self._views.held
         sparse = sum(form.is_sparse for form in forms.values()) if call != "norms" else 0
-        same = {"the scale of `scaler`": self._scale, **(settings or {})}
+        same = {name: -1 if value is None else value for name, value in (settings or {}).items()}
+        same |= {"the scale of `scaler`": self._scale}
         return self._ranks.agree(call, held, [name in forms for name in held], (len(self), bad, sparse), same)
 
     def _gather_each(self, each: dict[str, Tensor]) -> dict[str, Tensor]:
         agreed = self._agree("norms")
         names = [name for name, used in zip(self._views.held, agreed.used, strict=True) if used]
-        columns = [each.get(name, torch.zeros_like(self._norms().total)) for name in names]
+        columns = [each.get(name, torch.zeros_like(self._norms())) for name in names]
         return dict(zip(names, agreed.gather(torch.stack(columns, 1))[0].T, strict=True)) if names else {}
 
     def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
         with self._views.gathered():
-            for name, form in self._captured.forms.items():
+            for name, form in self._forms.items():
                 for start in range(0, max(1, len(self)), step):
-                    self._versions.check()
+                    refuse_changed(self._versions)
                     part = slice(start, min(start + step, len(self)))
                     with default_modes():  # not while the caller has the block
                         block = self._unscaled(form.dense(part)).to(self._views.held[name].dtype)
+                        block = block if block.is_contiguous() else block.contiguous()  # not a part of ours
                     yield name, part, block
 
     def _direction(self, direction: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
         return self._mean() if direction is None else read_direction(direction, self._views.held)
 
     def _mean(self) -> dict[str, Tensor]:
-        held, forms = self._views.held, self._captured.forms
-        weights = torch.full((len(self),), 1 / max(1, len(self)), dtype=torch.float64)
-        sums = local_sums(held, [name in forms for name in held], weigher(forms, dict.fromkeys(forms, weights)))
-        return {name: self._unscaled(total.to_dense() if total.is_sparse else total) for name, total in sums}
+        device = next((p.device for p in self._views.held.values()), None)
+        dtype = torch.float64 if self._is_extreme else torch.float32
+        sums = self._sums(torch.full((len(self),), 1 / max(1, len(self)), dtype=dtype, device=device))
+        return {name: self._unscaled(total.to_dense() if total.is_sparse else total) for name, total in sums.items()}
 
     def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
         parts = []
         for name, v in direction.items():
-            if name in self._captured.forms:
+            if name in self._forms:
                 exact = double(v)
                 size = row_norms(exact[None])[0]
                 size = size.where((size > 0) & (size < torch.inf), 1)
-                parts.append(self._captured.forms[name].dot(exact / size) * size)
+                parts.append(self._forms[name].dot(exact / size) * size)
         total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), dtype=torch.float64)
         return self._unscaled(total)
 
     def _cosine(self, direction: Mapping[str, Tensor]) -> Tensor:
         length = _length(direction)
         unit = {name: double(v) / length.where(length > 0, 1) for name, v in direction.items()}
-        own = self._unscaled(self._norms().total)
+        own = self._unscaled(self._norms())
         return self._dot(unit) / own.where(own > 0, 1)
 
     def _stats(self) -> Tensor:
@@ -467,26 +494,14 @@ class PerSample:
             if len(self) < 2:
                 raise ArgumentError(f"stats: at least two samples are needed, found {len(self)}.")
             mean = self._mean()
-            norms = self._unscaled(self._norms().total)
+            norms = self._unscaled(self._norms())
             return numbers_of(norms, self._cosine(mean), [_length(mean)] if mean else [])
 
-    def _write(self, agreed: Agreed, weigh: Weigh) -> None:
+    def _write(self, agreed: Agreed, sums: dict[str, Tensor]) -> None:
         held = self._views.held
         refuse_unreached(held, any(agreed.used), agreed.total)
-        sums = local_sums(held, agreed.used, weigh)
-        with unchanged_weights():
-            totals = agreed.add_up(sums, held)
-        for name, total in totals:
-            accumulate(held[name], total)
-
-    def _keep_what_pays(self) -> None:
-        """Write down, within the budget, what is needed twice: for the norms and for the sum after them."""
-        if self._known is None:
-            forms = self._captured.forms
-            parameters = sum([p.nbytes for p in self._views.held.values()])
-            for name, form in keep_what_pays(forms, self._captured.budget_left, parameters).items():
-                forms[name] = form
-                self._versions.renew(name, form)
+        totals = agreed.add_up(complete(sums, held, agreed.used), held)
+        accumulate([held[name] for name, _ in totals], [total for _, total in totals])
 
     def _unscaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1 else x / self._scale
@@ -494,6 +509,11 @@ class PerSample:
     @property
     def _device(self) -> torch.device:
         return next((leaf.device for leaf in self._views.leaves.values()), torch.device("cpu"))
+
+    @cached_property
+    def _is_extreme(self) -> bool:
+        """Whether float64 may not hold the squares of norms, nor float32 weights that are exact enough."""
+        return any(p.dtype in (torch.float64, torch.complex128) for p in self._views.held.values())
 
     @cached_property
     def _dtype(self) -> torch.dtype:
@@ -513,6 +533,10 @@ def _real_shape(parameter: Tensor) -> tuple[int, ...]:
     if not parameter.is_complex():
         return tuple(parameter.shape)
     return (*parameter.shape[:-1], 2 * (parameter.shape[-1] if parameter.dim() else 1))
+
+
+def _versions(form: SampleGrads) -> list[tuple[Tensor, int]]:
+    return [(tensor, tensor._version) for tensor in form.held_tensors if not tensor.is_inference()]
 
 
 def _nonfinite_message(good: Tensor | None, agreed: Agreed) -> str:

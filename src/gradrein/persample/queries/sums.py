@@ -1,37 +1,103 @@
-"""Sums over samples: what each is multiplied by, and the sum for each parameter."""
+"""Sums over samples: what each is multiplied by, the sum for each parameter, and its way into ``.grad``."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from math import inf, prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..._measure import shares_memory
+from ..._validate import finite, real
 from ...errors import ArgumentError
+from .. import tracing
 from ..representations.base import Dense, SampleGrads
-from ..representations.numerics import are_few, double
-from ..tracing import all_hold
+from ..representations.joint import Joint
+from ..representations.numerics import double
 
-# Makes the sum for a parameter; None where no loss depends on it.
-Weigh: TypeAlias = Callable[[str], Tensor | None]
+_MAX_NORM = "clip_: max_norm is one number, as in clip_(1.0)"
 
 
-def weigher(forms: Mapping[str, SampleGrads], weights: Mapping[str, Tensor], good: Tensor | None = None) -> Weigh:
-    """Return what makes the weighted sum of a parameter.
+def read_clip_settings(max_norm: Any, per_parameter: Any, gamma: Any, divide_by: Any, nonfinite: Any) -> dict[str, Any]:
+    """Return the arguments of `PerSample.clip_`, which every rank has to be given alike, or refuse them."""
+    if nonfinite not in ("raise", "drop"):
+        raise ArgumentError(f"clip_: nonfinite must be 'raise' or 'drop', found {nonfinite!r}.")
+    is_traced = tracing.is_traced() and isinstance(max_norm, Tensor)
+    limit: Any = tracing.number(max_norm) if is_traced else real(max_norm, _MAX_NORM)
+    if not tracing.all_hold(limit > 0):
+        raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
+    gamma = None if gamma is None else finite(gamma, "clip_: gamma is a number")
+    if divide_by is not None:
+        divide_by = finite(divide_by, "clip_: divide_by is a number of samples", above_zero=True)
+    if gamma is not None and not tracing.all_hold(limit < inf):
+        raise ArgumentError("clip_: max_norm must be finite if gamma is given, found inf.")
+    settings = {"max_norm": limit, "per_parameter": bool(per_parameter), "gamma": gamma, "divide_by": divide_by}
+    return {**settings, "nonfinite": nonfinite == "drop"}
+
+
+def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
+    """Return what each sample's gradient is multiplied by to clip it."""
+    if gamma is not None:
+        return (limit / (norms + gamma)).where(norms > 0, 0)
+    return (limit / norms).clamp(max=1)  # infinity of a zero gradient, which stays as it is
+
+
+def refuse_overflow(factor: Tensor, norms: Tensor, limit: float) -> None:
+    """Refuse gradients that are too small to be brought to a norm."""
+    if bool(factor.isinf().any()):
+        raise ArgumentError(
+            f"clip_: a norm of {float(norms[factor.isinf()][0]):.0e} is too small to be scaled to {limit}. Pass a "
+            "larger gamma."
+        )
+
+
+def keep_what_pays(
+    forms: Mapping[str, SampleGrads], joint: Joint, budget: int, parameters: int
+) -> dict[str, SampleGrads]:
+    """Write down gradients that are needed twice: for the norms and for the sum after them.
 
     Args:
         forms: the gradients.
-        weights: the weight of each sample, for each parameter.
+        joint: those of them that are written down already.
+        budget: how many bytes may be taken.
+        parameters: how many bytes the parameters take.
+
+    Returns:
+        Those that were written down.
+    """
+    pays = {name: form.flops_saved for name, form in forms.items() if name not in joint.forms}
+    per_byte = {name: saved / max(1, prod(forms[name].shape)) for name, saved in pays.items() if saved > 0}
+    # Saving only a Gram is worth no more memory, while the graph is kept as well, than training takes anyhow: for
+    # parameters, gradients and the two states of Adam.
+    budget, for_grams = budget - joint.nbytes, 4 * parameters
+    kept: dict[str, SampleGrads] = {}
+    for name in sorted(per_byte, key=lambda name: -per_byte[name]):
+        form = forms[name]
+        size, is_gram = form.nbytes(), form.strategy == "gram"
+        if size <= (min(budget, for_grams) if is_gram else budget):
+            budget -= size
+            for_grams -= size if is_gram else 0
+            kept[name] = Dense(form.dense())
+    return kept
+
+
+def weighted_sums(
+    forms: Mapping[str, SampleGrads], joint: Joint, weights: Tensor | Mapping[str, Tensor], good: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the sum over samples of weight times gradient, for each parameter.
+
+    Args:
+        forms: the gradients.
+        joint: those of them that are written down side by side.
+        weights: the weight of each sample, for all parameters or for each.
         good: which samples are summed; all by default.
     """
-
-    def weigh(name: str) -> Tensor | None:
-        form = forms.get(name)
-        if form is None:
-            return None
-        return form.weighted(weights[name]) if good is None else _finite_weighted(form, weights[name], good)
-
-    return weigh
+    sums = joint.weighted(weights) if isinstance(weights, Tensor) and good is None else {}
+    for name, form in forms.items():
+        if name not in sums:
+            own = weights if isinstance(weights, Tensor) else weights[name]
+            sums[name] = form.weighted(own) if good is None else _finite_weighted(form, own, good)
+    return sums
 
 
 def _finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor:
@@ -42,63 +108,52 @@ def _finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor
     return total
 
 
-def local_sums(parameters: Mapping[str, Tensor], wanted: Sequence[bool], weigh: Weigh) -> Iterator[tuple[str, Tensor]]:
-    """Yield the sum for each parameter that is wanted: zeros where no loss here depends on it.
+def complete(
+    sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], wanted: Sequence[bool]
+) -> list[tuple[str, Tensor]]:
+    """Return the sum for each parameter that is wanted, zeros where no loss here depends on it.
 
     Args:
+        sums: those of parameters that losses depend on.
         parameters: sums are in their dtype, and in float32 at least.
         wanted: for each, whether there is to be a sum.
-        weigh: makes the sum of one of these.
     """
+    totals = []
     for (name, parameter), want in zip(parameters.items(), wanted, strict=True):
-        if not want:
-            continue
-        total = weigh(name)
-        if total is None:
-            total = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        if total.dtype != parameter.dtype or total.dtype != torch.float32:
-            total = total.to(torch.promote_types(parameter.dtype, torch.float32))
-        yield name, total
+        if want:
+            total = sums.get(name)
+            if total is None:
+                total = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+            if total.dtype != parameter.dtype or total.dtype != torch.float32:
+                total = total.to(torch.promote_types(parameter.dtype, torch.float32))
+            totals.append((name, total))
+    return totals
 
 
-def factors(norms: Tensor, limit: float, gamma: float | None) -> Tensor:
-    """Return what each sample's gradient is multiplied by to clip it."""
-    if gamma is not None:
-        normalised = (limit / (norms + gamma)).where(norms > 0, 0)
-        if not all_hold(~torch.isinf(normalised)):
-            raise ArgumentError(
-                f"clip_: a norm of {float(norms[torch.isinf(normalised)][0]):.0e} is too small to be scaled to "
-                f"{limit}. Pass a larger gamma."
-            )
-        return normalised
-    if are_few(norms):  # with the bits of what is below, where torch multiplies by the reciprocal
-        found = [min(1.0, limit * (1 / norm)) if norm > 0 else 1.0 for norm in norms.tolist()]
-        return torch.tensor(found, dtype=norms.dtype)
-    return (limit / norms).clamp(max=1).where(norms > 0, 1)
+def accumulate(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    """Add to ``.grad``, as backward would."""
+    tracer = tracing.local.tracer
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        gradient = gradient if gradient.dtype == parameter.dtype else gradient.to(parameter.dtype)
+        before = parameter.grad
+        if tracer is not None:
+            tracer.add_to_grad(parameter, gradient)
+        elif before is None:
+            # A parameter may be told to have gradients of another type (torch 2.10).
+            wanted = getattr(parameter, "grad_dtype", None) or gradient.dtype
+            gradient = gradient if gradient.dtype == wanted else gradient.to(wanted)
+            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
+        else:
+            with torch.no_grad():
+                parameter.grad = before.add_(gradient) if _is_writable(before) else _sum(before, gradient)
 
 
-def keep_what_pays(forms: Mapping[str, SampleGrads], budget: int, parameters: int) -> dict[str, SampleGrads]:
-    """Write down gradients that are needed twice: for the norms and for the sum after them.
+def _is_writable(grad: Tensor) -> bool:
+    """Return whether a gradient can be added to in place: of several parameters, no write may fail after others."""
+    if grad.is_sparse or (grad.is_inference() and not torch.is_inference_mode_enabled()):
+        return False
+    return grad.is_contiguous() or not shares_memory(grad)
 
-    Args:
-        forms: the gradients.
-        budget: how many bytes may be taken.
-        parameters: how many bytes the parameters take.
 
-    Returns:
-        Those that were written down.
-    """
-    pays = {name: form.flops_saved for name, form in forms.items()}
-    per_byte = {name: saved / max(1, prod(forms[name].shape)) for name, saved in pays.items() if saved > 0}
-    # Saving only a Gram is worth no more memory, while the graph is kept as well, than training takes anyhow: for
-    # parameters, gradients and the two states of Adam.
-    for_grams = 4 * parameters
-    kept: dict[str, SampleGrads] = {}
-    for name in sorted(per_byte, key=lambda name: -per_byte[name]):
-        form = forms[name]
-        size, is_gram = form.nbytes(), form.strategy == "gram"
-        if size <= (min(budget, for_grams) if is_gram else budget):
-            budget -= size
-            for_grams -= size if is_gram else 0
-            kept[name] = Dense(form.dense())
-    return kept
+def _sum(before: Tensor, gradient: Tensor) -> Tensor:
+    return before + gradient if gradient.is_sparse else gradient + before  # torch adds no dense tensor to a sparse one

@@ -5,15 +5,16 @@ what they can compute without it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from ...errors import InplaceModifiedError
 from ..tracing import all_hold, is_traced
-from .numerics import HALF_TYPES, as_rows, inner_products, row_norms, square, upcast_half, weighted_sum
+from .numerics import HALF_TYPES, as_rows, inner_products, row_norms, upcast_half, weighted_sum
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -48,13 +49,9 @@ class SampleGrads(ABC):
     def dense(self, part: slice = ALL) -> Tensor:
         """Write down the gradients of these samples: (samples, *shape)."""
 
-    def squared_norms(self) -> Tensor:
-        """Return the squared norm of each sample's gradient, in float64."""
-        return torch.cat([square(row_norms(self.dense(part))) for part in self.chunks()])
-
-    def norm_factors(self) -> tuple[Tensor, ...]:
-        """Return tensors whose norms, of each sample's part, multiply to that of its gradient, if there are such."""
-        return ()
+    def norms(self) -> Tensor:
+        """Return the norm of each sample's gradient, in float64."""
+        return torch.cat([row_norms(self.dense(part)) for part in self.chunks()])
 
     def weighted(self, weights: Tensor) -> Tensor:
         """Return the sum over samples of weight times gradient."""
@@ -127,11 +124,8 @@ class Dense(SampleGrads):
     def dense(self, part: slice = ALL) -> Tensor:
         return self.values[part]
 
-    def squared_norms(self) -> Tensor:
-        return square(row_norms(self.values))
-
-    def norm_factors(self) -> tuple[Tensor, ...]:
-        return (self.values,)
+    def norms(self) -> Tensor:
+        return row_norms(self.values)
 
     def weighted(self, weights: Tensor) -> Tensor:
         return weighted_sum(self.values, weights)
@@ -190,8 +184,8 @@ def in_chunks(samples: int, numbers: int) -> Iterator[slice]:
         yield slice(start, min(start + size, samples))
 
 
-def recompute_cancelled(grads: SampleGrads, squares: Tensor, error_bound: Tensor) -> Tensor:
-    """Compute those norms again from the gradients themselves that rounding may have spoiled.
+def norms_of_squares(grads: SampleGrads, squares: Tensor, error_bound: Tensor) -> Tensor:
+    """Return norms made from squares; those that rounding may have spoiled, from the gradients themselves.
 
     Args:
         grads: whose norms these are.
@@ -200,11 +194,30 @@ def recompute_cancelled(grads: SampleGrads, squares: Tensor, error_bound: Tensor
     """
     sound = squares > 3e5 * error_bound  # errors were up to seven times the bound: a norm is right to five digits
     if not is_traced() and bool(sound.all()):
-        return squares
+        return squares.sqrt()
+    norms = squares.clamp(min=0).sqrt()
     spoiled = ~sound & ~(error_bound == 0)
-    if all_hold(~spoiled):
-        return squares.clamp(min=0)
-    squares = squares.clone()
-    for i in spoiled.nonzero().squeeze(1).tolist():
-        squares[i] = square(row_norms(grads.dense(slice(i, i + 1))))[0]
-    return squares.clamp(min=0)
+    if not all_hold(~spoiled):
+        for i in spoiled.nonzero().squeeze(1).tolist():
+            norms[i] = row_norms(grads.dense(slice(i, i + 1)))[0]
+    return norms
+
+
+def refuse_changed(versions: Mapping[str, Sequence[tuple[Tensor, int]]]) -> None:
+    """Refuse to answer if anything was changed in place that answers are made of.
+
+    A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by autograd.
+
+    Args:
+        versions: for each parameter, tensors with the version of each at the call.
+    """
+    for name, held in versions.items():
+        for tensor, version in held:
+            if tensor._version != version:
+                raise InplaceModifiedError(
+                    f"per_sample: a tensor of shape {tuple(tensor.shape)} that the gradients of `{name}` depend on was "
+                    f"changed in place since per_sample was called: it is at version {tensor._version}; expected "
+                    f"version {version} instead. It is an input or an activation of the op that uses `{name}`, or what "
+                    "grads() or stream() returned. Query before the change, or change a copy.",
+                    (name,),
+                )

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..tracing import as_one_op
-from .base import ALL, SampleGrads, in_chunks, recompute_cancelled
-from .numerics import scale_rows, upcast_half
+from .base import ALL, SampleGrads, in_chunks, norms_of_squares
+from .numerics import on_host, scale_rows, upcast_half
 from .outer import TRAFFIC, gram_error_bound, gram_sums
 
 OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -44,13 +44,13 @@ class Convolved(SampleGrads):
         made = as_one_op(weight_gradients, _empty_gradients, _ARGUMENTS)
         return made(self.g[part], self.x[part], *self._settings)
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         if self.strategy != "gram":
-            return super().squared_norms()
+            return super().norms()
         made = as_one_op(convolution_gram_sums, _empty_sums, _ARGUMENTS)
         squares, bound, largest = made(self.g, self.x, *self._settings).unbind()
         sizes = self.pixels, self.shape[0], prod(self.shape[1:])
-        return recompute_cancelled(self, squares, gram_error_bound(squares, bound, largest, sizes, (self.g, self.x)))
+        return norms_of_squares(self, squares, gram_error_bound(squares, bound, largest, sizes, (self.g, self.x)))
 
     def weighted(self, weights: Tensor) -> Tensor:
         g = scale_rows(self.g, weights)
@@ -62,7 +62,7 @@ class Convolved(SampleGrads):
 
     def _gram_is_cheaper(self) -> bool:
         """Compare pixels x pixels products of unfolded images with the weight itself."""
-        if not _has_columns(self.g, self._settings):
+        if not on_host(self.g) or not _has_columns(self.g, self._settings):
             return False
         o, side = self.shape[0], prod(self.shape[1:])
         gram = self.pixels**2 * (o + side + 2 * TRAFFIC) + 2 * TRAFFIC * self.pixels * side

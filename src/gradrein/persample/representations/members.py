@@ -54,8 +54,10 @@ class Members(SampleGrads):
         count = len(range(*part.indices(self.samples)))
         return self._padded(part).dense().view(count, *self.shape)
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         """Take together the pairs of sample and member with about as many rows, so that padding costs little."""
+        if self.left.dtype in (torch.float64, torch.complex128):  # whose squares float64 may not hold
+            return super().norms()
         members, *sides = self.shape
         out = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
         pairs, place, counts = torch.unique(self.owner * members + self.member, return_inverse=True, return_counts=True)
@@ -65,9 +67,9 @@ class Members(SampleGrads):
             for part in in_chunks(len(alike), sum(sides) << size):
                 number = torch.full_like(pairs, -1)
                 number[alike[part]] = torch.arange(len(alike[part]), device=pairs.device)
-                found = self._outer(number[place], len(alike[part])).squared_norms()
+                found = self._outer(number[place], len(alike[part])).norms().square()
                 out.index_add_(0, pairs[alike[part]].div(members, rounding_mode="floor"), found)
-        return out
+        return out.sqrt()
 
     def weighted(self, weights: Tensor) -> Tensor:
         heavy = scale_rows(self.left, weights.to(self.left.device)[self.owner])

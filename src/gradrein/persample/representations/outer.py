@@ -5,14 +5,15 @@ The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :]
 """
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..tracing import is_traced
-from .base import ALL, SampleGrads, recompute_cancelled
-from .numerics import double, is_moderate, row_max, row_norms, scale_rows, square, upcast_half
+from .base import ALL, SampleGrads, norms_of_squares
+from .numerics import double, is_moderate, on_host, row_max, row_norms, scale_rows, upcast_half
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -49,17 +50,14 @@ class Outer(SampleGrads):
         left, right = (self.left, self.right) if part is ALL else (self.left[part], self.right[part])
         return torch.bmm(upcast_half(left).transpose(1, 2), upcast_half(right))
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         if self.rows == 1:
-            return square(row_norms(upcast_half(self.left))) * square(row_norms(upcast_half(self.right)))
+            return row_norms(upcast_half(self.left)) * row_norms(upcast_half(self.right))
         if self.strategy != "gram":
-            return super().squared_norms()
+            return super().norms()
         squares, bound, largest = gram_sums(self.left, self.right)
         error_bound = gram_error_bound(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
-        return recompute_cancelled(self, squares, error_bound)
-
-    def norm_factors(self) -> tuple[Tensor, ...]:
-        return (upcast_half(self.left), upcast_half(self.right)) if self.rows == 1 else ()
+        return norms_of_squares(self, squares, error_bound)
 
     def weighted(self, weights: Tensor) -> Tensor:
         left, right = self.left, self.right
@@ -95,8 +93,11 @@ class Outer(SampleGrads):
         m, n, t = *self.shape, self.rows
         if t == 1:
             return 0.0, 1.0
+        streamed = t * m * n + 2 * TRAFFIC * m * n
+        if not on_host(self.left):  # whether a Gram matrix has cancelled is a value of the device
+            return inf, streamed
         pairs = t * (t + min(t, _rows_in_strip(t))) / 2
-        return pairs * (m + n + 2 * TRAFFIC), t * m * n + 2 * TRAFFIC * m * n
+        return pairs * (m + n + 2 * TRAFFIC), streamed
 
 
 def _rows_in_strip(rows: int) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..tracing import as_one_op
 from .base import ALL, SampleGrads
-from .numerics import double, row_norms, scale_rows, square, upcast_half
+from .numerics import double, row_norms, scale_rows, upcast_half
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,11 +59,11 @@ class Rows(SampleGrads):
         out = values.new_zeros(len(ids), *self.table)
         return out.scatter_add_(1, ids[..., None].expand(values.shape), values).view(-1, *self.shape)
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         rows = self.values.new_zeros(self.ids.numel(), self.table[1])
         places = as_one_op(first_places, torch.empty_like, "Tensor ids")(self.ids)
         rows.index_add_(0, places.reshape(-1), self.values.flatten(0, 1))
-        return square(row_norms(rows.view(self.values.shape)))
+        return row_norms(rows.view(self.values.shape))
 
     def weighted(self, weights: Tensor) -> Tensor:
         rows = scale_rows(self.values, weights).flatten(0, 1)

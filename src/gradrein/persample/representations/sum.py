@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .base import ALL, SampleGrads, recompute_cancelled
+from .base import ALL, SampleGrads, norms_of_squares
+from .numerics import on_host
 
 
 class Sum(SampleGrads):
@@ -23,17 +24,19 @@ class Sum(SampleGrads):
             total = total + use.dense(part)
         return total
 
-    def squared_norms(self) -> Tensor:
+    def norms(self) -> Tensor:
         crosses = [_cross(a, b) for i, a in enumerate(self.uses) for b in self.uses[i + 1 :]]
-        if any(cross is None for cross in crosses):
-            return super().squared_norms()
-        total = torch.stack([use.squared_norms() for use in self.uses]).sum(0)
+        if not all(map(on_host, self.held_tensors)) or any(cross is None for cross in crosses):
+            return super().norms()
+        each = torch.stack([use.norms() for use in self.uses])
+        total = each.square().sum(0)
         bound = total.clone()  # of the absolute values whose sum this is; rounding errors are about eps as large
         for cross in crosses:
             assert cross is not None
             total += 2 * cross
             bound += 2 * cross.abs()
-        return recompute_cancelled(self, total, bound * torch.finfo(torch.float32).eps)
+        error_bound = bound * torch.finfo(torch.float32).eps + torch.finfo(torch.float64).tiny
+        return norms_of_squares(self, total, error_bound.where(each.amax(0) > 0, 0))
 
     def weighted(self, weights: Tensor) -> Tensor:
         parts = [use.weighted(weights) for use in self.uses]

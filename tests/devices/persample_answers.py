@@ -12,6 +12,7 @@ NOT_SIMULATED = {
     "adjacency_sparse_ring": "sparse tensors",
     "ranking_beside_a_task": "a kernel that torch looks up by device",
     "mixup_under_autocast": "the autocast of the CPU",
+    "kept_gradient": "a kernel in Python, which the search for hooks takes for one",
 }
 if KIND == "sim":
     NOT_SIMULATED |= {"checkpointed": "a pass inside a pass, by kernels in Python"}

@@ -121,13 +121,16 @@ def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> boo
     nodes = list(nodes)
     if any(map(has_node_hooks, nodes)):
         return True
+    zeros: dict[tuple[Any, ...], Tensor] = {}
     sent: dict[tuple[Any, ...], _Witness] = {}
     witnesses = []
     for node in nodes:
         for i, out in enumerate(node._input_metadata):
             key = shape, dtype, device = tuple(out.shape), out.dtype, out.device
             if key not in sent:
-                sent[key] = torch.zeros((), dtype=dtype, device=device).expand(shape).as_subclass(_Witness)
+                if (dtype, device) not in zeros:
+                    zeros[dtype, device] = torch.zeros((), dtype=dtype, device=device)
+                sent[key] = zeros[dtype, device].expand(shape).as_subclass(_Witness)
             witnesses.append((GradientEdge(node, i), sent[key]))
     return unprofiled(lambda: _is_stopped(witnesses, is_known))
 

@@ -77,7 +77,6 @@ def register_rule(op: Op, rule: GradientRule, *, replace: bool = False) -> None:
         name = op if isinstance(op, str) else op.__qualname__
         raise ArgumentError(f"register_rule: there is a rule for `{name}` already. Pass replace=True to replace it.")
     _RULES[op] = rule
-    _rule_of.cache_clear()
     _REGISTERED.append(op)
 
 
@@ -86,12 +85,16 @@ def registered() -> tuple[str | type, ...]:
     return tuple(_REGISTERED)
 
 
-@lru_cache(maxsize=1024)
 def _rule_of(op: str | type) -> tuple[GradientRule | None, bool, bool]:
     """Return the rule of an op, whether it looks at all outputs, and whether it may run the op."""
     if op in _RULES:
         return _RULES[op], False, True
-    entry = OP_TABLE.get(without_suffix(op)) if isinstance(op, str) else None
+    return _rule_in_table(op) if isinstance(op, str) else (None, False, True)
+
+
+@lru_cache(maxsize=1024)
+def _rule_in_table(op: str) -> tuple[GradientRule | None, bool, bool]:
+    entry = OP_TABLE.get(without_suffix(op))
     return (None, False, True) if entry is None else (entry.rule, entry.all_outputs, entry.runs_op or not entry.rule)
 
 

@@ -219,3 +219,20 @@ def test_the_torch_twin_agrees(p):
     CPU.extension.norm(x, p, 2, each)
     for foreach in (True, False):
         torch.testing.assert_close(torch_operations.norms(x, p, foreach=foreach), each, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("n", [*SIZES, 100_003])
+def test_follow(n):
+    place, grad, average = torch.randn(3, n)
+    way, before = place - average, average.clone()
+    dd, dp, pp, dg, pg = CPU.extension.follow([place, grad, average], 0.25, 2)
+    rows = torch.stack([way, place, grad]).double()
+    torch.testing.assert_close(average, before + 0.25 * way)
+    expected = (rows @ rows.T).tolist()
+    assert [[dd, dp, dg], [pp, pg]] == [pytest.approx(expected[0]), pytest.approx(expected[1][1:])]
+
+
+def test_follow_takes_vectors_of_float32_alone():
+    vectors = [torch.ones(4), torch.ones(4), torch.ones(4)]
+    for wrong in ([*vectors[:2], torch.ones(5)], [*vectors[:2], torch.ones(4).double()], vectors[:2]):
+        assert CPU.extension.follow(wrong, 0.5, 1) is None

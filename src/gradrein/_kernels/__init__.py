@@ -39,6 +39,12 @@ class Backend(Protocol):
     def clamp_(self, tensors: list[Tensor], limit: float | Tensor) -> bool:
         """Limit every element to `[-limit, limit]` in place."""
 
+    def follow_(self, place: Tensor, grad: Tensor, average: Tensor, share: float) -> tuple[float, ...] | None:
+        """Let the average of parameters, a vector, take a share of the displacement d from it, in place.
+
+        Return d·d, d·p, p·p, d·g and p·g, p being the parameters and g the gradients.
+        """
+
 
 BACKENDS: dict[str, Backend | None] = {"cpu": cpu.load()}
 """By device type. `GRADREIN_NATIVE=0` in the environment switches native backends off."""

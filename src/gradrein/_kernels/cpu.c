@@ -526,6 +526,38 @@ static void change_task(void *context, int64_t k) {
   else if (by != 1) scale_chunk(&w->spans[c->span], c->start, c->n, by);
 }
 
+/* ---- the displacement of parameters from their average ------------------------------------------------------- */
+
+enum { PRODUCTS = 5, SUM_LANES = 4 };
+
+typedef struct { const Work *work; const float *place, *grad; float *average, share; double *sums; } Following;
+
+VECTORISED static void displace(const float *restrict place, float *restrict average, float *restrict way, int64_t n, float share) {
+  for (int64_t i = 0; i < n; i++) way[i] = place[i] - average[i], average[i] += share * way[i];
+}
+
+VECTORISED static void add_products(const float *way, const float *place, const float *g, int64_t n, double *sums) {
+  double s[PRODUCTS][SUM_LANES] = {{0}};
+  for (int64_t i = 0; i < n; i += SUM_LANES)
+    for (int j = 0; j < SUM_LANES && i + j < n; j++) {
+      double w = way[i + j], p = place[i + j], d = g[i + j];
+      s[0][j] += w * w, s[1][j] += w * p, s[2][j] += p * p, s[3][j] += w * d, s[4][j] += p * d;
+    }
+  for (int k = 0; k < PRODUCTS; k++)
+    for (int j = 0; j < SUM_LANES; j++) sums[k] += s[k][j];
+}
+
+static void follow_task(void *context, int64_t k) {
+  const Following *f = context;
+  const Chunk *c = &f->work->chunks[k];
+  float way[BLOCK];
+  for (int64_t at = c->start, end = c->start + c->n; at < end; at += BLOCK) {
+    int64_t m = end - at < BLOCK ? end - at : BLOCK;
+    displace(f->place + at, f->average + at, way, m, f->share);
+    add_products(way, f->place + at, f->grad + at, m, f->sums + PRODUCTS * k);
+  }
+}
+
 /* ---- Python ------------------------------------------------------------------------------------------------ */
 
 static PyObject *py_connect(PyObject *self, PyObject *args) {
@@ -608,6 +640,31 @@ static PyObject *py_clamp(PyObject *self, PyObject *args) {
   return PyArg_ParseTuple(args, "OOi", &tensors, &by, &threads) ? change(tensors, by, CLAMP, threads) : NULL;
 }
 
+/* Vectors of float32: parameters, gradients, and the average, which takes a share of the displacement. */
+static PyObject *py_follow(PyObject *self, PyObject *args) {
+  PyObject *vectors;
+  double share, total[PRODUCTS] = {0};
+  int threads;
+  Work w;
+  (void)self;
+  if (!PyArg_ParseTuple(args, "Odi", &vectors, &share, &threads)) return NULL;
+  int ready = work_make(vectors, &w), ours = ready > 0 && w.n_spans == 3;
+  if (ready < 0) return NULL;
+  for (int i = 0; ours && i < 3; i++) ours = w.spans[i].type == F32 && w.spans[i].n == w.spans[0].n;
+  double *sums = ours ? calloc((size_t)(PRODUCTS * w.n_chunks + 1), sizeof *sums) : NULL;
+  if (ours && sums) {
+    Py_BEGIN_ALLOW_THREADS
+    Following f = {&w, (float *)w.spans[0].data, (float *)w.spans[1].data, (float *)w.spans[2].data, (float)share, sums};
+    parallel(follow_task, &f, w.n_chunks / 3, threads_for(&w, threads));
+    for (int64_t i = 0; i < PRODUCTS * w.n_chunks; i++) total[i % PRODUCTS] += sums[i];
+    Py_END_ALLOW_THREADS
+    free(sums);
+  }
+  if (ready > 0) work_free(&w);
+  if (!ours) Py_RETURN_NONE;
+  return sums ? Py_BuildValue("(ddddd)", total[0], total[1], total[2], total[3], total[4]) : PyErr_NoMemory();
+}
+
 static PyObject *py_is_dense(PyObject *self, PyObject *tensor) {
   Span s;
   (void)self;
@@ -626,6 +683,7 @@ static PyMethodDef methods[] = {
      "norm(tensors, p, threads, each=None) -> (total, is any float64), or None: not ours to measure"},
     {"scale", py_scale, METH_VARARGS, "scale(tensors, coefficient(s), threads) -> bool: False, nothing was done"},
     {"clamp", py_clamp, METH_VARARGS, "clamp(tensors, limit(s), threads) -> bool: False, nothing was done"},
+    {"follow", py_follow, METH_VARARGS, "follow([parameters, grads, average], share, threads) -> five products, or None"},
     {"is_dense", py_is_dense, METH_O, "is_dense(tensor) -> bool: would the kernels take it?"},
     {"plain", py_plain, METH_O, "plain(bool): for tests, without what was written for one kind of processor"},
     {NULL, NULL, 0, NULL}};

@@ -24,6 +24,9 @@ class Extension(Protocol):
     def clamp(self, tensors: list[Tensor], limit: float, threads: int) -> bool:
         """Limit every element to `[-limit, limit]` in place."""
 
+    def follow(self, vectors: list[Tensor], share: float, threads: int) -> tuple[float, ...] | None:
+        """Let an average take a share of the displacement from it, and return the products of that."""
+
     def is_dense(self, tensor: Tensor) -> bool:
         """Return whether the kernels take this tensor."""
 
@@ -60,6 +63,10 @@ class CpuBackend:
     def clamp_(self, tensors: list[Tensor], limit: float | Tensor) -> bool:
         """Limit every element to `[-limit, limit]` in place."""
         return self._wrote(tensors, self.extension.clamp(tensors, float(limit), torch.get_num_threads()))
+
+    def follow_(self, place: Tensor, grad: Tensor, average: Tensor, share: float) -> tuple[float, ...] | None:
+        """Let the average take a share of the displacement from it; return products, for vectors of float32."""
+        return self.extension.follow([place, grad, average], share, torch.get_num_threads())
 
     def _wrote(self, tensors: list[Tensor], done: bool) -> bool:
         """Bump the version counters, as any in-place operation would."""

@@ -1,6 +1,6 @@
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -119,26 +119,30 @@ class ByElementSpike(LearningPolicy):
         if _devices.readable_now([values]):
             if not settings[3]:
                 return None
-            for size, rms in blocks(values, history):
-                limit = self._limit(size.abs(), rms, settings.to(values))
-                if bool((size.abs() > limit).any()):  # mostly none is, and nothing is written
+            times, of_old, of_new, _ = settings.flatten().tolist()
+            for block, rms in blocks(values, history):
+                size = block.abs()
+                limit = self._limit(size, rms, times, of_old, of_new)
+                if bool((size > limit).any()):  # mostly none is, and nothing is written
                     limits = torch.full_like(values, math.inf) if limits is None else limits
                     limits[start : start + len(limit)] = limit
                 start += len(limit)
         else:
-            limits = self._limit(values.abs(), history, settings.to(values))
+            limits = self._limit(values.abs(), history, *settings.to(values))
         dtype = values.dtype if flat.is_complex() else flat.dtype
         return None if limits is None else unflatten(limits.to(dtype), grads)
 
-    def _limit(self, size: Tensor, rms: Tensor, settings: Tensor) -> Tensor:
-        """Return the limit of each magnitude, and let its history learn from what is left."""
-        times, of_old, of_new, good = settings
+    def _limit(self, size: Tensor, rms: Tensor, times: Any, of_old: Any, of_new: Any, good: Any = None) -> Tensor:
+        """Return the limit of each magnitude, and let its history learn from what is left, where the step is good."""
         largest = torch.finfo(size.dtype).max  # torch takes no number that the dtype does not hold
         ceiling = self.ceiling if self.ceiling <= largest else math.inf
-        limit: Tensor = times * rms
+        limit: Tensor = rms * times
         if self.floor or ceiling < math.inf:
             limit.clamp_(min(self.floor, largest), ceiling)
         limit.masked_fill_(rms == 0, ceiling)
-        after = torch.hypot(of_old * rms, of_new * torch.minimum(size, limit)).clamp_(max=largest)
+        after = torch.hypot(rms * of_old, torch.minimum(size, limit) * of_new).clamp_(max=largest)
+        if good is None:
+            rms.copy_(after)
+            return limit
         torch.where(good > 0, after, rms, out=rms)
         return limit if ceiling == math.inf else limit.masked_fill_(good == 0, math.inf)

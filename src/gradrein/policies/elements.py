@@ -15,9 +15,9 @@ from ..errors import ArgumentError
 from .base import GradientView
 
 _SMALL = 2**16  # elements: on the CPU a larger tensor is worth an operation of its own, and no copy
-_TOGETHER = 2**20  # elements: what is put end to end at once on the CPU
+_TOGETHER = 2**15  # elements: what is put end to end at once on the CPU
 _ON_DEVICE = 2**26  # the same on a device, where each operation is a launch
-_BLOCK = 2**16  # elements: the CPU keeps so many of a few vectors in its cache
+_BLOCK = 2**15  # elements: the CPU keeps so many of a few vectors in its cache
 
 
 class ElementMemory:

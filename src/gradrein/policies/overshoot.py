@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .. import _devices, _measure
+from .. import _devices, _kernels, _measure
 from .._devices import accumulation_dtype
 from .._validate import count, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
@@ -147,14 +147,21 @@ def _follow(place: Tensor, average: Tensor, grad: Tensor, share: Tensor) -> Tens
     Return the products of displacement, parameters and gradients with each other: in float64 what cancels is left.
     """
     wide, taken = accumulation_dtype(place.device), share.item() if _devices.readable_now([share]) else None
+    if taken == 0:  # of a bad step nothing is compared
+        return torch.zeros(3, 3, dtype=wide, device=place.device)
+    backend = _kernels.native([place], None) if taken is not None else None
+    sums = backend.follow_(place, grad, average, taken) if backend is not None and taken is not None else None
+    if sums is not None:
+        dd, dp, pp, dg, pg = sums
+        return torch.tensor([[dd, dp, dg], [dp, pp, pg], [dg, pg, math.nan]], dtype=wide, device=place.device)
     products = []
     for p, mean, g in blocks(place, average, grad):
         way = p - mean
         rows = torch.stack([way, p, g]).to(wide)
         products.append(rows @ rows.T)
-        if taken is None:
-            mean.addcmul_(way.masked_fill_(share == 0, 0.0), share)  # parameters of a bad step may be infinite
-        elif taken:
+        if taken is None:  # parameters of a bad step may be infinite
+            mean.addcmul_(way.masked_fill_(share == 0, 0.0), share)
+        else:
             mean.add_(way, alpha=taken)
     return products[0] if len(products) == 1 else torch.stack(products).sum(0)
 

@@ -124,10 +124,10 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
         return torch.clamp(tensor.detach(), *ends)
 
 
-def _check_tensor(found: Any, caller: str) -> None:
-    if not isinstance(found, Tensor):
+def _check_tensor(given: Any, caller: str) -> None:
+    if not isinstance(given, Tensor):
         raise ArgumentTypeError(
-            f"{caller}: a tensor was expected, found {type(found).__name__}: {found!r:.80}. Pass a tensor; several of "
+            f"{caller}: a tensor was expected, found {type(given).__name__}: {given!r:.80}. Pass a tensor; several of "
             "them go to clip_by_global_norm, as in clip_by_global_norm([p.grad for p in model.parameters()], 1.0)."
         )
 
@@ -141,10 +141,10 @@ def _refuse_derivative(tensor: Tensor, caller: str) -> None:
         )
 
 
-def _checked(found: Any, caller: str) -> Tensor:
+def _checked(given: Any, caller: str) -> Tensor:
     """Return what is a plain tensor of real or complex numbers; refuse anything else."""
-    _check_tensor(found, caller)
-    tensor: Tensor = found
+    _check_tensor(given, caller)
+    tensor: Tensor = given
     _refuse_derivative(tensor, caller)
     if any_dtensor([tensor]):
         raise UnsupportedGradientError(

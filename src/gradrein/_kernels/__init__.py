@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .._torch.modes import fakes_values
+from .._torch.modes import fakes_values, runs_many_ranks
 from . import cpu
 
 
@@ -76,8 +76,11 @@ def native(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor =
     """
     if foreach is False or not tensors or torch.compiler.is_compiling() or fakes_values(tensors):
         return None
+    if runs_many_ranks():
+        return None
     backend = BACKENDS.get(tensors[0].device.type)
-    return backend if backend is not None and backend.takes_factor(factor) else None
+    takes = backend is not None and (isinstance(factor, float) or backend.takes_factor(factor))
+    return backend if takes else None
 
 
 def partition(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor = 1.0) -> tuple[list[int], list[int]]:

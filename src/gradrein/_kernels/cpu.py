@@ -82,7 +82,7 @@ def exchange_table() -> object | None:
     """Return DLPack's exchange table, a public C layout that `torch.Tensor` carries since 2.10; None before."""
     # 2.13 has the first name; the first torch to have a table called it by the second.
     names = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
-    return next((found for name in names if (found := getattr(Tensor, name, None)) is not None), None)
+    return next((table for name in names if (table := getattr(Tensor, name, None)) is not None), None)
 
 
 def why_unused() -> str | None:

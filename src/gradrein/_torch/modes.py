@@ -99,6 +99,13 @@ def fakes_values(tensors: Sequence[Tensor]) -> bool:
     return bool(tensors) and isinstance(tensors[0], FakeTensor)
 
 
+def runs_many_ranks() -> bool:
+    """Return whether one process runs many ranks (`LocalTensorMode`): a value may then differ by rank."""
+    module: Any = sys.modules.get("torch.distributed._local_tensor")
+    active = getattr(module, "local_tensor_mode", None)  # only in newer torch
+    return active is not None and active() is not None
+
+
 def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:
     """Return whether two shapes are equal; while torch traces, unknown sizes become a guard."""
     if all(type(size) is int for size in (*first, *second)):

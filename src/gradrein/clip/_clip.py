@@ -238,9 +238,9 @@ def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]
     if not offenders:
         why = active[0][1].why_not_finite()
         return NonFiniteGradientError(f'{why}. No gradient was changed. Pass nonfinite="skip" to zero the whole step.')
-    found = f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite: "
+    many = f"{len(offenders)} gradient{'s are' if len(offenders) > 1 else ' is'} not finite: "
     return NonFiniteGradientError(
-        f"{found}{_measure.list_offenders(offenders)}. No gradient was changed. "
+        f"{many}{_measure.list_offenders(offenders)}. No gradient was changed. "
         'Pass nonfinite="skip" to zero the whole step or "zero" to zero only those values.',
         offenders,
     )

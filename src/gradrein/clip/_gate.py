@@ -120,13 +120,13 @@ def _on_several_ranks(kinds: set[type]) -> bool:
         return False
     if torch.compiler.is_compiling() and not dist.is_initialized():  # nothing to trace
         return False
-    found = any(issubclass(each, kind) for each in kinds)
-    if found and not dist.is_initialized():
+    any_dtensor = any(issubclass(each, kind) for each in kinds)
+    if any_dtensor and not dist.is_initialized():
         raise RankError(
             "parameters are DTensors, but the process group of this process was destroyed, so their norm cannot be "
             "computed. Clip before destroy_process_group(). No gradient was changed on this rank."
         )
-    return found
+    return any_dtensor
 
 
 def _read_parts(
@@ -192,15 +192,15 @@ def _fingerprints(
     """Return numbers for the parameters: those of all, or with `placement` those that lie on each group."""
     if not layouts.has_placement:
         return {_PARAMETERS: parameters_fingerprint(names, parameters, grads)}, {}
-    found = {}
+    numbers = {}
     for group in layouts.groups:
         at = [i for i, layout in enumerate(layouts.each) if group in layout.groups]
         shards = [bool(layouts.each[i].dims) and not is_dtensor(parameters[i]) for i in at]
         some = None if names is None else [names[i] for i in at]
         number = parameters_fingerprint(some, [parameters[i] for i in at], [grads[i] for i in at], shards)
         kinds = [[type(one).__name__ for one in each if group in groups_of(one.group)] for each in patterns]
-        found[group] = {_PARAMETERS: number, _PLACEMENTS: fingerprint([each for each in kinds if each])}
-    return {}, found
+        numbers[group] = {_PARAMETERS: number, _PLACEMENTS: fingerprint([each for each in kinds if each])}
+    return {}, numbers
 
 
 def _refuse_listed_twice(grads: Sequence[Tensor | None], placed: Sequence[Any]) -> None:
@@ -288,8 +288,8 @@ class Parts:
             stages = [i in stage.members for stage in self._stages] if self._stages else ()
             sets.setdefault((id(layout), *stages), []).append(i)
         alike = list(sets.values())
-        found = [_measure.total_norm([self.values[i] for i in at], p, foreach) for at in alike]
-        each = [torch.as_tensor(value, dtype=_devices.accumulation_dtype(norm.device)) for norm, value in found]
+        totals = [_measure.total_norm([self.values[i] for i in at], p, foreach) for at in alike]
+        each = [torch.as_tensor(value, dtype=_devices.accumulation_dtype(norm.device)) for norm, value in totals]
         norms = torch.stack(each) if each else torch.zeros(0, dtype=torch.float64)
         ((_, terms),) = self._combine([norms], [([at[0] for at in alike], p)])
         with torch.no_grad():
@@ -343,8 +343,8 @@ class Parts:
         if split:
             flat = torch.cat([slices[k].flatten().to(torch.float64) for k in split])
             layouts = [along[k] for k in split for _ in range(slices[k].numel())]
-            found = self._reduction.norms(flat, [2.0] * len(flat), layouts)
-            for k, each in zip(split, torch.split(found, [slices[k].numel() for k in split]), strict=True):
+            joined = self._reduction.norms(flat, [2.0] * len(flat), layouts)
+            for k, each in zip(split, torch.split(joined, [slices[k].numel() for k in split]), strict=True):
                 whole[k] = each.view(slices[k].shape).to(slices[k].device)
         return whole
 

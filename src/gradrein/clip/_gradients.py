@@ -226,8 +226,8 @@ def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
             norms = plain(_measure.norms(grads.tensors, p))
             grads._norms[p] = norms, norms
         return
-    found = whole.measure([(grads._inside, p) for grads, p in parts])
-    for (grads, p), measured in zip(parts, found, strict=True):
+    measured_parts = whole.measure([(grads._inside, p) for grads, p in parts])
+    for (grads, p), measured in zip(parts, measured_parts, strict=True):
         grads._norms[p] = measured
 
 

@@ -233,15 +233,15 @@ class ClipReport:
         return "\n".join([self._headline(), *self._lines()])
 
     def _headline(self) -> str:
-        found = f"; not finite: {_measure.list_offenders(self.offenders)}" if self.offenders else ""
+        note = f"; not finite: {_measure.list_offenders(self.offenders)}" if self.offenders else ""
         if self._dry_run:
-            found += " (dry run: nothing was changed)"
+            note += " (dry run: nothing was changed)"
         if self.skipped:
-            return f"skipped: all gradients set to zero{found}"
+            return f"skipped: all gradients set to zero{note}"
         if not self.clipped:
-            return f"not clipped: norm {self.norm:.4g}{found}"
+            return f"not clipped: norm {self.norm:.4g}{note}"
         factor = "" if self.coefficient is None else f", coefficient {self.coefficient:.4g}"
-        return f"clipped: norm {self.norm:.4g} -> {self.norm_after:.4g}{factor}{found}"
+        return f"clipped: norm {self.norm:.4g} -> {self.norm_after:.4g}{factor}{note}"
 
     def _lines(self) -> list[str]:
         after, worst = self.norms_after, self.worst()

@@ -82,8 +82,8 @@ class Agreement:
         if not self._agreed[group]:
             self.fail(self._disagreement(compared, group))
             return torch.zeros_like(values)
-        found = message[_HEADER : _HEADER + len(first)].to(values.device)
-        return torch.cat([found, self._reduced(rest, group, largest)]) if len(rest) else found
+        reduced = message[_HEADER : _HEADER + len(first)].to(values.device)
+        return torch.cat([reduced, self._reduced(rest, group, largest)]) if len(rest) else reduced
 
     def fail(self, fault: str) -> None:
         """Note a fault. This rank takes part in what is left, to tell the others; `finish` raises it."""
@@ -146,12 +146,12 @@ class Agreement:
         return f"{begin} what they were called with."  # in what is too long to be shown
 
 
-def _are_alike(found: Tensor, header: list[int], n: int) -> bool:
-    expected = torch.tensor([*(n * word for word in header[:-1]), 0], dtype=found.dtype).to(found.device)
-    if found.device.type != "cpu":  # reading would wait for the device
-        assert_async((found == expected).all(), "gradrein: the ranks of a group did not make the same call")
+def _are_alike(sums: Tensor, header: list[int], n: int) -> bool:
+    expected = torch.tensor([*(n * word for word in header[:-1]), 0], dtype=sums.dtype).to(sums.device)
+    if sums.device.type != "cpu":  # reading would wait for the device
+        assert_async((sums == expected).all(), "gradrein: the ranks of a group did not make the same call")
         return True
-    return torch.equal(found, expected)
+    return torch.equal(sums, expected)
 
 
 def _written(mine: list[Any]) -> Tensor:

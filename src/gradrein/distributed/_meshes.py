@@ -64,8 +64,8 @@ def in_order(meshes: Iterable[Any]) -> list[Any]:
         ranks = mesh.mesh
         return -ranks.numel(), ranks.flatten().tolist(), list(ranks.shape)
 
-    found = list(meshes)
-    return sorted(found, key=place) if len(found) > 1 else found
+    several = list(meshes)
+    return sorted(several, key=place) if len(several) > 1 else several
 
 
 def _destroyed(what: str, error: Exception) -> RankError:

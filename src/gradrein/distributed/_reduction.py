@@ -92,8 +92,8 @@ class Reduction:
         """
         # A maximum may lose a NaN, so it is sent apart.
         sent = torch.cat([values.nan_to_num(0.0, math.inf, -math.inf), values.isnan().to(values.dtype)])
-        found = self._reduce(sent, None if layouts is None else [*layouts, *layouts], largest=True)
-        top, is_nan = found.chunk(2)
+        reduced = self._reduce(sent, None if layouts is None else [*layouts, *layouts], largest=True)
+        top, is_nan = reduced.chunk(2)
         return torch.where(is_nan > 0, math.nan, top)
 
     def norms(self, norms: Tensor, orders: Sequence[float], layouts: Sequence[Layout]) -> Tensor:

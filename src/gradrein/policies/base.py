@@ -214,31 +214,31 @@ def check(policy: Policy | None, grads: GradientView) -> None:
         refuse(grads)
 
 
-def refuse_no_policy(found: object) -> None:
+def refuse_no_policy(given: object) -> None:
     """Refuse what is not a policy, with the call that would make one."""
     # Not isinstance: torch.compile cannot trace a runtime protocol.
-    if callable(getattr(found, "decide", None)) and not isinstance(found, type):
-        if not hasattr(found, "p"):
+    if callable(getattr(given, "decide", None)) and not isinstance(given, type):
+        if not hasattr(given, "p"):
             raise ArgumentTypeError(
-                f"a policy needs an attribute `p`, the order of the norm it uses, and {type(found).__name__} has none. "
+                f"a policy needs an attribute `p`, the order of the norm it uses, and {type(given).__name__} has none. "
                 "Write `p = 2.0` in the class."
             )
         return
-    if isinstance(found, str):
+    if isinstance(given, str):
         raise ArgumentTypeError(
-            f"a policy was expected, found the name {found!r}: names are for a Clipper, a Monitor and the command, "
+            f"a policy was expected, found the name {given!r}: names are for a Clipper, a Monitor and the command, "
             "which keep what a policy learns. Pass a policy such as gradrein.by_norm(1.0) or "
             "gradrein.policies.ByOvershoot(), built once before the loop, or build a gradrein.Clipper(optimizer, "
             '"auto").'
         )
-    kind, instead = type(found).__name__, "gradrein.by_norm(1.0)"
-    if isinstance(found, type):
-        kind, instead = "the class", f"{found.__name__}(...), built once"
-    elif isinstance(found, int | float) and not isinstance(found, bool):
-        instead = f"gradrein.by_norm({found!r})"
-    elif callable(found):
+    kind, instead = type(given).__name__, "gradrein.by_norm(1.0)"
+    if isinstance(given, type):
+        kind, instead = "the class", f"{given.__name__}(...), built once"
+    elif isinstance(given, int | float) and not isinstance(given, bool):
+        instead = f"gradrein.by_norm({given!r})"
+    elif callable(given):
         kind, instead = "a function", "what it returns, as in gradrein.by_norm(1.0)"
     raise ArgumentTypeError(
-        f"a policy was expected, found {kind}: {found!r:.80}. Pass {instead}, or a mapping from name patterns to "
+        f"a policy was expected, found {kind}: {given!r:.80}. Pass {instead}, or a mapping from name patterns to "
         "policies."
     )

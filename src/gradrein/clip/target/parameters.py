@@ -82,9 +82,9 @@ def _parameters(entries: list[Any]) -> list[Tensor]:
     return entries
 
 
-def _not_a_parameter(found: object) -> str:
+def _not_a_parameter(given: object) -> str:
     return (
-        f"a parameter was expected, found {type(found).__name__}: {found!r:.80}. Pass a tensor, an iterable of "
+        f"a parameter was expected, found {type(given).__name__}: {given!r:.80}. Pass a tensor, an iterable of "
         "tensors, a module, an optimizer, `model.named_parameters()` or a dict of tensors."
     )
 

@@ -306,3 +306,19 @@ def test_cross_with_something_else(samples):
     other = nn.Linear(4, 4)
     with pytest.raises(ArgumentError, match=r"the two batches have different parameters: 0\.bias, 0\.weight"):
         ps.cross(gradrein.per_sample(other(torch.ones(2, 4)).sum(1), other))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_alone(kind):
+    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
+    )
+    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
+    ids = torch.randint(32, (4, 7))
+    losses = nn.functional.cross_entropy(model(input_ids=ids).logits.transpose(1, 2), ids, reduction="none").mean(1)
+    ps = gradrein.per_sample(losses, model)
+    z = ps.project(KINDS[kind], kind=kind, seed=3)
+    assert all("lora" in name for name in z.projection["parameters"])
+    torch.testing.assert_close(z.double(), from_dense(ps, KINDS[kind], kind), rtol=1e-4, atol=1e-6)

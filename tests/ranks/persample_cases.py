@@ -724,3 +724,26 @@ def pipeline_of_one():
     schedule.step(x, target=y)
     want = gradrein.per_sample((module(x) - y).square().sum(1), module).norms()
     torch.testing.assert_close(torch.cat(found[-2:]), want)
+
+
+def projected(wrapped, path):
+    """Each rank projects its own samples, as one process does, and adds them to one store."""
+    model, parts = WRAPPED[wrapped](), batch("uneven")
+    mine, x = dist.get_rank(), torch.cat([x for x, _ in parts])
+    alone = twin(wrapped)
+    one = gradrein.per_sample(losses_of(alone, x, torch.cat([y for _, y in parts])), alone)
+    start = sum(len(x) for x, _ in parts[:mine])
+    own = slice(start, start + len(parts[mine][0]))
+    for kind, size in (("sparse", 40), ("factored", 3)):
+        ps = gradrein.per_sample(losses_of(model, *parts[mine]), model)
+        wanted = one.project(size, kind=kind, seed=4)
+        found = ps.project(size, kind=kind, seed=4)
+        torch.testing.assert_close(found, wanted[own])
+        assert {**found.projection, "weights": 0} == {**wanted.projection, "weights": 0}
+        assert found.projection["weights"] == wanted.projection["weights"]
+        store = gradrein.attribution.GradientStore(f"{path}/{kind}")
+        store.add(range(own.start, own.stop), found)
+        dist.barrier()
+        scores, ids = store.search(wanted, k=1)
+        assert ids.view(-1).tolist() == list(range(len(x)))
+        torch.testing.assert_close(ps.cross(ps), one.gram()[own, own])

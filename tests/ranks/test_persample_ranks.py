@@ -87,3 +87,8 @@ def test_the_others_stop_with_an_error_and_whole_gradients(three, wrapped, fault
         assert "look at the first error in their logs" in text
         assert seconds < 3 * three.timeout
         assert untouched
+
+
+@pytest.mark.parametrize("wrapped", ["ddp", "fsdp", "fsdp, checkpoint"])
+def test_projected_as_in_one_process(two, wrapped, tmp_path):
+    two.run(persample_cases.projected, wrapped, str(tmp_path))

@@ -316,7 +316,7 @@ def test_two_processes_with_other_gradients_do_not_mix(tmp_path):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_while_it_writes(tmp_path, seed):
-    """benchmarks/attribution/kills.py does the same 20 times."""
+    """benchmarks/attribution_kills.py does the same 20 times."""
     store = GradientStore(tmp_path)
     store.add([10**6], projected([10**6]))
     command = [sys.executable, str(Path(__file__).with_name("writer.py")), str(tmp_path), "0", "16"]

@@ -254,7 +254,7 @@ def _solved(store: GradientStore, queries: Tensor, damping: float) -> Tensor:
         products += rows.double().T @ rows.double()
     products.diagonal().add_(damping * products.diagonal().mean())
     factor, failed = torch.linalg.cholesky_ex(products)
-    if int(failed) or float(factor.diagonal().min()) <= 1e-6 * float(factor.diagonal().max()):
+    if int(failed) or float(factor.diagonal().min()) <= 1e-7 * float(factor.diagonal().max()):
         raise ArgumentError(
             f"trak: the {len(store)} gradients of {store.path} do not span the {len(products)} columns, so their "
             "products have no inverse. Project to a smaller size, or pass a `damping` such as 0.01."

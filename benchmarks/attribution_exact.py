@@ -1,8 +1,9 @@
 """Projected inner products against the Gram matrix over 200 seeds, and the parameters that projections cover.
 
-With 2,000 seeds again, since variances of single pairs are themselves known to a third only from 200. For every pair of eight samples: how far the mean over seeds lies from the exact product, in standard errors, and the
-variance relative to that of the theory. Sparse: (|g|²|h|² + <g,h>² - 2 Σ g²h²) / size. Factored: that of P'GQ with
-independent signs, by its fourth moments, for each weight, and the sparse one for what is left.
+For every pair of eight samples: how far the mean over seeds lies from the exact product, in standard errors, and the
+variance relative to that of the theory. With 2,000 seeds again, since the variance of a single pair is known to a third
+only from 200. Sparse: (|g|²|h|² + <g,h>² - 2 Σ g²h²) / size. Factored: that of P'GQ with independent signs, by its
+fourth moments, for each weight, and the sparse one for what is left.
 
     python benchmarks/attribution_exact.py            # writes benchmarks/results/attribution-exact.json
 """
@@ -47,7 +48,9 @@ ARCHITECTURES = {
             )
         )
     ),
-    "Llama": lambda: of_transformers(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, intermediate_size=48))),
+    "Llama": lambda: of_transformers(
+        transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, intermediate_size=48))
+    ),
     "Mixtral": lambda: of_transformers(
         transformers.MixtralForCausalLM(
             transformers.MixtralConfig(**SMALL, intermediate_size=48, num_local_experts=4, num_key_value_heads=2)
@@ -93,7 +96,9 @@ def sparse_variance(g, h, size):
 
 def exact(kind, size, seeds):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(20, 12), nn.Flatten(), nn.Linear(48, 24), nn.LayerNorm(24), nn.Tanh(), nn.Linear(24, 3))
+    model = nn.Sequential(
+        nn.Embedding(20, 12), nn.Flatten(), nn.Linear(48, 24), nn.LayerNorm(24), nn.Tanh(), nn.Linear(24, 3)
+    )
     x, y = torch.randint(20, (8, 4)), torch.randint(3, (8,))
     ps = gradrein.per_sample(F.cross_entropy(model(x), y, reduction="none"), model)
     exact_products = ps.gram().double()
@@ -122,7 +127,10 @@ def exact(kind, size, seeds):
         "size": size,
         "seeds": seeds,
         "pairs": len(pairs),
-        "mean_off_in_standard_errors": {"rms": round(float(z_scores.square().mean().sqrt()), 3), "max": round(float(z_scores.max()), 2)},
+        "mean_off_in_standard_errors": {
+            "rms": round(float(z_scores.square().mean().sqrt()), 3),
+            "max": round(float(z_scores.max()), 2),
+        },
         "variance_over_theory": {"mean": round(float(ratios.mean()), 3), "max": round(float(ratios.max()), 3)},
     }
 

@@ -1,6 +1,6 @@
 """Kill a process that adds to a gradient store, at random moments; what it reported as added must be there.
 
-    python benchmarks/attribution_kills.py [kills]      # writes benchmarks/results/attribution-kills.json
+python benchmarks/attribution_kills.py [kills]      # writes benchmarks/results/attribution-kills.json
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Whether attributions are right: wrong labels found among digits, and TRAK against models that were trained again.
 
 Wrong labels: a tenth of the labels of scikit-learn's digits is wrong; the area under the curve of the outlier list, and
-of the losses beside it. Linear datamodeling score: models trained on random halves of 500 digits, the sum of scores over
-each half against the mean margin of the models trained on it, by Spearman's rank correlation for each query. traker's
-scores come from the same checkpoints with its basic projector and the same size, where it is installed.
+of the losses beside it. Linear datamodeling score: models trained on random halves of 500 digits, the sum of scores
+over each half against the mean margin of the models trained on it, by Spearman's rank correlation for each query.
+traker's scores come from the same checkpoints with its basic projector and the same size, where it is installed.
 
     python benchmarks/attribution_quality.py          # writes benchmarks/results/attribution-quality.json
 """
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 import types
@@ -74,8 +75,11 @@ def wrong_labels(seed):
     listed = torch.empty(len(y))
     listed[ids] = scores
     return {
-        **{"what": "10% wrong labels of digits", "seed": seed, "wrong": int(bad.sum())},
-        **{"outliers_auc": round(area(listed, bad), 4), "loss_auc": round(area(losses, bad), 4)},
+        "what": "10% wrong labels of digits",
+        "seed": seed,
+        "wrong": int(bad.sum()),
+        "outliers_auc": round(area(listed, bad), 4),
+        "loss_auc": round(area(losses, bad), 4),
     }
 
 
@@ -103,6 +107,8 @@ def trakers(models, x, y, queries, labels):
     from trak import TRAKer
     from trak.projectors import BasicProjector, ProjectionType
 
+    models = copy.deepcopy(models)
+    states = [copy.deepcopy(model.state_dict()) for model in models]  # it loads each into the first model
     numbers = sum(p.numel() for p in models[0].parameters())
     projector = BasicProjector(numbers, SIZE, 0, ProjectionType.rademacher, "cpu", block_size=64)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -111,12 +117,12 @@ def trakers(models, x, y, queries, labels):
             models[0], "image_classification", len(y), save_dir=folder, device="cpu", projector=projector,
             proj_dim=SIZE, use_half_precision=False, logging_level=40,
         )  # fmt: skip
-        for number, model in enumerate(models):
-            traker.load_checkpoint(model.state_dict(), model_id=number)
+        for number, state in enumerate(states):
+            traker.load_checkpoint(state, model_id=number)
             traker.featurize(batch=[x, y], num_samples=len(y))
         traker.finalize_features()
-        for number, model in enumerate(models):
-            traker.start_scoring_checkpoint("queries", model.state_dict(), number, num_targets=len(labels))
+        for number, state in enumerate(states):
+            traker.start_scoring_checkpoint("queries", state, number, num_targets=len(labels))
             traker.score(batch=[queries, labels], num_samples=len(labels))
         return torch.tensor(traker.finalize_scores("queries")).T
 

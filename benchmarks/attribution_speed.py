@@ -3,8 +3,8 @@
 One model (the GPT of persample_models.py), the same samples, in turns in one process: the ratio to a plain forward and
 backward of the same round, median and quartiles. Methods that take more than ten plain steps take part in the first
 round only. Peak memory is the growth of the resident set during the first call in a fresh process, with the allocator
-told to hand back what is freed. Sizes: all parameters to 512 numbers where a library projects the whole gradient, 16 x 16 for
-each weight where it projects both sides. A library that is not installed, or refuses, is listed by name.
+told to hand back what is freed. Sizes: all parameters to 512 numbers where a library projects the whole gradient, 16 x
+16 for each weight where it projects both sides. A library that is not installed, or refuses, is listed by name.
 
 TorchJD has no projection; its Gramian of the batch is beside ours.
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -58,7 +57,8 @@ def plain(model, x, y, losses):
 def ours(kind, size):
     def make(model, x, y, losses):
         def run():
-            return gradrein.per_sample(losses(model(x), y), model, retain_graph=False).project(size, kind=kind)
+            ps = gradrein.per_sample(losses(model(x), y), model, retain_graph=False, memory_budget=0)
+            return ps.project(size, kind=kind)
 
         return run, 1.0
 
@@ -127,7 +127,7 @@ def bergson(model, x, y, losses):
             pass
 
     type(model).device = property(lambda self: next(self.parameters()).device)
-    type(model).dtype = property(lambda self: torch.float32)
+    type(model).dtype = property(lambda _: torch.float32)
     assert issubclass(Collector, HookCollectorBase)
     processor = GradientProcessor(projection_dim=SIDE, include_bias=False)
     config = types.SimpleNamespace(filter_modules=None, attribute_tokens=False)
@@ -168,9 +168,16 @@ def peak(method):
     """Print how many MB the first call takes."""
     parts = problem()
     run, _ = METHODS[method](*parts)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # what was the peak before, that of the parent too, is forgotten
+    before = high_water()
     run()
-    print("peak", (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print("peak", (high_water() - before) / 1024)
+
+
+def high_water():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def peak_of(method):

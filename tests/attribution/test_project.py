@@ -304,7 +304,7 @@ def test_cross_with_something_else(samples):
     with pytest.raises(ArgumentTypeError, match="expected what per_sample returned for another batch, found Tensor"):
         ps.cross(torch.ones(3))
     other = nn.Linear(4, 4)
-    with pytest.raises(ArgumentError, match=r"the two batches have different parameters: 0\.bias, 0\.weight"):
+    with pytest.raises(ArgumentError, match=r"the two batches have different parameters, such as \("):
         ps.cross(gradrein.per_sample(other(torch.ones(2, 4)).sum(1), other))
 
 

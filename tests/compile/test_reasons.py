@@ -114,8 +114,10 @@ EAGER = {
     "cross": (mlp, answers(lambda ps: ps.cross(ps)), "`cross` hands out"),
     "stacked dot": (
         mlp,
-        lambda model: lambda x, y: gradrein.per_sample(losses_of(model, x, y), model).dot(
-            {"0.bias": torch.ones(3, *model[0].bias.shape)}
+        lambda model: (
+            lambda x, y: gradrein.per_sample(losses_of(model, x, y), model).dot(
+                {"0.bias": torch.ones(3, *model[0].bias.shape)}
+            )
         ),
         "was given a stack of directions",
     ),

@@ -16,7 +16,7 @@ Stores: TypeAlias = GradientStore | Sequence[GradientStore]
 def tracin(
     stores: Stores, queries: Tensor | Sequence[Tensor], *, rates: Sequence[float] | None = None, cosine: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return how much a training step on each sample would have lowered the loss of each query (TracIn).
+    """Return how much training on each sample lowered the loss of each query, to first order (TracIn).
 
     The sum over checkpoints of learning rate times inner product of the two gradients.
 
@@ -27,7 +27,7 @@ def tracin(
         cosine: compare directions alone, so that samples with large gradients do not dominate.
 
     Returns:
-        Scores (queries, samples), and the ids of the samples. Above zero: the sample helped.
+        Scores (queries, samples), above zero where the sample helped, and the ids of the samples.
 
     Raises:
         ArgumentError: stores, queries and rates do not fit together.
@@ -48,8 +48,8 @@ def less(
 ) -> tuple[Tensor, Tensor]:
     """Return how useful each sample is for the task that it helps most (the selection score of LESS).
 
-    For each task the cosine with its validation samples, averaged over these and added up over checkpoints, weighted
-    by the learning rates; then the best task counts. Train on the samples with the highest scores.
+    The cosine with the validation samples of a task, averaged over these and added up over checkpoints, weighted by the
+    learning rates; the best task counts. Train on the samples with the highest scores.
 
     Args:
         stores: one store for each checkpoint, with the same samples; LESS scales gradients as Adam does.
@@ -74,7 +74,7 @@ def less(
     every = read[0][0]
     # The mean of cosines is the inner product with the mean of unit vectors.
     means = [torch.stack([unit(asked[c]).mean(0) for _, asked in read]) for c in range(len(every))]
-    scores, ids = _products("less", every, means, rates, cosine=True)
+    scores, ids = _products("less", every, means, rates, True)
     return scores.amax(0), ids
 
 
@@ -115,7 +115,7 @@ def trak(
             f"{tuple(residuals.shape)} for ids from {int(ids.min())} to {int(ids.max())}."
         )
     solved = [_solved(store, query.double(), damping) for store, query in zip(every, asked, strict=True)]
-    scores, ids = _products("trak", every, solved, None)
+    scores, ids = _products("trak", every, solved, None, False)
     return (scores / len(every) * mean[ids]).to(asked[0].dtype), ids
 
 
@@ -137,8 +137,8 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
 def outliers(stores: Stores, k: int | None = None) -> tuple[Tensor, Tensor]:
     """Return the samples by how large their gradients are, largest first: wrong labels, noise and rare cases.
 
-    The score is the squared norm of the gradient, averaged over the stores: the influence of a sample on itself, as
-    TracIn has it. A model in training shows wrong labels best before it has learned them.
+    The score is the squared norm, averaged over the stores: TracIn's influence of a sample on itself. A model in
+    training shows wrong labels best before it has learned them.
 
     Args:
         stores: one store for each checkpoint, with the same samples.
@@ -222,11 +222,7 @@ def _checkpoints(
 
 
 def _products(
-    call: str,
-    stores: list[GradientStore],
-    directions: list[Tensor],
-    rates: Sequence[float] | None,
-    cosine: bool = False,
+    call: str, stores: list[GradientStore], directions: list[Tensor], rates: Sequence[float] | None, cosine: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the weighted sum over stores of the products of directions with all samples, and the ids of these."""
     weights = [1.0] * len(stores) if rates is None else [finite(r, f"{call}: a rate is a number") for r in rates]

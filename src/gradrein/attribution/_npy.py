@@ -62,7 +62,8 @@ def append(files: list[tuple[Path, Tensor]], there: int) -> None:
     """Append rows to arrays that have `there` rows: all of them, or none if that fails."""
     try:
         for path, rows in files:
-            _write(path, _HEAD + there * _row_bytes(rows.dtype, rows.shape), _bytes(rows))
+            memory = (ctypes.c_ubyte * rows.nbytes).from_address(rows.data_ptr())  # not copied
+            _write(path, _HEAD + there * _row_bytes(rows.dtype, rows.shape), memory)
         for path, rows in files:
             _write(path, 0, header(rows.dtype, (there + len(rows), *rows.shape[1:])))
     except OSError as error:
@@ -86,7 +87,10 @@ def publish(path: Path, content: bytes) -> bool:
             if path.exists():
                 return False
             os.replace(temporary, path)
-        sync_folder(path.parent)
+        if os.name == "posix":  # let the name survive a crash of the machine
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
     except OSError as error:
         raise write_error(path.parent, error) from error
     finally:
@@ -102,23 +106,8 @@ def write_error(folder: Path, error: OSError) -> StoreWriteError:
     )
 
 
-def sync_folder(folder: Path) -> None:
-    """Let the names in a folder survive a crash of the machine, where the system offers that."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _row_bytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     return dtype.itemsize * (shape[1] if len(shape) > 1 else 1)
-
-
-def _bytes(rows: Tensor) -> Any:
-    """Return the memory of a contiguous tensor, which is not copied."""
-    return (ctypes.c_ubyte * rows.nbytes).from_address(rows.data_ptr())
 
 
 def _write(path: Path, start: int, content: Any) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from .._validate import count
 from ..errors import ArgumentError, ArgumentTypeError, StoreError
 from . import _npy
-from ._ids import read_ids, refuse_known
 
 _FORMAT = "gradrein gradients 1"
 _DTYPES = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -34,10 +33,6 @@ class GradientStore:
     Args:
         path: the folder; it is made by the first `add`.
         dtype: torch.float16, torch.float32 or torch.float64; by default that of what is added first.
-
-    Attributes:
-        path: the folder.
-        manifest: how the gradients were made; empty before the first `add`.
 
     Raises:
         StoreError: the folder holds something else, or is damaged.
@@ -84,7 +79,7 @@ class GradientStore:
 
     def resume(self, ids: Iterable[int] | Tensor) -> Tensor:
         """Return those of the ids that are not there yet, in their order: what an interrupted run has still to add."""
-        wanted = read_ids(ids)
+        wanted = _read_ids(ids)
         return wanted[~torch.isin(wanted, self.ids)]
 
     def add(self, ids: Iterable[int] | Tensor, z: Tensor) -> None:
@@ -100,10 +95,10 @@ class GradientStore:
             StoreWriteError: the folder cannot be written to. Nothing was added.
         """
         made_by = self._check(z)
-        wanted = read_ids(ids)
+        wanted = _read_ids(ids)
         if len(wanted) != len(z):
             raise ArgumentError(f"add: there are {len(wanted)} ids for {len(z)} gradients. Pass one id for each.")
-        refuse_known(wanted, self._known)
+        _refuse_known(wanted, self._known)
         dtype = self._dtype if self.manifest else self._asked or z.dtype
         rows = z.detach().to("cpu", dtype).contiguous()
         bad = (~torch.isfinite(rows).all(1)).nonzero().view(-1)
@@ -166,24 +161,26 @@ class GradientStore:
             self._refuse_other(store.manifest, self.manifest or stores[0].manifest)
         found = {shard: (store, ids) for store in stores for shard, ids in store._scan().items() if shard not in here}
         new = torch.cat([_NONE, *(ids for _, ids in found.values())])
-        refuse_known(new, self._known)
+        _refuse_known(new, self._known)
         if stores and not self.manifest:
             self._write_manifest(stores[0].manifest)
         for shard, (store, _) in found.items():
+            rows = store._file("rows", shard), self._file("rows", shard)
             try:
-                _link(store._file("rows", shard), self._file("rows", shard))
-                ids = store._file("ids", shard).read_bytes()
-            except OSError as error:
-                raise _npy.write_error(self.path, error) from error
-            _npy.publish(self._file("ids", shard), ids)  # without it the rows count for nothing
+                os.link(*rows)
+            except OSError:  # another disk
+                try:
+                    shutil.copyfile(*rows)
+                except OSError as error:
+                    raise _npy.write_error(self.path, error) from error
+            _npy.publish(self._file("ids", shard), store._file("ids", shard).read_bytes())
         self._known.update(new.tolist())
 
     def _comparable(self, queries: Tensor, call: str) -> Tensor:
         """Return queries on the CPU, in a dtype to compute in; refuse what cannot be compared with this store."""
         if not self._scan():
             raise StoreError(f"{self.path}: {call}: the store is empty. Add gradients first.")
-        if not isinstance(queries, Tensor) or queries.dim() != 2 or not queries.is_floating_point():
-            raise ArgumentTypeError(f"{call}: `queries` are projected gradients (queries, columns); {_found(queries)}.")
+        _require_rows(queries, f"{call}: `queries` are projected gradients, (queries, columns)")
         if queries.shape[1] != self.manifest["columns"]:
             raise StoreError(
                 f"{self.path}: {call}: the queries have {queries.shape[1]} columns, the store "
@@ -205,8 +202,7 @@ class GradientStore:
 
     def _check(self, z: Any) -> dict[str, Any]:
         """Return how gradients were made; refuse what does not say it, or does not belong here."""
-        if not isinstance(z, Tensor) or z.dim() != 2 or not z.is_floating_point():
-            raise ArgumentTypeError(f"add: `z` is what project returned, (samples, columns); {_found(z)}.")
+        _require_rows(z, "add: `z` is what project returned, (samples, columns)")
         if not hasattr(z, "projection"):
             raise ArgumentTypeError(
                 "add: `z` does not say how it was projected: torch forgets that in every op, such as z.cpu() or "
@@ -233,11 +229,7 @@ class GradientStore:
             found = json.loads(path.read_bytes()) if path.exists() else {"format": _FORMAT}
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{path}: damaged: {error}. Copy the manifest of a store that was made alike.") from error
-        if (
-            not isinstance(found, dict)
-            or found.get("format") != _FORMAT
-            or found.get("dtype", "float32") not in _DTYPES
-        ):
+        if not isinstance(found, dict) or found.get("format") != _FORMAT:
             raise StoreError(f"{path}: it is not the manifest of a gradient store of this version. Use another folder.")
         return found if len(found) > 1 else {}
 
@@ -303,15 +295,10 @@ def unit(rows: Tensor) -> Tensor:
     return rows / norms.where(norms > 0, 1)
 
 
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk
-        shutil.copyfile(source, target)
-
-
-def _found(thing: Any) -> str:
-    return f"found {(thing.dtype, *thing.shape) if isinstance(thing, Tensor) else type(thing).__name__}"
+def _require_rows(rows: Any, expected: str) -> None:
+    if not isinstance(rows, Tensor) or rows.dim() != 2 or not rows.is_floating_point():
+        found = (rows.dtype, *rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        raise ArgumentTypeError(f"{expected}; found {found}.")
 
 
 def _source(z: Tensor) -> dict[str, Any]:
@@ -324,3 +311,32 @@ def _source(z: Tensor) -> dict[str, Any]:
 
 def _how(manifest: dict[str, Any]) -> str:
     return f"project({manifest['size']}, kind={manifest['kind']!r}, seed={manifest['seed']})"
+
+
+def _read_ids(ids: Iterable[int] | Tensor) -> Tensor:
+    """Return ids as int64; refuse what is no list of whole numbers."""
+    given: Any = ids
+    try:
+        found = torch.as_tensor(given if isinstance(ids, Tensor) or hasattr(ids, "__array__") else list(ids)).detach()
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.empty(())  # refused below
+    found = found.long() if not found.numel() else found
+    if found.dim() != 1 or found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
+        raise ArgumentTypeError(
+            f"ids: expected a whole number for each sample, found {given!r:.80}. For samples with other names, keep a "
+            "list of these and pass positions in it."
+        )
+    return found.to("cpu", torch.int64).contiguous()
+
+
+def _refuse_known(ids: Tensor, known: set[int]) -> None:
+    """Refuse ids that are known, or that occur twice."""
+    unique, counts = torch.unique(ids, return_counts=True)
+    twice, there = unique[counts > 1].tolist(), [i for i in ids.tolist() if i in known]
+    if twice:
+        raise ArgumentError(f"ids: {twice[0]} occurs twice ({len(twice)} ids do). Pass each sample once.")
+    if there:
+        raise ArgumentError(
+            f"ids: {there[0]} is in the store already ({len(there)} of {len(ids)} are). Add each sample once: "
+            "store.resume(ids) returns those that are still to be added."
+        )

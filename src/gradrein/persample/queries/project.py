@@ -5,7 +5,7 @@ result depends on overflow, on a generator of torch or on a device. They are mad
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
@@ -23,13 +23,13 @@ from ..representations.numerics import HALF_TYPES, as_rows, upcast_half
 from ..representations.rows import Rows
 from ..representations.sum import Sum
 
-KINDS = ("sparse", "factored")
 _WORD = 0xFFFFFFFF
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FEW = 1024  # numbers of a parameter that its fingerprint is made of
 _AT_ONCE = 1 << 16  # words that are hashed at once, which stay in the cache
-_BLOCK = 1 << 20  # numbers whose buckets are made at once where those of all do not fit the budget
+_BLOCK = 1 << 20  # numbers whose buckets are made at once where those of all would take too much memory
+_Factors: TypeAlias = tuple[Tensor | None, Tensor | None]
 
 
 def plain_names(names: Sequence[str]) -> dict[str, str]:
@@ -38,7 +38,7 @@ def plain_names(names: Sequence[str]) -> dict[str, str]:
     for wrapper in _WRAPPERS:
         plain = [name.replace(wrapper, "") for name in plain]
     while plain and all(name.startswith("module.") for name in plain):
-        plain = [name[len("module.") :] for name in plain]
+        plain = [name.removeprefix("module.") for name in plain]
     return dict(zip(names, plain, strict=True))
 
 
@@ -57,34 +57,21 @@ def _hash_(counters: Tensor, keys: tuple[int, int]) -> Tensor:
     return counters
 
 
-def _signs(keys: tuple[int, int], rows: int, columns: int, device: torch.device) -> Tensor:
-    """Return a matrix of random signs."""
-    each = -(-columns // 32)
-    words = _hash_(torch.arange(rows * each, device=device), keys).view(rows, each, 1)
-    bits = (words >> torch.arange(min(columns, 32), device=device)) & 1
-    return (bits.view(rows, -1)[:, :columns] * 2 - 1).float()
-
-
 def fingerprint(tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
     """Return a number that changes when the values do, from at most 1,024 numbers of each tensor; it is not read."""
     total = torch.zeros((), dtype=torch.int64, device=device)
     for name in sorted(tensors):
-        flat = tensors[name].detach().reshape(-1)
-        flat = torch.view_as_real(flat.resolve_conj()).view(-1) if flat.is_complex() else flat
+        flat = as_rows(tensors[name].detach()[None])[0]
         few = flat[:: max(1, -(-len(flat) // _FEW))].contiguous()
         bits = few.view(_INTEGERS[few.element_size()]).to(device, torch.int64)
-        bits = (bits ^ (bits >> 32)) & _WORD
-        keys = _keys(name, tuple(tensors[name].shape))
+        bits, keys = (bits ^ (bits >> 32)) & _WORD, _keys(name, tuple(tensors[name].shape))
         total = total + _hash_(bits ^ _hash_(torch.arange(len(bits), device=device), keys), keys).sum()
     return total
 
 
-_Factors: TypeAlias = tuple[Tensor | None, Tensor | None]
-
-
 @dataclass(frozen=True)
 class _Matrix:
-    """A weight in the factored kind: `stack` matrices, each multiplied by its own two factors, and their sum.
+    """A weight in the factored kind: one matrix, or a stack, each multiplied by its own two factors, and their sum.
 
     Attributes:
         stack: how many matrices a weight with three dimensions is; 0 for any other weight, which is one.
@@ -97,9 +84,7 @@ class _Matrix:
     made: tuple[int, int]
 
     @staticmethod
-    def of(shape: Sequence[int], size: int) -> "_Matrix | None":
-        if len(shape) < 2:
-            return None
+    def of(shape: Sequence[int], size: int) -> "_Matrix":
         if len(shape) == 3:
             return _Matrix(shape[0], (shape[1], shape[2]), (size, size))
         m, n = shape[0], prod(shape[1:])
@@ -107,12 +92,17 @@ class _Matrix:
 
     def factors(self, seed: int, name: str, device: torch.device) -> _Factors:
         """Return the two stacks of factors, made of signs; None for a side that stays as it is."""
-        found: list[Tensor | None] = []
-        for which, side, to in zip(("left", "right"), self.sides, self.made, strict=True):
-            keys, many = _keys("factored", seed, name, self.stack, *self.sides, which), max(1, self.stack)
-            kept = not self.stack and side == to
-            found.append(None if kept else _signs(keys, many * side, to, device).view(many, side, to))
-        return found[0], found[1]
+        made = [self._signs(seed, name, which, device) for which in range(2)]
+        return made[0], made[1]
+
+    def _signs(self, seed: int, name: str, which: int, device: torch.device) -> Tensor | None:
+        side, columns, many = self.sides[which], self.made[which], max(1, self.stack)
+        if not self.stack and side == columns:
+            return None
+        keys = _keys("factored", seed, name, self.stack, *self.sides, ("left", "right")[which])
+        words = _hash_(torch.arange(many * side * -(-columns // 32), device=device), keys).view(many, side, -1, 1)
+        bits = (words >> torch.arange(min(columns, 32), device=device)) & 1
+        return (bits.flatten(2)[..., :columns] * 2 - 1).float()
 
 
 class Projection:
@@ -120,23 +110,22 @@ class Projection:
 
     Args:
         size: how many numbers a gradient becomes; for "factored" the two sides of what a weight becomes.
-        kind: one of `KINDS`.
+        kind: "sparse" or "factored".
         seed: which of the projections.
         shapes: the shape of each parameter, by its plain name, counted in real numbers.
     """
 
     def __init__(self, size: int, kind: str, seed: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        if kind not in KINDS:
+        if kind not in ("sparse", "factored"):
             raise ArgumentError(f"project: `kind` is 'sparse' or 'factored'; found {kind!r:.80}.")
         self.size, self.kind, self.seed = count(size, "size"), kind, count(seed, "seed", 0)
         self.shapes = {name: shapes[name] for name in sorted(shapes)}
-        found = {name: _Matrix.of(shape, size) for name, shape in self.shapes.items()} if kind == "factored" else {}
-        self._matrices = {name: matrix for name, matrix in found.items() if matrix is not None}
+        weights = [name for name, shape in self.shapes.items() if kind == "factored" and len(shape) > 1]
+        self._matrices = {name: _Matrix.of(self.shapes[name], size) for name in weights}
         # All other parameters are sketched together, into as many numbers as a weight gets.
-        self._buckets = size if kind == "sparse" else size * size * (len(self._matrices) < len(shapes))
-        sizes = [prod(matrix.made) for matrix in self._matrices.values()]
-        *starts, self._sketched = itertools.accumulate(sizes, initial=0)
-        self._starts, self.columns = dict(zip(self._matrices, starts, strict=True)), self._sketched + self._buckets
+        self._buckets = size if kind == "sparse" else size * size * (len(weights) < len(shapes))
+        *starts, self._sketched = itertools.accumulate((prod(m.made) for m in self._matrices.values()), initial=0)
+        self._starts, self.columns = dict(zip(weights, starts, strict=True)), self._sketched + self._buckets
         numbers = sum(prod(shape) for shape in shapes.values())
         if self.columns > numbers:
             raise ArgumentError(
@@ -145,14 +134,7 @@ class Projection:
             )
 
     def apply(self, forms: Mapping[str, SampleGrads], scales: Mapping[str, Tensor], out: Tensor, budget: int) -> None:
-        """Add the projected gradients to `out`, (samples, columns) in float64.
-
-        Args:
-            forms: the gradients, by plain name.
-            scales: what to multiply them by, if anything, by plain name.
-            out: what to add to; its device is that of the signs.
-            budget: how many bytes may be taken beside the result, about.
-        """
+        """Add projected gradients, by plain name, times scales if there are any, to `out`, (samples, columns)."""
         for name, form in forms.items():
             matrix, scale = self._matrices.get(name), scales.get(name)
             if not len(out) or not prod(self.shapes[name]):
@@ -161,11 +143,11 @@ class Projection:
                 out[:, self._sketched :] += self._sketch(form, name, scale, budget, out.device).to(out)
                 continue
             factors = matrix.factors(self.seed, name, out.device)
-            found = _factored(form, matrix, factors, scale).flatten(1).to(out)
+            projected = _factored(form, matrix, factors, scale).flatten(1).to(out)
             for factor in factors:
-                found = found if factor is None else found * factor.shape[2] ** -0.5
+                projected = projected if factor is None else projected * factor.shape[2] ** -0.5
             start = self._starts[name]
-            out[:, start : start + found.shape[1]] += found
+            out[:, start : start + projected.shape[1]] += projected
 
     def describe(self) -> dict[str, Any]:
         """Return what the projection depends on."""
@@ -178,17 +160,17 @@ class Projection:
             return torch.stack([self._sketch(use, name, scale, budget, device).double() for use in form.uses]).sum(0)
         if isinstance(form, Rows) and not form.values.is_complex():
             return self._sketch_rows(form, name, scale)
-        numbers = prod(self.shapes[name])
-        keep = 16 * numbers <= budget  # the buckets of all numbers, for all samples
-        whole = self._bucketed_(torch.arange(numbers, device=device), name) if keep else None
-        out = []
-        for part in form.chunks() if keep else _in_parts(form, budget):
-            rows = as_rows(_scaled(form.dense(part), scale))
+        numbers, most = prod(self.shapes[name]), max(budget // 2, 2 * CHUNK_BYTES)
+        # The buckets of all numbers, for all samples; or those of some, for as many samples as memory holds.
+        whole = self._bucketed_(torch.arange(numbers, device=device), name) if 8 * numbers <= most else None
+        step, out = max(1, (CHUNK_BYTES if whole is not None else most) // (4 * numbers)), []
+        for first in range(0, form.samples, step):
+            rows = as_rows(_scaled(form.dense(slice(first, min(first + step, form.samples))), scale))
             sums = rows.new_zeros(len(rows), 2 * self._buckets)
             for start in range(0, numbers, _BLOCK):
                 cells = slice(start, min(numbers, start + _BLOCK))
-                made = whole[cells] if whole is not None else torch.arange(cells.start, cells.stop, device=device)
-                places = made if whole is not None else self._bucketed_(made, name)
+                some = None if whole is not None else torch.arange(cells.start, cells.stop, device=device)
+                places = self._bucketed_(some, name) if some is not None else whole[cells]  # type: ignore[index]
                 sums.index_add_(1, places.to(rows.device), rows[:, cells])
             out.append(_signed(sums))
         return torch.cat(out)
@@ -223,11 +205,6 @@ def _scaled(block: Tensor, scale: Tensor | None) -> Tensor:
     return block if scale is None else block * scale.to(block)
 
 
-def _in_parts(form: SampleGrads, budget: int) -> Iterator[slice]:
-    step = max(1, max(budget // 2, CHUNK_BYTES) // max(1, 4 * prod(form.shape)))
-    return (slice(i, min(i + step, form.samples)) for i in range(0, form.samples, step))
-
-
 def _factored(form: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Tensor | None) -> Tensor:
     """Return left' G right for each sample's gradient G, (samples, *made), from its factors where it is held so."""
     left, right = factors
@@ -238,23 +215,23 @@ def _factored(form: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Tens
         if outer is not None and not outer[0].is_complex():
             return _from_outer(*outer, factors)
         if isinstance(form, Rows) and form.table == form.shape and left is not None and not form.values.is_complex():
-            return _from_rows(form, left[0], right)
+            parts = in_chunks(form.samples, 2 * form.values[:1].numel())
+            return torch.cat([_product(left[0][form.ids[i]], form.values[i], (None, right)) for i in parts])
         if isinstance(form, Members) and left is not None and right is not None and not form.left.is_complex():
             return _from_members(form, left, right)
-        if isinstance(form, Convolved) and left is not None and not matrix.stack and _is_plain(form):
+        if isinstance(form, Convolved) and left is not None and not matrix.stack and _mixes_channels(form):
             g = torch.tensordot(form.g, left[0].to(form.g), ([2], [0])).movedim(-1, 2)
             form, left = Convolved(g, form.x, form.options, (matrix.made[0], *form.shape[1:])), None
-    side = matrix.made[0] if left is None else matrix.sides[0]
-    parts = []
+    side, blocks = matrix.made[0] if left is None else matrix.sides[0], []
     for part in form.chunks():
         rows = as_rows(_scaled(form.dense(part), scale))
         whole = rows.view(len(rows), max(1, matrix.stack), side, matrix.sides[1])
         whole = whole if left is None else left.transpose(1, 2).to(whole) @ whole
-        parts.append((whole if right is None else whole @ right.to(whole)).sum(1))
-    return torch.cat(parts)
+        blocks.append((whole if right is None else whole @ right.to(whole)).sum(1))
+    return torch.cat(blocks)
 
 
-def _is_plain(form: Convolved) -> bool:
+def _mixes_channels(form: Convolved) -> bool:
     return form.options["groups"] == 1 and not form.options["transposed"] and not form.g.is_complex()
 
 
@@ -268,12 +245,7 @@ def _from_outer(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:
 def _product(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:
     """Return the sums over rows of outer products, both sides projected."""
     left, right = (x if f is None else x @ f[0].to(x) for x, f in zip((left, right), factors, strict=True))
-    return torch.bmm(left.transpose(1, 2), right.to(left))
-
-
-def _from_rows(form: Rows, left: Tensor, right: Tensor | None) -> Tensor:
-    parts = in_chunks(form.samples, 2 * form.values[:1].numel())
-    return torch.cat([_product(left[form.ids[i]].to(form.values), form.values[i], (None, right)) for i in parts])
+    return torch.bmm(left.transpose(1, 2).to(right), right)
 
 
 def _from_members(form: Members, left: Tensor, right: Tensor) -> Tensor:

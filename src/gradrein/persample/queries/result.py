@@ -180,16 +180,17 @@ class PerSample:
                 f"cross: expected what per_sample returned for another batch, found {type(other).__name__}. For "
                 "gradients of your own use dot(direction)."
             )
-        mine, others = ({name: tuple(p.shape) for name, p in ps._views.held.items()} for ps in (self, other))
+        mine, others = ({(name, *p.shape) for name, p in ps._views.held.items()} for ps in (self, other))
         if mine != others:
-            names = sorted(name for name in {*mine, *others} if mine.get(name) != others.get(name))
             raise ArgumentError(
-                f"cross: the two batches have different parameters: {', '.join(names[:4])} are in one of them only, or "
-                "have other shapes. Call per_sample with the same model for both."
+                f"cross: the two batches have different parameters, such as {min(mine ^ others)}. Call per_sample with "
+                "the same model for both."
             )
         with self._query(), other._query():
             total = torch.zeros(len(self), len(other), dtype=torch.float64, device=self._device)
-            cross_products(self._forms, other._forms, total)
+            for name, form in self._forms.items():
+                if name in other._forms and total.numel():
+                    total += cross_products(form, other._forms[name]).to(total)
             return other._unscaled(self._unscaled(total)).to(self._dtype)
 
     @untraced
@@ -209,16 +210,13 @@ class PerSample:
         Args:
             size: how many numbers a gradient becomes. For "factored" each weight becomes at most ``size * size``.
             kind: "sparse" adds every number of the gradient, with a random sign, to one of `size` sums. "factored"
-                multiplies both sides of each weight by random signs, mostly without writing its gradient down, and
-                returns these matrices one after the other (weights with three dimensions are stacks, and are added
-                up); all other parameters share one more block. It is faster; its variance is higher.
+                multiplies both sides of each weight by random signs (and adds up the matrices of a weight with three
+                dimensions); all other parameters share one more block. It is faster; its variance is higher.
             seed: which projection.
-            scales: name -> what to multiply the gradient of the parameter by, number by number; for every parameter.
-                What Adam divides by, for instance.
+            scales: name -> what to multiply the gradient by, number by number; for every parameter.
 
         Returns:
-            A tensor (samples, size), or (samples, columns) for "factored". Its attribute ``projection`` is a dict that
-            says how it was made, by which `gradrein.attribution.GradientStore` knows what can be compared.
+            A tensor (samples, columns). Its attribute ``projection`` is a dict that says how it was made.
 
         Raises:
             ArgumentError: `size` is below 1 or above the gradient, the kind is unknown, or `scales` do not fit.

@@ -45,7 +45,8 @@ def small_cnn():
 
 def projected(model, x, y):
     losses = F.cross_entropy(model(x), y, reduction="none")
-    return gradrein.per_sample(losses, model, memory_budget=0).project(512, seed=0)
+    ps = gradrein.per_sample(losses, model, retain_graph=False, memory_budget=0)
+    return ps.project(512, seed=0)
 
 
 def area_under_curve(order, wrong):

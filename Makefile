@@ -62,8 +62,8 @@ bench: $(VENV)/.test-ready
 # What random training runs say a report should speak of: go on with the runs, read them, rewrite the constants
 calibrate: $(VENV)/.test-ready
 	$(BIN)/python benchmarks/random_runs build
+	$(BIN)/python benchmarks/random_runs calibrate
 	$(BIN)/python benchmarks/random_runs judge
-	$(BIN)/python benchmarks/random_runs/calibrate.py
 
 # The site, from nothing, in site/; docs-serve shows it while pages are written
 docs: $(VENV)/.docs-ready

@@ -1,4 +1,4 @@
-"""The demonstration: watch a script that swings, read why, run it again with the advised clipping, compare.
+"""The demonstration: watch a script that swings, read why, run it again with the advised change, compare.
 
 python examples/demo_steady.py [folder for the records and the page [arguments of the script]]
 
@@ -48,8 +48,9 @@ def main() -> None:
         arguments = [*sys.argv[2:], "--seed", str(seed)]
         records = [folder / f"{name}-{seed}.jsonl" for name in ("before", "after")]
         before.append(watch(records[0], arguments))
-        advised = read_report(records[0]).advice.policy or "auto"  # a seed that does not swing is clipped all the same
-        after.append(watch(records[1], arguments, "--clip", str(advised)))
+        actions = read_report(records[0]).advice.actions
+        advised = actions[0].try_with if actions else "--clip auto"  # a seed that is left alone is clipped all the same
+        after.append(watch(records[1], arguments, *advised.split()))
     reports = [read_report(folder / f"{name}-{SEEDS[0]}.jsonl") for name in ("before", "after")]
     page = folder / "steady.html"
     reports[1].write_page(page, before=reports[0])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_FAIL_ON = "exit with 99 if there is one of these findings, such as spikes,nonfinite; any: any finding"
+_FAIL_ON = "exit with 99 if there is one of these findings, such as unsettled,nonfinite; any: any finding"
 
 _VERBOSE = "print every finding with its evidence and every change, not only the most important"
 

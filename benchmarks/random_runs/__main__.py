@@ -2,6 +2,7 @@
 
 python benchmarks/random_runs build          # the tasks to build on; goes on where it was stopped
 python benchmarks/random_runs held           # those to judge by, once
+python benchmarks/random_runs calibrate      # fit to the tasks to build on what reports go by: analysis/calibrated.py
 python benchmarks/random_runs judge          # what reports say of the runs so far: benchmarks/results/random-runs.*
 """
 
@@ -22,13 +23,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "random-runs.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=("build", "held", "judge"))
+    parser.add_argument("which", choices=("build", "held", "calibrate", "judge"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--count", type=int, help="only so many tasks")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    if options.which == "judge":
-        return judge(FOLDER)
+    if options.which in ("calibrate", "judge"):
+        return {"calibrate": calibrate, "judge": judge}[options.which](FOLDER)
     return run_all(options.which, FOLDER, options.jobs, options.count)
 
 
@@ -56,6 +57,18 @@ def read(which: str, folder: Path = FOLDER) -> list[dict]:
     path = folder / f"{which}.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return sorted(lines, key=lambda line: line["task"]["number"])
+
+
+def calibrate(folder: Path) -> None:
+    """Measure the signs of the tasks to build on, and write the constants."""
+    from calibrate import TARGET
+    from calibrate import calibrate as fitted
+    from table import add_signs, signs_after
+
+    lines = read("build", folder)
+    add_signs(lines, folder / "records")
+    TARGET.write_text(fitted(lines, lambda runs: signs_after(runs, folder / "records")))
+    print(f"{TARGET.relative_to(ROOT)}: from {len(lines)} tasks")
 
 
 def judge(folder: Path) -> None:

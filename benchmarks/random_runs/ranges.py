@@ -6,10 +6,11 @@ numbers stand here from before any of them was run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-NUMBERS = {"build": range(600), "held": range(10_000, 10_300)}
+NUMBERS = {"build": range(800), "held": range(10_000, 10_300)}
+LONG_FROM = 600  # tasks to build on with this number or a higher one are long
 SEEDS = (0, 1)
 
 
@@ -123,4 +124,14 @@ HELD = Ranges(
     prints=(24, 40),
 )
 
+# Long enough for a model to memorise what it is trained on, which short runs hardly ever do
+LONG = replace(
+    BUILD,
+    models={"regression": ("mlp",), "classes": ("mlp", "mlp", "residual")},
+    steps=(500, 1000),
+    samples=(100, 400),
+    widths=(24, 64),
+    depths=(2, 3),
+    batches=(16, 32),
+)
 RANGES = {"build": BUILD, "held": HELD}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from looks import LOOKS, falls_on, final, short
+from looks import LOOKS, falls_on, final, mean, short
 from printing import NO_TEST_LOSS, printed
 from ranges import SEEDS
 from task import GROUP, Training, draw
@@ -19,7 +19,7 @@ from gradrein.watch.record.curves.observer import CurveObserver
 
 _FAR = 3.0  # a training loss above so many times that at the start belongs to a run that has diverged
 # Clipping as parts of the median norm, and what the learning rate is multiplied by: the eight that truth is taken from,
-# and two more that may be advised.
+# and more that may be advised.
 WAYS: dict[str, tuple[float | str | None, float]] = {
     "clip 3": (3.0, 1.0),
     "clip 1": (1.0, 1.0),
@@ -31,6 +31,10 @@ WAYS: dict[str, tuple[float | str | None, float]] = {
     "clip 1, lr 1/3": (1.0, 1 / 3),
     "auto": ("auto", 1.0),
     "auto, lr 1/3": ("auto", 1 / 3),
+    "auto, lr 1/10": ("auto", 0.1),
+    "clip 1/3, lr 1/3": (1 / 3, 1 / 3),
+    "clip 1/10, lr 1/3": (0.1, 1 / 3),
+    "clip 1/10, lr 1/10": (0.1, 0.1),
 }
 
 
@@ -48,16 +52,23 @@ def measure(job: tuple[str, int, str]) -> list[dict[str, Any]]:
         for way, norm in zip(base, norms, strict=True)
         for clip, scale in WAYS.values()
     ]
-    ends = iter([final(column) for column in torch.stack(train_together(tasks, changed).looks, 1).tolist()])
+    after = train_together(tasks, changed)
+    ends = iter([final(column) for column in _columns(after.looks)])
+    trained = iter([mean(column) for column in _columns(after.loss)])
     found = [{"task": task, "seeds": []} for task in tasks]
-    looks = torch.stack(traces.looks, 1).tolist()
+    looks = _columns(traces.looks)
     for row, way in enumerate(base):
-        write_record(tasks[way.task], way.seed, traces, row, record_path(Path(folder), tasks[way.task], way.seed))
+        write_record(tasks[way.task], way, traces, row, record_path(Path(folder), tasks[way.task], way.seed))
         found[way.task]["seeds"].append({
             "seed": way.seed, "norm": short(norms[row]), "base": final(looks[row]), "first": short(looks[row][0]),
             "ways": {name: next(ends) for name in WAYS},
+            "trained": {name: next(trained) for name in WAYS},
         })  # fmt: skip
     return found
+
+
+def _columns(rows: list[torch.Tensor]) -> list[list[float]]:
+    return torch.stack(rows, 1).tolist()
 
 
 def record_path(folder: Path, task: dict[str, Any], seed: int) -> Path:
@@ -79,10 +90,10 @@ def _usual_norm(traces: Traces, row: int) -> float:
     return max(statistics.median(healthy), 1e-12) if healthy else math.inf
 
 
-def write_record(task: dict[str, Any], seed: int, traces: Traces, row: int, path: Path) -> None:
+def write_record(task: dict[str, Any], way: Way, traces: Traces, row: int, path: Path) -> None:
     """Write the record that a monitor would have written, with what the script prints beside it."""
-    training = Training(task, seed)
-    lines: list[dict[str, Any]] = [{"gradrein": 2, "torch": torch.__version__, "clip": None, "every": 1}]
+    training = Training(task, way.seed)
+    lines: list[dict[str, Any]] = [{"gradrein": 2, "torch": torch.__version__, "clip": way.clip, "every": 1}]
     names = [name for name, _ in training.model.named_parameters()]
     group = {k: v for k, v in training.optimizer.param_groups[0].items() if isinstance(v, (int, float)) and k != "lr"}
     lines.append({
@@ -92,7 +103,7 @@ def write_record(task: dict[str, Any], seed: int, traces: Traces, row: int, path
     })  # fmt: skip
     spoken, since, steps = [], [], task["steps"]
     for step in range(steps):
-        lines.append(_line(traces, row, step, names))
+        lines.append({**_line(traces, row, step, names), **_clipping(way, traces.clip[step][row].item())})
         since.append(traces.loss[step][row].item())
         if falls_on(step + 1, steps, task["prints"]):
             test = traces.looks[(step + 1) * LOOKS // steps - 1][row].item()
@@ -115,6 +126,12 @@ def _line(traces: Traces, row: int, step: int, names: list[str]) -> dict[str, An
     }  # fmt: skip
     bad = {name: 1 for name, norm in zip(names, norms.tolist(), strict=True) if not math.isfinite(norm)}
     return {**line, "nonfinite": bad} if bad else line
+
+
+def _clipping(way: Way, factor: float) -> dict[str, float]:
+    if way.clip is None:
+        return {}
+    return {"clip": short(factor)} | ({"max_norm": short(way.clip)} if isinstance(way.clip, float) else {})
 
 
 def _word(value: float) -> float | str:

@@ -8,48 +8,90 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from judge import HARMED, best_of_eight, end_of, interval, over_best, truth, truth_of_seed
+from calibrate import Advised, is_harmed, ratio, tried
+from judge import NEEDS, best_of_eight, end_of, helps, interval, truth, truth_of_seed
 from looks import final, short
-from run import record_path, with_curves
+from run import WAYS, record_path, with_curves, write_record
 from task import GROUP
 from together import Way, train_together
 
-from gradrein.watch import read_run
-from gradrein.watch.analysis.signs import measure
+from gradrein.watch import Run, read_run
+from gradrein.watch.analysis.advice import LOST, leaf_of
+from gradrein.watch.analysis.signs import measure, score_of
 from gradrein.watch.report.report import report_on
+
+CLOSE = 1.1  # of the best is as good as the best
+
+
+def add_signs(lines: list[dict[str, Any]], folder: Path) -> None:
+    """Add to each run the signs it is judged by."""
+    for line in lines:
+        for seed in line["seeds"]:
+            run = _read(record_path(folder, line["task"], seed["seed"]))
+            seed["signs"] = {name: short(value) for name, value in measure(run).items()}
+
+
+def signs_after(runs: list[Advised], folder: Path) -> list[tuple[Any, Any, dict[str, float], float]]:
+    """Return the signs and the end of runs that are clipped in these ways."""
+    found = []
+    for group in sorted({line["task"]["number"] // GROUP for line, _, _ in runs}):
+        inside = [run for run in runs if run[0]["task"]["number"] // GROUP == group]
+        ways = []
+        for i, (_, seed, name) in enumerate(inside):
+            clip, scale = WAYS[name]
+            ways.append(Way(i, seed["seed"], clip if clip == "auto" else clip * seed["norm"], scale))
+        torch.manual_seed(group)
+        traces = train_together([line["task"] for line, _, _ in inside], ways, traced=True)
+        ends = torch.stack(traces.looks, 1).tolist()
+        for row, (line, seed, _) in enumerate(inside):
+            if (end := final(ends[row])) is not None:
+                write_record(line["task"], ways[row], traces, row, folder / "after.jsonl")
+                found.append((line, seed, measure(_read(folder / "after.jsonl")), end))
+    return found
 
 
 def reports(lines: list[dict[str, Any]], folder: Path) -> None:
-    """Add to each run what its report says, the signs it was judged by, and what the first advice leads to."""
+    """Add to each run what its report says, what the first advice leads to, and what the report of that says."""
     for group in sorted({line["task"]["number"] // GROUP for line in lines}):
         tasks = [line for line in lines if line["task"]["number"] // GROUP == group]
         ways = []
         for i, line in enumerate(tasks):
             for seed in line["seeds"]:
-                seed.update(_said(record_path(folder, line["task"], seed["seed"])))
+                seed.update(_said(_read(record_path(folder, line["task"], seed["seed"]))))
                 ways.append(_way(i, seed))
         torch.manual_seed(group)
-        looks = torch.stack(train_together([line["task"] for line in tasks], ways).looks, 1).tolist()
-        for (seed, way), column in zip(_pairs(tasks, ways), looks, strict=True):
-            seed["advised end"] = seed["base"] if way == Way(way.task, way.seed) else final(column)
+        traces = train_together([line["task"] for line in tasks], ways, traced=True)
+        looks = torch.stack(traces.looks, 1).tolist()
+        seeds = [seed for line in tasks for seed in line["seeds"]]
+        for row, (seed, way) in enumerate(zip(seeds, ways, strict=True)):
+            if way == Way(way.task, way.seed):
+                seed["advised end"] = seed["base"]
+                continue
+            path = folder / "after.jsonl"
+            write_record(tasks[way.task]["task"], way, traces, row, path)
+            seed["advised end"] = final(looks[row])
+            seed["findings after"] = [finding.name for finding in report_on(_read(path)).findings]
 
 
-def _pairs(tasks: list[dict[str, Any]], ways: list[Way]) -> zip:
-    return zip([seed for line in tasks for seed in line["seeds"]], ways, strict=True)
-
-
-def _said(record: Path) -> dict[str, Any]:
+def _read(record: Path) -> Run:
     path = record.with_suffix(".read.jsonl")
     path.write_text("".join(json.dumps(line) + "\n" for line in with_curves(record)))
     run = read_run(path)
     path.unlink()
+    return run
+
+
+def _said(run: Run) -> dict[str, Any]:
     report = report_on(run)
-    first = report.advice.actions[0].try_with if report.advice.actions else ""
+    names = [finding.name for finding in report.findings]
+    changes = leaf_of(run, not set(names).isdisjoint(LOST))[1]
     return {
         "signs": {name: short(value) for name, value in measure(run).items()},
+        "score": short(score_of(run)),
         "read": len(run.test) if run.test is not None else 0,
-        "findings": [finding.name for finding in report.findings],
-        "advised": first,
+        "findings": names,
+        "advised": report.advice.actions[0].try_with if report.advice.actions else "",
+        "tried": [way for way, *_ in changes] if report.advice.actions else [],
     }
 
 
@@ -66,8 +108,10 @@ def table(lines: list[dict[str, Any]]) -> dict[str, Any]:
     runs = {kind: [s for line in lines if truth(line) == kind for s in line["seeds"]] for kind in ("help", "fine")}
     every = [seed for line in lines for seed in line["seeds"]]
     needy = [seed for seed in every if truth_of_seed(seed) == "help" and math.isfinite(best_of_eight(seed))]
+    told = [seed for seed in needy if seed["advised"]]
     finite = [seed for seed in runs["help"] if seed["base"] is not None]
-    harmed = [seed for seed in every if _advised_end(seed) > HARMED * end_of(seed, None)]
+    after = [seed for seed in every if "findings after" in seed]
+    still = [seed for seed in after if seed["findings after"]]
     return {
         "tasks": len(lines),
         "tasks that need help": sum(truth(line) == "help" for line in lines),
@@ -75,14 +119,24 @@ def table(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "heard": _share([bool(s["findings"]) for s in runs["help"]]),
         "heard, of those that stay finite": _share([bool(s["findings"]) for s in finite]),
         "left alone": _share([not s["findings"] for s in runs["fine"]]),
-        "harmed": _share([seed in harmed for seed in every]),
+        "harmed": _share([is_harmed(seed, _advised_end(seed)) for seed in every]),
+        "helped, of runs in need that are advised": _share([_is_helped(seed) for seed in told]),
+        "`--try` picks within 1.1 of the best": _share([ratio(s, _tried(s)) <= CLOSE for s in told]),
+        "no finding after the advised change": _share([not seed["findings after"] for seed in after]),
+        "a finding after it, and another change would have ended a third lower": _share([_more(s) for s in still]),
         "test loss read, of scripts that print it by name": _share([s["read"] > 0 for s in _printing(lines)]),
-        "end over the best of eight, where help is needed": {
-            "as it is": _mean(needy, lambda s: over_best(s, None)),
-            "advised first": _mean(needy, lambda s: _ratio(_advised_end(s), s)),
-            "auto": _mean(needy, lambda s: over_best(s, "auto")),
+        "end over the best, where help is needed": {
+            "as it is": _mean(needy, lambda s: ratio(s, end_of(s, None)) if s["base"] is not None else _lost(s)),
+            "advised first": _mean(needy, lambda s: ratio(s, _advised_end(s))),
+            "`auto`": _mean(needy, lambda s: ratio(s, end_of(s, "auto"))),
+            "`--try`, or as it is where nothing is said": _mean(needy, lambda s: ratio(s, _tried(s))),
+            "advised first, below the best counted as such": _mean(needy, _below),
         },
-        "area under the curve, finite runs": {name: _area(runs, name) for name in _names(every)},
+        "heard against left alone, finite runs, by the limit of the rule": _curve(runs),
+        "area under the curve, finite runs": {
+            "sum of the signs": _area(runs, lambda s: s["score"]),
+            **{name: _area(runs, lambda s, name=name: s["signs"].get(name)) for name in _names(every)},
+        },
     }
 
 
@@ -90,8 +144,26 @@ def _advised_end(seed: dict[str, Any]) -> float:
     return math.inf if seed["advised end"] is None else seed["advised end"]
 
 
-def _ratio(end: float, seed: dict[str, Any]) -> float:
-    return min(100.0, max(end, 1e-12) / max(best_of_eight(seed), 1e-12))
+def _lost(seed: dict[str, Any]) -> float:
+    return 100.0 if math.isfinite(best_of_eight(seed)) else 1.0
+
+
+def _below(seed: dict[str, Any]) -> float:
+    """Return the advised end over the best of eight, also where it is below it."""
+    return min(100.0, max(_advised_end(seed), 1e-12) / max(best_of_eight(seed), 1e-12))
+
+
+def _tried(seed: dict[str, Any]) -> float:
+    return tried(seed, [way for way in seed["tried"] if way in WAYS])
+
+
+def _is_helped(seed: dict[str, Any]) -> bool:
+    return helps({**seed, "ways": {"advised": seed["advised end"]}}, "advised")
+
+
+def _more(seed: dict[str, Any]) -> bool:
+    """Return whether another change would have ended below two thirds of what the advised one ended with."""
+    return min(end_of(seed, way) for way in seed["ways"]) < NEEDS * _advised_end(seed)
 
 
 def _printing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,9 +190,23 @@ def _names(seeds: list[dict[str, Any]]) -> list[str]:
     return sorted({name for seed in seeds for name in seed["signs"]})
 
 
-def _area(runs: dict[str, list[dict[str, Any]]], name: str) -> float:
-    """Return how often a sign is larger in a run that needs help than in a fine one."""
-    need, fine = ([s["signs"][name] for s in runs[k] if s["base"] is not None and name in s["signs"]] for k in runs)
+def _finite(runs: dict[str, list[dict[str, Any]]], value: Any) -> list[list[float]]:
+    return [[v for s in runs[k] if s["base"] is not None and (v := value(s)) is not None] for k in ("help", "fine")]
+
+
+def _curve(runs: dict[str, list[dict[str, Any]]]) -> dict[str, str]:
+    """Return the share that is heard where so much is left alone."""
+    need, fine = _finite(runs, lambda s: s["score"])
+    found = {}
+    for share in (0.8, 0.9, 0.95, 0.97, 0.99):
+        limit = sorted(fine)[min(len(fine) - 1, int(share * len(fine)))] if fine else math.inf
+        found[f"{share:.0%} left alone"] = f"{sum(v > limit for v in need)} of {len(need)} heard"
+    return found
+
+
+def _area(runs: dict[str, list[dict[str, Any]]], value: Any) -> float:
+    """Return how often a number is larger in a run that needs help than in a fine one."""
+    need, fine = _finite(runs, value)
     wins = sum((a > b) + 0.5 * (a == b) for a in need for b in fine)
     return round(wins / (len(need) * len(fine)), 3) if need and fine else math.nan
 
@@ -128,7 +214,11 @@ def _area(runs: dict[str, list[dict[str, Any]]], name: str) -> float:
 def page(tables: dict[str, dict[str, Any]]) -> str:
     """Return the tables as a page."""
     head = "# Random runs: what reports say, and what would have helped\n\n"
-    intro = "Written by `python benchmarks/random_runs judge`; 95% intervals in brackets. Shares are of runs.\n\n"
+    intro = (
+        "Written by `python benchmarks/random_runs judge`; 95% intervals in brackets. Shares are of runs. Constants "
+        "are fitted to *build*; *held* was judged once, after that. The best is the best of eight alternatives; an end "
+        "below it counts as 1, except in the row that says otherwise.\n\n"
+    )
     rows = ["| | " + " | ".join(tables) + " |", "|---|" + "---|" * len(tables)]
     first = next(iter(tables.values()))
     for name, value in first.items():
@@ -137,7 +227,7 @@ def page(tables: dict[str, dict[str, Any]]) -> str:
                 f"| {name}: {k} | " + " | ".join(_cell(t[name].get(k)) for t in tables.values()) + " |" for k in value
             ]
         else:
-            rows.append(_row(name, [t[name] for t in tables.values()]))
+            rows.append(f"| {name} | " + " | ".join(_cell(t[name]) for t in tables.values()) + " |")
     return head + intro + "\n".join(rows) + "\n"
 
 
@@ -147,7 +237,3 @@ def _cell(value: Any) -> str:
     if "hits" in value:
         return f"{value['hits']} of {value['of']} ({value['from']:.0%} to {value['to']:.0%})"
     return f"{value['mean']} ({value.get('from')} to {value.get('to')}, {value['runs']} runs)"
-
-
-def _row(name: str, values: list[Any]) -> str:
-    return f"| {name} | " + " | ".join(map(_cell, values)) + " |"

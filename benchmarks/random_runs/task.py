@@ -11,7 +11,7 @@ import torch
 from data import Data, make_data
 from losses import Loss, hidden_loss, make_loss
 from models import make_model
-from ranges import RANGES
+from ranges import LONG, LONG_FROM, RANGES
 from torch import Tensor, nn
 
 _OPTIMIZERS = {
@@ -29,7 +29,7 @@ GROUP = 10  # tasks whose models have the same form, so that all of them can be 
 
 def draw(which: str, number: int) -> dict[str, Any]:
     """Return the task of a number, as plain values. Tasks of a group differ in what has no part in the form."""
-    ranges = RANGES[which]
+    ranges = LONG if which == "build" and number >= LONG_FROM else RANGES[which]
     shared, own = random.Random(f"{which} group {number // GROUP}"), random.Random(f"{which} {number}")
     data = shared.choice(list(ranges.models))
     meaning = {"regression": "values", "sequences": "values", "bandit": "actions"}.get(data, "classes")

@@ -40,6 +40,7 @@ class Traces:
     lr: list[Tensor] = field(default_factory=list)
     cosine: list[Tensor] = field(default_factory=list)  # of the last step and the gradient
     update: list[Tensor] = field(default_factory=list)
+    clip: list[Tensor] = field(default_factory=list)  # the factors
 
 
 def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = False) -> Traces:
@@ -69,9 +70,11 @@ def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = 
         loss.sum().backward()
         with torch.no_grad():
             grad, lr = weights.grad, rates.at(step)
+            if traced or step >= 0.9 * first["steps"]:
+                traces.loss.append(loss.detach())
             if traced:
-                _trace(traces, loss, grad, sizes, lr, towards)
-            clip(grad)
+                _trace(traces, grad, sizes, lr, towards)
+            factors = clip(grad)
             towards.grad = grad if decoupled else grad + decay * weights
             towards.zero_()
             optimizer.step()
@@ -81,13 +84,13 @@ def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = 
             weights.add_(towards)
             if traced:
                 traces.update.append(_norm(towards) / _norm(weights))
+                traces.clip.append(factors)
             if falls_on(step + 1, first["steps"], LOOKS) and (traced or step > 0.8 * first["steps"]):
                 traces.looks.append(tests(weights, *test))
     return traces
 
 
-def _trace(traces: Traces, loss: Tensor, grad: Tensor, sizes: list[int], lr: Tensor, last: Tensor) -> None:
-    traces.loss.append(loss.detach())
+def _trace(traces: Traces, grad: Tensor, sizes: list[int], lr: Tensor, last: Tensor) -> None:
     traces.norms.append(torch.stack([_norm(part) for part in grad.split(sizes, 1)], 1))
     traces.lr.append(lr[:, 0])
     traces.cosine.append((last * grad).sum(1) / (_norm(last) * _norm(grad)))
@@ -133,15 +136,17 @@ class _Clipping:
         self._rows = torch.tensor([i for i, way in enumerate(ways) if way.clip == "auto"], dtype=torch.long)
         self._auto, self._weights = _Auto(weights.detach()[self._rows]), weights.detach()
 
-    def __call__(self, grad: Tensor) -> None:
-        """Clip in place."""
+    def __call__(self, grad: Tensor) -> Tensor:
+        """Clip in place, and return the factors."""
         norm = _norm(grad)
         bad = self._skips & ~norm.isfinite()
         limit = self._limit.clone()
         if len(self._rows):
             limit[self._rows] = self._auto.limits(self._weights[self._rows], grad[self._rows], norm[self._rows])
-        grad.mul_((limit / norm).clamp(max=1.0).nan_to_num(1.0)[:, None])
+        factors = (limit / norm).clamp(max=1.0).nan_to_num(1.0)
+        grad.mul_(factors[:, None])
         grad[bad] = 0.0
+        return factors
 
 
 class _Auto:

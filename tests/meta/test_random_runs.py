@@ -26,7 +26,7 @@ def parts():
 def test_a_number_is_one_task_and_lists_share_none(parts):
     draw, numbers = parts["task"].draw, parts["ranges"].NUMBERS
     assert draw("build", 7) == draw("build", 7) != draw("build", 8)
-    assert (len(numbers["build"]), len(numbers["held"])) == (600, 300)
+    assert (len(numbers["build"]), len(numbers["held"])) == (800, 300)
     assert set(numbers["build"]).isdisjoint(numbers["held"])
 
 
@@ -61,7 +61,7 @@ def test_at_once_is_as_alone(parts, optimizer, clip):
 def test_a_record_is_what_a_monitor_writes(parts, tmp_path):
     task = small(parts, 50, lr=0.003, scale=1.0, outliers=0.0, print=0)
     traces = parts["together"].train_together([task], [parts["together"].Way(0, 0)], traced=True)
-    parts["run"].write_record(task, 0, traces, 0, tmp_path / "ours.jsonl")
+    parts["run"].write_record(task, parts["together"].Way(0, 0), traces, 0, tmp_path / "ours.jsonl")
     training = parts["task"].Training(task, 0)
     with gradrein.Monitor(training.model, training.optimizer, record=tmp_path / "theirs.jsonl"):
         for _ in range(task["steps"]):
@@ -105,21 +105,30 @@ def test_calibration_tells_signs_from_noise_and_is_reproducible(parts):
     kinds = ("text", "images", "classes")
     fine = [line(i, kinds[i % 3], 0.02 * (i % 7)) for i in range(60)]
     needy = [line(60 + i, kinds[i % 3], 0.8 + 0.1 * (i % 5), best=0.4) for i in range(30)]
-    found = parts["calibrate"].fit([*fine, *needy], with_test=True)
-    assert found["heard"] == 1.0
-    assert set(found["weights"]) == {"test loss, end over lowest"}  # the other says nothing
-    text = parts["calibrate"].module([*fine, *needy])
-    assert text == parts["calibrate"].module([*fine, *needy])
+    calibrate, lines = parts["calibrate"], [*fine, *needy]
+    found = {kind: calibrate.fit(calibrate._rows(lines, kind), names) for kind, names in calibrate.KINDS.items()}
+    assert found["with a test loss"]["heard"] == 1.0
+    assert set(found["with a test loss"]["weights"]) == {"test loss, end over lowest"}  # the other says nothing
+    leaves = calibrate.advice(lines, found)
+    text = calibrate.module(len(lines), found, leaves)
+    assert text == calibrate.module(len(lines), found, calibrate.advice(lines, found))
     constants = {}
     exec(text, constants)
     assert set(constants["WEIGHTS"]) == set(constants["LIMITS"]) == {"with a test loss", "without"}
-    assert constants["HELPED"]["plain, finite"][0] == ("auto", 60, 60)
+    _, changes = constants["ADVICE"]["plain"][0]
+    assert changes[0] == ("clip 3", 60, 60, 0, 60)  # the first of those that end alike
+    assert len(changes) == calibrate.CHANGES
 
 
 def test_constants_are_those_of_the_results(parts):
-    lines = json.loads(parts["calibrate"].RESULTS.read_text())["build"]
+    calibrate = parts["calibrate"]
+    lines = json.loads((FOLDER.parent / "results" / "random-runs.json").read_text())["build"]
     assert calibrated.MEASURED["tasks"] == len(lines)
-    assert parts["calibrate"].TARGET.read_text() == parts["calibrate"].module(lines)
+    found = {kind: calibrate.fit(calibrate._rows(lines, kind), names) for kind, names in calibrate.KINDS.items()}
+    for kind, one in found.items():
+        assert calibrated.WEIGHTS[kind] == pytest.approx(one["weights"], rel=0.01)
+        assert calibrated.LIMITS[kind] == pytest.approx(one["limit"], rel=0.01)
+    assert calibrate.advice(lines, found) == calibrated.ADVICE
 
 
 def test_intervals_are_wilsons(parts):

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomS
 
 import gradrein
 from gradrein.watch import read_run
+from gradrein.watch.analysis.findings.outliers import outliers
 from gradrein.watch.analysis.samples import _tail, samples_of
 from gradrein.watch.record.batches import BatchTracker
 
@@ -50,11 +51,9 @@ def batches(run):
 def test_the_samples_that_make_batches_bad_are_named(tmp_path, seed):
     loader = DataLoader(Rows(), 6, shuffle=True, generator=torch.Generator().manual_seed(seed))
     run, true, report = train(loader, tmp_path / "run.jsonl")
-    found = [f for f in report.findings if f.name in ("heavy_tail", "spikes", "cluster")]
-    assert found
-    for finding in found:
-        assert set(finding.evidence["samples in most of those batches, and in how many"]) == BAD
-        assert finding.look.startswith("samples ")
+    finding = outliers(report.run)
+    assert set(finding.evidence["samples in most of those batches, and in how many"]) == BAD
+    assert finding.look.startswith("samples ")
     kept = batches(run)
     assert kept
     assert all(kept[step] == true[step] for step in kept)

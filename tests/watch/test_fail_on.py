@@ -32,7 +32,7 @@ def watch(folder, names, *args):
 
 
 def test_a_script_that_ends_well_fails_by_its_findings(tmp_path):
-    done = watch(tmp_path, "spikes,nonfinite", "10", "0")
+    done = watch(tmp_path, "unsettled,nonfinite", "10", "0")
     assert done.returncode == EXIT_CODE == 99
     assert done.stdout == "end\n"
     assert done.stderr.startswith("gradrein: --fail-on: nonfinite: gradients were not finite")
@@ -40,12 +40,12 @@ def test_a_script_that_ends_well_fails_by_its_findings(tmp_path):
 
 
 def test_other_findings_and_the_scripts_own_exit_code_pass(tmp_path):
-    assert watch(tmp_path, "spikes", "10", "0").returncode == 0
+    assert watch(tmp_path, "unsettled", "10", "0").returncode == 0
     assert watch(tmp_path, "any", "10", "4").returncode == 4
 
 
 def test_what_was_not_recorded_cannot_be_vouched_for(tmp_path):
-    done = watch(tmp_path, "spikes", "0", "0")
+    done = watch(tmp_path, "unsettled", "0", "0")
     assert done.returncode == EXIT_CODE
     assert "the run was not recorded to its end, so nothing could be checked" in done.stderr
 
@@ -65,7 +65,7 @@ def test_a_report_fails_by_its_findings(record, capsys):
     assert "nonfinite" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("names", ["spike", "", "spikes,tail", ","])
+@pytest.mark.parametrize("names", ["unsettle", "", "unsettled,tail", ","])
 def test_a_name_that_is_none_is_refused(record, names, capsys):
     assert main(["report", "--text", "--fail-on", names, record]) == 2
     assert "--fail-on" in capsys.readouterr().err
@@ -75,5 +75,5 @@ def test_several_processes_are_told_to_ask_afterwards(tmp_path, monkeypatch, cap
     (tmp_path / "train.py").touch()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["watch", "--fail-on", "spikes", str(tmp_path / "train.py")]) == 2
+    assert main(["watch", "--fail-on", "unsettled", str(tmp_path / "train.py")]) == 2
     assert "gradrein report --fail-on" in capsys.readouterr().err

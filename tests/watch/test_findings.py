@@ -1,41 +1,20 @@
 """Each finding: a run that shows it and a healthy one that does not."""
 
+import dataclasses
 import math
 import random
 
 import pytest
 
-from gradrein.watch.analysis.findings import TABLE, find
+from gradrein.watch.analysis.findings import check_names, find
+from gradrein.watch.analysis.findings.noise_scale import noise_scale
+from gradrein.watch.analysis.losses import rises
+from gradrein.watch.analysis.signs import score_of
 from gradrein.watch.run.run import NonfiniteStep
 
 from .runs import NAMES, apart, healthy, late, left_out, starved
 
 N = 400
-
-
-def swinging():
-    run = healthy()
-    return healthy(loss=[v * (1 + 0.6 * math.sin(2 * math.pi * t / 25)) for t, v in enumerate(run.loss)])
-
-
-def irregular():
-    r = random.Random(1)
-    level, losses = 1.0, []
-    for t in range(N):
-        if t % 40 == 0:
-            level = r.choice([0.3, 2.5]) if level == 1.0 else 1.0
-        losses.append(level * math.exp(0.1 * r.gauss(0, 1)))
-    return healthy(loss=losses)
-
-
-def growing():
-    return healthy(loss=[1.0 + 0.02 * math.exp(3.5 * t / N) * (-1) ** t for t in range(N)])
-
-
-def crossing_zero():
-    r = random.Random(3)
-    loss = [math.exp(-5 * t / N) - 0.5 + 0.6 * math.sin(t / 8) + 0.05 * r.gauss(0, 1) for t in range(N)]
-    return healthy(loss=loss)
 
 
 def with_test(values, every=20, origin="printed", **columns):
@@ -46,20 +25,25 @@ def with_test(values, every=20, origin="printed", **columns):
     return run
 
 
-def ends_high():
-    """A test loss that rises once, late, while the training loss stays where it was: no swing, and not overfitted."""
-    test = [2.0, 1.4, 1.0, 0.8, 0.6, 0.5, *(0.5 + 0.06 * i for i in range(1, 15))]
-    loss = [max(0.5, 2.0 - t / 40) if t < 125 else 0.56 + 0.01 * (t % 3) for t in range(400)]
-    return with_test(test, loss=loss)
-
-
-def only_the_test_loss_swings():
+def swinging():
+    """A test loss that goes up and down, and ends above its lowest."""
     return with_test([2.0, 1.2, 0.6, 1.1, 0.5, 0.45, 0.9, 0.4, 0.38, 0.8, 0.35, 0.6])
 
 
-def rises_for_good():
-    run = healthy()
-    return healthy(loss=[v * math.exp(max(0, t - 200) / 80) for t, v in enumerate(run.loss)])
+def long_steps():
+    """No test loss; the training loss climbs again, by steps of a fifth of the weights."""
+    loss = [v * math.exp(max(0, t - 200) / 40) for t, v in enumerate(healthy().loss)]
+    return healthy(loss=loss, update=[0.2] * N)
+
+
+def shrinking():
+    """Under Adam the test loss falls to the end, and gradients become a hundred times smaller."""
+    run = with_test([2.0 * 0.8**i for i in range(12)], norm=[v * 0.988**t for t, v in enumerate(healthy().norm)])
+    return dataclasses.replace(run, optimizer="Adam")
+
+
+def grows_without_end():
+    return healthy(loss=[1e-2 * 1.1**t for t in range(N)])
 
 
 def overfits():
@@ -68,29 +52,27 @@ def overfits():
 
 def two_kinds():
     r = random.Random(5)
-    return healthy(norm=[v * (7 if r.random() < 0.15 else 1) for v in healthy().norm])
+    run = swinging()
+    run.peak[:] = run.norm[:] = [v * (7 if r.random() < 0.15 else 1) for v in run.norm]
+    return run
 
 
 def one_sample_outweighs():
-    return healthy(sample_ratio=[80.0] * N)
+    run = swinging()
+    run.sample_ratio[:] = [80.0] * N
+    return run
 
 
 def cubed():
-    run = only_the_test_loss_swings()
+    run = swinging()
     graph = {"power": 3.0, "of": "Abs", "weighted": True}
     run.notes.append({"site": "backward", "file": "train.py", "line": 41, "text": "", "loss_graph": graph})
     return run
 
 
-def only_noise():
-    r = random.Random(4)
-    run = only_the_test_loss_swings()
-    run.step_grad_cosine[:] = [r.uniform(-0.2, 0.2) for _ in range(N)]
-    return run
-
-
 def decayed():
-    run = healthy(clip=[0.1] * N, update=[0.001] * N)
+    run = with_test([2.0, 0.5, 0.2, 0.1, *(0.1 * 1.6**i for i in range(1, 10))], clip=[0.1] * N, update=[0.001] * N)
+    run.loss[:] = [math.exp(-t / 20) + math.exp((t - N) / 20) for t in range(N)]
     run.settings.update(weight_decay=0.01, momentum=0.0)
     return run
 
@@ -108,24 +90,16 @@ def rounded_away():
 
 
 def overshooting():
-    return healthy(step_grad_cosine=[0.5 + 0.2 * math.sin(t) for t in range(N)])
+    run = swinging()
+    run.step_grad_cosine[:] = [0.5 + 0.2 * math.sin(t) for t in range(N)]
+    return run
 
 
 def heavy_tailed():
     r = random.Random(2)
-    return healthy(norm=[r.paretovariate(1.2) for _ in range(N)])
-
-
-def spiking():
-    run = healthy()
-    norm = list(run.norm)
-    norm[100] *= 50
-    norm[250] *= 30
-    return healthy(norm=norm, update=[0.5 if t in (98, 99, 248, 249) else u for t, u in enumerate(run.update)])
-
-
-def dominated():
-    return healthy(norms=[[100.0 if "blocks.2" in name else 1.0 for name in NAMES] for _ in range(N)])
+    run = swinging()
+    run.peak[:] = run.norm[:] = [r.paretovariate(1.2) for _ in range(N)]
+    return run
 
 
 def vanishing():
@@ -162,33 +136,26 @@ def with_origin():
     return run
 
 
-def clipped_too_tightly():
-    return healthy(clip=[0.05] * N, max_norm=[0.01] * N)
-
-
 def noisy():
-    return healthy(samples=[(16, n * n * 16 * 0.99) for n in healthy().norm])
+    run = swinging()
+    run.samples[:] = [(16, n * n * 16 * 0.99) for n in run.norm]
+    return run
 
 
 TRIGGERS = {
-    "oscillation": [swinging, irregular, growing, crossing_zero, only_the_test_loss_swings],
-    "rising": [rises_for_good],
-    "unsettled": [ends_high],
+    "unsettled": [swinging, long_steps, shrinking, overfits],
+    "diverged": [grows_without_end],
+    "nonfinite": [nonfinite, with_origin],
     "overfitting": [overfits],
-    "cluster": [two_kinds],
+    "outliers": [two_kinds, heavy_tailed],
     "sample_share": [one_sample_outweighs],
     "loss_power": [cubed],
     "clip_decay": [decayed],
     "precision": [overflowing, rounded_away],
     "edge_of_stability": [overshooting],
-    "heavy_tail": [heavy_tailed],
-    "spikes": [spiking],
-    "dominant": [dominated],
     "depth": [vanishing, exploding],
     "dead": [dying, standing_still],
-    "nonfinite": [nonfinite, with_origin],
-    "clip_tight": [clipped_too_tightly],
-    "noise_scale": [noisy, only_noise],
+    "noise_scale": [noisy],
     "rank_norms": [apart, left_out],
     "straggler": [late, starved],
 }
@@ -211,21 +178,27 @@ def test_a_healthy_run_shows_nothing(seed):
     assert find(healthy(seed=seed)) == []
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("n", [80, 200, 400, 2000])
-def test_batches_that_differ_are_no_swing(n, seed):
+@pytest.mark.parametrize("n", [80, 400, 2000])
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_that_differ_are_left_alone(n, seed):
     r = random.Random(seed)
     noisy = [(2 * math.exp(-3 * t / n) + 0.2) * math.exp(0.8 * r.gauss(0, 1)) for t in range(n)]
-    assert "oscillation" not in {f.name for f in find(healthy(n=n, loss=noisy))}
+    assert find(healthy(n=n, loss=noisy)) == []
 
 
-@pytest.mark.parametrize("n", [150, 200, 400, 1000])
-@pytest.mark.parametrize("seed", range(5))
-def test_an_exact_fit_has_no_heavy_tail(n, seed):
-    """Norms fall by seven orders of magnitude and stay there: the first ones are far above the later ones, as is usual."""
-    r = random.Random(seed)
-    norm = [max(7 * 0.9**t, 7e-7) * math.exp(0.5 * r.gauss(0, 1)) for t in range(n)]
-    assert "heavy_tail" not in {f.name for f in find(healthy(n=n, norm=norm, loss=[v * v for v in norm]))}
+@pytest.mark.parametrize("make", [overshooting, heavy_tailed, one_sample_outweighs, cubed, noisy])
+def test_causes_are_named_only_where_something_happened(make):
+    run = make()
+    run.notes[:] = [note for note in run.notes if "curve" not in note]
+    assert find(run) == []
+
+
+def test_units_do_not_matter():
+    for scale in (1e-6, 1e6):
+        run = swinging()
+        for note in run.notes:
+            note["value"] *= scale
+        assert score_of(run) == pytest.approx(score_of(swinging()))
 
 
 @pytest.mark.parametrize("of", ["Sub", "Rsub", "Add", "Abs"])
@@ -238,45 +211,27 @@ def test_a_squared_difference_is_no_power(of):
 
 
 def test_every_finding_has_a_trigger():
-    assert {test.__name__ for test in TABLE} == set(TRIGGERS)
-    assert len(set(TABLE)) == len(TABLE)
+    assert set(check_names()) == set(TRIGGERS)
+    assert len(set(check_names())) == len(check_names())
 
 
-def test_the_period_is_that_of_the_run():
-    found = next(f for f in find(swinging()) if f.name == "oscillation")
-    assert found.evidence["period in steps"] == 25
-    grown = next(f for f in find(growing()) if f.name == "oscillation")
-    assert grown.evidence["period in steps"] == 2
+def test_a_curve_is_told_as_it_is():
+    assert rises([1.0, 1.1, 1.0, 0.9]) == []
+    assert rises([1.0, 2.0, 3.0, 1.0, 1.5, 1.0]) == [3.0, 1.5]
+    story = next(f for f in find(swinging()) if f.name == "unsettled").plain
+    assert (
+        story
+        == "the val loss goes up and down (4 rises, up to 2.1-fold) and ends at 0.6, 1.7 times its lowest of step 220"
+    )
 
 
-@pytest.mark.parametrize("make", [only_the_test_loss_swings, overfits])
-def test_a_test_loss_is_a_swing_or_overfitting_and_not_both(make):
-    names = {f.name for f in find(make())}
-    assert len(names & {"oscillation", "overfitting"}) == 1
-
-
-def test_restarts_of_the_learning_rate_are_no_swing():
-    r = random.Random(0)
-    phase = [t % 100 / 100 for t in range(N)]
-    wave = [1 + math.cos(2 * math.pi * p) for p in phase]
-    loss = [(2 * math.exp(-t / 200) + w) * math.exp(0.05 * r.gauss(0, 1)) for t, w in enumerate(wave)]
-    lr = [0.05 * (0.02 + w) for w in wave]
-    assert "oscillation" in {f.name for f in find(healthy(loss=loss))}
-    assert "oscillation" not in {f.name for f in find(healthy(loss=loss, lr=lr))}
-
-
-def test_harder_data_is_no_swing():
-    r = random.Random(0)
-    loss = [(0.2 + 1.5 * math.exp(-(t % 130) / 30)) * math.exp(0.05 * r.gauss(0, 1)) for t in range(N)]
-    assert "oscillation" not in {f.name for f in find(healthy(loss=loss))}
-    thrown = [0.2 if t % 130 == 129 else u for t, u in enumerate(healthy().update)]
-    assert "oscillation" in {f.name for f in find(healthy(loss=loss, update=thrown))}
-
-
-def test_spikes_say_what_came_before():
-    found = next(f for f in find(spiking()) if f.name == "spikes")
-    assert found.evidence["steps"] == [100, 250]
-    assert "unusually large updates before 2 of 2" in found.title
+def test_outliers_say_when_and_whether_they_are_regular():
+    run = swinging()
+    run.peak[:] = run.norm[:] = [v * (50 if t % 40 == 20 else 1) for t, v in enumerate(run.norm)]
+    found = next(f for f in find(run) if f.name == "outliers")
+    assert found.evidence["steps"] == list(range(20, N, 40))
+    assert found.evidence["regular"] == "every 40 steps"
+    assert "10 of 400 batches" in found.title
 
 
 def test_depth_says_which_way():
@@ -299,9 +254,9 @@ def test_frozen_on_purpose_is_not_dead():
 def test_the_noise_scale_of_known_noise():
     # Samples with unit gradient plus noise of variance 15: the scale is 15, one batch of 16 is not too small.
     run = healthy(norm=[math.sqrt(1 + 15 / 16)] * N, samples=[(16, 16.0)] * N)
-    assert "noise_scale" not in {f.name for f in find(run)}
+    assert noise_scale(run) is None
     run = healthy(norm=[math.sqrt(1 + 480 / 16)] * N, samples=[(16, 481.0)] * N)
-    found = next(f for f in find(run) if f.name == "noise_scale")
+    found = noise_scale(run)
     assert found.evidence["noise scale"] == pytest.approx(480)
 
 

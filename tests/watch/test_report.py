@@ -17,7 +17,7 @@ from gradrein.watch.report.report import report_on
 
 from .processes import run_process
 from .runs import healthy, left_out
-from .test_findings import clipped_too_tightly, cubed, only_the_test_loss_swings, spiking, swinging, two_kinds
+from .test_findings import N, cubed, decayed, overfits, shrinking, swinging, two_kinds
 from .test_record import step, write
 
 
@@ -31,22 +31,23 @@ def test_findings_are_evaluated_once(monkeypatch, tmp_path):
 
         return counted
 
-    monkeypatch.setattr(findings, "TABLE", tuple(map(counting, findings.TABLE)))
-    report = report_on(spiking())
-    assert "spikes" in str(report)
+    for table in ("SYMPTOMS", "CAUSES", "FAULTS"):
+        monkeypatch.setattr(findings, table, tuple(map(counting, getattr(findings, table))))
+    report = report_on(two_kinds())
+    assert "outliers" in str(report)
     report.to_dict()
     report.write_page(tmp_path / "page.html")
     assert set(calls.values()) == {1}
 
 
 def test_text_json_and_page_say_the_same(tmp_path):
-    report = report_on(spiking())
+    report = report_on(two_kinds())
     report.write_page(tmp_path / "page.html")
     page, found = (tmp_path / "page.html").read_text(), report.to_dict()
     assert json.loads(json.dumps(found, allow_nan=False))["findings"][0]["title"] == report.findings[0].title
     assert report.findings[0].title[1:] in page
     assert report.findings[0].title[:40] in report.details()
-    assert found["advice"]["threshold"] == report.advice.threshold
+    assert found["advice"]["policy"] == report.advice.policy
 
 
 def train_two(steps=60, poison=None):
@@ -90,7 +91,7 @@ def test_two_healthy_optimizers_have_no_findings():
     assert "1 more optimizer in the record" in report.details()
 
 
-LONGEST = [spiking, swinging, cubed, two_kinds, clipped_too_tightly, only_the_test_loss_swings, left_out]
+LONGEST = [swinging, cubed, two_kinds, decayed, overfits, shrinking, left_out]
 
 
 @pytest.mark.parametrize("make", LONGEST)
@@ -111,10 +112,12 @@ def test_a_report_has_eleven_lines_at_most(make, warnings):
 
 
 def test_the_sample_to_look_at_comes_with_the_first_lines():
-    run = spiking()
-    run.notes.extend({"batch": [7, t], "dataset": 50_000, "opt": 0, "after": t} for t in (100, 250))
+    run = swinging()
+    run.peak[:] = run.norm[:] = [v * (50 if t % 40 == 20 else 1) for t, v in enumerate(run.norm)]
+    run.norm[100] = run.peak[100] = 1000.0
+    assert "Look first at the batch of step 100." in str(report_on(run))
+    run.notes.extend({"batch": [7, t], "dataset": 50_000, "opt": 0, "after": t} for t in range(20, N, 40))
     assert "Look first at sample 7 of the dataset, which is in far more of the bad batches" in str(report_on(run))
-    assert "Look first at the batch of step 100." in str(report_on(spiking()))
 
 
 OWN = """
@@ -129,7 +132,6 @@ def steps(run: Run) -> Finding | None:
     return Finding(
         name="steps", title=f"{len(run.steps)} steps & counting", weight=0.5, criterion="at least 3 steps",
         evidence={"steps": len(run.steps)}, advice="Take more.", chart=Chart("loss", {"loss": run.loss}, run.steps),
-        clipping_helps=True,
     )
 
 weight = torch.nn.Parameter(torch.ones(2))
@@ -139,7 +141,7 @@ for _ in range(40):
     weight.square().sum().backward()
     optimizer.step()
 report = gradrein.watch.read_report("run.jsonl")
-print([finding.name for finding in report.findings], report.advice.threshold is not None)
+print([finding.name for finding in report.findings])
 report.write_page("own.html")
 """
 
@@ -149,7 +151,7 @@ def test_a_finding_can_be_written_outside_the_package(tmp_path):
     (tmp_path / "own.py").write_text(OWN)
     command = [sys.executable, "-m", "gradrein", "watch", "--verbose", "--record", "run.jsonl", "own.py"]
     done = run_process(command, cwd=tmp_path)
-    assert done.stdout == "['steps'] True\n", done.stderr
+    assert done.stdout == "['steps']\n", done.stderr
     assert "1. 40 steps & counting [steps]" in done.stderr
     assert "40 steps &amp; counting" in (tmp_path / "own.html").read_text()
 
@@ -158,7 +160,7 @@ def test_what_is_no_check_is_refused():
     with pytest.raises(ArgumentError, match="a check is a function from a Run to a Finding or None; found 3"):
         register_finding(3)
     with pytest.raises(ArgumentError, match="is registered already"):
-        register_finding(findings.TABLE[0])
+        register_finding(findings.SYMPTOMS[0])
 
     def always(run):
         return Finding("always", "it is there", 0.01, "none", {}, "Nothing.")
@@ -172,4 +174,4 @@ def test_what_is_no_check_is_refused():
 
 def test_the_number_of_checks_is_said(tmp_path):
     write(tmp_path / "run.jsonl", [step(t) for t in range(40)]).close()
-    assert "No findings: none of the 20 checks fired." in str(read_report(tmp_path / "run.jsonl"))
+    assert "No findings." in str(read_report(tmp_path / "run.jsonl"))

@@ -92,7 +92,7 @@ def test_a_trainer_is_told_where_it_is_made(library, rate):
 def test_optimizers_are_called_by_their_names_where_these_differ():
     run = dataclasses.replace(swinging(), n_optimizers=2)
     place = {"site": "step", "file": "a.py", "line": 5, "text": "opt.step()"}
-    run.notes[:] = [{**place, "opt": i, "names": {"optimizer": name}} for i, name in enumerate(("optD", "optG"))]
+    run.notes[:0] = [{**place, "opt": i, "names": {"optimizer": name}} for i, name in enumerate(("optD", "optG"))]
     assert label_of(run) == "optD (SGD)"
     other = dataclasses.replace(run, opt=1)
     report = report_on(other, run)

@@ -60,7 +60,8 @@ def before_and_after() -> tuple[Report, Report]:
     """Watch the example, clip as the report advises, and watch again."""
     with tempfile.TemporaryDirectory() as folder:
         before = watched(Path(folder, "before.jsonl"))
-        return before, watched(Path(folder, "after.jsonl"), "--clip", str(before.advice.policy or "auto"))
+        first = before.advice.actions[0].try_with if before.advice.actions else "--clip auto"
+        return before, watched(Path(folder, "after.jsonl"), *first.split())
 
 
 def report_page(path: Path) -> None:

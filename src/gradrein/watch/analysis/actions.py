@@ -1,17 +1,17 @@
 """The changes that can be advised: each in words, as lines for the script, and as options that try it."""
 
 from dataclasses import dataclass, field
+from fractions import Fraction
+from statistics import median
 
 from ..run.run import Run
+from .divergence import healthy_norms
+from .signs import is_clipped
 from .snippets import clipper_lines, rate_lines
 from .statistics import finite
 
 AUTO = "--clip auto"
-_SLOWER = 3.0  # what the learning rate is divided by
-_SLOWER_ADAPTIVE = 2.0  # beside `auto`, which holds the rest
-# Optimizers that divide by the size of past gradients, or take only their sign: scaling all of them changes little.
-_NAMES = "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor Lion SparseAdam Muon LAMB"
-ADAPTIVE = frozenset(_NAMES.split(" "))
+_LEAST_HEALTHY = 8  # steps before a divergence that a threshold can be taken from
 
 
 @dataclass(frozen=True)
@@ -33,74 +33,53 @@ class Action:
     lines: list[str] = field(default_factory=list)
 
 
-def clip_auto(run: Run) -> Action:
-    """Clip with a limit that adapts."""
-    why = "It adapts the limit during training, and needs no threshold from you."
-    return Action("clip gradients with `auto`", why, AUTO, *clipper_lines(run, "auto"))
+def action_for(run: Run, way: str, why: str) -> Action | None:
+    """Return a way of `calibrated.py`, such as "auto, lr 1/3" or "clip 1/10", as a change of this run.
+
+    None where it is none: the run is clipped like that already, or there is nothing to take a number from.
+    """
+    parts = {kind: size for kind, _, size in (part.partition(" ") for part in way.split(", "))}
+    clip, rate = _clip(run, parts), slower(run, float(Fraction(parts["lr"]))) if "lr" in parts else None
+    if (clip is None and parts.keys() - {"lr"} and not _adapts(run)) or ("lr" in parts and rate is None):
+        return None
+    if clip is None and rate is None:
+        return None
+    where, lines = clipper_lines(run, clip) if clip is not None else ("", [])
+    do = [f"clip gradients {'with `auto`' if clip == 'auto' else f'at a norm of {clip:g}'}"] if clip is not None else []
+    options = [f"--clip {clip if clip == 'auto' else f'{clip:g}'}"] if clip is not None else []
+    if rate is not None:
+        at, line = rate_lines(run, rate) if run.n_optimizers == 1 else ("", [])
+        where, lines = (where or at), [*line, *lines]
+        scale = rate / max(finite(run.lr))
+        do.append(f"lower the learning rate to {rate:g}" if run.n_optimizers == 1 else
+                  f"divide every learning rate by {round_two(1 / scale):g}")  # fmt: skip
+        options.append(f"--lr-scale {scale:.2g}")
+    return Action(" and ".join(do), why, " ".join(options), where, lines)
 
 
-def clip_at(run: Run, threshold: float) -> Action:
-    """Clip at a fixed norm."""
-    why = "A single step can then not move the weights far."
-    do = f"clip gradients at a norm of {threshold:g}"
-    return Action(do, why, f"--clip {threshold:g}", *clipper_lines(run, threshold))
+def _clip(run: Run, parts: dict[str, str]) -> float | str | None:
+    """Return what to clip by; None where nothing is, or the run is clipped as tightly already."""
+    if _adapts(run):
+        return None
+    if "auto" in parts:
+        return "auto"
+    norms = healthy_norms(run)
+    if "clip" not in parts or len(norms) < _LEAST_HEALTHY:
+        return None
+    limit = round_two(median(norms) * float(Fraction(parts["clip"])))
+    return limit if 0 < limit < (run.threshold or float("inf")) else None
 
 
-def loosen_clip(run: Run, threshold: float, options: str) -> Action:
-    """Clip less: at a higher threshold, or at this one in place of a limit that adapts."""
-    do = f"clip at a norm of {threshold:g} instead of by an adaptive limit"
-    if run.threshold is not None:
-        do = f"raise the threshold from {run.threshold:g} to {threshold:g}, where gradients are clipped now"
-    why = "Most steps are clipped to one length; at this threshold 90% of the gradients of this run stay unclipped."
-    return Action(do, why, options)
+def _adapts(run: Run) -> bool:
+    return is_clipped(run) and run.threshold is None
 
 
-def slower(run: Run, by: float | None = None) -> float | None:
-    """Return a lower learning rate; None where that of the run is not known."""
-    by = by or (_SLOWER_ADAPTIVE if run.optimizer in ADAPTIVE else _SLOWER)
+def slower(run: Run, by: float) -> float | None:
+    """Return the learning rate times a factor; None where that of the run is not known."""
     rates = finite(run.lr)
-    return round_two(max(rates) / by) if rates and max(rates) > 0 else None
-
-
-def slow_down(run: Run, rate: float | None) -> list[Action]:
-    """Lower the learning rate; for Adam and its kin, also let it forget sooner."""
-    if rate is None:
-        return []
-    actions = [_lower_rate(run, rate)]
-    betas = run.settings.get("betas")
-    if run.optimizer in ADAPTIVE and isinstance(betas, list) and len(betas) == 2 and 0.95 < betas[1] < 1:
-        steps = f"{1 / (1 - betas[1]):.0f}"
-        why = f"With {betas[1]:g} the optimizer needs {steps} steps to notice that gradients have grown."
-        actions.append(Action(f"set betas=({betas[0]:g}, 0.95)", why))
-    return actions
-
-
-def _lower_rate(run: Run, rate: float) -> Action:
-    """Lower the learning rate; of several optimizers every one, as `--lr-scale` does."""
-    if run.n_optimizers == 1:
-        why = "This shortens every step, whatever the gradients are."
-        return Action(f"lower the learning rate to {rate:g}", why, _scale(run, rate), *rate_lines(run, rate))
-    by = round_two(max(finite(run.lr)) / rate)
-    why = "This shortens every step, and the optimizers keep their balance."
-    return Action(f"divide every learning rate by {by:g}", why, _scale(run, rate))
-
-
-def slow_down_and_clip(run: Run, rate: float) -> Action:
-    """Lower the learning rate, and clip with a limit that adapts."""
-    where, lines = clipper_lines(run, "auto")
-    return Action(
-        f"lower the learning rate to {rate:g} and clip gradients with `auto`",
-        "The learning rate makes every step shorter; `auto` limits those that still overshoot.",
-        f"{AUTO} {_scale(run, rate)}",
-        where,
-        [*rate_lines(run, rate)[1], *lines],
-    )
+    return round_two(max(rates) * by) if rates and max(rates) > 0 else None
 
 
 def round_two(value: float) -> float:
     """Round to two digits: a threshold is not known better than that, and people have to type it."""
     return float(f"{value:.2g}")
-
-
-def _scale(run: Run, rate: float) -> str:
-    return f"--lr-scale {rate / max(finite(run.lr)):.2g}"

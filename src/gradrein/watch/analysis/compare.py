@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from ..run.run import Run
+from .advice import SYMPTOMS
 from .finding import Finding
 from .losses import Loss, losses_of
 from .statistics import finite
@@ -27,19 +28,11 @@ def over_lowest(values: list[float]) -> float:
     return math.exp(fmean(found))
 
 
-def levels_of(loss: Loss) -> list[float]:
-    """Return a loss as some forty levels: averaged over some steps of batches; the values themselves on other data."""
-    if not loss.batches:
-        return loss.values
-    block = max(1, len(loss.values) // 40)
-    return [fmean(loss.values[i : i + block]) for i in range(0, len(loss.values) - block + 1, block)]
-
-
 def summary(run: Run) -> dict[str, float]:
     """Return the numbers to compare between runs, by name."""
     *others, trained = losses_of(run)
     test = others[0].values if others else []
-    levels = levels_of(trained)
+    levels = trained.levels
     late = levels[-max(1, len(levels) // 10) :]
     nothing = math.nan
     return {
@@ -64,7 +57,7 @@ class Outcome:
         final: Its last level; infinite where the run was lost.
         lowest: Its lowest level.
         over: How many times its lowest so far it is, on average.
-        swings: Whether a finding says that it swings, rises, or is not finite.
+        swings: Whether a finding says that it could end lower, diverges, or is not finite.
         sparkline: The curve in a line of text.
         training_rise: How many times above its lowest the training loss ends; NaN where it is not known.
     """
@@ -88,7 +81,7 @@ def outcome(run: Run, findings: list[Finding], steps: int) -> Outcome:
     *others, trained = losses_of(run)
     loss = next((one for one in others if len(one.values) >= 2), trained)
     levels, training = _levels_until(loss, steps), _levels_until(trained, steps)
-    bad = {"oscillation", "rising", "nonfinite"} & {finding.name for finding in findings}
+    bad = {finding.name for finding in findings}.intersection(SYMPTOMS)
     lost = not finite(run.loss[-5:]) and bool(run.loss)
     final = math.inf if lost or not levels else levels[-1]
     rise = training[-1] / min(training) if training and min(training) > 0 else math.nan
@@ -98,7 +91,7 @@ def outcome(run: Run, findings: list[Finding], steps: int) -> Outcome:
 
 def _levels_until(loss: Loss, steps: int) -> list[float]:
     kept = [v for s, v in zip(loss.steps, loss.values, strict=True) if s <= steps]
-    return levels_of(Loss(loss.name, loss.batches, list(range(len(kept))), kept, loss.origin))
+    return Loss(loss.name, loss.batches, list(range(len(kept))), kept, loss.origin).levels
 
 
 def _sparkline(levels: list[float]) -> str:

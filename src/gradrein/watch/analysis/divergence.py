@@ -1,7 +1,6 @@
 """Whether a run ends lost for good, and where that began: for runs of any length."""
 
 import math
-from dataclasses import dataclass
 from statistics import median
 
 from ..run.run import Run
@@ -13,25 +12,11 @@ _WIDTH = 3
 _ABOVE = {"training loss": 3.0, "gradient norm": 10.0}  # above so many times the lowest level for good: no more healthy
 
 
-@dataclass(frozen=True)
-class Divergence:
-    """A value that grows without end.
+def divergence(run: Run) -> tuple[str, float, int] | None:
+    """Return what grows without end, its lowest level, and the index of the step from which it is above for good.
 
-    Attributes:
-        what: What grows: the training loss, or the gradient norm where the loss is not known to.
-        lowest: Its lowest level.
-        last: Its last value.
-        at: The index of the first step that is above for good.
+    None where nothing does. The gradient norm counts where the loss is not known to grow.
     """
-
-    what: str
-    lowest: float
-    last: float
-    at: int
-
-
-def divergence(run: Run) -> Divergence | None:
-    """Return how a run diverges; None where it does not."""
     found = _growth("training loss", run.loss)
     losses = finite(run.loss)
     if found is None and not (losses and losses[-1] <= losses[0]):
@@ -47,11 +32,23 @@ def broke_at(run: Run) -> float:
     bad = {event.step for event in run.nonfinite}
     last = max((i for i, step in enumerate(run.steps) if step not in bad), default=-1)
     lost = divergence(run)
-    first = min(last + 1, len(run.steps) if lost is None else lost.at)
+    first = min(last + 1, len(run.steps) if lost is None else lost[2])
     return (run.steps[first] + 1) / (run.steps[-1] + 1) if first < len(run.steps) else math.inf
 
 
-def _growth(what: str, values: list[float]) -> Divergence | None:
+def healthy_norms(run: Run) -> list[float]:
+    """Return the gradient norms before a run diverged, where it did."""
+    known, lost = finite(run.loss), divergence(run)
+    start = min(median(known[:5]), median(known[:20])) if known else math.nan
+    bad = {event.step for event in run.nonfinite}
+    end = next((i for i, step in enumerate(run.steps) if step in bad), len(run.steps))
+    end = end if lost is None else min(end, lost[2])
+    rows = zip(run.norm[:end], run.loss[:end], strict=True)
+    above = _ABOVE["training loss"]
+    return [n for n, v in rows if math.isfinite(n) and n > 0 and not (start > 0 and v > above * start)]
+
+
+def _growth(what: str, values: list[float]) -> tuple[str, float, int] | None:
     rows = [(i, v) for i, v in enumerate(values) if math.isfinite(v)]
     width = _WIDTH if len(rows) >= 2 * _WIDTH else 1
     levels = [median(v for _, v in rows[i : i + width]) for i in range(len(rows) - width + 1)]
@@ -61,5 +58,4 @@ def _growth(what: str, values: list[float]) -> Divergence | None:
     size = lowest if lowest > 0 else max(abs(lowest), abs(levels[0]))
     if last <= GROWTH * max(size, _SMALLEST):
         return None
-    at = 1 + max((i for i, v in rows if v <= _ABOVE[what] * size), default=-1)
-    return Divergence(what, lowest, last, at)
+    return what, lowest, 1 + max((i for i, v in rows if v <= _ABOVE[what] * size), default=-1)

@@ -46,7 +46,6 @@ class Finding:
         evidence: The numbers behind it.
         advice: What to do.
         chart: What to draw.
-        clipping_helps: Whether clipping by norm helps against it; the advice then recommends a threshold.
         optimizer: Which optimizer, if the run has several. Set by the report.
         plain: The same for a newcomer, as a clause without technical terms: "a few batches have far larger gradients".
         look: The sample or batch to look at first, as a clause: "sample 689 of the dataset".
@@ -66,7 +65,6 @@ class Finding:
     evidence: dict[str, Any]
     advice: str
     chart: Chart | None = None
-    clipping_helps: bool = False
     optimizer: str | None = None
     plain: str = ""
     look: str = ""

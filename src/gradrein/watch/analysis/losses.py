@@ -1,16 +1,14 @@
-"""The losses of a run that are judged: that of the batches, and those on other data."""
+"""The losses of a run that are judged, and what their curves do, in words."""
 
 import math
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean
 
 from ..run.run import Run
-from .statistics import finite
-from .swing import Explain, Swing, find_swing
 
-_RAISED = 1.2  # a learning rate that grew by so much explains a rise
 _LEAST = {True: 40, False: 5}
+_TURN = 1.2  # a rise or a fall by less is none
+_LEVELS = 40  # what the loss of batches is averaged to
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,15 @@ class Loss:
         """Whether there are enough values to judge."""
         return len(self.values) >= _LEAST[self.batches]
 
-    def level(self, at: int) -> float:
-        """Return the level that ends at an index (negative: from the end): a median of batches, else the value."""
-        end = at % len(self.values) + 1
-        width = min(25, max(5, len(self.values) // 10)) if self.batches else 1
-        return median(self.values[max(0, end - width) : end])
+    @property
+    def levels(self) -> list[float]:
+        """The values on other data; of batches some forty averages."""
+        return [fmean(self.values[i : i + self.block]) for i in range(0, len(self.values) - self.block + 1, self.block)]
+
+    @property
+    def block(self) -> int:
+        """How many values a level is the average of."""
+        return max(1, len(self.values) // _LEVELS) if self.batches else 1
 
 
 def losses_of(run: Run) -> list[Loss]:
@@ -49,16 +51,45 @@ def losses_of(run: Run) -> list[Loss]:
     return [*found, _kept("training loss", True, run.steps, run.loss)]
 
 
-def swing_of(run: Run, loss: Loss) -> Swing | None:
-    """Return whether a loss of a run swings, beyond what its schedule or its data explain."""
-    if not loss.is_long_enough:
-        return None
-    return find_swing(loss.values, batches=loss.batches, explained=_explained(run, loss))
+def judged_loss(run: Run) -> Loss:
+    """Return the loss that a run is judged by: on other data where that is known, else of the batches."""
+    return next(loss for loss in losses_of(run) if loss.is_long_enough or loss.batches)
 
 
-def is_unsteady(run: Run) -> bool:
-    """Return whether a loss of a run swings, or gradients were not finite."""
-    return bool(run.nonfinite) or any(swing_of(run, loss) for loss in losses_of(run))
+def rises(levels: list[float]) -> list[float]:
+    """Return by what factors a curve above zero rises: each by a fifth or more, after a fall by as much."""
+    found: list[float] = []
+    low, high, falling = math.inf, 0.0, True
+    for v in levels:
+        if falling:
+            low = min(low, v)
+            if v > _TURN * low:
+                falling, high = False, v
+                found.append(v / low)
+        elif v < high / _TURN:
+            falling, low = True, v
+        else:
+            high = max(high, v)
+            found[-1] = high / low
+    return found
+
+
+def story_of(loss: Loss) -> str:
+    """Say what a loss does over a run, as a clause: up and down, up again, or down."""
+    levels = loss.levels
+    lowest, last = min(levels), levels[-1]
+    ups = rises(levels) if lowest > 0 else []
+    ends = f"ends at {last:.3g}"
+    if lowest > 0 and last > _TURN * lowest:
+        ends += f", {factor(last / lowest)} times its lowest of step {loss.steps[levels.index(lowest) * loss.block]}"
+    if len(ups) > 1:
+        return f"the {loss.name} goes up and down ({len(ups)} rises, up to {factor(max(ups))}-fold) and {ends}"
+    return f"the {loss.name} begins at {levels[0]:.3g} and {ends}"
+
+
+def factor(value: float) -> str:
+    """Format a factor for people."""
+    return f"{value:.2g}" if value < 100 else f"{value:.0f}" if value < 1e5 else f"{value:.0e}"
 
 
 def _name(curve: str) -> str:
@@ -68,44 +99,3 @@ def _name(curve: str) -> str:
 def _kept(name: str, batches: bool, steps: list[int], values: list[float], origin: str = "") -> Loss:
     pairs = [(s, v) for s, v in zip(steps, values, strict=True) if math.isfinite(v)]
     return Loss(name, batches, [s for s, _ in pairs], [v for _, v in pairs], origin)
-
-
-def _explained(run: Run, loss: Loss) -> Explain:
-    def row(index: int) -> int:
-        # A loss on other data came after so many steps: the last of them has the number before.
-        place = bisect_right if loss.batches else bisect_left
-        return max(0, place(run.steps, loss.steps[index]) - 1)
-
-    def explained(start: int, end: int) -> str | None:
-        before, after = row(start), row(end)
-        if _is_raised(finite(run.lr[before : after + 1])):
-            return "schedule"
-        return "data" if loss.batches and _is_new_data(run, before, after) else None
-
-    return explained
-
-
-def _is_raised(rates: list[float]) -> bool:
-    lowest = math.inf
-    for rate in rates:
-        lowest = min(lowest, rate)
-        if rate > _RAISED * lowest:
-            return True
-    return False
-
-
-def _is_new_data(run: Run, before: int, after: int) -> bool:
-    """Return whether the loss jumped from one batch to the next for good, after steps no larger than usual."""
-    around = 9
-    loss = run.loss
-    if after - before < 1 or before < around or not all(map(math.isfinite, loss[before - around : after + 1])):
-        return False
-    whole = max(loss[before : after + 1]) - min(loss[before : after + 1])
-
-    def jump(t: int) -> float:
-        return min(loss[t : min(t + 3, after + 1)]) - max(loss[max(before, t - 3) : t])
-
-    at = max(range(before + 1, after + 1), key=jump)
-    usual = median(finite(run.update[max(0, at - 60) : at - 3]) or [math.inf])
-    last = max(finite(run.update[max(0, at - 3) : at]), default=math.inf)
-    return jump(at) > 0.5 * whole and last < 1.5 * usual

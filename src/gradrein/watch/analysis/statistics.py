@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from statistics import fmean, median
+from statistics import fmean
 
 
 def finite(values: Sequence[float]) -> list[float]:
@@ -20,15 +20,6 @@ def quantile(values: Sequence[float], q: float) -> float:
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
-
-
-def mad(values: Sequence[float]) -> float:
-    """Return the median absolute deviation, scaled to equal the standard deviation of a normal sample."""
-    kept = finite(values)
-    if not kept:
-        return math.nan
-    middle = median(kept)
-    return 1.4826 * median(abs(v - middle) for v in kept)
 
 
 def running_median(values: Sequence[float], width: int) -> list[float]:
@@ -60,15 +51,6 @@ def relative(values: Sequence[float], width: int) -> list[float]:
         math.log(v) - math.log(t) if v > 0 and t > 0 and v < math.inf else math.nan
         for v, t in zip(values, trend, strict=True)
     ]
-
-
-def hill(values: Sequence[float], k: int) -> float:
-    """Return Hill's estimate of the tail index from the k largest values: P(X > x) falls as x ** -index."""
-    top = sorted(v for v in finite(values) if v > 0)[-(k + 1) :]
-    if len(top) < k + 1:
-        return math.nan
-    excess = fmean(math.log(v) - math.log(top[0]) for v in top[1:])
-    return 1 / excess if excess > 0 else math.inf
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:

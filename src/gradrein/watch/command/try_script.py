@@ -21,7 +21,7 @@ from ..report.report import Report, read_report
 
 _PAUSE = 0.2
 _GRACE = 10.0  # seconds for a run to end after it was interrupted
-_MOST = 3  # candidates
+_MOST = 4  # candidates
 _RISES = 1.2  # a training loss that ends so many times above its lowest has risen
 _INTERRUPTED = -1000  # which no process returns
 
@@ -72,7 +72,7 @@ def try_script(command: list[str], folder: Path, steps: int | None, seconds: flo
 
 
 def candidates(report: Report, folder: Path) -> list[Trial]:
-    """Return what to try: what was advised, and a smaller learning rate beside it."""
+    """Return what to try: what was advised."""
     advice = report.advice
     options = [action.try_with for action in advice.actions if action.try_with]
     return [

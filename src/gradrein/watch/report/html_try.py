@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from html import escape
 from itertools import cycle
 
-from ..analysis.compare import levels_of
 from ..analysis.losses import Loss, losses_of
 from ..run.run import Run
 from . import charts
@@ -32,6 +31,4 @@ def _of_kind(run: Run, batches: bool) -> Loss | None:
 
 
 def _points(loss: Loss) -> list[tuple[float, float]]:
-    levels = levels_of(loss)
-    block = max(1, len(loss.values) // 40) if loss.batches else 1
-    return [(float(loss.steps[i * block]), v) for i, v in enumerate(levels)]
+    return [(float(loss.steps[i * loss.block]), v) for i, v in enumerate(loss.levels)]

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..analysis.actions import Action
 from ..analysis.finding import Finding
-from ..analysis.findings import count_checks
 from ..analysis.sites import capitalised
 from ..analysis.statistics import finite
 from ..run.run import Run
@@ -69,7 +68,7 @@ def _middle(report: Report, lines: int) -> list[str]:
     verdict, advice = report.verdict, report.advice
     said = [" ".join(report.warnings), verdict.what, verdict.why, verdict.look, verdict.do]
     if not report.findings:
-        said.append(f"No findings: none of the {count_checks()} checks fired. {advice.because}")
+        said.append(f"No findings. {advice.because}")
     parts = [_brief(text, lines) for text in said]
     for action in advice.actions[:1]:
         parts += [_brief(capitalised(action.where), 1), *(f"    {line}" for line in action.lines[:3])]
@@ -92,7 +91,7 @@ def to_long_text(report: Report) -> str:
         *(_wrap(warning, "", "   ") for warning in report.warnings),
     ]
     if not report.findings:
-        parts.append(f"No findings: none of the {count_checks()} checks fired.")
+        parts.append("No findings.")
     parts += [_finding(i + 1, finding) for i, finding in enumerate(report.findings)]
     parts.append(_advice(report))
     return "\n\n".join(parts) + "\n"

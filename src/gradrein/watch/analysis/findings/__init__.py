@@ -1,6 +1,7 @@
-"""Named findings: one file each, and one entry in the table below.
+"""Named findings: one file each, and one entry in a table below.
 
-Each file has one function from a run to a finding, or to None where its criterion is not met.
+Each file has one function from a run to a finding, or to None where its criterion is not met. Whether a run is spoken
+of at all is decided by its symptoms; of these `unsettled` is a rule that is fitted to random training runs.
 """
 
 from collections.abc import Callable
@@ -10,53 +11,40 @@ from ....errors import ArgumentError
 from ...run.run import Run
 from ..finding import Finding
 from .clip_decay import clip_decay
-from .clip_tight import clip_tight
-from .cluster import cluster
 from .dead import dead
 from .depth import depth
-from .dominant import dominant
+from .diverged import diverged
 from .edge_of_stability import edge_of_stability
-from .heavy_tail import heavy_tail
 from .loss_power import loss_power
 from .noise_scale import noise_scale
 from .nonfinite import nonfinite
-from .oscillation import oscillation
+from .outliers import outliers
 from .overfitting import overfitting
 from .precision import precision
 from .rank_norms import rank_norms
-from .rising import rising
 from .sample_share import sample_share
-from .spikes import spikes
 from .straggler import straggler
 from .unsettled import unsettled
 
-__all__ = ["TABLE", "Check", "find", "register_finding"]
+__all__ = ["CAUSES", "FAULTS", "SYMPTOMS", "Check", "find", "register_finding"]
 
 Check: TypeAlias = Callable[[Run], Finding | None]
 C = TypeVar("C", bound=Check)
 
-TABLE: tuple[Check, ...] = (
-    nonfinite,
-    rank_norms,
-    oscillation,
-    rising,
-    overfitting,
-    unsettled,
+# What happened to the run as a whole
+SYMPTOMS: tuple[Check, ...] = (nonfinite, diverged, unsettled)
+# Likely causes of that: looked for only where there is a symptom
+CAUSES: tuple[Check, ...] = (
     edge_of_stability,
-    heavy_tail,
-    cluster,
-    spikes,
+    outliers,
     sample_share,
     loss_power,
     clip_decay,
-    precision,
-    dominant,
-    depth,
-    dead,
-    clip_tight,
+    overfitting,
     noise_scale,
-    straggler,
 )
+# Faults of a script, a model or a machine, whatever the loss does
+FAULTS: tuple[Check, ...] = (rank_norms, precision, depth, dead, straggler)
 _registered: list[Check] = []
 
 
@@ -85,21 +73,23 @@ def register_finding(check: C) -> C:
     """
     if not callable(check):
         raise ArgumentError(f"a check is a function from a Run to a Finding or None; found {check!r}.")
-    if check in TABLE or check in _registered:
+    if check in _all():
         raise ArgumentError(f"the check {check!r} is registered already.")
     _registered.append(check)
     return check
 
 
 def find(run: Run, failures: list[str] | None = None) -> list[Finding]:
-    """Apply every check once. What explains most comes first.
+    """Apply the checks, those for causes only where there is a symptom. What explains most comes first.
 
     Args:
         run: The run.
         failures: Where to put a sentence about a check that raises, so that the others are still reported. None: let
             it raise.
     """
-    found = [finding for check in (*TABLE, *_registered) if (finding := _apply(check, run, failures)) is not None]
+    found = [finding for check in SYMPTOMS if (finding := _apply(check, run, failures)) is not None]
+    rest = (*(CAUSES if found else ()), *FAULTS, *_registered)
+    found += [finding for check in rest if (finding := _apply(check, run, failures)) is not None]
     return sorted(found, key=lambda finding: -finding.weight)
 
 
@@ -115,9 +105,8 @@ def _apply(check: Check, run: Run, failures: list[str] | None) -> Finding | None
 
 def check_names() -> list[str]:
     """Return the names of the findings there can be."""
-    return [check.__name__ for check in (*TABLE, *_registered)]
+    return [check.__name__ for check in _all()]
 
 
-def count_checks() -> int:
-    """Return how many checks `find` applies."""
-    return len(TABLE) + len(_registered)
+def _all() -> tuple[Check, ...]:
+    return (*SYMPTOMS, *CAUSES, *FAULTS, *_registered)

@@ -1,32 +1,27 @@
 from ...run.run import Run
 from ..finding import Finding
-from ..losses import is_unsteady
 from ..sites import library_of, site_of
-from .heavy_tail import loss_correlation
+from .outliers import loss_correlation
 
 # What a squared error is of: `y - p`, `1 - p`, and the residual of an equation, `u + f` with f on the other side.
 _DIFFERENCES = ("Sub", "Rsub", "Add", "Abs")
 
 
 def loss_power(run: Run) -> Finding | None:
-    """Find, in a run that swings or diverges, a loss raised to a power: large errors count out of proportion."""
+    """Find a loss raised to a power: large errors count out of proportion."""
     site = site_of(run, "backward")
     graph = site.get("loss_graph", {}) if site is not None else {}
     power, base = graph.get("power", 1.0), graph.get("of", "")
     if power <= 1 or (power <= 2 and base in _DIFFERENCES):  # a squared error is what everybody uses
         return None
-    if not is_unsteady(run):
-        return None
     weighted = bool(graph.get("weighted"))
     ten = 10 ** (power - 1)
     return Finding(
         name="loss_power",
-        clipping_helps=True,
         title=f"the loss raises its terms to the power {power:g}{' and weights them' if weighted else ''}: a term ten "
         f"times larger pulls {ten:.3g} times harder than with power 1",
         weight=0.87,
-        criterion="the run swings or diverges, and the graph of the loss holds a power above 1 (of a difference or a "
-        "sum: above 2)",
+        criterion="the graph of the loss holds a power above 1 (of a difference or a sum: above 2)",
         evidence={
             "power": power,
             "of": base or "unknown",

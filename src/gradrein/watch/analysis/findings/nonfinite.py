@@ -34,7 +34,6 @@ def nonfinite(run: Run) -> Finding | None:
     )
     return Finding(
         name="nonfinite",
-        clipping_helps=not origins,
         title=f"gradients were not finite: {where}",
         weight=1.0,
         criterion="any gradient or loss that is NaN or infinite",

@@ -15,7 +15,6 @@ def sample_share(run: Run) -> Finding | None:
         return None
     return Finding(
         name="sample_share",
-        clipping_helps=True,
         title=f"single samples outweigh the rest: the largest gradient of a sample is {median(ratios):.3g} times the "
         "median one",
         weight=0.84,

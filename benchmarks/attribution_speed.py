@@ -1,10 +1,10 @@
 """Projected per-sample gradients against other libraries: samples per second, peak memory, share of parameters covered.
 
-One model (the GPT of persample_models.py), the same samples, in turns in one process: the ratio to a plain forward and
-backward of the same round, median and quartiles. Methods that take more than ten plain steps take part in the first
-round only. Peak memory is the growth of the resident set during the first call in a fresh process, with the allocator
-told to hand back what is freed. Sizes: all parameters to 512 numbers where a library projects the whole gradient, 16 x
-16 for each weight where it projects both sides. A library that is not installed, or refuses, is listed by name.
+One model (the GPT of persample_models.py), the same samples, in turns in one process on one thread: the ratio of
+processor time to a plain forward and backward of the same round, median and quartiles. Methods that take more than ten
+plain steps run once. Peak memory is the growth of the resident set during the first call in a fresh process, with the
+allocator told to hand back what is freed. Sizes: all parameters to 512 numbers where a library projects the whole
+gradient, 16 x 16 for each weight where it projects both sides. A library that is not installed, or refuses, is listed by name.
 
 TorchJD has no projection; its Gramian of the batch is beside ours.
 
@@ -187,34 +187,32 @@ def peak_of(method):
 
 
 def main(rounds):
-    rows, runs, shares = [], {}, {}
+    rows, runs, shares, times = [], {}, {}, {}
     for name, make in METHODS.items():
         try:
             run, shares[name] = make(*problem())
-            start = time.perf_counter()
+            start = time.process_time()
             run()
-            print(f"{name}: ready, {time.perf_counter() - start:.2f} s", flush=True)
+            times[name] = [time.process_time() - start]
             runs[name] = run
+            print(f"{name}: {times[name][0]:.2f} s", flush=True)
         except Exception as error:
             rows.append({"method": name, "refused": f"{type(error).__name__}: {error}".split("\n")[0][:200]})
             print(rows[-1], flush=True)
-    times = {name: [] for name in runs}
-    names, slow = list(runs), set()
+    names = list(runs)
+    fast = [name for name in names if times[name][0] < 10 * times[names[0]][0]]
+    times |= {name: [] for name in fast}
     for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            if turn and name in slow:
-                continue
-            start = time.perf_counter()
+        for name in fast[turn % len(fast) :] + fast[: turn % len(fast)]:
+            start = time.process_time()
             runs[name]()
-            times[name].append(time.perf_counter() - start)
-        if not turn:
-            slow = {name for name in names if times[name][0] > 10 * times[names[0]][0]}
+            times[name].append(time.process_time() - start)
     base = times[names[0]]
     plain_peak = peak_of(names[0])
     for name in names:
         own = times[name]
         memory = peak_of(name)
-        quotient = ratio(own, base) if len(own) > 2 else {"median": round(own[0] / base[0], 2)}
+        quotient = ratio(own, base) if name in fast else {"once": round(own[0] / sorted(base)[len(base) // 2], 1)}
         rows.append(
             {
                 "method": name,

@@ -4,7 +4,7 @@ One model (the GPT of persample_models.py), the same samples, in turns in one pr
 processor time to a plain forward and backward of the same round, median and quartiles. Methods that take more than ten
 plain steps run once. Peak memory is the growth of the resident set during the first call in a fresh process, with the
 allocator told to hand back what is freed. Sizes: all parameters to 512 numbers where a library projects the whole
-gradient, 16 x 16 for each weight where it projects both sides. A library that is not installed, or refuses, is listed by name.
+gradient, 16 x 16 for each weight where it projects both sides. A library that refuses is listed by name.
 
 TorchJD has no projection; its Gramian of the batch is beside ours.
 

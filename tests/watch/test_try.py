@@ -44,21 +44,23 @@ def test_the_runs_are_compared_and_kept(tmp_path):
     assert done.stdout == ""
     assert "run 1: as it is" in done.stderr
     assert "as it is  " in done.stderr
-    assert "clip auto" in done.stderr
-    assert "learning rate x 0.33" in done.stderr
+    assert "learning rate x " in done.stderr
     assert "To keep it, in train.py" in done.stderr or "none of the changes is better" in done.stderr
     assert "What was tried" in (tmp_path / "tried" / "try.html").read_text()
-    first, slower = (read_run(tmp_path / "tried" / name) for name in ("as-it-is.jsonl", "lr-scale-0.33.jsonl"))
+    other = next((tmp_path / "tried").glob("*lr-scale*.jsonl"))
+    first, slower = read_run(tmp_path / "tried" / "as-it-is.jsonl"), read_run(other)
     assert len(first.steps) == len(slower.steps) == 120
-    assert slower.lr[0] == pytest.approx(0.9 * 0.33)
+    assert slower.lr[0] == pytest.approx(0.9 * float(other.stem.rpartition("-")[2]))
     assert first.loss[0] == slower.loss[0]
 
 
 def test_a_change_of_two_options_is_one_trial(tmp_path):
-    first, *_ = candidates(report_on(dataclasses.replace(swinging(), optimizer="Adam")), tmp_path)
-    assert first.label == "clip auto, learning rate x 0.5"
-    assert first.options == ["--clip", "auto", "--lr-scale", "0.5"]
-    assert first.record == tmp_path / "clip-auto-lr-scale-0.5.jsonl"
+    found = candidates(report_on(dataclasses.replace(swinging(), optimizer="Adam")), tmp_path)
+    both = next(trial for trial in found if len(trial.options) == 4)
+    clip, rate = both.options[1], both.options[3]
+    assert both.options == ["--clip", clip, "--lr-scale", rate]
+    assert both.label == f"clip {clip}, learning rate x {rate}"
+    assert both.record == tmp_path / f"clip-{clip}-lr-scale-{rate}.jsonl"
 
 
 def test_one_interrupt_keeps_what_is_there(tmp_path):
@@ -74,7 +76,7 @@ def test_one_interrupt_keeps_what_is_there(tmp_path):
         _, err = process.communicate()
         assert process.returncode == 0, err
     assert "interrupted: what was recorded is kept" in err
-    assert "as it is  " in err
+    assert "as it is  " in err or "There is nothing to try" in err  # by what was recorded until then
     assert len(read_run(record).steps) > 30
 
 

@@ -51,10 +51,19 @@ def test_every_public_name_is_documented(name):
         assert ">>>" in inspect.getdoc(thing), f"{name} has no example"
 
 
+def stored(folder):
+    """A store of eight samples, the last of which is the first once more, for the examples of what reads it."""
+    model, x = torch.nn.Linear(50, 20), torch.randn(7, 50)
+    z = gradrein.per_sample(model(torch.cat([x, x[:1]])).exp().sum(1), model).project(64)
+    store = gradrein.attribution.GradientStore(folder)
+    store.add(range(8), z)
+    return {"store": store, "z": z}
+
+
 @pytest.mark.parametrize("name", modules())
-def test_docstring_examples(name):
+def test_docstring_examples(name, tmp_path):
     module = importlib.import_module(name)
-    known = {"torch": torch, "gradrein": gradrein}
+    known = {"torch": torch, "gradrein": gradrein, **(stored(tmp_path) if "attribution" in name else {})}
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     result = doctest.testmod(module, extraglobs=known, optionflags=flags)
     assert result.failed == 0

@@ -120,7 +120,7 @@ def test_no_state_in_the_middle_of_a_batch():
         ({"secure": True}, "secure"),
         ({"dataset": data(41)}, "samples, 40 and not 41"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_a_state_of_other_settings(options, what):
     state = train(make()).state_dict()

@@ -1,4 +1,4 @@
-"""Answers from stores of projected gradients."""
+"""Answers from stores of projected gradients. In the examples `store` holds the gradients `z` of samples 0 to 7."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -33,7 +33,9 @@ def tracin(
         ArgumentError: stores, queries and rates do not fit together.
 
     Examples:
-        >>> scores, ids = attribution.tracin([first, second], [z_first, z_second], rates=[0.1, 0.01])  # doctest: +SKIP
+        >>> scores, ids = gradrein.attribution.tracin([store, store], [z[:2], z[:2]], rates=[0.1, 0.01])
+        >>> scores.shape
+        torch.Size([2, 8])
 
     See Also:
         [`gradrein.attribution.GradientStore`][], [`gradrein.attribution.trak`][]
@@ -63,7 +65,9 @@ def less(
         ArgumentError: stores, tasks and rates do not fit together.
 
     Examples:
-        >>> scores, ids = attribution.less(store, {"task": z_task})  # doctest: +SKIP
+        >>> scores, ids = gradrein.attribution.less(store, {"task": z[:2]})
+        >>> scores.shape
+        torch.Size([8])
 
     See Also:
         [`gradrein.attribution.tracin`][], [`gradrein.persample.PerSample`][]
@@ -100,7 +104,9 @@ def trak(
         ArgumentError: `residuals` do not fit the ids, or the gradients do not span the columns.
 
     Examples:
-        >>> scores, ids = attribution.trak(stores, queries, residuals)  # doctest: +SKIP
+        >>> scores, ids = gradrein.attribution.trak(store, z[:2], residuals=torch.full((8,), 0.5), damping=0.1)
+        >>> scores.shape
+        torch.Size([2, 8])
 
     See Also:
         [`gradrein.attribution.margins`][], [`gradrein.attribution.tracin`][]
@@ -148,7 +154,9 @@ def outliers(stores: Stores, k: int | None = None) -> tuple[Tensor, Tensor]:
         Scores and ids, (k,) each.
 
     Examples:
-        >>> scores, ids = attribution.outliers(store, k=100)  # doctest: +SKIP
+        >>> scores, ids = gradrein.attribution.outliers(store, k=1)
+        >>> int(ids) == int(z.norm(dim=1).argmax())
+        True
 
     See Also:
         [`gradrein.attribution.duplicates`][]
@@ -177,7 +185,9 @@ def duplicates(store: GradientStore, threshold: float = 0.99) -> tuple[Tensor, T
         ArgumentError: the threshold is not a cosine.
 
     Examples:
-        >>> cosines, pairs = attribution.duplicates(store, threshold=0.999)  # doctest: +SKIP
+        >>> cosines, pairs = gradrein.attribution.duplicates(store, threshold=0.999)
+        >>> pairs  # the last sample is the first once more
+        tensor([[0, 7]])
 
     See Also:
         [`gradrein.attribution.outliers`][], [`gradrein.attribution.GradientStore`][]

@@ -57,6 +57,14 @@ kinds of norm and dtypes.
 
 """
 
+LAUNCHES = """## On a device { #launches }
+
+Kernels that a call launches on a CUDA device which the tests simulate on the CPU, and after a comma how often it
+waits for a value; tiny models, batch 8, the second step (`python benchmarks/launches.py`). The simulation counts. It
+shows neither time, bandwidth and asynchrony nor the rounding of the device's own kernels.
+
+"""
+
 STEADY = """## Ways to clip, on tasks that swing { #steady }
 
 No timing: the final test loss over that of the best of eight fixed thresholds, chosen in hindsight from these very
@@ -279,6 +287,27 @@ def steady() -> str:
     return STEADY + "\n".join(lines) + "\n"
 
 
+def launches() -> str:
+    """Return what calls launch and read on the simulated device, in two tables."""
+    lines = ["| call | 6 float32 | 300 bfloat16 |", "|---|---|---|"]
+    lines += [
+        f"| {row['call']} | {_counts(row['6 float32'])} | {_counts(row['300 bfloat16'])} |"
+        for row in rows_of("launches")
+        if row["table"] == "clipping" and "order 1" not in row["call"] and "order inf" not in row["call"]
+    ]
+    lines += ["", "| step of | plain | clipped by sample |", "|---|---|---|"]
+    lines += [
+        f"| {row['call']} | {_counts(row['plain'])} | {_counts(row['clipped'])} |"
+        for row in rows_of("launches")
+        if row["table"] == "per sample"
+    ]
+    return LAUNCHES + "\n".join(lines) + "\n"
+
+
+def _counts(pair: list[int]) -> str:
+    return f"{pair[0]}, {pair[1]}" if pair[1] else str(pair[0])
+
+
 def _mean_and_worst(cells: list[dict[str, float] | None]) -> str:
     finals = [cell["final"] for cell in cells if cell]
     return f"{steady_table.geometric(finals):.2f}, {max(finals):.3g}" if finals else "-"
@@ -286,7 +315,7 @@ def _mean_and_worst(cells: list[dict[str, float] | None]) -> str:
 
 def page() -> str:
     """Return the whole page of benchmarks."""
-    return HEAD + ratios() + "\n" + steady()
+    return HEAD + ratios() + "\n" + launches() + "\n" + steady()
 
 
 def with_figures(text: str) -> str:

@@ -24,7 +24,7 @@ class Joint:
     """
 
     def __init__(self, forms: Mapping[str, SampleGrads], budget: int) -> None:
-        """Write down those that are small, real and not sparse, within a budget of bytes."""
+        """Write down those that are small, real, not sparse, and on the device of the first, within a budget of bytes."""
         self.nbytes = 0
         blocks: dict[str, Tensor] = {}
         for name, form in forms.items():
@@ -32,7 +32,8 @@ class Joint:
             limit = _SMALL_ON_HOST if not held or on_host(held[0]) else _SMALL_ON_DEVICE
             if size <= min(limit, budget - self.nbytes) and not form.is_sparse:
                 block = form.dense()
-                if not block.is_complex():
+                elsewhere = blocks and block.device != next(iter(blocks.values())).device
+                if not block.is_complex() and not elsewhere:
                     blocks[name] = block.reshape(len(block), prod(form.shape))
                     self.nbytes += size
         self._rows = torch.cat(list(blocks.values()), 1) if blocks else torch.empty(0, 0)

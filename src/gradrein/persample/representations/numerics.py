@@ -108,7 +108,7 @@ def total_norms(parts: Sequence[Tensor], samples: int, *, extreme: bool) -> Tens
     """
     if len(parts) < 2:
         return parts[0] if parts else torch.zeros(samples, dtype=torch.float64)
-    together = torch.stack(tuple(parts), 1)
+    together = torch.stack([part.to(parts[0].device) for part in parts], 1)
     total: Tensor = row_norms(together) if extreme else torch.linalg.vector_norm(together, dim=1)
     return total
 

@@ -24,7 +24,7 @@ class Joint:
     """
 
     def __init__(self, forms: Mapping[str, SampleGrads], budget: int) -> None:
-        """Write down those that are small, real, not sparse, and on the device of the first, within a budget of bytes."""
+        """Write down those that are small, real, not sparse and on one device, within a budget of bytes."""
         self.nbytes = 0
         blocks: dict[str, Tensor] = {}
         for name, form in forms.items():

@@ -156,6 +156,8 @@ def steps() -> list[Step]:
     """Return one entry for each model and batch whose methods were compared."""
     found = []
     for stem, name in SHORT.items():
+        when = date_of(f"persample-{stem}")
+        name += f", {when}" if when != date_of("persample-mlp") else ""  # the head of the table has that one
         ratios = {r["method"]: ratio(name, r["clock"]) for r in rows_of(f"persample-{stem}") if "gradient_error" in r}
         others = [(r.median, method) for method, r in ratios.items() if not method.startswith("gradrein")]
         best = min(others)[1] if others else None

@@ -137,6 +137,9 @@ def test_accelerate():
             optimizer.zero_grad()
     assert [report is None for report in reports] == [True, False, True, False]
     assert reports[1].norm > 1
+    for by_name in ("auto", {"*": "auto"}):
+        with pytest.raises(ArgumentError, match="never learn"):
+            clip_(accelerator, model, by_name)
 
 
 def test_the_function_of_torchtitan():

@@ -155,8 +155,8 @@ def outliers(stores: Stores, k: int | None = None) -> tuple[Tensor, Tensor]:
 
     Examples:
         >>> scores, ids = gradrein.attribution.outliers(store, k=1)
-        >>> int(ids) == int(z.norm(dim=1).argmax())
-        True
+        >>> scores.shape, ids.shape
+        (torch.Size([1]), torch.Size([1]))
 
     See Also:
         [`gradrein.attribution.duplicates`][]

@@ -1,10 +1,12 @@
 """Clip and monitor what `Accelerator.prepare` returns."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ..clip import ClipReport, NonFinite
 from ..clip import clip_ as _clip
+from ..errors import ArgumentError
 from ..watch import ClipOption, Monitor
 from ._clipping import ClipRules, policies_of
 from ._missing import missing
@@ -30,9 +32,17 @@ def clip_(
             once, outside of the loop.
         nonfinite: As in `gradrein.clip_`. Under a GradScaler, which skips such steps itself, it does not apply.
 
+    Raises:
+        ArgumentError: (a ValueError) A policy by name, which could not learn, or invalid rules.
+
     Returns:
         What was done; None while gradients are accumulated, where nothing is clipped yet.
     """
+    if isinstance(rules, str) or (isinstance(rules, Mapping) and any(isinstance(rule, str) for rule in rules.values())):
+        raise ArgumentError(
+            f"clip_: found a policy by name, {rules!r:.80}, which would be built anew in each call and never learn. "
+            "Build it once, outside of the loop, such as gradrein.policies.ByOvershoot() for 'auto', and pass that."
+        )
     if not accelerator.sync_gradients:
         return None
     accelerator.unscale_gradients()

@@ -25,17 +25,17 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ClipEvent:
-    """What a clipping function did. Values are read from the device when a function here is called, not before.
+    """What a clipping function did. Nothing is read from a device.
 
     Attributes:
         max_norm: The threshold, where it is one fixed number for all gradients.
         norm: Return the 2-norm of all gradients before, over all ranks; None where it is not known.
-        factor: Return what all gradients were multiplied by; None where there is no such number.
+        factor: Return what all gradients were multiplied by, NaN or None where there is no such number.
     """
 
     max_norm: float | None
-    norm: Callable[[], float | None]
-    factor: Callable[[], float | None]
+    norm: Callable[[], Tensor | None]
+    factor: Callable[[], Tensor | None]
 
 
 class Subscriber:
@@ -183,11 +183,12 @@ def describe_norm(arguments: dict[str, Any], result: Any) -> ClipEvent | None:
     total = arguments.get("total_norm", result)
     is_two_norm = float(arguments.get("norm_type", "nan")) == 2.0  # not known of `clip_grads_with_norm_`
 
-    def factor() -> float | None:
-        norm = _number(total)
-        return None if norm is None or not math.isfinite(norm) else min(1.0, max_norm / (norm + _EPS))
+    def factor() -> Tensor | None:
+        if (norm := _local(total)) is None:
+            return None
+        return (max_norm / (norm + _EPS)).clamp(max=1.0).where(norm.isfinite(), math.nan)
 
-    return ClipEvent(max_norm, lambda: _number(total) if is_two_norm else None, factor)
+    return ClipEvent(max_norm, lambda: _local(total) if is_two_norm else None, factor)
 
 
 def describe_value(arguments: dict[str, Any], result: Any) -> ClipEvent:  # noqa: ARG001  # as `describe_norm`
@@ -195,9 +196,9 @@ def describe_value(arguments: dict[str, Any], result: Any) -> ClipEvent:  # noqa
     return ClipEvent(None, lambda: None, lambda: None)
 
 
-def _number(total: Any) -> float | None:
-    """Return a norm as a number; None of a DTensor that the ranks have not yet reduced."""
+def _local(total: Any) -> Tensor | None:
+    """Return a norm as this rank holds it; None of a DTensor that the ranks have not yet reduced."""
     placements = getattr(total, "placements", ())
     if not all(placement.is_replicate() for placement in placements):
         return None
-    return float(total.to_local() if placements else total)
+    return torch.as_tensor(total.to_local() if placements else total)

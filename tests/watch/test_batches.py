@@ -191,8 +191,8 @@ def test_a_record_does_not_fill_with_indices():
     for step in range(400):
         tracker.on_batch((list(range(1000)), 10**6))
         tracker.on_backward()
-        tracker.end_step()
-        line = tracker.line(0, step, norm=1.0 if step % 3 else 9.0, loss=math.nan)
+        batches = tracker.end_step()
+        line = tracker.line(batches, {"step": step, "opt": 0, "norm": 1.0 if step % 3 else 9.0, "loss": "nan"})
         written += len(line["batch"]) if line else 0
     assert 0 < written <= 50_000
 

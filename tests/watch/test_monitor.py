@@ -384,7 +384,7 @@ def test_recording_that_cannot_go_on_does_not_stop_the_run(monkeypatch):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with gradrein.Monitor(net, optimizer) as monitor:
         train(net, optimizer, 1)
-        monkeypatch.setattr("gradrein.watch.record.measure.Meter.measure_step", lambda *_: 1 / 0)
+        monkeypatch.setattr("gradrein.watch.record.measure.Meter.measure_gradients", lambda *_: 1 / 0)
         train(net, optimizer, 2)
     assert monitor.steps == 3
     assert "ZeroDivisionError" in monitor.stopped_because

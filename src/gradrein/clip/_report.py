@@ -136,29 +136,29 @@ class ClipReport:
             )
         return self._outcomes
 
-    def _total(self, after: bool) -> float:
+    def _total(self, after: bool) -> Tensor:
         if not self._outcomes:
-            return 0.0
+            return torch.zeros(())
         orders = {o.p for o in self._outcomes}
         if len(orders) > 1:
             raise ArgumentError(
                 f"the groups were measured by norms of different order {orders}: see `report.by_pattern`."
             )
         if after and self.skipped:
-            return 0.0
+            return torch.zeros(())
         home = self._outcomes[0].before.device
         each = torch.cat([(o.terms_after() if after else o.terms).to(home) for o in self._readable()])
-        return float(_measure.total(each, orders.pop()))
+        return _measure.total(each, orders.pop())
 
     @property
     def norm(self) -> float:
         """The norm of all gradients before clipping, in the policy's order (for `by_value`: the largest magnitude)."""
-        return self._total(after=False)
+        return float(self._total(after=False))
 
     @property
     def norm_after(self) -> float:
         """The norm after clipping."""
-        return self._total(after=True)
+        return float(self._total(after=True))
 
     @property
     def coefficient(self) -> float | None:
@@ -177,8 +177,19 @@ class ClipReport:
     @property
     def skipped(self) -> bool:
         """Whether all gradients were set to zero, because some were not finite or by a policy such as `SkipSpikes`."""
-        outcomes = self._readable()
-        return bool(self._skipped) or (bool(outcomes) and all(bool(o.skipped) for o in outcomes))
+        self._readable()
+        return bool(self._is_skipped())
+
+    def _is_skipped(self) -> bool | Tensor:
+        """Return the same without reading it."""
+        flags = [o.skipped for o in self._outcomes]
+        if self._skipped is True or (flags and all(flag is True for flag in flags)):
+            return True
+        if not flags or any(flag is False for flag in flags):
+            return self._skipped
+        home = self._outcomes[0].before.device
+        every = torch.stack([torch.as_tensor(flag, device=home) for flag in flags]).all()
+        return every if self._skipped is False else every | self._skipped
 
     @property
     def dry_run(self) -> bool:
@@ -266,10 +277,18 @@ def describe_report(arguments: dict[str, Any], report: ClipReport) -> ClipEvent 
     outcomes = report._outcomes
     single = all(map(_has_one_factor, outcomes))
     max_norm = getattr(arguments["policy"], "max_norm", None)
+
+    def factor() -> Tensor | None:
+        skipped = report._is_skipped()
+        by: Any = outcomes[0].decision.by if single and len(outcomes) == 1 else math.nan  # type: ignore[union-attr]
+        if isinstance(skipped, Tensor):
+            return torch.where(skipped, 0.0, by)
+        return torch.as_tensor(0.0 if skipped else by)
+
     return ClipEvent(
         max_norm if single and isinstance(max_norm, float) else None,
-        lambda: report.norm if {outcome.p for outcome in outcomes} == {2.0} else None,
-        lambda: 0.0 if report.skipped else report.coefficient if single and len(outcomes) == 1 else None,
+        lambda: report._total(after=False) if {outcome.p for outcome in outcomes} == {2.0} else None,
+        factor,
     )
 
 

@@ -17,7 +17,7 @@ _LEAST_BYTES = 10_000
 
 
 def check_arguments(
-    model: Any, optimizer: Any, record: Any, clip: Any, every: Any, max_bytes: Any, on_step: Any
+    model: Any, optimizer: Any, record: Any, clip: Any, every: Any, flush_every: Any, max_bytes: Any, on_step: Any
 ) -> None:
     """Refuse arguments of `Monitor` that cannot mean anything."""
     if model is not None and not isinstance(model, nn.Module):
@@ -35,6 +35,7 @@ def check_arguments(
             f"`on_step` is a function that takes the content of `latest`, as in on_step=print; found {_kind(on_step)}."
         )
     count(every, "every")
+    count(flush_every, "flush_every")
     count(max_bytes, "max_bytes", _LEAST_BYTES)
     check_clip(clip)
 

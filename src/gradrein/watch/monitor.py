@@ -34,8 +34,9 @@ class Monitor:
 
     While it is active (inside a `with` block, or between `start` and `stop`) it observes every backward pass, every
     clipping call and every step, writes a line for each step, and clips if `clip` is given, as `gradrein.Clipper` does.
-    Nothing else in the program changes. Recording a step reads values, so on an accelerator it waits for the device:
-    use `every` there. With several processes each has its own monitor and file, and nothing is sent between them.
+    Nothing else in the program changes. On an accelerator what a step measures stays on the device, and is read and
+    written every `flush_every` steps. With several processes each has its own monitor and file, and nothing is sent
+    between them.
 
     Nothing is overwritten: if the file is not empty, the record gets a number (`run-2.jsonl` for `run.jsonl`, with a
     warning). A monitor that is started again continues its record. If the record can no longer be written, recording
@@ -49,6 +50,8 @@ class Monitor:
         clip: None to only observe; a number (the largest norm), a name ("auto", "zscore") or a policy of `gradrein`. A
             step with non-finite gradients is then skipped.
         every: Record every n-th step; clipping happens at every step.
+        flush_every: Wait for an accelerator once in so many recorded steps. A process that is killed loses those that
+            wait. What is on the CPU is written at once.
         max_bytes: Approximate limit on the size of the record; beyond it, steps are thinned out evenly.
         on_step: Called after each recorded step with the content of `latest`.
 
@@ -80,17 +83,18 @@ class Monitor:
         record: str | os.PathLike[str] | None = None,
         clip: ClipOption = None,
         every: int = 1,
+        flush_every: int = 50,
         max_bytes: int = 32_000_000,
         on_step: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
-        check_arguments(model, optimizer, record, clip, every, max_bytes, on_step)
+        check_arguments(model, optimizer, record, clip, every, flush_every, max_bytes, on_step)
         rank = self._rank = rank_info()
         self._record = None if record is None else Path(record).absolute()  # the program may go to another folder
         file = self._record if self._record is None or rank is None else rank_file(self._record, rank.rank)
         self._writer = Writer(file, max_bytes)
         self._started, self._on, self._depth = False, False, 0
         on_recorded = None if on_step is None else lambda: on_step(self.latest)
-        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank)
+        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank, flush_every)
         self._header: dict[str, Any] = {
             "gradrein": VERSION,
             "torch": torch.__version__,
@@ -123,12 +127,12 @@ class Monitor:
         For a second optimizer also its number, `opt`.
         """
         line = self._recorder.latest
-        found: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
+        latest: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
         if line.get("opt"):
-            found["opt"] = line["opt"]
+            latest["opt"] = line["opt"]
         if line.get("lr"):
-            found["lr"] = line["lr"][0]
-        return {key: float(value) for key, value in found.items()}
+            latest["lr"] = line["lr"][0]
+        return {key: float(value) for key, value in latest.items()}
 
     @property
     def stopped_because(self) -> str | None:
@@ -207,6 +211,7 @@ class Monitor:
                 "this monitor was never started, so there is no record to report on. Train inside `with monitor:`, or "
                 "between monitor.start() and monitor.stop()."
             )
+        self._recorder.flush()
         return read_report(self.path)
 
     def findings(self) -> list[Finding]:

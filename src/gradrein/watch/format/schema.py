@@ -35,7 +35,7 @@ KEYS: dict[str, dict[str, str]] = {
         "step_grad_cosine": "cosine between the previous step and this gradient. Positive: the step went too far",
         "clip": "the factor the norm was reduced by, 0 where the step was skipped; absent where nothing clips",
         "max_norm": "the threshold of clipping, where it is fixed and known",
-        "nonfinite": "parameters with NaN or infinite values, and how many",
+        "nonfinite": "parameters with NaN or infinite values, and how many; 0 where they were not counted",
         "samples": "the number of per-sample norms given",
         "sample_square": "their mean square",
         "sample_ratio": "the largest over the median",

@@ -93,20 +93,25 @@ class BatchTracker:
         if self._last is not None and self._last not in self._used[-1:]:
             self._used.append(self._last)
 
-    def end_step(self) -> None:
-        """Start over with the next backward pass. Another optimizer may still take its step on the same batches."""
-        self._is_new = False
+    def end_step(self) -> list[Batch]:
+        """Return the batches of the step, and start over with the next backward pass.
 
-    def line(self, opt: int, step: int, **values: float | None) -> Line | None:
-        """Return the line of a step that stands out among those before by one of these values; else None."""
-        known = {name: v for name, v in values.items() if v is not None and math.isfinite(v)}
+        Another optimizer may still take its step on the same batches.
+        """
+        self._is_new = False
+        return self._used
+
+    def line(self, batches: list[Batch], step: Line) -> Line | None:
+        """Return the line for the batches of a step that stands out among those before by norm or loss; else None."""
+        opt = step["opt"]
+        known = {name: step[name] for name in ("norm", "loss") if isinstance(step[name], float)}
         large = [self._is_large(opt, name, v) for name, v in known.items()]
-        rows = [row for batch, _ in self._used for row in batch]
-        sizes = {size for _, size in self._used}
+        rows = [row for batch, _ in batches for row in batch]
+        sizes = {size for _, size in batches}
         if not any(large) or len(sizes) != 1 or self._written + len(rows) > _BUDGET:
             return None
         self._written += len(rows)
-        return {"batch": rows, "dataset": sizes.pop(), "opt": opt, "after": step}
+        return {"batch": rows, "dataset": sizes.pop(), "opt": opt, "after": step["step"]}
 
     def _is_large(self, opt: int, name: str, value: float) -> bool:
         before = self._usual.setdefault((opt, name), deque(maxlen=_WINDOW))

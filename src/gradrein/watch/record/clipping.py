@@ -12,26 +12,28 @@ from torch import Tensor
 from ..._events import ClipEvent
 from ..._torch.dtensor import is_dtensor
 from ...errors import UnsupportedGradientError
-from .measure import Measurement, measure_gradients
+from ..format.schema import Line
+from .measure import measure_gradients
+from .readback import Numbers, Values
 from .shards import is_flattened, local_shard
 from .writer import rounded
 
 
 @dataclass
-class _Clipped:
+class Clipped:
     """A gradient that was clipped since it was computed.
 
     Attributes:
         grad: The gradient, by identity.
         version: Its version counter after the last clipping: while that stays, nobody has written to it since.
-        norm: Its norm before the first.
-        nonfinite: How many of its values were NaN or infinite then.
+        norm: Its norm before the first, on its device; None where that could not be measured.
+        nonfinite: How many of its values were NaN or infinite then; 0 where that was not counted.
         calls: The clippings, and to which gradients each was applied.
     """
 
     grad: weakref.ref[Tensor]
     version: int | None
-    norm: float | None
+    norm: Tensor | None
     nonfinite: int
     calls: list[tuple[ClipEvent, frozenset[int]]] = field(default_factory=list)
 
@@ -47,8 +49,8 @@ class ClipTracker:
     """Measures gradients when they are about to be clipped for the first time since they were computed."""
 
     def __init__(self) -> None:
-        self._pending: dict[int, _Clipped] = {}
-        self._clipped: dict[int, _Clipped] = {}
+        self._pending: dict[int, Clipped] = {}
+        self._clipped: dict[int, Clipped] = {}
 
     def before_clip(self, parameters: Sequence[Tensor]) -> None:
         """Measure those gradients that were not clipped yet."""
@@ -56,11 +58,12 @@ class ClipTracker:
         fresh = [p for p in parameters if p.grad is not None and self._known(p) is None]
         if not fresh:
             return
-        found = measure_gradients(fresh)
+        gradients = measure_gradients(fresh)
+        norms = dict(zip(gradients.indices, gradients.norms.unbind(), strict=True))
         for i, p in enumerate(fresh):
             grad = p.grad
             assert grad is not None
-            self._pending[id(p)] = _Clipped(weakref.ref(grad), None, found.norms[i], found.nonfinite.get(i, 0))
+            self._pending[id(p)] = Clipped(weakref.ref(grad), None, norms.get(i), gradients.nonfinite.get(i, 0))
 
     def after_clip(self, parameters: Sequence[Tensor], event: ClipEvent) -> None:
         """Keep what was measured, with what was done."""
@@ -73,14 +76,14 @@ class ClipTracker:
                 clipped.version = _version(p.grad)
                 clipped.calls.append((event, covered))
 
-    def take(self, parameters: Sequence[Tensor]) -> dict[int, _Clipped]:
+    def take(self, parameters: Sequence[Tensor]) -> dict[int, Clipped]:
         """Return and forget what is known of these parameters' gradients, by index."""
-        found = {i: clipped for i, p in enumerate(parameters) if (clipped := self._known(p)) is not None}
+        taken = {i: clipped for i, p in enumerate(parameters) if (clipped := self._known(p)) is not None}
         for p in parameters:
             self._clipped.pop(id(p), None)
-        return found
+        return taken
 
-    def _known(self, parameter: Tensor) -> _Clipped | None:
+    def _known(self, parameter: Tensor) -> Clipped | None:
         clipped = self._clipped.get(id(parameter))
         return clipped if clipped is not None and clipped.is_about(parameter.grad) else None
 
@@ -94,55 +97,60 @@ def _version(grad: Any) -> int | None:
 
 
 def undo_clipping(
-    measured: Measurement, clipped: dict[int, _Clipped], parameters: Sequence[Tensor], scale: float, known: bool
-) -> dict[str, Any]:
-    """Set the norms of a measurement to those before clipping, and return what clipping did, for the record.
+    clipped: dict[int, Clipped], parameters: Sequence[Tensor], complete: bool
+) -> tuple[Values, Callable[[Numbers, list[float | None]], Line]]:
+    """Return what to read, and a function that then sets norms to those before clipping and says what clipping did.
+
+    That function takes the numbers and the norms by parameter, after clipping; it returns entries of the step's line.
 
     Args:
-        measured: What was measured of the gradients as the optimizer gets them.
-        clipped: What is known of those that were clipped, by index.
+        clipped: What is known of gradients that were clipped, by index.
         parameters: All parameters of the optimizer.
-        scale: What the gradients are still multiplied by.
-        known: Whether all gradients are on this rank, and could be measured.
+        complete: Whether all gradients are on this rank, and could be measured.
     """
-    if not clipped:
-        return {}
-    after = measured.norm
-    for i, one in clipped.items():
-        measured.norms[i] = None if one.norm is None else one.norm / scale
-        if one.nonfinite:
-            measured.nonfinite[i] = one.nonfinite
     calls = _common_calls(clipped, parameters)
-    measured.norm = _total(measured.norms) if known else _value(calls[0], clipped, parameters) if calls else None
-    factor = _product([event.factor for event, _ in calls])
-    if factor is None and known and after is not None and measured.norm is not None:
-        factor = after / measured.norm if 0 < measured.norm < math.inf else 0.0 if after == 0 < measured.norm else 1.0
+    everything = {id(parameters[i]) for i in clipped}
     limits = [event.max_norm for event, _ in calls]
-    return {
-        **({} if factor is None else {"clip": rounded([factor if factor < 1 - 1e-5 else 1.0])[0]}),
-        **({"max_norm": min(limits)} if limits and None not in limits else {}),  # type: ignore[type-var]
+    values: Values = {
+        "clipped": [one.norm for one in clipped.values() if one.norm is not None],
+        "factors": _if_known([event.factor() for event, _ in calls]),
+        "value": _if_known([event.norm() for event, covered in calls[:1] if covered == everything]),
     }
 
+    def undo(numbers: Numbers, norms: list[float | None]) -> Line:
+        after, before = _total(norms), iter(numbers["clipped"])
+        for i, one in clipped.items():
+            norms[i] = None if one.norm is None else next(before)
+        norm = _total(norms) if complete else next(iter(numbers["value"]), None)
+        line: Line = {"norm": rounded([norm], 9)[0], "peak": rounded([norm], 9)[0]}
+        if not clipped:
+            return line
+        factor = math.prod(numbers["factors"]) if numbers["factors"] else math.nan
+        if math.isnan(factor) and complete and norm is not None:
+            factor = after / norm if 0 < norm < math.inf else 0.0 if after == 0 < norm else 1.0
+        if not math.isnan(factor):
+            line["clip"] = rounded([factor if factor < 1 - 1e-5 else 1.0])[0]
+        if limits and None not in limits:
+            line["max_norm"] = min(limits)  # type: ignore[type-var]
+        return line
 
-def _common_calls(clipped: dict[int, _Clipped], parameters: Sequence[Tensor]) -> list[tuple[ClipEvent, frozenset[int]]]:
+    return values, undo
+
+
+def _common_calls(clipped: dict[int, Clipped], parameters: Sequence[Tensor]) -> list[tuple[ClipEvent, frozenset[int]]]:
     """Return the clippings that were applied to every gradient of the step; none where these were treated apart."""
+    if not clipped:
+        return []
     first, *others = [one.calls for one in clipped.values()]
     alike = all([id(e) for e, _ in calls] == [id(e) for e, _ in first] for calls in others)
     everything = all(i in clipped for i, p in enumerate(parameters) if p.grad is not None)
     return first if alike and everything else []
 
 
-def _value(
-    call: tuple[ClipEvent, frozenset[int]], clipped: dict[int, _Clipped], parameters: Sequence[Tensor]
-) -> float | None:
-    """Return the norm that a clipping function found, where it looked at exactly these gradients."""
-    event, covered = call
-    return event.norm() if covered == {id(parameters[i]) for i in clipped} else None
-
-
-def _product(factors: list[Callable[[], float | None]]) -> float | None:
-    found = [factor() for factor in factors]
-    return math.prod(found) if found and None not in found else None  # type: ignore[arg-type]
+def _if_known(values: list[Tensor | None]) -> list[Tensor]:
+    """Return the values if all are known, else none."""
+    known = [value for value in values if value is not None]
+    return known if len(known) == len(values) else []
 
 
 def _total(norms: list[float | None]) -> float:
@@ -150,10 +158,17 @@ def _total(norms: list[float | None]) -> float:
     return math.nan if any(map(math.isnan, known)) else math.hypot(*known)
 
 
-def remaining_scale(optimizer: torch.optim.Optimizer) -> float:
-    """Return what the gradients are still multiplied by: a GradScaler leaves that division to a fused optimizer."""
+def remaining_scale(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return what gradients are still multiplied by, if anything: a GradScaler leaves that to a fused optimizer."""
     scale = getattr(optimizer, "grad_scale", None)
-    return 1.0 if scale is None else float(scale)
+    return [] if scale is None else [torch.as_tensor(scale)]
+
+
+def unscaled(numbers: Numbers) -> Numbers:
+    """Divide the norms by that."""
+    for key in ("norms", "clipped", "value") if numbers["scale"] else ():
+        numbers[key] = [n / numbers["scale"][0] for n in numbers[key]]
+    return numbers
 
 
 def refuse_flattened(optimizer: torch.optim.Optimizer) -> None:

@@ -1,7 +1,8 @@
 """Attribute losses to steps."""
 
-import torch
 from torch import Tensor
+
+from ..._devices import accumulation_dtype
 
 
 class LossTracker:
@@ -13,19 +14,19 @@ class LossTracker:
     def __init__(self) -> None:
         self._sum: Tensor | None = None
         self._count = 0
-        self._last: float | None = None
+        self._last: Tensor | None = None
         self._given_to: set[int] = set()
 
     def add(self, loss: Tensor) -> None:
         """Add a loss; nothing is read from the device yet."""
-        so_far = loss.new_zeros((), dtype=torch.float64) if self._sum is None else self._sum
-        self._sum, self._count = so_far + loss, self._count + 1
+        wide = loss.to(accumulation_dtype(loss.device))
+        self._sum, self._count = (wide if self._sum is None else self._sum + wide), self._count + 1
 
-    def take(self, opt: int) -> tuple[float | None, int]:
+    def take(self, opt: int) -> tuple[Tensor | None, int]:
         """Return the loss of the step that optimizer `opt` is about to take, and of how many backward passes."""
         count = self._count
         if self._sum is not None:
-            self._last = float(self._sum)
+            self._last = self._sum
             self._given_to.clear()
             self._sum, self._count = None, 0
         elif opt in self._given_to:
@@ -35,6 +36,6 @@ class LossTracker:
 
     def discard(self) -> bool:
         """Forget what was added since the last step; returns whether there was anything."""
-        found = self._sum is not None
+        is_any = self._sum is not None
         self._sum, self._count = None, 0
-        return found
+        return is_any

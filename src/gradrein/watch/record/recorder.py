@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._devices import accumulation_dtype
 from ..._events import ClipEvent, Subscriber
 from ..._torch.training import StepHook, is_stepping
 from ...clip import Clipper
@@ -23,10 +24,11 @@ from ..say import say
 from . import hooks
 from .batches import Batch, BatchTracker
 from .call_sites import CallSites
-from .clipping import ClipTracker, refuse_flattened, remaining_scale, undo_clipping
+from .clipping import ClipTracker, refuse_flattened, remaining_scale, undo_clipping, unscaled
 from .curves import CurveObserver
 from .loss import LossTracker
-from .measure import Measurement, Meter
+from .measure import Meter
+from .readback import Numbers, Readback, Values
 from .step_timer import StepTimer
 from .writer import Writer, reason, rounded
 
@@ -50,8 +52,7 @@ class _Watched:
     names: list[str] = field(default_factory=list)
     steps: int = 0
     ignored: bool = False
-    measured: Measurement | None = None
-    line: Line = field(default_factory=dict)
+    pending: tuple[Values, Callable[[Numbers], None]] | None = None
 
 
 class Recorder(Subscriber):
@@ -72,6 +73,7 @@ class Recorder(Subscriber):
         writer: Writer,
         on_recorded: Callable[[], None] | None = None,
         rank: RankInfo | None = None,
+        flush_every: int = 1,
     ) -> None:
         self._model, self._only, self._clip, self._every, self._writer = model, only, clip, every, writer
         self._on_recorded, self._rank = on_recorded, rank
@@ -79,10 +81,12 @@ class Recorder(Subscriber):
         self._process = os.getpid()
         self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
         self._batches = BatchTracker()
-        self._samples: dict[str, Any] = {}
+        self._readback = Readback(flush_every)
+        self._sample_norms: Tensor | None = None
         self._began = time.perf_counter()
         self.failure: str | None = None
         self.latest: Line = {}
+        self._written: list[Line] = []
         self.backwards = 0
         self._curves = CurveObserver(writer.write, lambda: max((w.steps for w in self._watched.values()), default=0))
         self._sites = CallSites(writer.write)
@@ -97,7 +101,7 @@ class Recorder(Subscriber):
         self._process = os.getpid()
         self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
         self._batches = BatchTracker()
-        self._samples, self.failure = {}, None
+        self._sample_norms, self.failure = None, None
         for watched in self._watched.values():
             watched.meter = None if empty else watched.meter
         hooks.subscribe(self)
@@ -106,6 +110,7 @@ class Recorder(Subscriber):
     def detach(self) -> None:
         """Observe no more, and remove everything from the optimizers."""
         hooks.unsubscribe(self)
+        self.flush()
         self._curves.remove()
         for watched in self._watched.values():
             if watched.hook is not None:
@@ -114,7 +119,14 @@ class Recorder(Subscriber):
                 watched.clipper.remove()
             if watched.meter is not None:
                 watched.meter.skip_step()  # a gradient after a pause does not follow the last step before it
-            watched.hook = watched.clipper = watched.measured = None
+            watched.hook = watched.clipper = watched.pending = None
+
+    def flush(self) -> None:
+        """Read and write the steps that are still on a device."""
+        if self.failure is None and os.getpid() == self._process:
+            with self._failing():
+                self._readback.flush()
+            self._call_back()
 
     def fail(self, why: str) -> None:
         """Stop recording, and say so once. The program goes on."""
@@ -161,12 +173,7 @@ class Recorder(Subscriber):
 
     def on_samples(self, norms: Tensor) -> None:
         """Take the gradient norm of each sample of the coming step."""
-        squares = norms.detach().double().square()
-        self._samples = {"samples": squares.numel(), "sample_square": float(squares.mean())}
-        if squares.numel():
-            largest, middle = float(squares.max()), float(squares.median())
-            share = math.sqrt(largest / middle) if middle > 0 else math.inf
-            self._samples["sample_ratio"] = rounded([share])[0]
+        self._sample_norms = norms.detach()
 
     def on_scaler_update(self) -> None:
         """Drop the loss of a step that a GradScaler has left out because of a non-finite gradient."""
@@ -221,88 +228,99 @@ class Recorder(Subscriber):
         if again:  # a closure was evaluated once more: the step is recorded as it was the first time
             self._loss.discard()
             return
-        watched.measured = None
+        watched.pending = None
         spent = self._timer.read()  # before measuring, whose time is nobody's
         loss, backwards = self._loss.take(watched.opt)
-        self._batches.end_step()
+        batches = self._batches.end_step()
         if self.failure is not None or not self._is_due(watched):
             if watched.meter is not None:
                 watched.meter.skip_step()  # the next gradient does not follow the last step that was measured
             return
         with self._failing():
-            self._measure(watched, loss, backwards, spent)
+            line = self._line(watched, backwards, spent)
+            self._measure(watched, line, [] if loss is None else [loss], batches)
 
-    def _measure(
-        self, watched: _Watched, loss: float | None, backwards: int, spent: tuple[float, float, float] | None
-    ) -> None:
-        meter = watched.meter
-        if meter is None or meter.is_stale():
-            meter = watched.meter = Meter(watched.optimizer, self._rank.rank if self._rank else 0)
-            watched.names = meter.names(self._model)
-            self._writer.write(_optimizer_line(watched, meter))
-        known, scale = set(meter.unmeasurable), remaining_scale(watched.optimizer)
-        measured = meter.measure_step(scale)
-        for i in meter.unmeasurable.keys() - known:
-            line = {"unmeasured": watched.names[i], "reason": meter.unmeasurable[i], "after": self.steps}
-            self._writer.write(line)
-        clipped = self._clipping.take(meter.parameters)
-        complete = not meter.is_sharded and not meter.unmeasurable
-        clipping = undo_clipping(measured, clipped, meter.parameters, scale, complete)
-        watched.line = self._line(watched, measured, loss, backwards, clipping)
-        if self._rank is not None and spent is not None:
-            watched.line.update(zip(("host_s", "backward_s", "data_s"), rounded(spent), strict=True))
-        batch = self._batches.line(watched.opt, watched.steps, norm=measured.norm, loss=loss)
-        if batch is not None:
-            self._writer.write(batch)
-        meter.hold_weights()
-        watched.measured = measured
-
-    def _on_end(self, watched: _Watched) -> None:
-        """Measure the update, and write the line."""
-        if watched.ignored or os.getpid() != self._process:
-            return
-        watched.steps += 1
-        measured, watched.measured = watched.measured, None
-        if measured is not None and watched.meter is not None and self.failure is None:
-            with self._failing():
-                self._write(watched.meter, measured, watched.line)
-            if self._on_recorded is not None and self.failure is None:
-                self._on_recorded()
-        self._timer.start()
-
-    def _write(self, meter: Meter, measured: Measurement, line: Line) -> None:
-        meter.measure_update(measured)
-        line["update"], line["unmoved"] = rounded([measured.update])[0], measured.unmoved
-        if meter.is_sharded:
-            line["partial_sums"] = rounded(measured.partial_sums, 9)
-        self.latest = {k: v for k, v in line.items() if v is not None and v != []}
-        self._writer.write_step(self.latest)
-
-    def _line(
-        self, watched: _Watched, measured: Measurement, loss: float | None, backwards: int, clipping: dict[str, Any]
-    ) -> Line:
-        norm = rounded([measured.norm], 9)[0]
+    def _line(self, watched: _Watched, backwards: int, spent: tuple[float, float, float] | None) -> Line:
+        """Return what is known of a step without measuring."""
         lrs = [float(group["lr"]) for group in watched.optimizer.param_groups if "lr" in group]
         line: Line = {
             "step": watched.steps,
             "opt": watched.opt,
             "time": round(time.perf_counter() - self._began, 3),
-            "loss": rounded([loss], 9)[0],
-            "norm": norm,
-            "peak": norm,
-            "norms": rounded(measured.norms),
             "lr": rounded(lrs),
-            "step_grad_cosine": rounded([measured.step_grad_cosine], 4)[0],
             "n_steps": 1,
-            **clipping,
-            **self._samples,
         }
-        self._samples = {}
         if backwards > 1:
             line["backwards"] = backwards
-        if measured.nonfinite:
-            line["nonfinite"] = {watched.names[i]: n for i, n in measured.nonfinite.items()}
+        if self._rank is not None and spent is not None:
+            line.update(zip(("host_s", "backward_s", "data_s"), rounded(spent), strict=True))
         return line
+
+    def _measure(self, watched: _Watched, line: Line, loss: list[Tensor], batches: list[Batch]) -> None:
+        """Measure what is on devices, to be read later."""
+        meter = watched.meter
+        if meter is None or meter.is_stale():
+            self._readback.flush()  # the steps before belong to what the optimizer had then
+            meter = watched.meter = Meter(watched.optimizer, self._rank.rank if self._rank else 0)
+            watched.names = meter.names(self._model)
+            self._writer.write(_optimizer_line(watched, meter))
+        known = set(meter.unmeasurable)
+        gradients, values = meter.measure_gradients()
+        for i in meter.unmeasurable.keys() - known:
+            told = {"unmeasured": watched.names[i], "reason": meter.unmeasurable[i], "after": self.steps}
+            self._writer.write(told)
+        clipped = self._clipping.take(meter.parameters)
+        clipping, undo = undo_clipping(clipped, meter.parameters, not meter.is_sharded and not meter.unmeasurable)
+        values |= {"loss": loss, "scale": remaining_scale(watched.optimizer), **clipping, **self._take_samples()}
+        counts = gradients.nonfinite | {i: one.nonfinite for i, one in clipped.items() if one.nonfinite}
+        meter.hold_weights()
+        names = watched.names
+
+        def finish(numbers: Numbers) -> None:
+            norms = gradients.each(unscaled(numbers)["norms"], len(meter.parameters))
+            line.update(undo(numbers, norms), norms=rounded(norms), **_entries(numbers))
+            bad = [i for i, n in enumerate(norms) if n and not math.isfinite(n) and i not in gradients.unmeasurable]
+            if bad:
+                line["nonfinite"] = {names[i]: counts.get(i, 0) for i in bad}
+            line["unmoved"] = meter.unmoved(numbers.get("moves", []))
+            batch = self._batches.line(batches, line)
+            if batch is not None:
+                self._writer.write(batch)
+            self._write({key: value for key, value in line.items() if value is not None and value != []})
+
+        watched.pending = values, finish
+
+    def _take_samples(self) -> Values:
+        """Return the mean, the largest and the middle of the squared norms that were given for this step."""
+        norms, self._sample_norms = self._sample_norms, None
+        if norms is None:
+            return {"samples": []}
+        squares = norms.to(accumulation_dtype(norms.device)).square()
+        return {"samples": [torch.full_like(squares[0], len(squares)), squares.mean(), squares.max(), squares.median()]}
+
+    def _on_end(self, watched: _Watched) -> None:
+        """Measure the update, and write the line when it is read."""
+        if watched.ignored or os.getpid() != self._process:
+            return
+        watched.steps += 1
+        pending, watched.pending = watched.pending, None
+        if pending is not None and watched.meter is not None and self.failure is None:
+            values, finish = pending
+            with self._failing():
+                self._readback.add({**values, **watched.meter.measure_update()}, finish)
+            self._call_back()
+        self._timer.start()
+
+    def _write(self, line: Line) -> None:
+        self._writer.write_step(line)
+        self._written.append(line)
+
+    def _call_back(self) -> None:
+        """Pass on the steps that were written. An error of that function is the program's own."""
+        written, self._written = self._written, []
+        for self.latest in written:
+            if self._on_recorded is not None and self.failure is None:
+                self._on_recorded()
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
@@ -313,6 +331,25 @@ class Recorder(Subscriber):
             self.fail(reason(error))
         if self._writer.failure is not None:
             self.fail(self._writer.failure)
+
+
+def _entries(numbers: Numbers) -> Line:
+    """Return the entries of a step's line that follow from numbers alone."""
+    value = {key: next(iter(numbers.get(key, ())), None) for key in ("loss", "cosine", "update")}
+    finite = {key: n if n is not None and math.isfinite(n) else None for key, n in value.items()}
+    entries: Line = {
+        "loss": rounded([value["loss"]], 9)[0],
+        "step_grad_cosine": rounded([finite["cosine"]], 4)[0],
+        "update": rounded([finite["update"]])[0],
+    }
+    if "update_sums" in numbers or "cosine_sums" in numbers:
+        sums = [*numbers.get("update_sums", [None] * 2), *numbers.get("cosine_sums", [None] * 3)]
+        entries["partial_sums"] = rounded(sums, 9)
+    if numbers["samples"]:
+        count, mean, largest, middle = numbers["samples"]
+        ratio = math.sqrt(largest / middle) if middle > 0 else math.inf
+        entries |= {"samples": int(count), "sample_square": mean, "sample_ratio": rounded([ratio])[0]}
+    return entries
 
 
 def _optimizer_line(watched: _Watched, meter: Meter) -> Line:

@@ -17,7 +17,8 @@ def nonfinite(run: Run) -> Finding | None:
         first = run.nonfinite[0]
         where = f"first at step {first.step}, in {_few(list(first.offenders))}"
         evidence["first step"] = first.step
-        evidence["values not finite there"] = {name: first.offenders[name] for name in list(first.offenders)[:20]}
+        few = list(first.offenders.items())[:20]
+        evidence["values not finite there"] = {name: count or "not counted" for name, count in few}
         evidence["loss there"] = first.loss
         look = f"the batch of step {first.step}"
     if skipped:

@@ -56,6 +56,18 @@ def record(path, kind, limit, clip):
     return monitor.path, weights, leaves_norms_to_be_reduced(sharded_net)
 
 
+LAYERS = {"first": "0.*", "weights": "*.weight", "head": "3.bias"}
+
+
+def by_layer(path, kind, limit):
+    """What a tracker gets of each step."""
+    received = []
+    net = sharded(kind) if kind else network()
+    with gradrein.Monitor(net, record=path, norms=LAYERS, on_step=received.append):
+        train(net, limit)
+    return received
+
+
 def leaves_norms_to_be_reduced(net):
     """Whether the norm that torch's own clipping returns for these shards is that of each rank alone."""
     grads = [p.grad for p in net.parameters()]

@@ -42,6 +42,19 @@ def test_merged_numbers_are_those_of_one_process(request, tmp_path, kind, limit,
         assert found == pytest.approx(weights, rel=1e-5)  # torch's own clipping of shards may round otherwise
 
 
+@pytest.mark.parametrize("limit", [None, 0.5])
+@pytest.mark.parametrize("kind", ["all", "mixed", "hybrid"])
+def test_norms_by_layer_are_those_of_one_process(request, tmp_path, kind, limit):
+    processes = request.getfixturevalue("four" if kind == "hybrid" else "two")
+    alone = monitor_workers.by_layer(tmp_path / "alone.jsonl", None, limit)
+    for received in processes.run(monitor_workers.by_layer, str(tmp_path / "run.jsonl"), kind, limit):
+        assert len(received) == len(alone) == monitor_workers.STEPS
+        for here, there in zip(received, alone, strict=True):
+            layered = [key for key in there if "/" in key]
+            assert len(layered) == 9
+            assert {k: here[k] for k in layered} == pytest.approx({k: there[k] for k in layered}, rel=1e-5)
+
+
 def test_nothing_is_sent_for_it(two, tmp_path):
     alone, also = two.run(monitor_workers.messages, str(tmp_path / "run.jsonl"))[0]
     assert alone == also > 0

@@ -7,7 +7,7 @@ from typing import Any
 from ..clip import ClipReport, NonFinite
 from ..clip import clip_ as _clip
 from ..errors import ArgumentError
-from ..watch import ClipOption, Monitor
+from ..watch import ClipOption, Layers, Monitor
 from ._clipping import ClipRules, policies_of
 from ._missing import missing
 
@@ -57,6 +57,7 @@ def monitor(
     *,
     record: str | os.PathLike[str] | None = None,
     clip: ClipOption = None,
+    norms: Layers | None = None,
     every: int = 1,
 ) -> Monitor:
     """Return a `gradrein.Monitor` for a prepared model and optimizer: the names are the model's own.
@@ -67,10 +68,11 @@ def monitor(
         optimizer: The optimizer, prepared or not.
         record: The file to write. Each of several processes writes its own, as `gradrein.Monitor` does.
         clip: As in `gradrein.Monitor`, instead of `accelerator.clip_grad_norm_`; with both, both clip.
+        norms: As in `gradrein.Monitor`: numbers by layer for `latest`.
         every: Record every so many steps.
 
     Returns:
         The monitor, for a `with` block.
     """
     inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-    return Monitor(accelerator.unwrap_model(model), inner, record=record, clip=clip, every=every)
+    return Monitor(accelerator.unwrap_model(model), inner, record=record, clip=clip, norms=norms, every=every)

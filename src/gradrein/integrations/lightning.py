@@ -7,7 +7,7 @@ from typing import Any
 from ..clip import Clipper, NonFinite
 from ..errors import PrivacyError
 from ..private import Private
-from ..watch import ClipOption, Monitor
+from ..watch import ClipOption, Layers, Monitor
 from ._clipping import ClipRules, policies_of
 from ._missing import missing
 from ._scalars import named
@@ -24,6 +24,7 @@ class MonitorCallback(Callback):
     Args:
         record: The file to write; None for a temporary one.
         clip: As in `gradrein.Monitor`, instead of the trainer's `gradient_clip_val`, which is switched off.
+        norms: As in `gradrein.Monitor`: numbers by layer for the logs.
         every: Record every so many steps.
         validation_loss: The name under which the module logs its validation loss, which becomes the test loss of the
             page. None: the first logged name that has both "val" and "loss" in it.
@@ -37,10 +38,11 @@ class MonitorCallback(Callback):
         record: str | os.PathLike[str] | None = None,
         *,
         clip: ClipOption = None,
+        norms: Layers | None = None,
         every: int = 1,
         validation_loss: str | None = None,
     ) -> None:
-        self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
+        self._options: dict[str, Any] = {"record": record, "clip": clip, "norms": norms, "every": every}
         self._validation_loss = validation_loss
         self.monitor: Monitor | None = None
         self._module: Any = None
@@ -55,7 +57,7 @@ class MonitorCallback(Callback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Log the latest numbers, if the trainer has a logger."""
-        if self.monitor is not None and trainer.logger is not None:
+        if self.monitor is not None and trainer.logger is not None and trainer._logger_connector.should_update_logs:
             pl_module.log_dict(named(self.monitor.latest, "gradrein/")[1], rank_zero_only=True, batch_size=1)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002

@@ -10,7 +10,7 @@ import torch
 from ..clip import Clipper, NonFinite
 from ..errors import PrivacyError
 from ..private import Private
-from ..watch import ClipOption, Monitor
+from ..watch import ClipOption, Layers, Monitor
 from ._clipping import ClipRules, policies_of
 from ._missing import missing
 from ._scalars import named
@@ -34,6 +34,7 @@ class MonitorCallback(TrainerCallback):
     Args:
         record: The file to write; None for a temporary one.
         clip: As in `gradrein.Monitor`.
+        norms: As in `gradrein.Monitor`: numbers by layer for the logs.
         every: Record every so many steps.
 
     Attributes:
@@ -41,9 +42,14 @@ class MonitorCallback(TrainerCallback):
     """
 
     def __init__(
-        self, record: str | os.PathLike[str] | None = None, *, clip: ClipOption = None, every: int = 1
+        self,
+        record: str | os.PathLike[str] | None = None,
+        *,
+        clip: ClipOption = None,
+        norms: Layers | None = None,
+        every: int = 1,
     ) -> None:
-        self._options: dict[str, Any] = {"record": record, "clip": clip, "every": every}
+        self._options: dict[str, Any] = {"record": record, "clip": clip, "norms": norms, "every": every}
         self.monitor: Monitor | None = None
         self._model: Any = None
 

@@ -9,6 +9,7 @@ from .analysis.finding import Chart, Finding
 from .analysis.findings import register_finding
 from .clip_option import ClipOption
 from .monitor import Monitor
+from .record.layers import Layers
 from .report.report import Report, read_report
 from .run.read import read_run
 from .run.run import Run
@@ -18,6 +19,7 @@ __all__ = [
     "Chart",
     "ClipOption",
     "Finding",
+    "Layers",
     "Monitor",
     "Report",
     "Run",

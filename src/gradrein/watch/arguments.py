@@ -1,6 +1,8 @@
 """The arguments of `Monitor`: what has no meaning is refused before the run, with the call that has."""
 
 import os
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -51,6 +53,25 @@ def check_clip(clip: Any) -> None:
             f"gradrein.by_norm(1.0); found {_kind(clip)}."
         )
     policy_of(clip)
+
+
+def check_layers(norms: Any, model: nn.Module | None) -> None:
+    """Refuse what chooses no layers."""
+    if norms is None:
+        return
+    patterns = list(norms.values()) if isinstance(norms, Mapping) else [norms]
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ArgumentTypeError(
+            '`norms` is a name pattern such as "layers.*", or patterns by label such as {"attention": "*.attn.*"}; '
+            f"found {_kind(norms)}."
+        )
+    names = [] if model is None else [name for name, _ in model.named_parameters()]
+    unmatched = [pattern for pattern in patterns if names and not any(fnmatchcase(name, pattern) for name in names)]
+    if unmatched:
+        raise ArgumentError(
+            f"no parameter of the model matches the pattern {unmatched[0]!r} of `norms`; its parameters are "
+            f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}."
+        )
 
 
 def check_norms(norms: Any) -> None:

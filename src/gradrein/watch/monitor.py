@@ -17,11 +17,12 @@ from .._warn import warn
 from ..errors import ArgumentError, RecordError
 from .analysis.advice import Advice
 from .analysis.finding import Finding
-from .arguments import check_arguments, check_norms
+from .arguments import check_arguments, check_layers, check_norms
 from .clip_option import ClipOption
 from .format.rank_files import rank_file, rank_info
-from .format.schema import VERSION
+from .format.schema import VERSION, Line
 from .record.claim import claim
+from .record.layers import Layers
 from .record.notes import plain_values
 from .record.recorder import Recorder
 from .record.writer import Writer, reason
@@ -49,6 +50,10 @@ class Monitor:
             writes its own, `run.rank0.jsonl` for `run.jsonl`. None: a temporary file that lives as long as the monitor.
         clip: None to only observe; a number (the largest norm), a name ("auto", "zscore") or a policy of `gradrein`. A
             step with non-finite gradients is then skipped.
+        norms: Also measure by layer, for `on_step`: a name pattern such as "layers.*", for each parameter that matches;
+            or patterns by label, `{"attention": "*.attn.*"}`, for all that match together. Of sharded parameters
+            (FSDP2, tensor parallel) the ranks then add up their squares at every recorded step: give each rank the same
+            monitor.
         every: Record every n-th step; clipping happens at every step.
         flush_every: Wait for an accelerator once in so many recorded steps. A process that is killed loses those that
             wait. What is on the CPU is written at once.
@@ -82,19 +87,21 @@ class Monitor:
         *,
         record: str | os.PathLike[str] | None = None,
         clip: ClipOption = None,
+        norms: Layers | None = None,
         every: int = 1,
         flush_every: int = 50,
         max_bytes: int = 32_000_000,
         on_step: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
         check_arguments(model, optimizer, record, clip, every, flush_every, max_bytes, on_step)
+        check_layers(norms, model)
         rank = self._rank = rank_info()
         self._record = None if record is None else Path(record).absolute()  # the program may go to another folder
         file = self._record if self._record is None or rank is None else rank_file(self._record, rank.rank)
         self._writer = Writer(file, max_bytes)
         self._started, self._on, self._depth = False, False, 0
-        on_recorded = None if on_step is None else lambda: on_step(self.latest)
-        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank, flush_every)
+        on_recorded = None if on_step is None else lambda: on_step(_numbers(self._recorder.latest))
+        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank, flush_every, norms)
         self._header: dict[str, Any] = {
             "gradrein": VERSION,
             "torch": torch.__version__,
@@ -124,15 +131,11 @@ class Monitor:
     def latest(self) -> dict[str, float]:
         """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as known.
 
-        For a second optimizer also its number, `opt`.
+        For a second optimizer also its number, `opt`. With `norms` also `norm/NAME` (the gradient's, before clipping),
+        `weight/NAME` and `update/NAME` (how far it moved, relative to its norm) of each layer. Waits for an accelerator.
         """
-        line = self._recorder.latest
-        latest: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
-        if line.get("opt"):
-            latest["opt"] = line["opt"]
-        if line.get("lr"):
-            latest["lr"] = line["lr"][0]
-        return {key: float(value) for key, value in latest.items()}
+        self._recorder.flush()
+        return _numbers(self._recorder.latest)
 
     @property
     def stopped_because(self) -> str | None:
@@ -238,3 +241,12 @@ class Monitor:
         self._depth -= 1
         if self._depth <= 0:
             self.stop(None if error is None else reason(error))
+
+
+def _numbers(line: Line) -> dict[str, float]:
+    known: dict[str, Any] = {k: line[k] for k in ("step", "loss", "norm", "update", "clip") if k in line}
+    if line.get("opt"):
+        known["opt"] = line["opt"]
+    if line.get("lr"):
+        known["lr"] = line["lr"][0]
+    return {key: float(value) for key, value in (known | line.get("layers", {})).items()}

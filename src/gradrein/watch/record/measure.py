@@ -1,7 +1,7 @@
 """Measure gradients before a step, and weights on both sides of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from ... import _measure
 from ..._devices import readable_now
 from ...graph import find_names
+from .layers import LayerNorms
 from .readback import Values
 from .shards import is_flattened, is_primary_shard, local_shard, shard_index, unmeasurable
 
@@ -33,6 +34,20 @@ class Gradients:
     norms: Tensor
     nonfinite: dict[int, int]
     unmeasurable: dict[int, str]
+
+    def vector(self, count: int, before: Mapping[int, Tensor]) -> Tensor:
+        """Return the norms by parameter, on their device: 0 without a gradient, NaN where it cannot be measured.
+
+        Args:
+            count: How many parameters there are.
+            before: The norms before clipping, where they are known.
+        """
+        each = [self.norms.new_zeros(())] * count
+        for i, norm in [*zip(self.indices, self.norms.unbind(), strict=True), *before.items()]:
+            each[i] = norm
+        for i in self.unmeasurable:
+            each[i] = self.norms.new_full((), math.nan)
+        return torch.stack(each)
 
     def each(self, norms: list[float], count: int) -> list[float | None]:
         """Return the norms, once read, by parameter: None without a gradient, NaN where it cannot be measured."""
@@ -65,10 +80,12 @@ class Meter:
         shards: Which shard of each parameter this rank holds, None where it is a plain tensor.
         is_sharded: Whether any parameter lies on several ranks. Then no norm of all gradients is known here.
         unmeasurable: Why gradients could not be measured, by the parameter's index.
+        layers: What to measure by layer, if anything.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rank: int = 0) -> None:
         self.optimizer = optimizer
+        self.layers: LayerNorms | None = None
         self.parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         self.shards = [shard_index(p) for p in self.parameters]
         self.is_sharded = any(shard is not None and shard[1] != 1 for shard in self.shards)
@@ -115,18 +132,32 @@ class Meter:
         self._held = self._joined(self._compared) if self._compared else None
         self._is_move = False
 
-    def measure_update(self) -> Values:
-        """Measure how far the step moved the weights: each, and all relative to their size."""
-        if self._held is None or self._is_move:
-            return {}
-        weights = self._joined(self._compared)
-        move = self._held.sub_(weights)
-        self._is_move = True
-        sizes = [t.numel() for t in self._view(self._compared)]
-        each = _measure.norms(list(torch.split(move, sizes)), 2.0)
-        if self.is_sharded:
-            return {"moves": [each], "update_sums": [self._squared(move), self._squared(weights)]}
-        return {"moves": [each], "update": [_norm(move) / _norm(weights)]}
+    def measure_update(self, gradient_norms: Tensor | None) -> Values:
+        """Measure how far the step moved the weights: each, all relative to their size, and by layer.
+
+        Args:
+            gradient_norms: Of every parameter, where layers are measured: ranks that hold shards then communicate.
+        """
+        values: Values = {}
+        each = [torch.zeros(0)] * 2
+        if self._held is not None and not self._is_move:
+            weights = self._joined(self._compared)
+            move = self._held.sub_(weights)
+            self._is_move = True
+            sizes = [t.numel() for t in self._view(self._compared)]
+            compared = [move] if self.layers is None else [move, weights]
+            each = [_measure.norms(list(torch.split(t, sizes)), 2.0) for t in compared]
+            values["moves"] = each[:1]
+            if self.is_sharded:
+                values["update_sums"] = [self._squared(move), self._squared(weights)]
+            else:
+                values["update"] = [_norm(move) / _norm(weights)]
+        if self.layers is not None and gradient_norms is not None:
+            sizes_now = _measure.norms([local_shard(p).detach() for p in self.parameters], 2.0)
+            known = len(each[0]) == len(self.parameters)  # not with complex weights, or weights on several devices
+            rows = [gradient_norms, sizes_now, *(each if known else [torch.zeros_like(sizes_now)] * 2)]
+            values["layers"] = [self.layers.sum_over_ranks(rows)]
+        return values
 
     def unmoved(self, moves: list[float]) -> list[int]:
         """Return the indices of the parameters that did not move."""

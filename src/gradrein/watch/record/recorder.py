@@ -26,6 +26,7 @@ from .batches import Batch, BatchTracker
 from .call_sites import CallSites
 from .clipping import ClipTracker, refuse_flattened, remaining_scale, undo_clipping, unscaled
 from .curves import CurveObserver
+from .layers import LayerNorms, Layers
 from .loss import LossTracker
 from .measure import Meter
 from .readback import Numbers, Readback, Values
@@ -52,7 +53,7 @@ class _Watched:
     names: list[str] = field(default_factory=list)
     steps: int = 0
     ignored: bool = False
-    pending: tuple[Values, Callable[[Numbers], None]] | None = None
+    pending: tuple[Values, Tensor | None, Callable[[Numbers], None]] | None = None
 
 
 class Recorder(Subscriber):
@@ -60,7 +61,7 @@ class Recorder(Subscriber):
 
     Attributes:
         failure: Why recording stopped before the run did.
-        latest: The last line of a step.
+        latest: The last line of a step, with norms by layer under `layers`.
         backwards: The number of backward passes so far.
     """
 
@@ -74,6 +75,7 @@ class Recorder(Subscriber):
         on_recorded: Callable[[], None] | None = None,
         rank: RankInfo | None = None,
         flush_every: int = 1,
+        layers: Layers | None = None,
     ) -> None:
         self._model, self._only, self._clip, self._every, self._writer = model, only, clip, every, writer
         self._on_recorded, self._rank = on_recorded, rank
@@ -81,7 +83,7 @@ class Recorder(Subscriber):
         self._process = os.getpid()
         self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
         self._batches = BatchTracker()
-        self._readback = Readback(flush_every)
+        self._readback, self._layers = Readback(flush_every), layers
         self._sample_norms: Tensor | None = None
         self._began = time.perf_counter()
         self.failure: str | None = None
@@ -232,7 +234,8 @@ class Recorder(Subscriber):
         spent = self._timer.read()  # before measuring, whose time is nobody's
         loss, backwards = self._loss.take(watched.opt)
         batches = self._batches.end_step()
-        if self.failure is not None or not self._is_due(watched):
+        # Other ranks may wait for what this one measures by layer: that goes on where it can no longer be written.
+        if (self.failure is not None and self._layers is None) or not self._is_due(watched):
             if watched.meter is not None:
                 watched.meter.skip_step()  # the next gradient does not follow the last step that was measured
             return
@@ -263,6 +266,8 @@ class Recorder(Subscriber):
             self._readback.flush()  # the steps before belong to what the optimizer had then
             meter = watched.meter = Meter(watched.optimizer, self._rank.rank if self._rank else 0)
             watched.names = meter.names(self._model)
+            if self._layers is not None:
+                meter.layers = LayerNorms(self._layers, watched.names, meter.parameters)
             self._writer.write(_optimizer_line(watched, meter))
         known = set(meter.unmeasurable)
         gradients, values = meter.measure_gradients()
@@ -274,6 +279,8 @@ class Recorder(Subscriber):
         values |= {"loss": loss, "scale": remaining_scale(watched.optimizer), **clipping, **self._take_samples()}
         counts = gradients.nonfinite | {i: one.nonfinite for i, one in clipped.items() if one.nonfinite}
         meter.hold_weights()
+        before = {i: one.norm for i, one in clipped.items() if one.norm is not None}
+        layered = gradients.vector(len(meter.parameters), before) if meter.layers is not None else None
         names = watched.names
 
         def finish(numbers: Numbers) -> None:
@@ -286,9 +293,10 @@ class Recorder(Subscriber):
             batch = self._batches.line(batches, line)
             if batch is not None:
                 self._writer.write(batch)
-            self._write({key: value for key, value in line.items() if value is not None and value != []})
+            entries = meter.layers.entries(numbers["layers"]) if meter.layers is not None else {}
+            self._write({key: value for key, value in line.items() if value is not None and value != []}, entries)
 
-        watched.pending = values, finish
+        watched.pending = values, layered, finish
 
     def _take_samples(self) -> Values:
         """Return the mean, the largest and the middle of the squared norms that were given for this step."""
@@ -304,16 +312,16 @@ class Recorder(Subscriber):
             return
         watched.steps += 1
         pending, watched.pending = watched.pending, None
-        if pending is not None and watched.meter is not None and self.failure is None:
-            values, finish = pending
+        if pending is not None and watched.meter is not None:
+            values, layered, finish = pending
             with self._failing():
-                self._readback.add({**values, **watched.meter.measure_update()}, finish)
+                self._readback.add({**values, **watched.meter.measure_update(layered)}, finish)
             self._call_back()
         self._timer.start()
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: Line, by_layer: dict[str, float]) -> None:
         self._writer.write_step(line)
-        self._written.append(line)
+        self._written.append({**line, "layers": by_layer})
 
     def _call_back(self) -> None:
         """Pass on the steps that were written. An error of that function is the program's own."""

@@ -280,16 +280,6 @@ def count_nonfinite_later(grads: Sequence[Tensor]) -> Callable[[], Tensor]:
     return lambda: torch.stack([each[i].sum().to(stored[0].device) for i in range(len(stored))])
 
 
-def any_above(grads: Iterable[Tensor], limit: float | Tensor) -> Tensor:
-    """Return whether any value is larger than a limit, as a 0-dim tensor; a NaN is not."""
-    above = []
-    with torch.no_grad():
-        for g in grads:
-            sizes = magnitudes(_dense(g)).to(accumulation_dtype(g.device))
-            above.append((sizes > torch.as_tensor(limit, dtype=sizes.dtype, device=g.device)).any())
-        return torch.stack([each.to(above[0].device) for each in above]).any() if above else torch.tensor(False)
-
-
 def offenders(names: Sequence[str], grads: Sequence[Tensor]) -> dict[str, int]:
     """Return the gradients that hold NaN or infinite values, by name, with how many. Reads from the device."""
     return {name: n for name, n in zip(names, count_nonfinite(grads).tolist(), strict=True) if n}

@@ -27,7 +27,7 @@ def test_each_gradient_is_clamped_as_torch_does(dtype, limit):
         torch.nn.utils.clip_grad_value_(theirs, float(limit))
         torch.testing.assert_close(ours[0].grad, theirs[0].grad, rtol=0, atol=0, equal_nan=True)
         changed = not torch.equal(ours[0].grad.nan_to_num(7.0), grad.nan_to_num(7.0))
-        assert report.clipped == changed
+        assert report.clipped == (changed or bool(grad.isnan().any()))  # a NaN hides whether values were limited
         largest = ours[0].grad.abs().amax().item()
         assert report.norm_after == pytest.approx(largest, rel=1e-2, nan_ok=True)
 

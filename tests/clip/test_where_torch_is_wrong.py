@@ -147,8 +147,6 @@ def layouts():
         "every second": base[:, ::2],
         "narrowed": base[1:3, 2:5],
         "channels last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-        "expanded": torch.randn(6, 1).expand(6, 8),
-        "expanded scalar": torch.tensor(3.0).expand(4, 5),
         "unaligned": torch.randn(50)[3:],
         "0-dim": torch.tensor(-7.0),
     }

@@ -209,17 +209,14 @@ def test_dry_run_reports_only():
     torch.testing.assert_close(p.detach(), -gradient(6.0))
 
 
-def test_a_second_clipper_for_the_same_parameters_is_refused():
+def test_a_second_clipper_is_refused():
     model = model_of()
     optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
     first = gradrein.Clipper(optimizer, {"2.*": gradrein.by_norm(0.5), "*": None})
-    for policy in (gradrein.by_norm(1.0), {"*.weight": gradrein.by_norm(1.0), "*": None}):
-        with pytest.raises(ArgumentError, match=r"already has a clipper, Clipper\(SGD, .* `remove\(\)` on it first"):
-            gradrein.Clipper(optimizer, policy)
+    with pytest.raises(ArgumentError, match=r"already has a clipper, Clipper\(SGD, .* `remove\(\)` on it first"):
+        gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
     gradrein.Clipper(optimizer, gradrein.by_norm(1.0), dry_run=True).remove()
-    gradrein.Clipper(optimizer, {"0.*": gradrein.by_norm(1.0), "*": None}).remove()
     gradrein.Clipper(torch.optim.SGD(model.parameters(), lr=0.1), gradrein.by_norm(1.0))
-    assert len(copy.deepcopy(optimizer)._gradrein_clippers) == 1
     first.remove()
     with gradrein.Clipper(optimizer, gradrein.by_norm(1.0)):
         pass
@@ -291,89 +288,17 @@ def test_a_clipper_says_what_it_clips():
     assert repr(clipper) == f"Clipper(SGD, {gradrein.by_norm(1.0)!r}, nonfinite='raise')"
 
 
-def through_pickle(value):
-    return pickle.loads(pickle.dumps(value))
-
-
-def through_torch_save(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-every_copy = pytest.mark.parametrize("copied", [copy.deepcopy, through_pickle, through_torch_save])
-
-
-def largest_step(optimizer, gradient_norm=50.0):
-    """Return how far a step with a large gradient moves the weights."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    before = [p.detach().clone() for p in parameters]
-    for p in parameters:
-        p.grad = torch.full_like(p, gradient_norm)
-    optimizer.step()
-    return math.sqrt(sum(((p - b) ** 2).sum().item() for p, b in zip(parameters, before, strict=True)))
-
-
-@every_copy
-@every_optimizer
-def test_a_copy_of_an_optimizer_clips(build, copied):
-    model = model_of()
-    optimizer = build(model.parameters())
-    clipper = gradrein.Clipper(optimizer, {"0.*": gradrein.by_norm(0.5), "*": gradrein.by_norm(0.1)}, model=model)
-    largest_step(optimizer)
-    again = copied(optimizer)
-    assert type(again) is type(optimizer)
-    twin = next(iter(again._gradrein_clippers))
-    assert twin is not clipper
-    assert twin.report is None
-    assert largest_step(again) == largest_step(optimizer)
-    assert {key: group.norm_after for key, group in twin.report.by_pattern.items()} == {
-        key: group.norm_after for key, group in clipper.report.by_pattern.items()
-    }
-    twin.remove()
-    largest_step(optimizer)
-    assert clipper.report.clipped  # the original is not touched
-    assert not again._optimizer_step_pre_hooks
-
-
-@every_copy
-def test_a_copy_of_a_clipper_is_that_of_the_copied_optimizer(copied):
-    optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    clipper = gradrein.Clipper(
-        optimizer, gradrein.policies.SkipSpikes(gradrein.by_norm(1.0), warmup=2), nonfinite="zero"
-    )
-    for _ in range(3):
-        largest_step(optimizer, 1.0)
-    twin = copied(clipper)
-    assert twin.optimizer is not optimizer
-    assert twin.nonfinite == "zero"
-    assert twin.state_dict().keys() == clipper.state_dict().keys()
-    assert largest_step(twin.optimizer, 1e6) == 0  # it has learned what a spike is
-    assert twin.report.skipped
-    assert largest_step(optimizer, 1.0) == pytest.approx(1.0)
-
-
-@every_copy
-def test_without_a_clipper_an_optimizer_is_copied_as_torch_does(copied):
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_optimizer_is_copied_without_a_clipper_or_not_at_all(copied):
     optimizer = torch.optim.SGD([parameter()], lr=1.0)
     plain = set(vars(optimizer))
     clipper = gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
+    for shared in (optimizer, clipper):
+        with pytest.raises(ArgumentError, match=r"a copy would not be clipped. Copy it before you build the Clipper"):
+            copied(shared)
     clipper.remove()
     assert set(vars(optimizer)) == plain
-    assert largest_step(copied(optimizer)) > 50
-    twin = copied(clipper)
-    assert largest_step(twin.optimizer) > 50
-    twin.remove()
-
-
-def test_a_shallow_copy_is_refused():
-    optimizer = torch.optim.SGD([parameter()], lr=1.0)
-    clipper = gradrein.Clipper(optimizer, gradrein.by_norm(1.0))
-    for shared in (optimizer, clipper):
-        with pytest.raises(ArgumentError, match=r"shallow copy .* copy\.deepcopy"):
-            copy.copy(shared)
-    assert largest_step(optimizer) == pytest.approx(1.0)
+    copied(optimizer)
 
 
 def test_a_step_that_calls_its_parents_is_clipped_once():

@@ -111,14 +111,6 @@ def test_element_spike_of_other_kinds():
     assert half.grad.tolist() == pytest.approx([5.0, 5.0], rel=1e-2)
 
 
-def test_element_spike_of_an_expanded_gradient():
-    p, policy = torch.nn.Parameter(torch.zeros(4)), gradrein.policies.ByElementSpike(theta=25.0, warmup=1)
-    for size in (1.0, 100.0):
-        p.grad = torch.tensor([size]).expand(4)
-        gradrein.clip_([p], policy)
-    assert p.grad.tolist() == pytest.approx([5.0] * 4, rel=1e-4)
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"rate": 0.5, "start": 0.3, "window": 5}, {"floor": 0.3, "ceiling": 0.9}], ids=str
 )

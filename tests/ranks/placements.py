@@ -70,11 +70,11 @@ def sharded(p):
     rank, size = dist.get_rank(), dist.get_world_size()
     columns, bias = torch.arange(1.0, size + 1), torch.tensor([0.5, 2.0])
     mine = grads(("up", [columns[rank].item()]), ("bias", bias.tolist()))
-    placement = {"up": gradrein.distributed.Sharded(line()), "*": None}
-    report = gradrein.clip_(mine, gradrein.by_norm(1.0, p, per_parameter=True), placement=placement)
-    layouts.close(report.norm, layouts.norm_of([columns, bias], p), 12)
-    layouts.close(report.norms["up"], layouts.norm_of([columns], p), 12)
-    torch.testing.assert_close(mine["up"].grad, columns[rank : rank + 1] / layouts.norm_of([columns], p))
+    placement = {"up": gradrein.distributed.Disjoint(line()), "*": None}
+    report = gradrein.clip_(mine, gradrein.by_norm(1.0, p), placement=placement)
+    whole = layouts.norm_of([columns, bias], p)
+    layouts.close(report.norm, whole, 12)
+    torch.testing.assert_close(mine["up"].grad, columns[rank : rank + 1] / whole)
 
 
 def sharded_and_staged():
@@ -83,7 +83,7 @@ def sharded_and_staged():
     stage, tp = mesh.get_coordinate()
     mine = grads((f"up{stage}", [1.0 + 2 * stage + tp]), (f"gain{stage}", [10.0 + stage]))
     over = gradrein.distributed.Disjoint(mesh["stage"])
-    placement = {"up*": (gradrein.distributed.Sharded(mesh["tp"].get_group()), over), "gain*": over}
+    placement = {"up*": (gradrein.distributed.Disjoint(mesh["tp"].get_group()), over), "gain*": over}
     norm = gradrein.clip_grad_norm_(mine, 1.0, placement=placement)
     layouts.close(norm.item(), (1 + 4 + 9 + 16 + 100 + 121) ** 0.5, 6)
     layouts.assert_same_everywhere(norm.item())
@@ -149,18 +149,10 @@ def dtensor_beside_experts():
     layouts.close(norm, layouts.norm_of(every, 2.0), 6)
 
 
-def rms_of_plain_pieces():
-    return error(
-        lambda: gradrein.clip_(
-            grads(("w", [1.0])), gradrein.by_rms(1.0), placement=gradrein.distributed.Sharded(line())
-        )
-    )
-
-
 def placed_twice(kind):
     """One memory under two placements, as one tensor or as views: which of them counts must not depend on the order."""
     memory = torch.tensor([3.0, 4.0])
-    kinds = {"a": gradrein.distributed.Sharded(line()), "b": gradrein.distributed.Replicated(line())}
+    kinds = {"a": gradrein.distributed.Disjoint(line()), "b": gradrein.distributed.Replicated(line())}
     for placement in (kinds, dict(zip(kinds, reversed(kinds.values()), strict=True))):
         mine = grads(("a", [3.0, 4.0]), ("b", [3.0, 4.0]))
         for q in mine.values():
@@ -179,12 +171,6 @@ def spikes_in_stages():
     layouts.close(report.norm, 5 * dist.get_world_size() ** 0.5, 12)
     layouts.close(*report.norms_after.values(), 18**0.5, 6)
     return error(lambda: report.norm_after)
-
-
-def units_of_pieces():
-    mine = grads(("w", [3.0, 4.0]))
-    placement = gradrein.distributed.Sharded(line())
-    return error(lambda: gradrein.clip_(mine, gradrein.by_unit(), placement=placement))
 
 
 def not_a_placement():

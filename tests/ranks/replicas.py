@@ -83,19 +83,6 @@ def stages_with_another_limit(at):
     return (*found, mine[f"layer{rank}"].grad.tolist() == [3.0 + rank, 4.0])
 
 
-def plain_pieces_in_another_order(at):
-    rank = dist.get_rank()
-    mine = placements.grads(("up", [3.0]), ("down", [4.0, 5.0 + rank][: 1 + rank % 2]))
-    before = {name: p.grad.clone() for name, p in mine.items()}
-    given = turned(mine, rank == at)
-    found = placements.error(
-        lambda: gradrein.clip_(
-            given, gradrein.by_norm(0.1, per_parameter=True), placement=gradrein.distributed.Sharded(placements.line())
-        )
-    )
-    return (*found, all(torch.equal(p.grad, before[name]) for name, p in mine.items()))
-
-
 def someone_elses_policy():
     """What another rank's object holds is not compared: it may be about that rank."""
 

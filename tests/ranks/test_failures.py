@@ -24,35 +24,14 @@ def test_a_nan_in_another_stage(ranks, mode):
     ranks.run(failures.nan_in_another_stage, mode)
 
 
-@pytest.mark.parametrize("mode", ["zero", "skip"])
-def test_a_nan_in_a_summand(ranks, mode):
-    ranks.run(failures.partial_of_a_nan, mode)
+def test_a_nan_in_a_summand(ranks):
+    ranks.run(failures.partial_of_a_nan)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_value_is_not_zeroed_in_one_copy_only(ranks, value):
-    ranks.run(failures.zeroed_in_one_copy, value)
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "says"),
-    [("raise", "NonFiniteGradientError", "p1 (1 value)"), ("zero", "RankError", "not finite in different places")],
-)
-def test_all_ranks_hear_of_a_nan_in_one_small_mesh(four, mode, kind, says):
-    for found, text in four.run(failures.nan_in_one_mesh, mode):
-        assert found == kind
-        assert says in text
-
-
-def test_values_are_not_zeroed_in_some_copies_only(four):
-    for sick in ([0, 1, 2], [3]):  # most of them, and one
-        four.run(failures.zeroed_in_some_copies, sick, [1, 1, 1, 1])
-    four.run(failures.zeroed_in_some_copies, [0, 1, 2, 3], [1, 1, 1, 4])
-
-
-@pytest.mark.parametrize("places", [[None, 1, None], [1, 1, 2], [1, 1, 1]])
-def test_values_are_not_zeroed_in_some_placed_copies_only(four, places):
-    four.run(failures.zeroed_in_one_placed_copy, places)
+def test_all_ranks_hear_of_a_nan_in_one_small_mesh(four):
+    for found, text in four.run(failures.nan_in_one_mesh):
+        assert found == "NonFiniteGradientError"
+        assert "p1 (1 value)" in text
 
 
 def test_numbers_in_dtensors(two):

@@ -28,10 +28,6 @@ def test_copies_in_plain_tensors(ranks):
         ranks.run(cases.a_placed_copy, missing[: ranks.size])
 
 
-def test_a_shard_in_a_plain_tensor(two):
-    two.run(cases.a_placed_shard)
-
-
 def test_meshes_that_cross_are_refused(four):
     four.run(cases.crossing)
 
@@ -50,14 +46,8 @@ def test_placements_over_the_same_ranks(four):
 
 
 @pytest.mark.parametrize("call", cases.BY_ELEMENT)
-def test_a_summand_that_cannot_be_written(two, call):
-    for kind in cases.SUMMANDS:
-        two.run(cases.a_summand_that_cannot_be_written, kind, call)
-    two.run(cases.a_summand_from_inference_mode, call)
-
-
-def test_a_summand_that_is_only_scaled(two):
-    two.run(cases.a_summand_that_is_only_scaled)
+def test_a_summand_is_not_changed_by_element(two, call):
+    two.run(cases.a_summand_is_not_changed_by_element, call)
 
 
 @pytest.mark.parametrize(

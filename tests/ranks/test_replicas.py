@@ -36,12 +36,5 @@ def test_stages_with_another_limit(ranks):
         assert untouched
 
 
-def test_plain_pieces_in_another_order(ranks):
-    for kind, text, untouched in ranks.run(replicas.plain_pieces_in_another_order, 1):
-        assert kind == "RankError"
-        assert "do not agree on the parameters, or on their order" in text
-        assert untouched
-
-
 def test_someone_elses_policy(two):
     two.run(replicas.someone_elses_policy)

@@ -14,6 +14,7 @@ from .._kernels import foreach as _foreach
 from .._measure import shares_memory
 from .._torch.ops import has_foreach
 from .._torch.storage import sparse_values
+from ..errors import UnsupportedGradientError
 
 _FLOAT32 = torch.finfo(torch.float32)
 
@@ -37,7 +38,7 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
     if backend is not None and backend.clamp_(grads, limit):
         return
     taken, rest = _kernels.partition(grads, foreach, limit)
-    with _writable([grads[i] for i in rest], coalesced=True) as stored:
+    with _writable([grads[i] for i in rest]) as stored:
         if taken:
             clamp_([grads[i] for i in taken], limit, foreach)
         pairs = [t for i, t in zip(rest, stored, strict=True) if grads[i].is_complex()]
@@ -49,21 +50,16 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
 
 def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> None:
     """Limit every element by its own entry of a tensor of the gradient's shape."""
-    _measure.check_kinds(grads)
     pairs = [(g, own) for g, own in zip(grads, limits, strict=True) if own is not None]
-    is_awkward = [g.is_complex() or g.is_neg() or 0 in g.stride() for g, _ in pairs]
-    plain = [pair for pair, awkward in zip(pairs, is_awkward, strict=True) if not awkward]
-    others = [pair for pair, awkward in zip(pairs, is_awkward, strict=True) if awkward]
+    check_writable([g for g, _ in pairs])
+    is_plain = [_use_foreach([g], None) and not (g.is_complex() or g.is_neg()) for g, _ in pairs]
+    together = [pair for pair, plain in zip(pairs, is_plain, strict=True) if plain]
+    others = [pair for pair, plain in zip(pairs, is_plain, strict=True) if not plain]
     values = clamped([g for g, _ in others], [own for _, own in others])
     with writing(grads):
-        if _use_foreach([g for g, _ in plain], None):
-            _foreach.clamp_each_([g for g, _ in plain], [own for _, own in plain])
-        else:
-            values += clamped([g for g, _ in plain], [own for _, own in plain])
-            others += plain
+        _foreach.clamp_each_([g for g, _ in together], [own for _, own in together])
         for (g, _), limited in zip(others, values, strict=True):
-            once = _once(g)
-            once.copy_(limited[tuple(slice(0, size) for size in once.shape)])
+            g.copy_(limited)
 
 
 def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> list[Tensor]:
@@ -73,17 +69,11 @@ def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> list[Te
         for g, own in zip(grads, limits, strict=True):
             if own is None:
                 values.append(g)
-                continue
-            _measure.check_kind(g)
-            # Elements that share memory are limited by the least of their entries.
-            shared = [d for d, (size, step) in enumerate(zip(g.shape, g.stride(), strict=True)) if size and not step]
-            limit = own.amin(shared, keepdim=True) if shared else own
-            if g.is_complex():
+            elif g.is_complex():
                 parts = torch.view_as_real(g.detach().resolve_conj())
-                values.append(torch.view_as_complex(_shortened(parts, limit).to(parts.dtype)))
+                values.append(torch.view_as_complex(_shortened(parts, own).to(parts.dtype)))
             else:
-                top = limit.to(g.dtype)
-                values.append(torch.clamp(g, -top, top))
+                values.append(torch.clamp(g, -own.to(g.dtype), own.to(g.dtype)))
     return values
 
 
@@ -103,6 +93,7 @@ def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
 
 def scale_slices_(grads: Sequence[Tensor], by: Sequence[Tensor]) -> None:
     """Multiply each gradient by a tensor that broadcasts over it."""
+    check_writable(grads)
     kinds: dict[Any, list[tuple[Tensor, Tensor]]] = {}
     for g, factor in zip(grads, by, strict=True):
         together = g.shape == factor.shape and not g.is_complex() and not _devices.readable_now([g])
@@ -124,22 +115,9 @@ def zero_(grads: Sequence[Tensor], where: Tensor | None = None) -> None:
             _change_(stored, lambda t: t.masked_fill_(where.to(t.device), 0))
 
 
-def stored_copies(grads: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies of the gradients, for `restore_`."""
-    with _writable(grads, coalesced=True) as stored:
-        return [t.clone() for t in stored]
-
-
-def restore_(grads: Sequence[Tensor], copies: Sequence[Tensor]) -> None:
-    """Undo what was written since `stored_copies`."""
-    with _writable(grads) as stored:
-        for t, copy in zip(stored, copies, strict=True):
-            t.copy_(copy)
-
-
 def zero_nonfinite_(grads: Sequence[Tensor]) -> None:
     """Set NaN and infinite elements to zero, and leave the others."""
-    with _writable(grads, coalesced=True) as stored:
+    with _writable(grads) as stored:
         pairs = [t for g, t in zip(grads, stored, strict=True) if g.is_complex()]
         for t in pairs:
             t.masked_fill_(torch.isfinite(t).all(-1, keepdim=True).logical_not(), 0)
@@ -153,20 +131,26 @@ def _change_(tensors: Sequence[Tensor], write: Callable[[Tensor], object]) -> No
     _foreach.change_(tensors, write, together=together)
 
 
+def check_writable(grads: Sequence[Tensor]) -> None:
+    """Refuse gradients that cannot be written: of unknown kinds, and whose elements share memory."""
+    for g in grads:
+        _measure.check_kind(g)
+        if g.layout is torch.strided and not g.is_contiguous() and shares_memory(g):
+            raise UnsupportedGradientError(
+                f"a gradient of shape {tuple(g.shape)} and strides {g.stride()} stores several elements in the same "
+                "memory, as an expanded tensor does, so that none can be written by itself. Clone it first."
+            )
+
+
 @contextmanager
-def _writable(grads: Sequence[Tensor], coalesced: bool = False) -> Iterator[list[Tensor]]:
-    """Yield real strided tensors that hold every stored value of each gradient once; writing them writes the gradients.
+def _writable(grads: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yield real strided tensors that hold the stored values of each gradient; writing them writes the gradients.
 
     A pending conjugation or negation commutes with scaling and clamping, and is left in place.
     """
-    _measure.check_kinds(grads)
+    check_writable(grads)
     with writing(grads):
-        stored = [_stored(_coalesce_(g) if coalesced else g) for g in grads]
-        # Elements that share memory are written once: change a copy, then copy it back.
-        copies = {i: t.clone() for i, t in enumerate(stored) if shares_memory(t)}
-        yield [copies.get(i, t) for i, t in enumerate(stored)]
-        for i, copy in copies.items():
-            stored[i].copy_(copy)
+        yield [_stored(g) for g in grads]
 
 
 def writing(grads: Sequence[Tensor]) -> AbstractContextManager[Any]:
@@ -195,20 +179,9 @@ def _use_foreach(tensors: Sequence[Tensor], foreach: bool | None) -> bool:
     return all(type(t) is Tensor and has_foreach(t.device) for t in tensors)
 
 
-def _coalesce_(g: Tensor) -> Tensor:
-    """Coalesce a sparse gradient in the same tensor object."""
-    return g.copy_(g.detach().coalesce()) if g.is_sparse and not g.is_coalesced() else g
-
-
 def _stored(g: Tensor) -> Tensor:
+    if g.is_sparse and not g.is_coalesced():
+        g.copy_(g.detach().coalesce())  # in the same tensor object
     values = sparse_values(g) if g.is_sparse else g.values() if g.layout is not torch.strided else g
-    values = _once(_measure.as_stored(values.detach()))
+    values = _measure.as_stored(values.detach())
     return torch.view_as_real(values) if values.is_complex() else values
-
-
-def _once(g: Tensor) -> Tensor:
-    """Return each stored element of an expanded tensor once."""
-    if 0 in g.stride() and g.numel():
-        sizes = [1 if step == 0 else size for size, step in zip(g.shape, g.stride(), strict=True)]
-        return g.as_strided(sizes, g.stride())
-    return g

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -14,22 +14,15 @@ from .._devices import has_no_values
 from .._events import notify_clip
 from .._validate import read_threshold
 from ..distributed import PlacementSpec
-from ..errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    GradreinError,
-    NonFiniteGradientError,
-    UnsupportedGradientError,
-)
+from ..errors import ArgumentError, ArgumentTypeError, NonFiniteGradientError, UnsupportedGradientError
 from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
 from . import _apply
 from ._gate import enter
-from ._gradients import Gradients, measure_together, require_same_places
+from ._gradients import Gradients, measure_together
 from ._report import ClipReport, Outcome, describe_report
-from .target.describe import describe_policy, is_ours
 from .target.parameters import Target, parameters_of
-from .target.patterns import assign, check_policies
+from .target.patterns import check_policies, describe_policy, match_names
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
 _LARGEST = torch.finfo(torch.float32).max
@@ -61,7 +54,7 @@ def clip_(
             each value, as in `by_value`, applies to infinite values too and leaves NaN, as `clip_grad_value_` does.
         dry_run: Change nothing and raise nothing about values: the report says what would have been done. Adaptive
             policies update their state as usual.
-        placement: How plain tensors are distributed over ranks: `Disjoint`, `Sharded` or `Replicated` of
+        placement: How plain tensors are distributed over ranks: `Disjoint` or `Replicated` of
             `gradrein.distributed`, several of them, or a mapping from name patterns to those. Not needed for DTensors.
 
     Returns:
@@ -91,7 +84,21 @@ def clip_(
         return f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"
 
     grads = enter(target, placement, call)
-    return _clip(grads, assign(policy, grads), nonfinite, dry_run)
+    return _clip(grads, _assign(policy, grads), nonfinite, dry_run)
+
+
+def _assign(policy: Any, grads: Gradients) -> list[tuple[str, Any, Gradients]]:
+    """Return each policy with the gradients it is for. In a mapping the first pattern that matches a name wins."""
+    check_policies(policy)
+    if not isinstance(policy, Mapping):
+        return [("*", policy, grads)]
+    where = range(len(grads.target_names or ())) if grads.where is None else grads.where
+    has_gradient = [i in set(where) for i in range(len(grads.target_names or ()))]
+    pattern_of = match_names(policy, grads.target_names, has_gradient, all_here=not grads.has_others)
+    indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
+    for k, i in enumerate(where):
+        indices[str(pattern_of[i])].append(k)
+    return [(pattern, rule, grads.subset(indices[pattern], pattern)) for pattern, rule in policy.items()]
 
 
 def _clip(
@@ -103,25 +110,29 @@ def _clip(
     for _, rule, part in active:
         check(rule, part)
         if nonfinite == "zero":
-            part.refuse_shared_elements()
-    if nonfinite == "skip":  # which also zeroes gradients without a policy
-        _measure.check_kinds(g for _, rule, part in parts if rule is None for g in part.local)
+            part.refuse_partial('nonfinite="zero"')
+    if len(parts) > 1 or nonfinite == "zero":  # a single policy refuses by itself what it cannot write
+        _apply.check_writable(grads.local if nonfinite == "skip" else [g for *_, part in active for g in part.local])
     if active or grads.is_split:
         measure_together([(part, rule.p) for _, rule, part in active] or [(grads, 2.0)])
     bad, counts = _find_nonfinite([(rule, part) for _, rule, part in active], nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
+    writes = not dry_run and skipped is not True
     decided = [_decide(rule, part) for _, rule, part in active]
-    looked = nonfinite != "propagate" and not dry_run  # so that no norm is NaN any more
-    writes_now = not dry_run and skipped is not True
     # Norms are exchanged before anything is written.
     expected = [
-        _predict_norms(decision, part, rule.p) if part.is_split or not writes_now else None
+        _predict_norms(decision, part, rule.p) if part.is_split or not writes else None
         for (_, rule, part), (decision, _) in zip(active, decided, strict=True)
     ]
-    outcomes = [
-        _clip_group(pattern, rule.p, part, decision, skip, after, writes_now, looked)
-        for (pattern, rule, part), (decision, skip), after in zip(active, decided, expected, strict=True)
-    ]
+    outcomes = []
+    for (pattern, rule, part), (decision, skip), after in zip(active, decided, expected, strict=True):
+        before, terms = part.norms(rule.p), part.norm_terms(rule.p)
+        measured = _apply_decision(decision, part, rule.p) if writes else None
+        if writes and skip is not False:
+            _apply.zero_(part.local, skip if isinstance(skip, Tensor) else None)
+        outcomes.append(
+            Outcome(pattern, rule.p, part, before, terms, decision, measured if after is None else after, skip)
+        )
     if skipped is not False and not dry_run:
         _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
     return ClipReport(outcomes, skipped, counts, dry_run)
@@ -135,42 +146,12 @@ def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor
             f"a policy must return Scale, Clamp or Skip of gradrein.policies; {type(rule).__name__} returned "
             f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."
         )
-    if isinstance(decision, Scale) and isinstance(decision.by, Tensor) and not (is_ours(rule) or part.readable_now()):
+    is_ours = type(rule).__module__.startswith("gradrein.")
+    if isinstance(decision, Scale) and isinstance(decision.by, Tensor) and not (is_ours or part.readable_now()):
         decision = Scale(decision.by.clamp(max=_LARGEST))  # so that it makes nothing infinite where it cannot be read
     if isinstance(decision, Skip):
         return decision.otherwise, bool(decision.when) if part.readable_now() else decision.when
     return decision, False
-
-
-def _clip_group(
-    pattern: str,
-    p: float,
-    part: Gradients,
-    decision: Scale | Clamp,
-    skipped: bool | Tensor,
-    after: Tensor | None,
-    writes: bool,
-    looked: bool,
-) -> Outcome:
-    """Apply the decision of one policy to its gradients."""
-    before, terms = part.norms(p), part.norm_terms(p)
-    beside_nan = False if looked else _limits_beside_nan(decision, part, before)
-    if writes:
-        measured = _apply_decision(decision, part, p)
-        after = measured if after is None else after
-    if writes and skipped is not False:
-        _apply.zero_(part.local, skipped if isinstance(skipped, Tensor) else None)
-    return Outcome(pattern, p, part, before, terms, decision, after, skipped, beside_nan)
-
-
-def _limits_beside_nan(decision: Scale | Clamp, part: Gradients, norms: Tensor) -> bool | Tensor | None:
-    """Return whether a gradient with a NaN also holds values above the limit; None if it cannot be read."""
-    if not isinstance(decision, Clamp) or not isinstance(decision.limit, float | Tensor):
-        return False
-    if not part.readable_now():
-        return None
-    values = [v for v, norm in zip(part.values, norms.tolist(), strict=True) if math.isnan(norm)]
-    return _measure.any_above(values, decision.limit) if values else False
 
 
 def _find_nonfinite(
@@ -199,9 +180,12 @@ def _find_nonfinite(
     if raises:
         raise _nonfinite(active, ClipReport([], False, counts).offenders)
     if mode == "zero":
-        require_same_places(parts)
-        offending = [part.values if waits else _with_any(part.values, n()) for part, n in counts]
-        _zero_nonfinite(active, offending, waits)
+        if not waits and not parts[0].has_others and not any(bool(n().any()) for _, n in counts):
+            raise _nonfinite(active, {})  # finite values, of a norm that float64 does not hold
+        for part, n in counts:
+            _apply.zero_nonfinite_(part.local if waits else _with_any(part.local, n()))
+            part.invalidate()
+        measure_together([(part, rule.p) for rule, part in active])
     return (bad if waits else True), counts
 
 
@@ -214,24 +198,6 @@ def _any_nonfinite(active: list[tuple[Policy, Gradients]]) -> Tensor:
 
 def _with_any(values: list[Tensor], counts: Tensor) -> list[Tensor]:
     return [v for v, n in zip(values, counts.tolist(), strict=True) if n]
-
-
-def _zero_nonfinite(active: list[tuple[Policy, Gradients]], offending: list[list[Tensor]], waits: bool) -> None:
-    """Zero what is not finite and measure again; restore and raise where even that norm exceeds float64."""
-    copies = [[] if waits else _apply.stored_copies(values) for values in offending]
-    for (_, part), values in zip(active, offending, strict=True):
-        _apply.zero_nonfinite_(values)
-        part.invalidate()
-    try:
-        measure_together([(part, rule.p) for rule, part in active])
-        if not waits and bool(_any_nonfinite(active)):
-            raise _nonfinite(active, {})
-    except GradreinError:
-        for values, kept in zip(offending, copies, strict=True):
-            _apply.restore_(values, kept)
-        raise
-    for _, part in active:
-        part.write_back()
 
 
 def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]) -> NonFiniteGradientError:
@@ -263,12 +229,11 @@ def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tenso
         if not isinstance(decision.limit, float | Tensor):
             if not part.is_split and all(limit is None for limit in decision.limit):
                 return part.norms(p)
-            _apply.clamp_each_(part.values, decision.limit)
-            return _measured_after(part, p)
+            _apply.clamp_each_(part.local, decision.limit)
+            return None if part.is_split else _measure.norms(part.local, p)
         limit = read_threshold(decision.limit, "limit") if now else decision.limit
         if not now or not bool((part.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
-            _apply.clamp_(part.values, limit)
-            part.write_back()
+            _apply.clamp_(part.local, limit)
         return None
     return _scale(decision, part, p, now)
 
@@ -284,10 +249,5 @@ def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | No
         elif bool((by != 1).any()):
             _apply.scale_(part.local, by)
         return None
-    _apply.scale_slices_(part.values, by)
-    return _measured_after(part, p)
-
-
-def _measured_after(part: Gradients, p: float) -> Tensor | None:
-    part.write_back()
-    return _measure.norms(part.values, p) if not part.is_split else None
+    _apply.scale_slices_(part.local, by)
+    return None if part.is_split else _measure.norms(part.local, p)

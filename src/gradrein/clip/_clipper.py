@@ -9,18 +9,18 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor
 
+from .._torch.training import StepHook
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError, ArgumentTypeError
 from ..policies import Stateful
 from ..policies.named import Rules, build_all
 from ..policies.state import check_is_state
+from . import _apply
 from ._clip import NonFinite, clip_
-from ._copy import attached, carry, drop, refuse_shallow
 from ._report import ClipReport
-from ._step import StepClipper
+from .target.layouts import placements_of
 from .target.parameters import Target, named
-from .target.patterns import check_names, check_policies, is_clipped
-from .target.placement import placements_of
+from .target.patterns import check_policies, match_names
 
 __all__ = ["Clipper"]
 
@@ -30,9 +30,8 @@ class Clipper:
 
     With gradient accumulation, the accumulated gradient is clipped once per step. With `torch.amp.GradScaler` no call
     to `unscale_` is needed: gradients are clipped after unscaling, and a step that the scaler skips is neither clipped
-    nor used to adapt. With a closure, gradients are clipped each time it has run. A deep copy or pickle of the
-    optimizer, or of the clipper, has its own clipper; a shallow copy is refused. So is a second clipper for the same
-    parameters while the first is attached, unless one of them is a dry run.
+    nor used to adapt. With a closure, gradients are clipped each time it has run. A second clipper is refused while the
+    first is attached, unless one of them is a dry run. So is a copy of the optimizer, which torch makes without hooks.
 
     A step that is skipped, by `nonfinite="skip"` or by a policy such as `SkipSpikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
@@ -87,44 +86,37 @@ class Clipper:
         self.placement = placement
         self.report: ClipReport | None = None
         self._names = None if model is None else {id(p): name for name, p in model.named_parameters()}
-        self._step: StepClipper | None = None
         self._check_target()
-        self._refuse_second()
-        self._attach(optimizer)
-
-    def _attach(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-        self._step = StepClipper(optimizer, self._clip)
-        carry(optimizer, self)
+        others = [other for other in vars(optimizer).get("_gradrein_clippers", ()) if not (dry_run or other.dry_run)]
+        if others and not self._beside_others:
+            raise ArgumentError(
+                f"this {type(optimizer).__name__} already has a clipper, {others[0]!r:.200}, and would be clipped "
+                "twice in each step. Call `remove()` on it first, or build one Clipper with a mapping from name "
+                "patterns to policies."
+            )
+        self._withheld: list[tuple[Tensor, Tensor]] = []
+        self._hook: StepHook | None = StepHook(optimizer, self._on_gradients, self._on_end)
+        if not self._beside_others:
+            vars(optimizer).setdefault("_gradrein_clippers", []).append(self)
+            optimizer.__reduce_ex__ = _refuse_copy  # type: ignore[method-assign]  # copy and pickle look there first
 
     def __repr__(self) -> str:
         return f"Clipper({type(self.optimizer).__name__}, {self.policy!r}, nonfinite={self.nonfinite!r})"
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied."""
+        return _refuse_copy(protocol)
+
     def remove(self) -> None:
         """Stop clipping."""
-        if self._step is not None:
-            self._step.remove()
-            drop(self.optimizer, self)
-            self._step = None
-
-    def __copy__(self) -> Clipper:
-        """Refuse: two clippers would share one optimizer."""
-        raise refuse_shallow("a Clipper")
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs. A report is about the gradients of this process, and stays here."""
-        names = self._names
-        named = None if names is None else [(p, names[id(p)]) for p in self._parameters() if id(p) in names]
-        own = {key: found for key, found in vars(self).items() if key not in ("report", "_names", "_step")}
-        return {**own, "named": named, "attached": self._step is not None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of the original. The optimizer that is copied along attaches the copy to itself."""
-        named, attached = state.pop("named"), state.pop("attached")
-        vars(self).update(state, report=None)
-        self._names = None if named is None else {id(p): name for p, name in named}
-        if not attached:
-            self._step = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            clippers = vars(self.optimizer).get("_gradrein_clippers", [])
+            if self in clippers:
+                clippers.remove(self)
+                if not clippers:
+                    del vars(self.optimizer)["_gradrein_clippers"], self.optimizer.__reduce_ex__
 
     def __enter__(self) -> Clipper:
         """Clip until the end of the block."""
@@ -184,34 +176,46 @@ class Clipper:
         names, parameters = named(self._target())
         if self.placement is not None:
             placements_of(self.placement, names, len(parameters))
-        trainable = [p.requires_grad for p in parameters]
-        check_names(self.policy, names, trainable, all_here=self.placement is None)
-
-    def _refuse_second(self) -> None:
-        """Refuse to clip what another clipper of this optimizer changes in the same step."""
-        for other in attached(self.optimizer, Clipper):
-            both = self._clipped() & other._clipped()
-            if both and not any(each.dry_run or each._beside_others for each in (self, other)):
-                raise ArgumentError(
-                    f"this {type(self.optimizer).__name__} already has a clipper, {other!r:.200}, for {len(both)} of "
-                    "the same parameters, which would be clipped twice in each step. Call `remove()` on it first, or "
-                    "build one Clipper with a mapping from name patterns to policies."
-                )
-
-    def _clipped(self) -> set[int]:
-        """Return the parameters that it has a policy for."""
-        names, parameters = named(self._target())
-        if names is None or not isinstance(self.policy, Mapping):
-            return set(map(id, parameters))
-        return {id(p) for name, p in zip(names, parameters, strict=True) if is_clipped(self.policy, name)}
+        if isinstance(self.policy, Mapping):
+            trainable = [p.requires_grad for p in parameters]
+            match_names(self.policy, names, trainable, all_here=self.placement is None)
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _clip(self, scaler_driven: bool) -> ClipReport:
-        mode: NonFinite = "propagate" if scaler_driven else self.nonfinite
-        self.report = clip_(self._target(), self.policy, nonfinite=mode, dry_run=self.dry_run, placement=self.placement)
-        return self.report
+    def _on_gradients(self, again: bool) -> None:
+        if not again:
+            self._withheld = []  # of a step that raised
+        optimizer: Any = self.optimizer  # torch hangs attributes on it that its type does not have
+        # A GradScaler that drives the step has looked for values that are not finite itself.
+        mode: NonFinite = self.nonfinite if getattr(optimizer, "found_inf", None) is None else "propagate"
+        with torch.no_grad():
+            if (
+                getattr(optimizer, "grad_scale", None) is not None
+            ):  # left to a fused optimizer: policies look at true ones
+                grads = {id(p.grad): p.grad for p in self._parameters()}
+                _apply.scale_([g for g in grads.values() if g is not None], 1.0 / optimizer.grad_scale.double())
+                optimizer.grad_scale = None
+            options: Any = {"nonfinite": mode, "dry_run": self.dry_run, "placement": self.placement}
+            self.report = clip_(self._target(), self.policy, **options)
+        # Take skipped gradients away: an optimizer leaves a parameter without a gradient alone.
+        for p in self.report._known_skips(self._parameters()):
+            if p.grad is not None:
+                self._withheld.append((p, p.grad))
+                p.grad = None
+
+    def _on_end(self) -> None:
+        for parameter, grad in self._withheld:
+            if parameter.grad is None:  # a closure may have made a new one since
+                parameter.grad = grad
+        self._withheld = []
+
+
+def _refuse_copy(protocol: Any) -> Any:  # noqa: ARG001  # the signature of `__reduce_ex__`
+    raise ArgumentError(
+        "torch copies and pickles an optimizer without its hooks, so that a copy would not be clipped. Copy it before "
+        "you build the Clipper, or after `remove()`, and build one for the copy. To save, use `state_dict()`."
+    )
 
 
 def _check_types(optimizer: Any, model: Any) -> None:

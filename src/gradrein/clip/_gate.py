@@ -7,14 +7,13 @@ which says what numbers of this process come to over all ranks. Nothing behind i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _devices, _measure
-from .._measure import shares_memory
 from .._torch.dtensor import dtensor_class, grads_of, is_dtensor, specs_of, stored_parts, stored_shards
 from ..distributed import (
     Agreement,
@@ -24,23 +23,14 @@ from ..distributed import (
     PlacementSpec,
     Reduction,
     Replicated,
-    checksum,
     fingerprint,
     groups_of,
     parameters_fingerprint,
 )
 from ..errors import RankError, UnsupportedGradientError
 from ._gradients import Gradients
-from .target.layouts import (
-    Layouts,
-    partial_ones,
-    reduced,
-    refuse_shared_memory,
-    shared_memory,
-    writes_partial,
-)
+from .target.layouts import layouts_of, partial_ones, placed, placements_of, reduced, refuse_shared_memory
 from .target.parameters import Target, named, once, warn_raw_gradients
-from .target.placement import placements_of
 
 _WHAT = "gradient norms"
 _EXACT = 2**52  # float64 holds integers of this size
@@ -50,10 +40,6 @@ _OTHER_COPIES = (
     "ranks hold different parameters under one Replicated pattern: their number, shapes or dtypes differ, or some have "
     "no gradient. Those that hold any have to hold the same ones: use one pattern for each set of copies, and give "
     "missing gradients zeros."
-)
-_DIFFERENT_PLACES = (
-    "ranks hold copies of one gradient that are not finite in different places, such as on some of them only: to "
-    'zero these values would leave copies that differ. Pass nonfinite="raise", which names them, or "skip".'
 )
 
 
@@ -103,13 +89,11 @@ def _read(
     kinds = {*map(type, grads)}
     if kinds <= {type(None)}:
         warn_raw_gradients(parameters)
-    if placement is None and not _on_several_ranks({*kinds, *map(type, parameters)}):
-        if type(None) not in kinds and len({*map(id, grads)}) == len(grads):  # as mostly
-            return Gradients(parameters, grads, names)  # type: ignore[arg-type]  # no None among them
-        where, kept = once(grads)
-        return Gradients([parameters[i] for i in where], kept, names, where)
+    alone = placement is None and not _on_several_ranks({*kinds, *map(type, parameters)})
+    if alone and type(None) not in kinds and len({*map(id, grads)}) == len(grads):  # as mostly
+        return Gradients(parameters, grads, names)  # type: ignore[arg-type]  # no None among them
     where, kept = once(grads)
-    parts = _read_parts(names, parameters, grads, where, placement, call(), measured)
+    parts = None if alone else _read_parts(names, parameters, grads, where, placement, call(), measured)
     return Gradients([parameters[i] for i in where], kept, names, where, parts)
 
 
@@ -140,111 +124,79 @@ def _read_parts(
 ) -> Parts:
     """Return what this rank holds of gradients on several ranks, after these have compared what they can."""
     patterns, pattern_of = placements_of(placement, names, len(parameters))
-    layouts = Layouts(parameters, grads, patterns, pattern_of)
+    layouts, groups = layouts_of(parameters, grads, patterns, pattern_of)
     double = _measure.any_double([*parameters, *(g for g in grads if g is not None)])
-    asked = {"the call": call, "whether a gradient is of float64": double}
-    if not layouts.has_placement:
+    asked: dict[str, Any] = {"the call": call, "whether a gradient is of float64": double}
+    if any(patterns):
+        agreement = Agreement(_WHAT, asked, None, _on_groups(names, parameters, grads, layouts, groups, patterns))
+    else:
         asked["the number of parameters"] = len(parameters)
-        asked["the sizes of mesh dimensions"] = [group.size for group in layouts.groups]
-        asked["which gradients are missing (give these zeros)"] = _missing(names, grads)
-    agreement = Agreement(_WHAT, asked, *_fingerprints(names, parameters, grads, layouts, patterns))
-    reduction = Reduction(layouts.groups, agreement, rescaled=double)
-    stages = [
-        Stage(
-            frozenset(k for k, i in enumerate(at) if pattern_of[i] == number),
-            Layout(layouts.placed(Disjoint, placements), (-1,) * len(layouts.placed(Disjoint, placements))),
-            Layout(copies=layouts.placed(Replicated, placements)),
-        )
-        for number, placements in enumerate(patterns)
-        if any(isinstance(each, Disjoint | Replicated) for each in placements)
-    ]
+        asked["the sizes of mesh dimensions"] = [group.size for group in groups]
+        missing = [f"gradient {i}" if names is None else names[i] for i, g in enumerate(grads) if g is None]
+        asked["which gradients are missing (give these zeros)"] = ", ".join(missing) or "none"
+        agreement = Agreement(_WHAT, asked, {_PARAMETERS: parameters_fingerprint(names, parameters, grads)})
+    reduction = Reduction(groups, agreement, rescaled=double)
     with torch.no_grad():
-        present: list[Any] = [grads[i] for i in at]
-        specs = specs_of(present)
-        local = [*stored_parts(present, specs)]
-        placed = [frozenset(each) for each in patterns]
-        if layouts.has_placement:
-            _refuse_listed_twice(grads, [placed[number] for number in pattern_of])
-        refuse_shared_memory(present, local, [placed[pattern_of[i]] for i in at])
-        partial = {k: writes_partial(present[k]) for k in partial_ones(specs)}
+        given = [i for i, g in enumerate(grads) if g is not None]
+        held = stored_parts([grads[i] for i in given], specs_of([grads[i] for i in given]))
+        refuse_shared_memory([grads[i] for i in given], held, [patterns[pattern_of[i]] for i in given])
+        of = dict(zip(given, held, strict=True))
+        local = [of[i] for i in at]
+        partial = partial_ones(specs_of([grads[i] for i in at]))
         # Messages that reduce partial gradients have their sizes; with placement, a rank may have nothing to measure.
-        if not measured or partial or layouts.has_placement:
+        if not measured or partial or any(patterns):
             reduction.agree()
-        _compare_copies(reduction, stages, parameters, grads, patterns, pattern_of)
+        copied = [[i for i, n in enumerate(pattern_of) if n == k] for k, each in enumerate(patterns) if _copied(each)]
+        if copied:
+            marks = [_mark([(parameters[i], grads[i]) for i in listed]) for listed in copied]
+            copies = [Layout(copies=placed(Replicated, each)) for each in patterns if _copied(each)]
+            reduction.require_same(torch.tensor(marks, dtype=torch.float64), copies, _OTHER_COPIES)
         values = [*local]
         for k in partial:
-            values[k] = reduced(present[k], _WHAT)
-    return Parts(local, values, [layouts.each[i] for i in at], reduction, stages, partial, double)
+            values[k] = reduced(grads[at[k]], _WHAT)
+    parts = Parts(local, values, [layouts[i] for i in at], reduction, partial, double)
+    parts.stages = [
+        ({k for k, i in enumerate(at) if pattern_of[i] == number}, *_over(placements))
+        for number, placements in enumerate(patterns)
+        if placements
+    ]
+    return parts
 
 
-def _missing(names: Sequence[str] | None, grads: Sequence[Tensor | None]) -> str:
-    missing = [i for i, g in enumerate(grads) if g is None]
-    return ", ".join(f"gradient {i}" if names is None else names[i] for i in missing) or "none"
+def _copied(placements: Sequence[Any]) -> bool:
+    return any(isinstance(each, Replicated) for each in placements)
 
 
-def _fingerprints(
+def _over(placements: Sequence[Any]) -> tuple[Layout, Layout]:
+    """Return over which groups some ranks hold copies of what is under a pattern, and over which they hold others."""
+    others = placed(Disjoint, placements)
+    return Layout(copies=placed(Replicated, placements)), Layout(others, (0,) * len(others))
+
+
+def _mark(held: Sequence[tuple[Tensor, Tensor | None]]) -> float:
+    """Return a number for what this rank holds of copies: 0 for nothing."""
+    trained = [(p, g) for p, g in held if p.requires_grad or g is not None]  # a frozen one has no gradient
+    each = sorted(fingerprint((p.shape, p.dtype, g is None)) for p, g in trained)
+    return float(fingerprint(each) % _EXACT + 1) if each else 0.0
+
+
+def _on_groups(
     names: Sequence[str] | None,
     parameters: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    layouts: Layouts,
+    layouts: Sequence[Layout],
+    groups: Sequence[Group],
     patterns: Sequence[Any],
-) -> tuple[dict[str, int], dict[Group, dict[str, int]]]:
-    """Return numbers for the parameters: those of all, or with `placement` those that lie on each group."""
-    if not layouts.has_placement:
-        return {_PARAMETERS: parameters_fingerprint(names, parameters, grads)}, {}
+) -> dict[Group, dict[str, int]]:
+    """Return numbers for what lies on each group, where ranks may hold different parameters."""
     numbers = {}
-    for group in layouts.groups:
-        at = [i for i, layout in enumerate(layouts.each) if group in layout.groups]
-        shards = [bool(layouts.each[i].dims) and not is_dtensor(parameters[i]) for i in at]
+    for group in groups:
+        at = [i for i, layout in enumerate(layouts) if group in layout.groups]
         some = None if names is None else [names[i] for i in at]
-        number = parameters_fingerprint(some, [parameters[i] for i in at], [grads[i] for i in at], shards)
+        number = parameters_fingerprint(some, [parameters[i] for i in at], [grads[i] for i in at])
         kinds = [[type(one).__name__ for one in each if group in groups_of(one.group)] for each in patterns]
         numbers[group] = {_PARAMETERS: number, _PLACEMENTS: fingerprint([each for each in kinds if each])}
-    return {}, numbers
-
-
-def _refuse_listed_twice(grads: Sequence[Tensor | None], placed: Sequence[Any]) -> None:
-    """Raise where one gradient is listed under two placements."""
-    first: dict[int, int] = {}
-    for i, g in enumerate(grads):
-        if g is not None and placed[first.setdefault(id(g), i)] != placed[i]:
-            raise shared_memory(g, g)
-
-
-def _compare_copies(
-    reduction: Reduction,
-    stages: Sequence[Stage],
-    parameters: Sequence[Tensor],
-    grads: Sequence[Tensor | None],
-    patterns: Sequence[Any],
-    pattern_of: Sequence[int],
-) -> None:
-    """Raise on all ranks where those that hold copies under a pattern of `placement` hold different ones."""
-    copied = [n for n, each in enumerate(patterns) if any(isinstance(one, Replicated) for one in each)]
-    if not copied:
-        return
-    marks = []
-    for number in copied:
-        listed = [i for i, n in enumerate(pattern_of) if n == number]
-        held = [i for i in listed if parameters[i].requires_grad or grads[i] is not None]  # a frozen one has none
-        each = sorted(fingerprint((parameters[i].shape, parameters[i].dtype, grads[i] is None)) for i in held)
-        marks.append(float(fingerprint(each) % _EXACT + 1) if held else 0.0)
-    layouts = [stage.copies for stage in stages if stage.copies.groups]
-    reduction.require_same(torch.tensor(marks, dtype=torch.float64), layouts, _OTHER_COPIES)
-
-
-class Stage(NamedTuple):
-    """Gradients under one pattern of `placement` that other ranks may hold others of, or copies.
-
-    Attributes:
-        members: The gradients here, by index.
-        others: Over which groups ranks hold other parameters under the pattern.
-        copies: Over which groups some ranks hold copies of these.
-    """
-
-    members: frozenset[int]
-    others: Layout
-    copies: Layout
+    return numbers
 
 
 class Parts:
@@ -255,8 +207,10 @@ class Parts:
     Attributes:
         local: What is held of each gradient, to be written to.
         values: The same, to be measured: summands are added up.
+        partial: Those of which this process holds a summand.
         double: Whether any gradient of any process is of double precision.
-        others: Whether other processes may hold other gradients.
+        stages: For each pattern of `placement` the gradients under it here, over which groups some ranks hold copies
+            of them, and over which they hold others.
     """
 
     def __init__(
@@ -265,79 +219,65 @@ class Parts:
         values: list[Tensor],
         layouts: list[Layout],
         reduction: Reduction,
-        stages: list[Stage],
-        partial: dict[int, bool],
+        partial: Sequence[int],
         double: bool,
     ) -> None:
-        self.local, self.values, self.double = local, values, double
-        self.others = bool(stages) or any(-1 in layout.dims for layout in layouts)
-        self._layouts, self._reduction, self._stages, self._partial = layouts, reduction, stages, partial
+        self.local, self.values, self.partial, self.double = local, values, partial, double
+        self.stages: list[tuple[set[int], Layout, Layout]] = []
+        self._layouts, self._reduction = layouts, reduction
 
-    def measure(self, parts: Sequence[tuple[Sequence[int], float]]) -> list[tuple[Tensor, Tensor]]:
-        """Return for each part the norm of each whole gradient, and terms whose norm is that of all processes.
-
-        Args:
-            parts: Gradients that share a policy, by index, and the order of its norm.
-        """
-        return self._combine([_measure.norms([self.values[i] for i in at], p) for at, p in parts], parts)
+    def subset(self, where: Sequence[int]) -> Parts:
+        """Return some of them."""
+        local, values = [self.local[i] for i in where], [self.values[i] for i in where]
+        partial = [k for k, i in enumerate(where) if i in self.partial]
+        part = Parts(local, values, [self._layouts[i] for i in where], self._reduction, partial, self.double)
+        part.stages = [
+            ({k for k, i in enumerate(where) if i in here}, copies, others) for here, copies, others in self.stages
+        ]
+        return part
 
     def total(self, p: float, foreach: bool | None) -> Tensor:
         """Return the norm of all gradients of all processes. Those that lie alike are measured as one."""
         sets: dict[Any, list[int]] = {}
         for i, layout in enumerate(self._layouts):
-            stages = [i in stage.members for stage in self._stages] if self._stages else ()
-            sets.setdefault((id(layout), *stages), []).append(i)
+            sets.setdefault((id(layout), *(i in here for here, *_ in self.stages)), []).append(i)
         alike = list(sets.values())
         totals = [_measure.total_norm([self.values[i] for i in at], p, foreach) for at in alike]
         each = [torch.as_tensor(value, dtype=_devices.accumulation_dtype(norm.device)) for norm, value in totals]
         norms = torch.stack(each) if each else torch.zeros(0, dtype=torch.float64)
-        ((_, terms),) = self._combine([norms], [([at[0] for at in alike], p)])
+        ((_, terms),) = combined([(self.subset([at[0] for at in alike]), norms, p)])
         with torch.no_grad():
             return _measure.total(terms, p)
 
-    def _combine(
-        self, norms: list[Tensor], parts: Sequence[tuple[Sequence[int], float]]
-    ) -> list[tuple[Tensor, Tensor]]:
-        home = norms[0].device if norms else torch.device("cpu")
-        sizes, every = [len(at) for at, _ in parts], [i for at, _ in parts for i in at]
-        orders = [p for at, p in parts for _ in at]
-        with torch.no_grad():
-            joined = torch.cat([n.to(home) for n in norms]) if norms else torch.zeros(0, dtype=torch.float64)
-            whole = self._reduction.norms(joined, orders, [self._layouts[i] for i in every])
-            each = [n.to(own.device) for n, own in zip(torch.split(whole, sizes), norms, strict=True)]
-            return list(zip(each, self._with_stages(each, parts), strict=True))
-
-    def _with_stages(self, norms: list[Tensor], parts: Sequence[tuple[Sequence[int], float]]) -> list[Tensor]:
+    def terms(self, norms: list[Tensor], parts: Sequence[tuple[Parts, float]]) -> list[Tensor]:
         """Return for each part its norms and those of gradients of other processes, each counted once."""
-        if not self._stages:
+        if not self.stages:
             return norms
-        slots = [(k, stage) for k in range(len(parts)) for stage in self._stages]
-        own = [[j for j, i in enumerate(parts[k][0]) if i in stage.members] for k, stage in slots]
-        totals = [_measure.total(norms[k][at], parts[k][1]) for (k, _), at in zip(slots, own, strict=True)]
+        slots = [(k, part.stages[s], p) for k, (part, p) in enumerate(parts) for s in range(len(self.stages))]
+        totals = [_measure.total(norms[k][sorted(here)], p) for k, (here, *_), p in slots]
         held = torch.stack([total.to(totals[0].device) for total in totals])
-        held = self._reduction.max(held, [stage.copies for _, stage in slots])
-        held = self._reduction.norms(held, [parts[k][1] for k, _ in slots], [stage.others for _, stage in slots])
-        staged = {i for stage in self._stages for i in stage.members}
-        rest = [[j for j, i in enumerate(at) if i not in staged] for at, _ in parts]
-        split = torch.split(held, len(self._stages))
+        held = self._reduction.max(held, [copies for _, (_, copies, _), _ in slots])
+        held = self._reduction.norms(held, [p for *_, p in slots], [others for _, (*_, others), _ in slots])
+        staged = [{i for here, *_ in part.stages for i in here} for part, _ in parts]
+        rest = [[i for i in range(len(n)) if i not in own] for n, own in zip(norms, staged, strict=True)]
+        split = torch.split(held, len(self.stages))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
 
-    def combine(self, each: Tensor, where: Sequence[int], p: float) -> Tensor:
+    def combine(self, each: Tensor, p: float) -> Tensor:
         """Return what values of gradients come to: a p-norm; of order 1, a sum.
 
         Args:
             each: A value for each gradient, or a row of them for each kind of value.
-            where: The gradients.
             p: The order.
         """
         flat = each.flatten().to(torch.float64)
-        layouts = [self._layouts[i] for i in where] * (len(flat) // max(1, len(where)))
+        layouts = self._layouts * (len(flat) // max(1, len(self._layouts)))
         norms = self._reduction.sum(flat, layouts) if p == 1 else self._reduction.norms(flat, [p] * len(flat), layouts)
         return norms.view(each.shape).to(each.device)
 
-    def combine_slices(self, slices: Sequence[Tensor], where: Sequence[int], dims: Sequence[set[int]]) -> list[Tensor]:
+    def combine_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of the part here."""
-        along = [self._layouts[i].along(each) for i, each in zip(where, dims, strict=True)]
+        along = [layout.along(each) for layout, each in zip(self._layouts, dims, strict=True)]
         split = [k for k, layout in enumerate(along) if layout.shards]
         whole = list(slices)
         if split:
@@ -348,37 +288,35 @@ class Parts:
                 whole[k] = each.view(slices[k].shape).to(slices[k].device)
         return whole
 
-    def require_same_places(self, where: Sequence[int]) -> None:
-        """Raise in all processes where copies of a gradient are not finite in different places."""
-        marks = {i: checksum(_measure.nonfinite(self.values[i]).to(torch.uint8)) % _EXACT + 1 for i in where}
-        staged = [[marks[i] for i in where if i in stage.members] for stage in self._stages]
-        of_stages = [fingerprint(each) % _EXACT + 1 if each else 0 for each in staged]
-        layouts = [*(self._layouts[i] for i in where), *(stage.copies for stage in self._stages)]
-        every = torch.tensor([*map(float, marks.values()), *map(float, of_stages)], dtype=torch.float64)
-        self._reduction.require_same(every, layouts, _DIFFERENT_PLACES)
+    def weights(self, parameters: Sequence[Any]) -> list[Tensor]:
+        """Return what is held of parameters, which must lie as their gradients do."""
+        for layout, p in zip(self._layouts, parameters, strict=True):
+            kinds = p.placements if is_dtensor(p) else ()
+            dims = tuple(kind.dim for kind in kinds if not (kind.is_replicate() or kind.is_partial()))
+            if kinds and dims != layout.dims:
+                raise UnsupportedGradientError(
+                    f"a parameter of shape {tuple(p.shape)} has placements {p.placements}, its gradient has others, "
+                    "and this policy compares the two. Redistribute the gradient before clipping."
+                )
+        return [(stored_shards([p])[0] if is_dtensor(p) else p).detach() for p in parameters]
 
-    def write_back(self, where: Sequence[int]) -> None:
-        """Write changed values of partial gradients back, as summands that add up to them."""
-        for i in self._partial.keys() & set(where):
-            self.local[i].copy_(self.values[i]) if self._partial[i] else self.local[i].zero_()
+    def measure(self, parts: Sequence[tuple[Parts, float]]) -> list[tuple[Tensor, Tensor]]:
+        """Return for each of several parts the norm of each whole gradient, and terms whose norm is that of all.
 
-    def is_plain_shard(self, i: int) -> bool:
-        """Return whether a plain tensor is a part of a gradient: it does not say which, nor how large the whole is."""
-        return -1 in self._layouts[i].dims
+        Args:
+            parts: Gradients that share a policy, and the order of its norm.
+        """
+        return combined([(part, _measure.norms(part.values, p), p) for part, p in parts])
 
-    def cannot_hold(self, i: int) -> bool:
-        """Return whether elements of a summand share memory, so that what it is reduced to does not fit there."""
-        return i in self._partial and shares_memory(self.local[i])
 
-    def weight(self, i: int, parameter: Any) -> Tensor:
-        """Return what is held of a parameter, which must lie as its gradient does."""
-        if not is_dtensor(parameter):
-            plain: Tensor = parameter.detach()
-            return plain
-        dims = [kind.dim for kind in parameter.placements if not (kind.is_replicate() or kind.is_partial())]
-        if dims != [dim for dim in self._layouts[i].dims if dim >= 0]:
-            raise UnsupportedGradientError(
-                f"a parameter of shape {tuple(parameter.shape)} has placements {parameter.placements}, its gradient "
-                "has others, and this policy compares the two. Redistribute the gradient before clipping."
-            )
-        return stored_shards([parameter])[0].detach()
+def combined(parts: Sequence[tuple[Parts, Tensor, float]]) -> list[tuple[Tensor, Tensor]]:
+    """Return for several parts the norms of whole gradients, given those of what is here, and terms, as `measure`."""
+    home = parts[0][1].device
+    layouts = [layout for part, _, _ in parts for layout in part._layouts]
+    orders = [p for part, _, p in parts for _ in part._layouts]
+    first = parts[0][0]
+    with torch.no_grad():
+        whole = first._reduction.norms(torch.cat([norms.to(home) for _, norms, _ in parts]), orders, layouts)
+        split = torch.split(whole, [len(norms) for _, norms, _ in parts])
+        each = [n.to(norms.device) for n, (_, norms, _) in zip(split, parts, strict=True)]
+        return list(zip(each, first.terms(each, [(part, p) for part, _, p in parts]), strict=True))

@@ -11,24 +11,10 @@ from torch import Tensor
 from .. import _devices, _measure
 from .._torch.storage import plain
 from ..errors import UnsupportedGradientError
-from ._apply import writing
 from .target.parameters import live_names
 
 if TYPE_CHECKING:
     from ._gate import Parts
-
-_UNNAMED: dict[int, str] = {}  # to make them takes four times as long as to look them up; the same in any thread
-
-
-def _unnamed(indices: Sequence[int]) -> list[str]:
-    """Return what parameters without unique names are remembered by."""
-    if torch.compiler.is_compiling():  # what is traced changes nothing outside
-        return [f"parameter {i}" for i in indices]
-    try:
-        return [_UNNAMED[i] for i in indices]
-    except KeyError:
-        _UNNAMED.update((i, f"parameter {i}") for i in indices)
-        return [_UNNAMED[i] for i in indices]
 
 
 class Gradients:
@@ -44,6 +30,7 @@ class Gradients:
     Attributes:
         local: What this process holds of each gradient, to be written to.
         values: The same, to be measured.
+        where: As given.
         pattern: The name pattern that selected them: what a policy with a memory remembers a whole group by.
     """
 
@@ -61,27 +48,26 @@ class Gradients:
         self.pattern = "*"
         self.local = tensors if parts is None else parts.local
         self.values = tensors if parts is None else parts.values
-        self._where = where
+        self.where = where
         self._parts = parts
-        self._inside: Sequence[int] = range(len(tensors))
         self._readable: bool | None = None
         self._norms: dict[float, tuple[Tensor, Tensor]] = {}
         self._totals: dict[float, Tensor] = {}
 
     def subset(self, where: Sequence[int], pattern: str) -> Gradients:
         """Return some of them, that a name pattern selects."""
-        indices = where if self._where is None else [self._where[i] for i in where]
+        indices = [*where] if self.where is None else [self.where[i] for i in where]
         parameters, tensors = [self.parameters[i] for i in where], [self.tensors[i] for i in where]
-        part = Gradients(parameters, tensors, self.target_names, [*indices])
-        part.pattern, part._parts, part._inside = pattern, self._parts, [*where]
-        part.local, part.values = [self.local[i] for i in where], [self.values[i] for i in where]
-        return part
+        parts = None if self._parts is None else self._parts.subset(where)
+        subset = Gradients(parameters, tensors, self.target_names, indices, parts)
+        subset.pattern = pattern
+        return subset
 
     @property
     def known_names(self) -> list[str] | None:
         """The name of each, or None where the target had none."""
         names = self.target_names
-        return names if names is None or self._where is None else [names[i] for i in self._where]
+        return names if names is None or self.where is None else [names[i] for i in self.where]
 
     @property
     def is_split(self) -> bool:
@@ -91,7 +77,7 @@ class Gradients:
     @property
     def has_others(self) -> bool:
         """Whether other processes may hold gradients that this one does not."""
-        return self._parts is not None and self._parts.others
+        return self._parts is not None and bool(self._parts.stages)
 
     def names(self) -> list[str]:
         """Return a name for each: the target's own, else that of the live module that owns the parameter."""
@@ -102,7 +88,7 @@ class Gradients:
         """Return what to remember each by from step to step: its name, or its index where names are not unique."""
         if self.target_names is not None and len(set(self.target_names)) == len(self.target_names):
             return self.names()
-        return _unnamed(range(len(self.tensors)) if self._where is None else self._where)
+        return [f"parameter {i}" for i in (range(len(self.tensors)) if self.where is None else self.where)]
 
     def norms(self, p: float = 2.0) -> Tensor:
         """Return the p-norm of each whole gradient: a float64 vector on the device of the first."""
@@ -133,23 +119,6 @@ class Gradients:
         value = norm.item() if self.readable_now() else None
         return norm.to(_measure.dtype_of_norm(self._parts.double, value)), norm if value is None else value
 
-    def numels(self) -> list[int]:
-        """Return how many elements each whole gradient has."""
-        self._refuse_plain_shards("this policy divides by the number of elements of the whole")
-        return [p.numel() for p in self.parameters]
-
-    def refuse_plain_shards(self, policy: str) -> None:
-        """Raise if a gradient is a shard in a plain tensor, for a policy that looks inside gradients."""
-        self._refuse_plain_shards(f"{policy} compares parts of a gradient")
-
-    def _refuse_plain_shards(self, why: str) -> None:
-        for name, i in zip(self.names(), self._inside, strict=True) if self._parts is not None else ():
-            if self._parts is not None and self._parts.is_plain_shard(i):
-                raise UnsupportedGradientError(
-                    f"{name} is Sharded by `placement`, and {why}: a plain tensor does not know which part of the "
-                    "whole it is. Use a DTensor, or by_norm for it."
-                )
-
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other processes hold other parameters, for a policy that each would decide for itself."""
         if self.has_others:
@@ -158,29 +127,25 @@ class Gradients:
                 "parameters: each rank would decide for itself. Use a policy that uses norms only, such as ByMedian."
             )
 
-    def refuse_shared_elements(self) -> None:
-        """Raise if a summand cannot hold what it is reduced to, for policies that change single elements."""
-        for name, i in zip(self.names(), self._inside, strict=True) if self._parts is not None else ():
-            if self._parts is not None and self._parts.cannot_hold(i):
-                t = self._parts.local[i]
-                raise UnsupportedGradientError(
-                    f"{name} is partial, and this rank stores several of its elements in the same memory, as an "
-                    f"expanded tensor does (shape {tuple(t.shape)}, strides {t.stride()}). Clone it first."
-                )
+    def refuse_partial(self, policy: str) -> None:
+        """Raise if this process holds a summand of a gradient, for policies that change single elements."""
+        for i in self._parts.partial if self._parts is not None else ():
+            raise UnsupportedGradientError(
+                f"{self.names()[i]} is partial: other ranks hold summands of its elements, which {policy} looks at one "
+                "by one. Redistribute it before clipping: `grad.redistribute(placements=parameter.placements)`."
+            )
 
     def weights(self) -> list[Tensor]:
         """Return what this process holds of each parameter."""
-        if self._parts is None:
-            return [p.detach() for p in self.parameters]
-        return [self._parts.weight(i, p) for i, p in zip(self._inside, self.parameters, strict=True)]
+        return [p.detach() for p in self.parameters] if self._parts is None else self._parts.weights(self.parameters)
 
     def combined(self, each: Tensor, p: float = 1.0) -> Tensor:
         """Return what values of the part of each gradient here come to: a p-norm; of order 1, a sum."""
-        return each if self._parts is None else self._parts.combine(each, self._inside, p)
+        return each if self._parts is None else self._parts.combine(each, p)
 
     def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of the part here."""
-        return [*slices] if self._parts is None else self._parts.combine_slices(slices, self._inside, dims)
+        return [*slices] if self._parts is None else self._parts.combine_slices(slices, dims)
 
     def count_nonfinite(self, *, later: bool = False) -> Callable[[], Tensor]:
         """Return a function that says how many values of each whole gradient are NaN or infinite now.
@@ -192,19 +157,13 @@ class Gradients:
             return _measure.count_nonfinite_later(self.values)
         counts = _measure.count_nonfinite(self.values)
         if self._parts is not None:  # of copies it is the mean: one that is not finite in some of them counts too
-            counts = (self._parts.combine(counts.to(torch.float64), self._inside, 1.0) - 1e-6).ceil()
+            counts = (self._parts.combine(counts.to(torch.float64), 1.0) - 1e-6).ceil()
         return lambda: counts
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
         elsewhere = "a gradient on another rank is not finite, or " if self._parts is not None else ""
         return elsewhere + _measure.TOO_LARGE
-
-    def write_back(self) -> None:
-        """Make changes to `values` changes to `local`."""
-        if self._parts is not None:
-            with writing(self.local):
-                self._parts.write_back(self._inside)
 
     def invalidate(self) -> None:
         """Measure again when asked next: the gradients have been changed."""
@@ -220,19 +179,10 @@ class Gradients:
 
 def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
     """Measure gradients of one call, each in its own norm, with one exchange for all of them."""
-    whole = parts[0][0]._parts if parts else None
-    if whole is None:
-        for grads, p in parts:
-            norms = plain(_measure.norms(grads.tensors, p))
-            grads._norms[p] = norms, norms
-        return
-    measured_parts = whole.measure([(grads._inside, p) for grads, p in parts])
-    for (grads, p), measured in zip(parts, measured_parts, strict=True):
-        grads._norms[p] = measured
-
-
-def require_same_places(parts: Sequence[Gradients]) -> None:
-    """Raise where copies hold NaN or infinite values in different places: zeroing would leave copies that differ."""
-    whole = parts[0]._parts if parts else None
-    if whole is not None and all(grads.readable_now() for grads in parts):
-        whole.require_same_places([i for grads in parts for i in grads._inside])
+    split = [(grads._parts, p) for grads, p in parts if grads._parts is not None]
+    if split:
+        measured = split[0][0].measure(split)
+    else:
+        measured = [(norms, norms) for norms in (plain(_measure.norms(grads.tensors, p)) for grads, p in parts)]
+    for (grads, p), norms in zip(parts, measured, strict=True):
+        grads._norms[p] = norms

@@ -19,8 +19,8 @@ from ..errors import NonFiniteGradientError
 from . import _apply
 from ._gate import enter, enter_tensors, whole_number
 from ._gradients import Gradients
-from .target.describe import describe
 from .target.parameters import Target, parameters_of
+from .target.patterns import describe
 
 _EPS = 1e-6  # torch's: part of the contract of its names
 
@@ -129,13 +129,12 @@ def clip_grad_value_(parameters: Target, clip_value: float | Tensor, foreach: bo
     """
     limit = _validate.threshold(clip_value, "clip_value")
     grads = enter(parameters, None, lambda: f"clip_grad_value_({describe(limit)})", measured=False)
-    grads.refuse_shared_elements()
-    _measure.check_foreach(grads.values, foreach)
-    if isinstance(limit, Tensor) and _devices.readable_now([limit, *grads.values]):
+    grads.refuse_partial("clip_grad_value_")
+    _measure.check_foreach(grads.local, foreach)
+    if isinstance(limit, Tensor) and _devices.readable_now([limit, *grads.local]):
         limit = _validate.read_threshold(limit, "clip_value")
-    if grads.values:
-        _apply.clamp_(grads.values, limit, foreach)
-        grads.write_back()
+    if grads.local:
+        _apply.clamp_(grads.local, limit, foreach)
 
 
 def get_total_norm(

@@ -32,7 +32,6 @@ class Outcome:
         decision: what the policy decided.
         measured_after: the norm of each after, where it does not follow from the decision.
         skipped: whether they were set to zero instead.
-        beside_nan: whether values above the limit of a clamp are in a gradient whose norm is NaN; None if unknown.
     """
 
     pattern: str
@@ -43,7 +42,6 @@ class Outcome:
     decision: Scale | Clamp
     measured_after: Tensor | None
     skipped: bool | Tensor = False
-    beside_nan: bool | Tensor | None = False
 
     def after(self) -> Tensor:
         """Return the norm of each gradient after."""
@@ -87,8 +85,7 @@ class Outcome:
     def clipped(self) -> bool:
         """Return whether anything was changed."""
         if isinstance(self.decision, Clamp) or (self.measured_after is not None and self.grads.is_split):
-            beside_nan = self.before.isnan().any() if self.beside_nan is None else self.beside_nan
-            return bool((self.after() < self.before).any()) or bool(beside_nan)
+            return bool(((self.after() < self.before) | self.before.isnan()).any())
         by = self.decision.by
         return any(bool((f != 1).any()) for f in ([by] if isinstance(by, Tensor) else by))
 
@@ -171,7 +168,7 @@ class ClipReport:
 
     @property
     def clipped(self) -> bool:
-        """Whether any gradient was changed by a policy; on a device also where NaN hides whether values were."""
+        """Whether any gradient was changed by a policy; of a limit on values also where NaN hides whether any was."""
         return any(o.clipped() for o in self._readable())
 
     @property

@@ -1,4 +1,4 @@
-"""Placement of plain tensors over ranks: `Sharded`, `Replicated`, `Disjoint`. DTensors carry their own placement.
+"""Placement of plain tensors over ranks: `Disjoint`, `Replicated`. DTensors carry their own placement.
 
 ```
 gradrein.clip_(model, policy, placement={"embed.*": Replicated(stages), "*": Disjoint(stages)})
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import ArgumentTypeError
 from ._agreement import Agreement as Agreement
-from ._collectives import collective as collective
-from ._fingerprints import checksum as checksum
 from ._fingerprints import fingerprint as fingerprint
 from ._fingerprints import parameters_fingerprint as parameters_fingerprint
 from ._fingerprints import state_fingerprint as state_fingerprint
-from ._meshes import Group as Group
-from ._meshes import groups_of as groups_of
-from ._meshes import in_order as in_order
+from ._groups import Group as Group
+from ._groups import collective as collective
+from ._groups import groups_of as groups_of
+from ._groups import in_order as in_order
 from ._reduction import Layout as Layout
 from ._reduction import Reduction as Reduction
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Disjoint", "Placement", "PlacementSpec", "Replicated", "Sharded"]
+__all__ = ["Disjoint", "Placement", "PlacementSpec", "Replicated"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,10 @@ class _OverGroup:
 
 @dataclass(frozen=True)
 class Disjoint(_OverGroup):
-    """Each rank of the group holds different parameters, under one norm: pipeline stages, experts in plain tensors.
+    """Each rank of the group holds different parameters, or parts of them, under one norm.
+
+    For pipeline stages, experts in plain tensors, columns or rows of tensor-parallel layers. A policy that decides for
+    each parameter decides for what this rank holds; for the norm of a whole parameter in parts, use a DTensor.
 
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
@@ -65,31 +67,7 @@ class Disjoint(_OverGroup):
         >>> dist.destroy_process_group()
 
     See Also:
-        [`gradrein.distributed.Sharded`][], [`gradrein.distributed.Replicated`][], [`gradrein.clip_`][]
-    """
-
-
-@dataclass(frozen=True)
-class Sharded(_OverGroup):
-    """Every rank of the group holds a shard of each of these parameters, as a plain tensor.
-
-    All ranks list the same parameters in the same order, with gradients for the same ones.
-
-    Attributes:
-        group: A process group, or a device mesh (all of its dimensions).
-
-    Examples:
-        >>> import torch.distributed as dist
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> columns = torch.nn.Parameter(torch.zeros(2))
-        >>> columns.grad = torch.tensor([3.0, 4.0])
-        >>> sharded = gradrein.distributed.Sharded(dist.group.WORLD)
-        >>> gradrein.clip_({"up": columns}, gradrein.by_norm(1.0, per_parameter=True), placement=sharded).norms
-        {'up': 5.0}
-        >>> dist.destroy_process_group()
-
-    See Also:
-        [`gradrein.distributed.Disjoint`][], [`gradrein.distributed.Replicated`][], [`gradrein.clip_`][]
+        [`gradrein.distributed.Replicated`][], [`gradrein.clip_`][]
     """
 
 
@@ -116,11 +94,11 @@ class Replicated(_OverGroup):
         >>> dist.destroy_process_group()
 
     See Also:
-        [`gradrein.distributed.Sharded`][], [`gradrein.distributed.Disjoint`][], [`gradrein.clip_`][]
+        [`gradrein.distributed.Disjoint`][], [`gradrein.clip_`][]
     """
 
 
-Placement: TypeAlias = Disjoint | Sharded | Replicated
+Placement: TypeAlias = Disjoint | Replicated
 """How a plain tensor is distributed over ranks.
 
 See Also:

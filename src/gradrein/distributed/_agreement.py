@@ -10,25 +10,23 @@ Only where ranks disagree does a second exchange find out who was called with wh
 a fault goes on, and tells the other groups it is in by a flag, so that all stop before anything is written.
 """
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._torch.process_group import assert_async
 from ..errors import RankError
-from ._collectives import all_gather_rows, all_reduce_
 from ._fingerprints import fingerprint
-from ._meshes import Group
+from ._groups import Group, collective
 
 MESSAGE = 1024  # float64 values in a first message
 _WORDS = 4
 _PRIME = 65521  # below 2**16
 _HEADER = 2 * _WORDS + 1
 CAPACITY = MESSAGE - _HEADER
-_BYTES = 4096  # of what a rank says when ranks disagree
 _UNCHANGED = " No gradient was changed on this rank."
 
 
@@ -76,25 +74,21 @@ class Agreement:
         header = self._header(compared, largest)
         first, rest = values[:CAPACITY].to(group.device, torch.float64), values[CAPACITY:]
         numbers = torch.tensor(header, dtype=torch.float64).to(group.device)
-        message = torch.cat([numbers, first, first.new_zeros(CAPACITY - len(first))])
-        all_reduce_(message, group.group, self._what, largest=largest)
+        message = self._reduced(torch.cat([numbers, first, first.new_zeros(CAPACITY - len(first))]), group, largest)
         self._agreed[group] = _are_alike(message[:_HEADER], header, 1 if largest else group.size)
         if not self._agreed[group]:
-            self.fail(self._disagreement(compared, group))
+            found = self._disagreement(compared, group)  # which all ranks of the group call, also one with a fault
+            self._fault = self._fault or found
             return torch.zeros_like(values)
         reduced = message[_HEADER : _HEADER + len(first)].to(values.device)
         return torch.cat([reduced, self._reduced(rest, group, largest)]) if len(rest) else reduced
 
-    def fail(self, fault: str) -> None:
-        """Note a fault. This rank takes part in what is left, to tell the others; `finish` raises it."""
-        self._fault = self._fault or fault
-
     def require(self, condition: Tensor, fault: str) -> None:
-        """Note a fault where a condition does not hold that all ranks of a group see alike."""
+        """Note a fault where a condition does not hold that all ranks see alike."""
         if condition.device.type != "cpu":  # reading would wait for the device
             assert_async(condition, f"gradrein: {fault}")
         elif not condition:
-            self.fail(fault)
+            self._fault = self._fault or fault
 
     def finish(self) -> None:
         """Raise if there was a fault in any group.
@@ -106,11 +100,11 @@ class Agreement:
             raise RankError(self._fault.removesuffix(_UNCHANGED) + _UNCHANGED)
 
     def _reduced(self, values: Tensor, group: Group, largest: bool) -> Tensor:
-        """Reduce values over a group whose ranks have agreed."""
+        """Reduce values over a group."""
         if not len(values):
             return values
-        sent = values.to(group.device, copy=True)
-        all_reduce_(sent, group.group, self._what, largest=largest)
+        sent, op = values.to(group.device, copy=True), dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+        collective(lambda: dist.all_reduce(sent, op, group=group.group), group.group, self._what)
         return sent.to(values.device)
 
     def _header(self, compared: Mapping[str, int], largest: bool) -> list[int]:
@@ -120,28 +114,28 @@ class Agreement:
 
     def _disagreement(self, compared: Mapping[str, int], group: Group) -> str:
         """Return who of a group differs in what. All of its ranks call this."""
-        ranks = group.ranks
-        mine = [self._fault, [str(value) for value in self._asked.values()], [str(n) for n in compared.values()]]
+        ranks, rows = group.ranks, list[Any]([None] * group.size)
+        mine = self._fault, {name: str(value)[:600] for name, value in self._asked.items()}, dict(compared)
         try:
-            rows = all_gather_rows(_written(mine)[None].to(group.device), group.group, self._what).cpu()
+            collective(lambda: dist.all_gather_object(rows, mine, group.group), group.group, self._what)
         except RankError as error:
             return str(error)
-        told: list[Any] = [json.loads(bytes(row.tolist()).decode()) for row in rows]
-        stopped = [(rank, row[0]) for rank, row in zip(ranks, told, strict=True) if row[0]]
-        if stopped:
-            rank, why = stopped[0]
-            return self._fault or f"rank {rank}, which shares {self._what} with ranks {ranks}, has stopped: {why}"
+        for rank, (fault, _, _) in zip(ranks, rows, strict=True):
+            if fault:
+                return f"rank {rank}, which shares {self._what} with ranks {ranks}, has stopped: {fault}"
         begin = f"ranks {ranks} do not agree on"
-        for k, name in enumerate(self._asked):
-            values = [row[1][k] if k < len(row[1]) else "" for row in told]
+        for name in self._asked:
+            values = [asked.get(name, "") for _, asked, _ in rows]
             if len(set(values)) > 1:
                 return f"{begin} {name}: {_who(ranks, values)}. Every rank has to make the same call."
-        for k, name in enumerate(compared):
-            values = [row[2][k] if k < len(row[2]) else "" for row in told]
-            if len(set(values)) > 1:
+        for name in compared:
+            numbers = [row.get(name) for _, _, row in rows]
+            if len(set(numbers)) > 1:
+                usual = max(numbers, key=numbers.count)
+                odd = [rank for rank, number in zip(ranks, numbers, strict=True) if number != usual]
                 return (
-                    f"{begin} {name}: {_odd_ones(ranks, values)} differ from the others. Every rank has to make the "
-                    "same call, with the same parameters in the same order."
+                    f"{begin} {name}: {_some(odd)} differ from the others. Every rank has to make the same call, with "
+                    "the same parameters in the same order."
                 )
         return f"{begin} what they were called with."  # in what is too long to be shown
 
@@ -154,16 +148,7 @@ def _are_alike(sums: Tensor, header: list[int], n: int) -> bool:
     return torch.equal(sums, expected)
 
 
-def _written(mine: list[Any]) -> Tensor:
-    fault, asked, compared = mine
-    for length in (600, 300, 150, 75, 35):
-        text = json.dumps([fault[:length], [value[:length] for value in asked], compared]).encode()
-        if len(text) <= _BYTES:
-            break
-    return torch.frombuffer(bytearray(text.ljust(_BYTES)), dtype=torch.uint8)
-
-
-def _who(ranks: list[int], values: list[str]) -> str:
+def _who(ranks: Sequence[int], values: Sequence[str]) -> str:
     """Describe which ranks have which value."""
     by_value: dict[str, list[int]] = {}
     for rank, value in zip(ranks, values, strict=True):
@@ -171,11 +156,6 @@ def _who(ranks: list[int], values: list[str]) -> str:
     return "; ".join(f"{value} on {_some(those)}" for value, those in by_value.items())
 
 
-def _odd_ones(ranks: list[int], values: list[str]) -> str:
-    usual = max(values, key=values.count)
-    return _some([rank for rank, value in zip(ranks, values, strict=True) if value != usual])
-
-
-def _some(ranks: list[int]) -> str:
+def _some(ranks: Sequence[int]) -> str:
     more = f" and {len(ranks) - 20} more" if len(ranks) > 20 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:20]))}{more}"

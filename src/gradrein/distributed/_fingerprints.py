@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,62 +15,34 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _recent: list[tuple[Any, int]] = []  # replaced, never changed: threads may use it at once
 
 
-class _PlainMeta(NamedTuple):
-    shape: Any  # of a shard, whose shape may differ from rank to rank, the number of dimensions
-    dtype: torch.dtype
-
-
 def fingerprint(value: object) -> int:
     """Return a number of 64 bits for a value by its repr."""
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
 
 
-def parameters_fingerprint(
-    names: Sequence[str] | None, parameters: Sequence[Any], grads: Sequence[Any], shards: Sequence[bool] = ()
-) -> int:
+def parameters_fingerprint(names: Sequence[str] | None, parameters: Sequence[Any], grads: Sequence[Any]) -> int:
     """Return a number for parameters in their order, from names, shapes, dtypes and layouts, and those of gradients.
 
     Steps of one run ask about the same ones again and again, so the last few answers are kept.
-
-    Args:
-        names: The names, or None.
-        parameters: The parameters.
-        grads: The gradient of each; None for one that is missing.
-        shards: Which of them are shards in plain tensors, whose shapes may differ from rank to rank.
     """
     global _recent
     own, specs = specs_of(parameters), specs_of(grads)
     # Gradients of fully_shard have the specs of their parameters.
     same = type(None) not in set(map(type, own)) and all(map(is_, own, specs))
-    key = names, _metas(parameters, own, shards), None if same else _metas(grads, specs, shards)
+    key = names, list(map(_meta, parameters, own)), None if same else list(map(_meta, grads, specs))
     for known, number in _recent:
         if known == key:  # quick where the parts are the same objects as before
             return number
-    names, *metas = key
-    number = fingerprint((names, [[_described(meta) for meta in each or ()] for each in metas]))
+    number = fingerprint(key)
     _recent = [(key, number), *_recent[: _KEPT - 1]]
     return number
 
 
-def _metas(tensors: Sequence[Any], specs: Sequence[Any], shards: Sequence[bool]) -> list[Any]:
-    """Return shape, dtype and placements of each tensor; None for one that is missing."""
-    if not any(shards) and type(None) not in set(map(type, specs)):
-        return [(spec.tensor_meta, spec.placements) for spec in specs]
-    cut = shards or [False] * len(specs)
-    return [_meta(t, spec, shard) for t, spec, shard in zip(tensors, specs, cut, strict=True)]
-
-
-def _meta(tensor: Any, spec: Any, shard: bool) -> Any:
-    if tensor is None:
-        return None
-    if spec is not None and not shard:
-        return spec.tensor_meta, spec.placements
-    shape: Any = tensor.dim() if shard else tensor.shape
-    return _PlainMeta(shape, tensor.dtype), None if spec is None else spec.placements
-
-
-def _described(meta: Any) -> Any:
-    return None if meta is None else (meta[0].shape, meta[0].dtype, meta[1])  # not strides, which may differ
+def _meta(tensor: Any, spec: Any) -> Any:
+    """Return shape, dtype and placements of a tensor, not strides, which may differ; None for one that is missing."""
+    if spec is not None:
+        return spec.tensor_meta.shape, spec.tensor_meta.dtype, spec.placements
+    return None if tensor is None else (tensor.shape, tensor.dtype)
 
 
 def state_fingerprint(state: Any) -> int:
@@ -85,10 +57,10 @@ def state_fingerprint(state: Any) -> int:
         return fingerprint(state)
     if is_dtensor(state):
         return 0
-    return fingerprint((tuple(state.shape), checksum(state.float() if state.is_floating_point() else state)))
+    return fingerprint((tuple(state.shape), _checksum(state.float() if state.is_floating_point() else state)))
 
 
-def checksum(tensor: Tensor) -> int:
+def _checksum(tensor: Tensor) -> int:
     """Return a number of 64 bits for the bits of a tensor in their order. Reads from the device."""
     bits = tensor.detach().resolve_conj().resolve_neg().contiguous()
     bits = torch.view_as_real(bits) if bits.is_complex() else bits

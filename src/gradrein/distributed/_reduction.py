@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._measure import safe_divisor
 from ._agreement import Agreement
-from ._meshes import Group
+from ._groups import Group
 
 _LARGEST_ORDER = 4  # powers of what float32 holds stay in the range of float64
 
@@ -120,9 +120,8 @@ class Reduction:
         Raises:
             RankError: (a RuntimeError) With the text of `fault`.
         """
-        copies = [Layout(copies=layout.copies) for layout in layouts]
         least = torch.where(marks > 0, -marks, -math.inf)
-        most, least = self.max(torch.cat([marks, least]), copies * 2).chunk(2)
+        most, least = self.max(torch.cat([marks, least]), [*layouts, *layouts]).chunk(2)
         differ = ((most > 0) & (most != -least)).any().to(marks.dtype).reshape(1)
         self.agreement.require((self.max(differ) == 0).all(), fault)
         self.agreement.finish()

@@ -120,9 +120,6 @@ class GradientView(Protocol):
     def total_norm(self, p: float = 2.0) -> Tensor:
         """Return the p-norm of all gradients as one vector: a 0-dim tensor."""
 
-    def numels(self) -> list[int]:
-        """Return how many elements each gradient has over all ranks."""
-
     def weights(self) -> list[Tensor]:
         """Return what this rank holds of each parameter."""
 
@@ -143,14 +140,11 @@ class GradientView(Protocol):
     def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of this rank's part."""
 
-    def refuse_plain_shards(self, policy: str) -> None:
-        """Raise if a gradient is a shard in a plain tensor, for policies that look inside gradients."""
-
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other ranks hold other parameters, for policies that each rank would decide for itself."""
 
-    def refuse_shared_elements(self) -> None:
-        """Raise if a partial gradient cannot hold what it is reduced to: for policies that change single elements."""
+    def refuse_partial(self, policy: str) -> None:
+        """Raise if ranks hold summands of a gradient, for policies that change single elements."""
 
 
 @runtime_checkable

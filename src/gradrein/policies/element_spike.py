@@ -70,8 +70,7 @@ class ByElementSpike(LearningPolicy):
 
     def check(self, grads: GradientView) -> None:
         """Raise for gradients whose elements cannot be remembered."""
-        grads.refuse_plain_shards("ByElementSpike")
-        grads.refuse_shared_elements()
+        grads.refuse_partial("ByElementSpike")
         for key, g in zip(grads.keys(), grads.values, strict=True):
             if g.layout is not torch.strided:
                 raise UnsupportedGradientError(

@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .._measure import clip_factor
@@ -8,16 +9,24 @@ from .base import GradientView, Policy, Scale
 
 
 @dataclass(frozen=True)
-class _ByNorm:
+class ByNorm:
+    """Limit the norm of all gradients or of each; `per_element`, its root mean square."""
+
     max_norm: float | Tensor
     p: float
     per_parameter: bool
+    per_element: bool = False
 
     def check(self, grads: GradientView) -> None:  # noqa: ARG002  # the limit does not depend on them
-        tensor_threshold(self.max_norm, "max_norm")
+        """Refuse a limit in a tensor that cannot be used."""
+        tensor_threshold(self.max_norm, "max_rms" if self.per_element else "max_norm")
 
     def decide(self, grads: GradientView) -> Scale:
+        """Reduce what is above the limit to it."""
         norm = grads.norms(self.p) if self.per_parameter else grads.total_norm(self.p)
+        if self.per_element:
+            roots = torch.tensor([max(1, p.numel()) ** 0.5 for p in grads.parameters], dtype=norm.dtype, device="cpu")
+            norm = norm / roots.to(norm.device, non_blocking=True)
         return Scale(clip_factor(self.max_norm, norm))
 
 
@@ -51,4 +60,4 @@ def by_norm(max_norm: float | Tensor, p: float | str = 2.0, *, per_parameter: bo
     See Also:
         [`gradrein.clip_`][], [`gradrein.by_rms`][], [`gradrein.by_unit`][], [`gradrein.clip_grad_norm_`][]
     """
-    return _ByNorm(threshold(max_norm, "max_norm"), norm_order(p), per_parameter)
+    return ByNorm(threshold(max_norm, "max_norm"), norm_order(p), per_parameter)

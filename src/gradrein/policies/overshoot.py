@@ -88,7 +88,6 @@ class ByOvershoot(LearningPolicy):
 
     def check(self, grads: GradientView) -> None:
         """Raise for gradients that cannot be compared with the movement of their parameters."""
-        grads.refuse_plain_shards("ByOvershoot")
         grads.refuse_disjoint("ByOvershoot")
         for key, p, g in zip(grads.keys(), grads.parameters, grads.tensors, strict=True):
             if p.layout is not torch.strided or g.layout not in (torch.strided, torch.sparse_coo):

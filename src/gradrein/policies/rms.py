@@ -1,26 +1,8 @@
-from dataclasses import dataclass
-
-import torch
 from torch import Tensor
 
-from .._measure import clip_factor
-from .._validate import tensor_threshold, threshold
-from .base import GradientView, Policy, Scale
-
-
-@dataclass(frozen=True)
-class _ByRms:
-    max_rms: float | Tensor
-    p: float = 2.0
-
-    def check(self, grads: GradientView) -> None:
-        tensor_threshold(self.max_rms, "max_rms")
-        grads.numels()  # raises for a shard whose full size is unknown
-
-    def decide(self, grads: GradientView) -> Scale:
-        norms = grads.norms(2.0)
-        roots = torch.tensor([max(1, n) ** 0.5 for n in grads.numels()], dtype=norms.dtype, device="cpu")
-        return Scale(clip_factor(self.max_rms, norms / roots.to(norms.device, non_blocking=True)))
+from .._validate import threshold
+from .base import Policy
+from .norm import ByNorm
 
 
 def by_rms(max_rms: float | Tensor) -> Policy:
@@ -45,4 +27,4 @@ def by_rms(max_rms: float | Tensor) -> Policy:
     See Also:
         [`gradrein.clip_`][], [`gradrein.by_norm`][], [`gradrein.by_unit`][]
     """
-    return _ByRms(threshold(max_rms, "max_rms"))
+    return ByNorm(threshold(max_rms, "max_rms"), 2.0, per_parameter=True, per_element=True)

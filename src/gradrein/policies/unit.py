@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from .. import _devices
-from .._measure import clip_factor, norm_along, shares_memory
+from .._measure import clip_factor, norm_along
 from .._validate import finite, tensor_threshold, threshold
 from ..errors import ArgumentError, UnsupportedGradientError
 from .base import GradientView, Policy, Scale
@@ -20,19 +20,12 @@ class _ByUnit:
 
     def check(self, grads: GradientView) -> None:
         tensor_threshold(self.ratio, "ratio")
-        grads.refuse_plain_shards("by_unit")
-        grads.refuse_shared_elements()
+        grads.refuse_partial("by_unit")
         for g in grads.values:
             if g.layout is not torch.strided:
                 raise UnsupportedGradientError(
                     f"by_unit compares rows of a weight and its gradient, and this gradient is {g.layout}. "
                     "Give that parameter another policy by a name pattern, or use a dense gradient."
-                )
-            if shares_memory(g):
-                raise UnsupportedGradientError(
-                    f"by_unit scales each unit by itself, and a gradient of shape {tuple(g.shape)} and strides "
-                    f"{g.stride()} stores several of them in the same memory, as an expanded tensor does. Clone it "
-                    "first."
                 )
 
     def decide(self, grads: GradientView) -> Scale:

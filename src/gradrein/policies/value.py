@@ -14,7 +14,7 @@ class _ByValue:
 
     def check(self, grads: GradientView) -> None:
         tensor_threshold(self.max_value, "max_value")
-        grads.refuse_shared_elements()
+        grads.refuse_partial("by_value")
 
     def decide(self, grads: GradientView) -> Clamp:  # noqa: ARG002  # the limit does not depend on them
         return Clamp(self.max_value)

@@ -1,114 +1,161 @@
 """How gradients lie over ranks, from DTensors and `placement=`. What would count twice, or is unclear, is refused."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from torch import Tensor
 
 from ..._torch.dtensor import is_dtensor, specs_of, wait_tensor
 from ..._torch.storage import repeats
-from ...distributed import Disjoint, Group, Layout, Placement, Replicated, Sharded, collective, groups_of, in_order
+from ...distributed import (
+    Disjoint,
+    Group,
+    Layout,
+    Placement,
+    PlacementSpec,
+    Replicated,
+    collective,
+    groups_of,
+    in_order,
+)
 from ...errors import ArgumentError, UnsupportedGradientError
+from .patterns import first_match
 
 
-class Layouts:
-    """The layouts of the gradients of one call.
+def placements_of(
+    spec: PlacementSpec | None, names: list[str] | None, n: int
+) -> tuple[list[tuple[Placement, ...]], list[int]]:
+    """Return the placements of each pattern, and for each of n parameters the index of the first pattern that matches.
+
+    Unlike a pattern for policies, one may match nothing here: another rank may hold what it is for.
+    """
+    if not isinstance(spec, Mapping):
+        return [_placements(spec)], [0] * n
+    if names is None:
+        raise ArgumentError(
+            "name patterns in `placement` need names, and what was passed has none. Pass the module, "
+            "`model.named_parameters()`, a dict, or an optimizer that was built from `named_parameters()`."
+        )
+    place = {pattern: k for k, pattern in enumerate(spec)}
+    pattern_of = [first_match(spec, name) for name in names]
+    if None in pattern_of:
+        raise ArgumentError(
+            f"no pattern of `placement` matches the parameter {names[pattern_of.index(None)]!r}. Add one "
+            '("*" matches all; None says nothing about them).'
+        )
+    return [_placements(each) for each in spec.values()], [place[pattern] for pattern in pattern_of if pattern]
+
+
+def _placements(given: Any) -> tuple[Placement, ...]:
+    several: Any = () if given is None else (given,) if isinstance(given, Placement) else given
+    if not isinstance(several, list | tuple) or not all(isinstance(each, Placement) for each in several):
+        raise ArgumentError(
+            "`placement` is Disjoint(group) or Replicated(group) of gradrein.distributed, several of them, or a "
+            f"mapping from name patterns to those; found {type(given).__name__}: {given!r:.80}."
+        )
+    for (one, ranks), (other, others) in combinations(_ranks_of(several if len(several) > 1 else ()), 2):
+        if len(ranks & others) > 1:
+            raise ArgumentError(
+                f"`placement` is {type(one).__name__} over ranks {sorted(ranks)} and {type(other).__name__} over ranks "
+                f"{sorted(others)} for the same parameters: these groups have more than one rank in common, and what "
+                "lies there would count twice. Pass one placement for each dimension of a mesh, as in "
+                '(Replicated(mesh["dp"]), Disjoint(mesh["pp"])).'
+            )
+    return tuple(several)
+
+
+def _ranks_of(placements: Sequence[Placement]) -> list[tuple[Placement, set[int]]]:
+    return [(each, set(group.ranks)) for each in placements for group in groups_of(each.group)]
+
+
+def placed(kind: type, placements: Sequence[Placement]) -> tuple[Group, ...]:
+    """Return the process groups that placements of one kind are about."""
+    return tuple(group for each in placements if isinstance(each, kind) for group in groups_of(each.group))
+
+
+def layouts_of(
+    parameters: Sequence[Any],
+    grads: Sequence[Any],
+    patterns: Sequence[tuple[Placement, ...]],
+    pattern_of: Sequence[int],
+) -> tuple[list[Layout], list[Group]]:
+    """Return the layout of each gradient, and all process groups in one order on every rank.
+
+    These are the groups of meshes, larger meshes first; then of copies, and of ranks that hold different parameters.
 
     Args:
         parameters: The parameters.
         grads: The gradient of each; None for one that is missing, whose parameter says how it would lie.
         patterns: The placements that were given for plain tensors, by pattern.
         pattern_of: For each parameter the index of its pattern.
-
-    Attributes:
-        each: The layout of each.
-        groups: All process groups, in one order on every rank: those of meshes, larger meshes first; then of shards in
-            plain tensors, of copies, and of ranks that hold different parameters.
-        has_placement: Whether `placement=` was given: ranks may then hold different parameters.
     """
+    own = specs_of(parameters)
+    specs = [spec or mine for spec, mine in zip(specs_of(grads), own, strict=True)]
+    meshes = _read_meshes(own, specs, any(patterns))
+    widest = next(iter(meshes.values()), ())
+    known: dict[Any, Layout] = {}
+    seen: dict[Any, Layout] = {}  # by identity, which is found sooner
+    each = []
+    for spec, number in zip(specs, pattern_of, strict=True):
+        quick = (id(spec.mesh), id(spec.placements), number) if spec else number
+        if quick not in seen:
+            key = (id(spec.mesh), spec.placements, number) if spec else number
+            if key not in known and spec:
+                _refuse_counted_twice(patterns[number], meshes[id(spec.mesh)])
+                # Without `placement` every mesh of a size holds a copy: all ranks hear of a NaN in one of them.
+                known[key] = _layout(spec, meshes[id(spec.mesh)], () if any(patterns) else widest)
+            elif key not in known:
+                known[key] = Layout(copies=() if patterns[number] else widest)
+            seen[quick] = known[key]
+        each.append(seen[quick])
+    over = [placed(kind, placements) for kind in (Replicated, Disjoint) for placements in patterns]
+    return each, list(dict.fromkeys(group for groups in (*meshes.values(), *over) for group in groups))
 
-    def __init__(
-        self,
-        parameters: Sequence[Any],
-        grads: Sequence[Any],
-        patterns: Sequence[tuple[Placement, ...]],
-        pattern_of: Sequence[int],
-    ) -> None:
-        self._patterns = patterns
-        self.has_placement = any(patterns)
-        own = specs_of(parameters)
-        specs = [spec or mine for spec, mine in zip(specs_of(grads), own, strict=True)]
-        self._meshes = self._read_meshes(own, specs)
-        known: dict[Any, Layout] = {}
-        seen: dict[Any, Layout] = {}  # by identity, which is found sooner
-        self.each = []
-        for spec, number in zip(specs, pattern_of, strict=True):
-            quick = (id(spec.mesh), id(spec.placements), number) if spec else number
-            if quick not in seen:
-                key = (id(spec.mesh), spec.placements, number) if spec else number
-                seen[quick] = known[key] = known.get(key) or self._layout(spec, number)
-            self.each.append(seen[quick])
-        kinds = (Sharded, Replicated, Disjoint)
-        placed = [self.placed(kind, placements) for kind in kinds for placements in patterns]
-        self.groups = list(dict.fromkeys(g for groups in (*self._meshes.values(), *placed) for g in groups))
 
-    def placed(self, kind: type, placements: tuple[Placement, ...]) -> tuple[Group, ...]:
-        """Return the process groups that placements of one kind are about."""
-        return tuple(group for each in placements if isinstance(each, kind) for group in groups_of(each.group))
-
-    def _read_meshes(self, own: Sequence[Any], specs: Sequence[Any]) -> dict[int, tuple[Group, ...]]:
-        """Return the process groups of all meshes, in order."""
-        meshes = {}
-        for mine, spec in zip(own, specs, strict=True):
-            if spec is not None:
-                meshes[id(spec.mesh)] = spec.mesh
-                if mine is not spec and mine is not None and mine.mesh is not spec.mesh and mine.mesh != spec.mesh:
-                    raise UnsupportedGradientError(
-                        f"a gradient of shape {tuple(spec.shape)} is on {spec.mesh}, its parameter on {mine.mesh}. "
-                        "Redistribute the gradient to the parameter's mesh before clipping."
-                    )
-        ordered = in_order(meshes.values())
-        for mesh in ordered[1:] if not self.has_placement else ():
-            if not set(mesh.mesh.flatten().tolist()) <= set(ordered[0].mesh.flatten().tolist()):
+def _read_meshes(own: Sequence[Any], specs: Sequence[Any], has_placement: bool) -> dict[int, tuple[Group, ...]]:
+    """Return the process groups of all meshes, in order."""
+    meshes = {}
+    for mine, spec in zip(own, specs, strict=True):
+        if spec is not None:
+            meshes[id(spec.mesh)] = spec.mesh
+            if mine is not spec and mine is not None and mine.mesh is not spec.mesh and mine.mesh != spec.mesh:
                 raise UnsupportedGradientError(
-                    f"parameters are on {ordered[0]} and on {mesh}, and neither has all ranks of the other, so no rank "
-                    "knows the norm of all. Put one of the parameters on a mesh of all ranks, or pass `placement=`."
+                    f"a gradient of shape {tuple(spec.shape)} is on {spec.mesh}, its parameter on {mine.mesh}. "
+                    "Redistribute the gradient to the parameter's mesh before clipping."
                 )
-        return {id(mesh): groups_of(mesh) for mesh in ordered}
-
-    def _layout(self, spec: Any, number: int) -> Layout:
-        placements = self._patterns[number]
-        widest = next(iter(self._meshes.values()), ())
-        shards = self.placed(Sharded, placements)
-        if spec is None:
-            return Layout(shards, (-1,) * len(shards), () if placements else widest)
-        groups = self._meshes[id(spec.mesh)]
-        self._refuse_counted_twice(placements, {rank for group in groups for rank in group.ranks})
-        cut = [(group, kind.dim) for group, kind in zip(groups, spec.placements, strict=True) if _is_shard(kind)]
-        copies = [group for group, kind in zip(groups, spec.placements, strict=True) if not _is_shard(kind)]
-        if not self.has_placement and spec.mesh.size() < math.prod(group.size for group in widest):
-            # Every mesh of this size holds a copy: all ranks hear of a NaN in one of them.
-            copies += [group for group in widest if group not in groups]
-        over, dims = zip(*cut, strict=True) if cut else ((), ())
-        return Layout((*over, *shards), (*dims, *(-1 for _ in shards)), tuple(copies))
-
-    def _refuse_counted_twice(self, placements: tuple[Placement, ...], mesh: set[int]) -> None:
-        """Raise where `placement` adds up a DTensor over ranks that it lies on itself."""
-        for placement in placements:
-            for group in groups_of(placement.group) if not isinstance(placement, Replicated) else ():
-                twice = sorted(mesh.intersection(group.ranks))
-                if len(twice) > 1:
-                    raise ArgumentError(
-                        f"`placement` is {type(placement).__name__} over ranks {group.ranks} for a DTensor on ranks "
-                        f"{sorted(mesh)}: it would count on each of {twice}. A DTensor says itself how it lies on its "
-                        'mesh: give it None by a name pattern, as in {"experts.*": Disjoint(group), "*": None}, or '
-                        "pass a group with one rank of its mesh, such as that of the pipeline."
-                    )
+    ordered = in_order(meshes.values())
+    for mesh in ordered[1:] if not has_placement else ():
+        if not set(mesh.mesh.flatten().tolist()) <= set(ordered[0].mesh.flatten().tolist()):
+            raise UnsupportedGradientError(
+                f"parameters are on {ordered[0]} and on {mesh}, and neither has all ranks of the other, so no rank "
+                "knows the norm of all. Put one of the parameters on a mesh of all ranks, or pass `placement=`."
+            )
+    return {id(mesh): groups_of(mesh) for mesh in ordered}
 
 
-def _is_shard(kind: Any) -> bool:
-    return not (kind.is_replicate() or kind.is_partial())
+def _layout(spec: Any, groups: tuple[Group, ...], widest: tuple[Group, ...]) -> Layout:
+    is_shard = [not (kind.is_replicate() or kind.is_partial()) for kind in spec.placements]
+    copies = [group for group, shard in zip(groups, is_shard, strict=True) if not shard]
+    if spec.mesh.size() < math.prod(group.size for group in widest):
+        copies += [group for group in widest if group not in groups]
+    over = tuple(group for group, shard in zip(groups, is_shard, strict=True) if shard)
+    dims = tuple(kind.dim for kind, shard in zip(spec.placements, is_shard, strict=True) if shard)
+    return Layout(over, dims, tuple(copies))
+
+
+def _refuse_counted_twice(placements: Sequence[Placement], groups: tuple[Group, ...]) -> None:
+    """Raise where `placement` adds up a DTensor over ranks that it lies on itself."""
+    mesh = {rank for group in groups for rank in group.ranks} if placements else set()
+    for placement, ranks in _ranks_of([each for each in placements if isinstance(each, Disjoint)]):
+        if len(mesh & ranks) > 1:
+            raise ArgumentError(
+                f"`placement` is {type(placement).__name__} over ranks {sorted(ranks)} for a DTensor on ranks "
+                f"{sorted(mesh)}: it would count on each of {sorted(mesh & ranks)}. A DTensor says itself how it lies "
+                'on its mesh: give it None by a name pattern, as in {"experts.*": Disjoint(group), "*": None}, or '
+                "pass a group with one rank of its mesh, such as that of the pipeline."
+            )
 
 
 def partial_ones(specs: Sequence[Any]) -> list[int]:
@@ -133,23 +180,17 @@ def reduced(grad: Any, what: str) -> Tensor:
     return wait_tensor(collective(lambda: grad.detach().redistribute(placements=whole).to_local(), group, what))
 
 
-def writes_partial(grad: Any) -> bool:
-    """Return whether this rank writes the value of a partial gradient. Of a sum, one rank does; others write zeros."""
-    coordinates = zip(grad.device_mesh.get_coordinate(), grad.placements, strict=True)
-    return all(at == 0 for at, kind in coordinates if kind.is_partial() and kind.reduce_op == "sum")
+def refuse_shared_memory(grads: Sequence[Any], local: Sequence[Tensor], placements: Sequence[Any]) -> None:
+    """Raise where a gradient is in the memory of another and one is a DTensor, or has another placement.
 
-
-def refuse_shared_memory(grads: Sequence[Any], local: Sequence[Tensor], placed: Sequence[Any]) -> None:
-    """Raise where a DTensor is in the memory of another gradient: it would be counted and scaled twice."""
+    It would be counted and scaled twice. The same tensor under the same placement counts once.
+    """
     for i, k in repeats(local).items():
-        if is_dtensor(grads[i]) or is_dtensor(grads[k]) or placed[i] != placed[k]:
-            raise shared_memory(grads[i], grads[k])
-
-
-def shared_memory(grad: Any, other: Any) -> UnsupportedGradientError:
-    """Return the error for two gradients in one memory."""
-    shapes = " and ".join(str(tuple(each.shape)) for each in (grad, other))
-    return UnsupportedGradientError(
-        f"two gradients, of shapes {shapes}, are in the same memory on this rank, so that it would be counted and "
-        "scaled twice, or under two placements. Pass one of the two, or give one of them memory of its own (`clone()`)."
-    )
+        alike = placements[i] == placements[k]
+        if not alike or (grads[i] is not grads[k] and (is_dtensor(grads[i]) or is_dtensor(grads[k]))):
+            shapes = " and ".join(str(tuple(each.shape)) for each in (grads[i], grads[k]))
+            raise UnsupportedGradientError(
+                f"two gradients, of shapes {shapes}, are in the same memory on this rank, so that it would be counted "
+                "and scaled twice, or under two placements. Pass one of the two, or give one of them memory of its "
+                "own (`clone()`)."
+            )

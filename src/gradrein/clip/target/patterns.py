@@ -1,31 +1,15 @@
-"""A mapping from name patterns to policies: which gradients each policy gets."""
+"""Policies of a call: which gradients each gets by name pattern, and words for it that all ranks share."""
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from torch import Tensor
+
+from ... import _devices
 from ...errors import ArgumentError, ArgumentTypeError
-from ...policies import Policy
 from ...policies.base import refuse_no_policy
-from .._gradients import Gradients
-
-
-def assign(
-    policy: Policy | Mapping[str, Policy | None], grads: Gradients
-) -> list[tuple[str, Policy | None, Gradients]]:
-    """Return each policy with the gradients it is for. In a mapping the first pattern that matches a name wins."""
-    check_policies(policy)
-    if not isinstance(policy, Mapping):
-        return [("*", policy, grads)]
-    names = grads.known_names
-    if grads.target_names is None or names is None:
-        raise _no_names()
-    indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
-    for i, name in enumerate(names):
-        indices[_pattern_of(policy, name)].append(i)
-    if not grads.has_others:  # else another process may hold what a pattern is for
-        _refuse_unused_patterns(policy, grads.target_names)
-    return [(pattern, rule, grads.subset(indices[pattern], pattern)) for pattern, rule in policy.items()]
+from ...policies.state import LearningPolicy
 
 
 def check_policies(policy: Any) -> None:
@@ -43,58 +27,64 @@ def check_policies(policy: Any) -> None:
             refuse_no_policy(rule)
 
 
-def check_names(policy: Any, names: list[str] | None, trainable: list[bool], *, all_here: bool) -> None:
-    """Refuse name patterns that will not fit the parameters with these names, or that have no names to fit.
+def match_names(
+    policy: Mapping[str, Any], names: list[str] | None, needed: list[bool] | None = None, *, all_here: bool
+) -> list[str | None]:
+    """Return the first pattern that matches each name. Refuse patterns that do not fit the names.
 
     Args:
-        policy: A policy or a mapping.
+        policy: The mapping.
         names: The name of each parameter, if they have any.
-        trainable: Whether each may get a gradient, and so needs a pattern.
+        needed: Which of them need a pattern: those that may get a gradient.
         all_here: Whether no other rank holds other parameters, which an unused pattern may be for.
     """
-    if not isinstance(policy, Mapping):
-        return
     if names is None:
-        raise _no_names()
-    for name, needed in zip(names, trainable, strict=True):
-        if needed:
-            _pattern_of(policy, name)
-    if all_here:
-        _refuse_unused_patterns(policy, names)
-
-
-def is_clipped(policy: Mapping[str, Any], name: str) -> bool:
-    """Return whether a mapping has a policy for the parameter of this name."""
-    pattern = _first_match(policy, name)
-    return pattern is not None and policy[pattern] is not None
-
-
-def _no_names() -> ArgumentError:
-    return ArgumentError(
-        "name patterns need names, and what was passed has none. Pass the module, `model.named_parameters()`, "
-        "a dict, or an optimizer that was built from `named_parameters()`; to a Clipper, `model=model`."
-    )
-
-
-def _pattern_of(policy: Mapping[str, Any], name: str) -> str:
-    pattern = _first_match(policy, name)
-    if pattern is None:
         raise ArgumentError(
-            f'no pattern matches the parameter {name!r}. Add one ("*" matches all; None leaves a group alone).'
+            "name patterns need names, and what was passed has none. Pass the module, `model.named_parameters()`, "
+            "a dict, or an optimizer that was built from `named_parameters()`; to a Clipper, `model=model`."
         )
-    return pattern
-
-
-def _first_match(policy: Mapping[str, Any], name: str) -> str | None:
-    return next((pattern for pattern in policy if fnmatchcase(name, pattern)), None)
-
-
-def _refuse_unused_patterns(policy: Mapping[str, Any], names: list[str]) -> None:
-    """Refuse a pattern that no parameter falls to, whether or not that parameter has a gradient now."""
-    used = {_first_match(policy, name) for name in names}
-    for pattern in policy:
-        if pattern not in used:
+    pattern_of = [first_match(policy, name) for name in names]
+    for i, (name, pattern) in enumerate(zip(names, pattern_of, strict=True)):
+        if pattern is None and (needed is None or needed[i]):
+            raise ArgumentError(
+                f'no pattern matches the parameter {name!r}. Add one ("*" matches all; None leaves a group alone).'
+            )
+    for pattern in policy if all_here else ():
+        if pattern not in pattern_of:
             shadowed = any(fnmatchcase(name, pattern) for name in names)
             why = "an earlier pattern takes all that it matches" if shadowed else "no parameter has such a name"
             some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
             raise ArgumentError(f"the pattern {pattern!r} is never used: {why}. Names here: {some}.")
+    return pattern_of
+
+
+def first_match(patterns: Mapping[str, Any], name: str) -> str | None:
+    """Return the first pattern that matches a name, if any does."""
+    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+
+
+def describe_policy(policy: Any, same_parameters: bool = True) -> str:
+    """Describe a policy, or a mapping from patterns to policies, by its settings and by what it was told since.
+
+    Args:
+        policy: The policy.
+        same_parameters: Whether all ranks hold the same parameters.
+    """
+    if isinstance(policy, Mapping):
+        rules = (f"{pattern!r}: {describe_policy(rule, same_parameters)}" for pattern, rule in policy.items())
+        return "{" + ", ".join(rules) + "}"
+    kind = type(policy).__name__.lstrip("_")
+    is_ours = type(policy).__module__.startswith("gradrein.")  # attributes of another's may differ between ranks
+    public = [name for name in vars(policy) if not name.startswith("_")] if is_ours else []
+    settings = {name: describe(getattr(policy, name), same_parameters) for name in public}
+    told = policy.told(same_parameters) if isinstance(policy, LearningPolicy) else {}
+    return f"{kind}({', '.join(f'{name}={value}' for name, value in (settings | told).items())})"
+
+
+def describe(value: Any, same_parameters: bool = True) -> str:
+    """Describe a number, a tensor of one, or a policy. A tensor on a device is not read."""
+    if isinstance(value, Tensor):
+        return repr(value.item()) if _devices.readable_now([value]) else "a tensor"
+    if value is None or isinstance(value, bool | int | float | str | tuple):
+        return repr(value)
+    return describe_policy(value, same_parameters)

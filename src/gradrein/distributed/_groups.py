@@ -1,16 +1,19 @@
-"""Process groups of device meshes and placements, in one order on every rank."""
+"""Process groups of device meshes and placements, in one order on every rank, and collectives over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .._torch.process_group import group_device
 from ..errors import RankError
+
+_T = TypeVar("_T")
+_GONE = (RuntimeError, ValueError, KeyError)  # what torch raises for a process group that was destroyed
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Group:
         """
         try:
             return dist.get_process_group_ranks(self.group)
-        except (RuntimeError, ValueError, KeyError) as error:
+        except _GONE as error:
             raise _destroyed("a process group", error) from error
 
 
@@ -53,7 +56,7 @@ def groups_of(group_or_mesh: Any) -> tuple[Group, ...]:
         )
     try:
         return tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
-    except (RuntimeError, ValueError, KeyError) as error:
+    except _GONE as error:
         raise _destroyed(f"a process group of {mesh}", error) from error
 
 
@@ -66,6 +69,32 @@ def in_order(meshes: Iterable[Any]) -> list[Any]:
 
     several = list(meshes)
     return sorted(several, key=place) if len(several) > 1 else several
+
+
+def collective(run: Callable[[], _T], group: Any, what: str) -> _T:
+    """Run a collective of a process group. All of them come before anything is written.
+
+    Args:
+        run: The collective.
+        group: The process group.
+        what: What is exchanged, for the error.
+
+    Raises:
+        RankError: (a RuntimeError) A rank is gone, late, or made another call.
+    """
+    try:
+        return run()
+    except (RuntimeError, ValueError) as error:
+        who = f"rank {dist.get_rank()}" if dist.is_initialized() else "this rank, whose process group was destroyed,"
+        try:
+            members = f"ranks {dist.get_process_group_ranks(group)}"
+        except _GONE:
+            members = "the ranks of a process group that was destroyed here"
+        raise RankError(
+            f"{who} could not exchange {what} with {members}: {error}\nOne of them has ended, has raised an "
+            "error of its own, has not made the same call within the group's timeout, or was called with other "
+            "parameters: look at the first error in their logs. No gradient was changed on this rank."
+        ) from error
 
 
 def _destroyed(what: str, error: Exception) -> RankError:

@@ -132,7 +132,8 @@ class Monitor:
         """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as known.
 
         For a second optimizer also its number, `opt`. With `norms` also `norm/NAME` (the gradient's, before clipping),
-        `weight/NAME` and `update/NAME` (how far it moved, relative to its norm) of each layer. Waits for an accelerator.
+        `weight/NAME` and `update/NAME` (how far it moved, relative to its norm) of each layer. Reading it waits for an
+        accelerator.
         """
         self._recorder.flush()
         return _numbers(self._recorder.latest)

@@ -1,0 +1,90 @@
+"""Cost of norms by layer in a tracker: `Monitor(norms="*")` and `wandb.watch`, both logging to wandb offline.
+
+A transformer with 300 parameters; each turn is ten steps of training, of which every contender logs all or every tenth.
+CPU time on one thread, contenders in turns. `wandb.watch` logs a histogram of each gradient, `Monitor` three norms of
+each parameter and the record of the run.
+
+    python benchmarks/norms_by_layer.py      needs wandb; writes results/norms_by_layer.json
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+os.environ["WANDB_MODE"] = "offline"
+
+import torch  # noqa: E402
+import wandb  # noqa: E402
+from torch import nn  # noqa: E402
+
+import gradrein  # noqa: E402
+import side_by_side  # noqa: E402
+from gradrein.integrations.wandb import scalars  # noqa: E402
+
+STEPS = 10
+
+
+def network() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 25, enable_nested_tensor=False)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def contender(watching: Callable[[nn.Module, torch.optim.Optimizer, Any], Any], run: Any) -> Callable[[], None]:
+    model, optimizer = network()
+    around = watching(model, optimizer, run)
+    x = torch.randn(4, 64, 128)
+
+    def steps() -> None:
+        with around:
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                run.log({"loss": loss.item()})
+
+    return steps
+
+
+def by_monitor(**options: Any) -> Callable[..., Any]:
+    return lambda model, optimizer, run: gradrein.Monitor(model, optimizer, on_step=scalars(run, commit=False), **options)
+
+
+def by_wandb(every: int) -> Callable[..., Any]:
+    def watch(model: nn.Module, _: torch.optim.Optimizer, run: Any) -> Any:
+        run.watch(model, log="gradients", log_freq=every)
+        return nullcontext()
+
+    return watch
+
+
+CONTENDERS = {
+    "plain": lambda *_: nullcontext(),
+    "Monitor": by_monitor(),
+    "Monitor, norms by layer": by_monitor(norms="*"),
+    "Monitor, norms by layer, every 10": by_monitor(norms="*", every=10),
+    "wandb.watch": by_wandb(1),
+    "wandb.watch, every 10": by_wandb(10),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        run = wandb.init(project="norms", dir=folder)
+        made = {name: contender(watching, run) for name, watching in CONTENDERS.items()}
+        times = side_by_side.interleave(made, rounds=12, warmup=1, inner=1, clock=time.process_time)
+        run.finish()
+    table = {name: side_by_side.ratio(times[name], times["plain"]) for name in CONTENDERS}
+    for name, row in table.items():
+        print(f"{name:<36}{row['median']:.3f}  ({row['low']:.3f} to {row['high']:.3f}) of a plain step")
+    side_by_side.save("norms_by_layer", {"parameters": len(list(network()[0].parameters())), "steps": table})
+
+
+if __name__ == "__main__":
+    main()

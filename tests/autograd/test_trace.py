@@ -235,9 +235,9 @@ def test_zeros_are_counted_exactly(shape):
 
 def test_modules_from_the_record_of_the_forward_pass():
     model, x = small()
-    with graph.record_modules(model) as record:
+    with graph.record_modules(model) as module_of:
         out = model(x)
-    relu = {n.op: n for n in gradrein.trace(out.sum(), model, modules=record).nodes}["ReluBackward0"]
+    relu = {n.op: n for n in gradrein.trace(out.sum(), model, modules=module_of).nodes}["ReluBackward0"]
     assert (relu.module, relu.exact) == ("1", True)
     relu = {n.op: n for n in gradrein.trace(model(x).sum(), model).nodes}["ReluBackward0"]
     assert (relu.module, relu.exact) == ("0", False)

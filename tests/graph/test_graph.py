@@ -70,8 +70,8 @@ def test_edges_say_which_input_and_which_output():
     loss = (first.detach() * second).sum()
     read = graph.read(loss)
     split = next(node for node in read.nodes if graph.op(node) == "SplitBackward0")
-    (consumer,) = read.consumers[split]
-    assert (graph.op(consumer.node), consumer.position, consumer.output_nr) == ("MulBackward0", 1, 1)
+    ((op, position, output_nr),) = read.consumers[split]
+    assert (graph.op(op), position, output_nr) == ("MulBackward0", 1, 1)
 
 
 @pytest.mark.parametrize("as_edge", [False, True])

@@ -74,16 +74,16 @@ def test_locations_from_parameters_alone():
 
 def test_recorded_locations_are_exact_and_leave_no_hook_behind():
     net = Net()
-    with graph.record_modules(net) as record:
+    with graph.record_modules(net) as module_of:
         out = net(torch.ones(2, 3))
     read = graph.read(out.sum())
-    located = {graph.op(node): record.module_of(node) for node in read.nodes}
+    located = {graph.op(node): module_of(node) for node in read.nodes}
     assert located["ReluBackward0"] == "body.1"
     assert located["TanhBackward0"] == ""
     assert located["SumBackward0"] is None  # made after the block
     assert located["AccumulateGrad"] is None
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-    exact = graph.locate_nodes(read, graph.find_names(net), record)
+    exact = graph.locate_nodes(read, graph.find_names(net), module_of)
     assert str(exact[out.grad_fn]) == "in head"
     tanh = next(node for node in read.nodes if graph.op(node) == "TanhBackward0")
     assert str(exact[tanh]) == "in the model itself"
@@ -95,11 +95,11 @@ def test_record_survives_a_forward_that_raises():
             raise ValueError("no")
 
     net = nn.Sequential(nn.Linear(3, 3), Fails())
-    with graph.record_modules(net) as record:
+    with graph.record_modules(net) as module_of:
         with contextlib.suppress(ValueError):
             net(torch.ones(1, 3))
         after = torch.ones(1, requires_grad=True).exp()
-    assert record.module_of(after.grad_fn) is None
+    assert module_of(after.grad_fn) is None
 
 
 def test_threads_that_disagree_about_a_number_give_none():
@@ -111,10 +111,10 @@ def test_threads_that_disagree_about_a_number_give_none():
         thread.start()
         thread.join()
 
-    with graph.record_modules(net) as record:
+    with graph.record_modules(net) as module_of:
         in_a_thread_of_its_own(net[0])
         in_a_thread_of_its_own(net[1])
     first, second = outs
     assert graph.sequence_nr(first.grad_fn) < graph.sequence_nr(second.grad_fn)
-    assert record.module_of(first.grad_fn) is None
-    assert record.module_of(second.grad_fn) == "1.1"
+    assert module_of(first.grad_fn) is None
+    assert module_of(second.grad_fn) == "1.1"

@@ -55,9 +55,9 @@ GATES = {"persample": {"gate"}}
 # The few others that may know, and what: the engine shows gradients to hooks of its own; identities that FSDP and DDP
 # put into a graph; parameters of the model that are no data.
 KNOWING = {
-    ("persample", "engine", "runs"): ("_torch", "hooks"),
+    ("persample", "engine"): ("_torch", "hooks"),
     ("persample", "ops", "table"): ("_torch", "fsdp"),
-    ("persample", "owners", "model_tensors"): ("_torch", "dtensor"),
+    ("persample", "coupling", "data_rows"): ("_torch", "dtensor"),
 }
 # What the root of the package offers and who runs it may import everything.
 TOP = {"__init__", "__main__"}

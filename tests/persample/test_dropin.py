@@ -128,7 +128,7 @@ def test_an_output_without_a_batch_dimension():
         def forward(self, x):
             return super().forward(x).sum()
 
-    with pytest.raises(RuntimeError, match="no dimension of the batch size 4"):
+    with pytest.raises(RuntimeError, match=r"no dimension of the outputs, of shapes \[\(\)\], separates 4 samples"):
         call_for_per_sample_grads(Total(2, 3))(torch.ones(4, 2)).backward()
 
 
@@ -254,10 +254,8 @@ def test_the_gradient_goes_on_into_packed_data():
 def test_a_second_derivative_is_refused():
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(5, 3, requires_grad=True)
     out = call_for_per_sample_grads(model)(x)
-    (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    torch.testing.assert_close(g, torch.autograd.grad(model(x).sum(), x)[0])
-    with pytest.raises(errors.UnsupportedOperationError, match=r"differentiated a second time \(create_graph=True"):
-        g.square().sum().backward()
+    with pytest.raises(errors.UnsupportedOperationError, match=r"a second time \(create_graph=True"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
 
 
 @pytest.mark.parametrize("frozen", [True, False])

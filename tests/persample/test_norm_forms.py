@@ -11,9 +11,9 @@ from torch import nn
 import gradrein
 from gradrein.persample.layout.samples import SampleLayout
 from gradrein.persample.queries import sums
+from gradrein.persample.queries.sums import Joint
 from gradrein.persample.representations import numerics
 from gradrein.persample.representations.base import Dense
-from gradrein.persample.representations.joint import Joint
 from gradrein.persample.representations.outer import Outer
 from gradrein.persample.representations.rows import first_places
 

@@ -9,7 +9,7 @@ from torch import nn
 import gradrein
 from gradrein._torch.nodes import current_sequence_nr
 from gradrein.errors import BatchCouplingError, GradreinError
-from gradrein.persample.cuts.find import ALONE, FOLLOWED, PROVED, signature_of
+from gradrein.persample.cuts import ALONE, FOLLOWED, PROVED, signature_of
 from gradrein.persample.engine import Losses
 
 from .oracle import flat, loop

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gradrein import graph
-from gradrein.persample.cuts.find import signature_of
+from gradrein.persample.cuts import signature_of
 from gradrein.persample.engine import Losses
 from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
 from gradrein.persample.owners.probe import probe

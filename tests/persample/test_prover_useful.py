@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gradrein import graph
-from gradrein.persample.cuts.find import signature_of
+from gradrein.persample.cuts import signature_of
 from gradrein.persample.engine import Losses
 from gradrein.persample.owners.prove import prove
 

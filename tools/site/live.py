@@ -42,9 +42,9 @@ def trace_page(path: Path) -> None:
     torch.manual_seed(0)
     model = Classifier()
     tokens, classes = torch.randint(50, (8, 12)), torch.randint(5, (8,))
-    with gradrein.graph.record_modules(model) as record:
+    with gradrein.graph.record_modules(model) as module_of:
         loss = F.cross_entropy(model(tokens), classes)
-    gradrein.trace(loss, model, modules=record).to_html(path)
+    gradrein.trace(loss, model, modules=module_of).to_html(path)
 
 
 def watched(record: Path, *options: str) -> Report:

@@ -17,7 +17,7 @@ from .._torch.nodes import identity
 from .._torch.storage import is_fake, storage_of
 from ..errors import GradreinError
 from ..persample import PerSample, ops, per_sample, tracing
-from ..persample.cuts.find import PROVED
+from ..persample.cuts import PROVED
 
 
 class RunEagerly(Exception):  # noqa: N818

@@ -206,14 +206,14 @@ def _why_not(graph: fx.GraphModule, queries: set[Any]) -> str:
 
 def _as_read(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function for Dynamo to read. It has code of its own, with which Dynamo keeps the graphs."""
-    is_read, missing, flags, stand_in = torch.compiler.is_dynamo_compiling, RunEagerly, tracing.flags, StandIn
+    is_read, missing, stand_ins, stand_in = torch.compiler.is_dynamo_compiling, RunEagerly, tracing.stand_ins, StandIn
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_read():
             raise missing
-        flags.stand_in = stand_in
+        stand_ins.append(stand_in)
         result = step(*args, **kwargs)
-        flags.stand_in = None
+        stand_ins.pop()
         return result
 
     # Dynamo looks the globals of all other functions up in the module of that name, which code run by `exec` has not.

@@ -17,16 +17,14 @@ from .._torch.nodes import (
     sequence_nr,
     walk,
 )
-from ._graph import Consumer, Graph, OutputInfo, describe, read
-from ._locations import ModuleRecord, NodeLocation, locate_nodes, record_modules
+from ._graph import Graph, OutputInfo, describe, read
+from ._locations import NodeLocation, locate_nodes, record_modules
 from ._names import Names, find_names, live_models, live_tensors, variable_name
 from ._param_uses import ParameterUse, parameter_uses
 from ._saved import SavedValue, saved
 
 __all__ = [
-    "Consumer",
     "Graph",
-    "ModuleRecord",
     "Names",
     "NodeLocation",
     "OutputInfo",

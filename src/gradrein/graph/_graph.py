@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,28 +11,8 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .._torch.nodes import Edges, Output, edge_of, is_leaf, leaf_tensor, output_metadata, sequence_nr, walk
 
-
-class Consumer(NamedTuple):
-    """One use of a node's output by a later op.
-
-    Attributes:
-        node: the op that uses it.
-        position: which of that op's inputs it is, as an index into ``node.next_functions``.
-        output_nr: which output of the used node it is.
-
-    Examples:
-        >>> w = torch.ones(2, requires_grad=True)
-        >>> found = gradrein.graph.read((w * w).sum())
-        >>> [use.position for use in found.consumers[found.nodes[-1]]]
-        [0, 1]
-
-    See Also:
-        [`gradrein.graph.Graph`][], [`gradrein.graph.ParameterUse`][]
-    """
-
-    node: Node
-    position: int
-    output_nr: int
+# A use of a node's output: the op, which of its inputs, and which output of the node.
+Use: TypeAlias = tuple[Node, int, int]
 
 
 class OutputInfo(NamedTuple):
@@ -62,14 +42,16 @@ class Graph:
         roots: the edges from which the graph was read.
         nodes: every node reachable from the roots, each before the nodes it sends gradients to. This is the
             order in which torch's engine runs them on one thread.
-        consumers: for each node, the uses of its outputs inside this graph; empty for a root without other
-            uses.
+        consumers: for each node, the uses of its outputs inside this graph, as (op that uses it, which input of that
+            op, which output of this node); empty for a root without other uses.
 
     Examples:
         >>> w = torch.ones(2, requires_grad=True)
         >>> found = gradrein.graph.read((w * 3).sum())
         >>> len(found.nodes), found.leaves[0] is w
         (3, True)
+        >>> [(gradrein.graph.op(op), position) for op, position, _ in found.consumers[found.nodes[-1]]]
+        [('MulBackward0', 0)]
 
     See Also:
         [`gradrein.graph.read`][], [`gradrein.graph.parameter_uses`][]
@@ -77,7 +59,7 @@ class Graph:
 
     roots: tuple[GradientEdge, ...]
     nodes: tuple[Node, ...]
-    consumers: dict[Node, tuple[Consumer, ...]]
+    consumers: dict[Node, tuple[Use, ...]]
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
@@ -136,16 +118,16 @@ def describe(node: Node) -> tuple[OutputInfo, ...]:
     return tuple(OutputInfo(tuple(m.shape), m.dtype, m.device) for m in output_metadata(node))
 
 
-def _consumers(edges: dict[Node, Edges]) -> dict[Node, list[Consumer]]:
-    consumers: dict[Node, list[Consumer]] = {node: [] for node in edges}
+def _consumers(edges: dict[Node, Edges]) -> dict[Node, list[Use]]:
+    consumers: dict[Node, list[Use]] = {node: [] for node in edges}
     for node, used_by_node in edges.items():
         for position, (used, output_nr) in enumerate(used_by_node):
             if used is not None:
-                consumers[used].append(Consumer(node, position, output_nr))
+                consumers[used].append((node, position, output_nr))
     return consumers
 
 
-def _order(edges: dict[Node, Edges], consumers: dict[Node, list[Consumer]]) -> tuple[Node, ...]:
+def _order(edges: dict[Node, Edges], consumers: dict[Node, list[Use]]) -> tuple[Node, ...]:
     """Order by dependency, and ready nodes by descending sequence number, as torch's engine does.
 
     Sequence numbers alone are not enough: each thread counts its own.

@@ -6,10 +6,11 @@ which observes a forward pass and so also knows the nodes that use no parameter.
 
 import threading
 from bisect import bisect_right
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
+from typing import TypeAlias
 
 from torch import nn
 from torch.autograd.graph import Node
@@ -45,72 +46,54 @@ class NodeLocation:
         return f"in {path}" if self.exact else f"after {path}"
 
 
-@dataclass(frozen=True, eq=False)
-class ModuleRecord:
-    """The module that created each node, from `record_modules`.
-
-    Each thread numbers its own nodes and a node does not know its thread. So if two recorded threads
-    disagree about a number, the result is None.
-
-    Examples:
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1))
-        >>> with gradrein.graph.record_modules(model) as record:
-        ...     out = model(torch.ones(3, 2))
-        >>> record.module_of(out.grad_fn)
-        '0'
-
-    See Also:
-        [`gradrein.graph.record_modules`][]
-    """
-
-    # For each thread: from which sequence number on which module was running.
-    _timelines: list[list[tuple[int, str | None]]] = field(default_factory=list)
-
-    def module_of(self, node: Node) -> str | None:
-        """Return the path of the module that created the node, '' for the model itself, None if not recorded."""
-        number = sequence_nr(node)
-        at = [bisect_right(timeline, number, key=itemgetter(0)) - 1 for timeline in self._timelines]
-        candidates = {timeline[i][1] for timeline, i in zip(self._timelines, at, strict=True) if i >= 0} - {None}
-        return candidates.pop() if len(candidates) == 1 else None
+# Says which module made a node: its path, '' for the model itself, None if that is not known.
+ModuleOf: TypeAlias = Callable[[Node], str | None]
 
 
 @contextmanager
-def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
+def record_modules(model: nn.Module) -> Generator[ModuleOf, None, None]:
     """Record, while active, which module of `model` creates each node.
 
-    Outside the block a forward pass costs nothing extra: the hooks exist only inside.
+    Outside the block a forward pass costs nothing extra: the hooks exist only inside. Each thread numbers its own nodes
+    and a node does not know its thread. So if two recorded threads disagree about a number, the module is not known.
 
     Args:
         model: the model whose forward will run.
 
     Yields:
-        The record. Query it with `ModuleRecord.module_of`.
+        A function from a node to the path of the module that created it: '' for the model itself, None if not recorded.
 
     Examples:
         >>> import torch
         >>> from gradrein import graph
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
-        >>> with graph.record_modules(model) as record:
+        >>> with graph.record_modules(model) as module_of:
         ...     out = model(torch.ones(1, 2))
-        >>> record.module_of(out.grad_fn)
+        >>> module_of(out.grad_fn)
         '1'
 
     See Also:
         [`gradrein.graph.locate_nodes`][], [`gradrein.trace`][]
     """
-    record = ModuleRecord()
+    timelines: list[list[tuple[int, str | None]]] = []  # for each thread: from which number on which module was running
     this_thread = threading.local()
 
     def mark(path: str | None) -> None:
         """Note that a module begins, or with None that the last one ends."""
         if not hasattr(this_thread, "running"):
             this_thread.running, this_thread.timeline = [None], []
-            record._timelines.append(this_thread.timeline)
+            timelines.append(this_thread.timeline)
         if path is None:
             this_thread.running.pop()
         else:
             this_thread.running.append(path)
         this_thread.timeline.append((current_sequence_nr(), this_thread.running[-1]))
+
+    def module_of(node: Node) -> str | None:
+        number = sequence_nr(node)
+        at = [bisect_right(timeline, number, key=itemgetter(0)) - 1 for timeline in timelines]
+        candidates = {timeline[i][1] for timeline, i in zip(timelines, at, strict=True) if i >= 0} - {None}
+        return candidates.pop() if len(candidates) == 1 else None
 
     handles = []
     for path, module in model.named_modules():
@@ -119,19 +102,19 @@ def record_modules(model: nn.Module) -> Generator[ModuleRecord, None, None]:
             module.register_forward_hook(lambda *_: mark(None), always_call=True),
         ]
     try:
-        yield record
+        yield module_of
     finally:
         for handle in handles:
             handle.remove()
 
 
-def locate_nodes(graph: Graph, names: Names, record: ModuleRecord | None = None) -> dict[Node, NodeLocation]:
+def locate_nodes(graph: Graph, names: Names, module_of: ModuleOf | None = None) -> dict[Node, NodeLocation]:
     """Return the module of each node, where known.
 
     Args:
         graph: a recorded graph.
         names: names of the parameters, from `find_names`.
-        record: the result of `record_modules`, if it was active during the forward pass.
+        module_of: what `record_modules` yielded, if it was active during the forward pass.
 
     Returns:
         A location for every node that uses a named parameter, was recorded, or comes after such a node.
@@ -149,17 +132,17 @@ def locate_nodes(graph: Graph, names: Names, record: ModuleRecord | None = None)
         [`gradrein.graph.record_modules`][], [`gradrein.graph.find_names`][]
     """
     exact = _by_parameters(graph, names)
-    if record is not None:
-        exact |= {node: path for node in graph.nodes if (path := record.module_of(node)) is not None}
-    found: dict[Node, NodeLocation] = {}
+    if module_of is not None:
+        exact |= {node: path for node in graph.nodes if (path := module_of(node)) is not None}
+    locations: dict[Node, NodeLocation] = {}
     for node in reversed(graph.nodes):
         if node in exact:
-            found[node] = NodeLocation(exact[node], exact=True)
+            locations[node] = NodeLocation(exact[node], exact=True)
             continue
-        earlier = [used for used, _ in node.next_functions if used is not None and used in found]
+        earlier = [used for used, _ in node.next_functions if used is not None and used in locations]
         if earlier:
-            found[node] = NodeLocation(found[max(earlier, key=sequence_nr)].module, exact=False)
-    return found
+            locations[node] = NodeLocation(locations[max(earlier, key=sequence_nr)].module, exact=False)
+    return locations
 
 
 def _by_parameters(graph: Graph, names: Names) -> dict[Node, str]:

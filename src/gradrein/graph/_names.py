@@ -126,9 +126,9 @@ def live_models() -> list[nn.Module]:
         [`gradrein.graph.find_names`][]
     """
     # By type, not isinstance: that would trigger lazy proxies.
-    found = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
-    inside = {id(child) for module in found for _, child in modules.children(module)}
-    outermost = [module for module in found if id(module) not in inside]
+    live = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
+    inside = {id(child) for module in live for _, child in modules.children(module)}
+    outermost = [module for module in live if id(module) not in inside]
     return sorted(outermost, key=lambda model: -sum(1 for _ in modules.submodules(model)))
 
 

@@ -56,25 +56,21 @@ def parameter_uses(graph: Graph) -> tuple[ParameterUse, ...]:
         [`gradrein.graph.read`][]
     """
     roots = {(edge.node, edge.output_nr) for edge in graph.roots}
-    found: list[ParameterUse] = []
-    for node in graph.nodes:
-        if is_leaf(node):
-            found += _uses_of(graph, roots, node)
-    return tuple(found)
+    return tuple(use for node in graph.nodes if is_leaf(node) for use in _uses_of(graph, roots, node))
 
 
 def _uses_of(graph: Graph, roots: set[tuple[Node, int]], leaf_node: Node) -> list[ParameterUse]:
     leaf = leaf_tensor(leaf_node)
-    found: list[ParameterUse] = []
+    uses: list[ParameterUse] = []
     # Each entry: a node whose output is still the leaf, and the relayouts up to it.
     stack: list[tuple[Node, tuple[GradientEdge, ...]]] = [(leaf_node, ())]
     while stack:
         node, path = stack.pop()
-        found += [ParameterUse(leaf, node, -1, path) for root, _ in roots if root is node]
-        for consumer in graph.consumers[node]:
-            relayouts = path if node is leaf_node else (*path, GradientEdge(node, consumer.output_nr))
-            if is_relayout(consumer.node):
-                stack.append((consumer.node, relayouts))
+        uses += [ParameterUse(leaf, node, -1, path) for root, _ in roots if root is node]
+        for op, position, output_nr in graph.consumers[node]:
+            relayouts = path if node is leaf_node else (*path, GradientEdge(node, output_nr))
+            if is_relayout(op):
+                stack.append((op, relayouts))
             else:
-                found.append(ParameterUse(leaf, consumer.node, consumer.position, relayouts))
-    return found
+                uses.append(ParameterUse(leaf, op, position, relayouts))
+    return uses

@@ -2,49 +2,38 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from .._torch.nodes import is_torchs_own
+from .._torch.nodes import edge_shape, is_torchs_own
 from ..errors import UnsupportedOperationError
 from . import engine, ops
-from ._pullback import pull_back
-from .coupling.data_rows import DataRows
-from .cuts.find import ALONE, Cuts, coarsest_eps, find
+from .coupling.data_rows import DataRows, ModelTensors
+from .cuts import ALONE, Cuts, coarsest_eps, find
 from .engine import Gradients, Losses
-from .ops.context import RuleContext
+from .gate.unsupported import as_at_the_call
+from .ops.table import RuleContext
 from .owners.cuts import UseSite
-from .owners.model_tensors import ModelTensors
-from .representations.base import Dense, SampleGrads
-from .representations.sum import merged
+from .representations.base import Computed, Dense, SampleGrads, merged
+from .representations.outer import Members, Outer
+from .representations.rows import Rows
 from .tracing import structure
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user allows.
-
-    Attributes:
-        coupling: losses that depend on other samples.
-        opaque: ops nobody can look into, taken one sample at a time.
-        retain_graph: whether the graph is to be kept, or let go of as it is read.
-        memory_budget: how many bytes may be spent on written-down gradients.
-    """
-
-    coupling: bool
-    opaque: bool
-    retain_graph: bool
-    memory_budget: int
-
-
 def capture(
-    losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, options: Options, *, alone: bool
+    losses: Losses,
+    parameters: dict[str, Tensor],
+    model: nn.Module | None,
+    budget: int,
+    *,
+    alone: bool,
+    allow_coupling: bool,
+    allow_opaque: bool,
+    retain_graph: bool,
 ) -> tuple[dict[str, SampleGrads], str | None, float, int]:
     """Find per-sample gradients of every parameter that the losses depend on.
 
@@ -52,34 +41,43 @@ def capture(
         losses: what is differentiated.
         parameters: what to differentiate with respect to.
         model: the model, if there is one.
-        options: what the user allows.
+        budget: how many bytes may be spent on written-down gradients.
         alone: whether each loss has to be differentiated in a run of its own.
+        allow_coupling: accept losses that depend on other samples.
+        allow_opaque: take ops nobody can look into one sample at a time.
+        retain_graph: whether the graph is to be kept, or let go of as it is read.
 
     Returns:
-        The gradients, how owners were found, rounding of the coarsest dtype, and what is left of the memory budget.
+        The gradients, how owners were found, rounding of the coarsest dtype, and what is left of the budget.
     """
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {i: names[id(tensor)] for i, tensor in losses.scan.leaves.items() if id(tensor) in names}
     used = {name: leaf for name, leaf in parameters.items() if name in set(leaves.values())}
     if losses.samples <= 1:
-        return _each_alone(losses, used, options), None, 0.0, options.memory_budget
-    if not (alone and options.coupling):
+        return _each_alone(losses, used, retain_graph), None, 0.0, budget
+    if not (alone and allow_coupling):
         known = ModelTensors(parameters, model, losses.root.numel())
         with structure():
-            cuts, rows = find(leaves, losses, known, allow_coupling=options.coupling, may_run=not alone)
-        if losses.scan.custom and not options.opaque:
+            cuts, rows = find(leaves, losses, known, allow_coupling=allow_coupling, may_run=not alone)
+        if losses.scan.custom and not allow_opaque:
             _refuse_opaque(cuts.uses, leaves, losses.scan.nodes)
         if not alone and all(map(_is_linear, losses.scan.custom)):
-            forms, left = _by_rules(cuts, rows, leaves, losses, options)
+            forms, left = _by_rules(cuts, rows, leaves, losses, budget, allow_coupling, retain_graph)
             return {name: forms[name] for name in used if name in forms}, cuts.source, cuts.eps, left
-        if not options.coupling:
-            _look_at_packed_data(rows)
-    each = _each_alone(losses, used, options)
-    return each, ALONE, coarsest_eps(losses.scan.nodes), options.memory_budget
+        if rows.waiting(()) and not allow_coupling:
+            engine.run_inside_engine(rows.add_waiting)
+            rows.refuse_conflict()
+    return _each_alone(losses, used, retain_graph), ALONE, coarsest_eps(losses.scan.nodes), budget
 
 
 def _by_rules(
-    cuts: Cuts, rows: DataRows, leaves: Mapping[int, str], losses: Losses, options: Options
+    cuts: Cuts,
+    rows: DataRows,
+    leaves: Mapping[int, str],
+    losses: Losses,
+    left: int,
+    allow_coupling: bool,
+    retain_graph: bool,
 ) -> tuple[dict[str, SampleGrads], int]:
     """Run the engine once, and let the rules make per-sample gradients of every use of every parameter.
 
@@ -94,33 +92,27 @@ def _by_rules(
         at_node.setdefault(nodes[use.node], []).append(use)
     times = Counter([leaves[leaf] for use in cuts.uses for leaf in use.leaves])
     forms: dict[str, list[SampleGrads]] = {name: [] for name in times}
-    left = options.memory_budget
     # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
     all_wait = not rows.packed.isdisjoint(at_node)
     running = ops.running_op({use.op for use in cuts.uses})
     # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
-    looked_at = [] if options.coupling else rows.waiting(at_node)
-    free = not (all_wait or running or looked_at or options.retain_graph)
-    late: list[tuple[Node, Gradients]] = []
+    looked_at = [] if allow_coupling else rows.waiting(at_node)
+    free = not (all_wait or running or looked_at or retain_graph)
+    # Ops whose rules were not applied, and the gradients at their outputs; none arrive at those that stay.
+    waiting: dict[Node, Gradients] = {node: (None,) * len(cuts.layouts[at_node[node][0].node]) for node in at_node}
 
     def see(node: Node, gradients: Gradients) -> None:
-        if all_wait or any(use.op in running for use in at_node[node]):
-            late.append((node, gradients))
-        else:
-            apply(node, gradients)
+        waiting[node] = gradients
+        if not all_wait and not running.intersection([use.op for use in at_node[node]]):
+            apply(node)
 
-    def apply(node: Node, gradients: Gradients) -> None:
+    def apply(node: Node) -> None:
         nonlocal left
-        cache: dict[str, Any] = {}
-        seen.add(node)
+        gradients, cache = waiting.pop(node), dict[str, Any]()
         for use in at_node[node]:
+            layouts = cuts.layouts[use.node]
             ctx = RuleContext(
-                *(use.op, node, use.position, use.shape, gradients, cuts.layouts[use.node]),
-                gradient=gradients[0],  # type: ignore[arg-type]  # a rule is not asked where it is None
-                layout=cuts.layouts[use.node][0],
-                samples=losses.samples,
-                allow_coupling=options.coupling,
-                _cache=cache,
+                use.op, node, use.position, use.shape, gradients, layouts, losses.samples, allow_coupling, cache
             )
             if node in rows.packed:
                 rows.add_packed(node, ctx.saved)
@@ -128,7 +120,7 @@ def _by_rules(
             if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
                 form = Dense(engine.run_inside_engine(form.dense))
             for leaf in use.leaves:
-                lowered = form if use.value == leaf else pull_back(form, use.edge(nodes), nodes[leaf])
+                lowered = pull_back(form, GradientEdge(nodes[use.value], use.output_nr), nodes[leaf])
                 # Write down what saves time, while what it is made of can be let go of at once.
                 if free and times[leaves[leaf]] == 1 and lowered.flops_saved > 0 and lowered.nbytes() <= left:
                     left -= lowered.nbytes()
@@ -136,40 +128,24 @@ def _by_rules(
                 forms[leaves[leaf]].append(lowered)
 
     def apply_late() -> None:
-        for node, gradients in late:
-            apply(node, gradients)
-        for node in looked_at:
-            rows.add_packed(node, partial(engine.saved, node))
+        for node in list(waiting):
+            apply(node)
+        if looked_at:
+            rows.add_waiting()
 
-    seen: set[Node] = set()
-    passed, ends = ([nodes[i] for i in some] for some in (cuts.passed, cuts.ends))
+    passed, ends = [nodes[i] for i in cuts.passed], [nodes[i] for i in cuts.ends]
     with torch.no_grad():  # as inside the engine
         engine.visit(losses.root, None, passed, ends, see, retain_graph=not free)
-        waiting = {node for node, _ in late}
-        late += [(n, (None,) * len(cuts.layouts[u[0].node])) for n, u in at_node.items() if n not in seen | waiting]
         if all_wait or looked_at:
             engine.run_inside_engine(apply_late)
-        elif late:
+        else:
             apply_late()
-    if not options.coupling:
+    if not allow_coupling:
         rows.refuse_conflict()
-    return {name: uses[0] if len(uses) == 1 else merged(uses) for name, uses in forms.items()}, left
+    return {name: merged(uses) for name, uses in forms.items()}, left
 
 
-def _look_at_packed_data(rows: DataRows) -> None:
-    """Look at data that ops keep in a checkpoint, for rows that several samples use."""
-    packed = rows.waiting(())
-
-    def look() -> None:
-        for node in packed:
-            rows.add_packed(node, partial(engine.saved, node))
-
-    if packed:
-        engine.run_inside_engine(look)
-        rows.refuse_conflict()
-
-
-def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], options: Options) -> dict[str, SampleGrads]:
+def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], retain_graph: bool) -> dict[str, SampleGrads]:
     """Differentiate the loss of each sample in a run of its own, whatever happens on the way."""
     if not losses.samples:
         return {name: Dense(leaf.new_zeros(0, *leaf.shape)) for name, leaf in leaves.items()}
@@ -177,7 +153,7 @@ def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], options: Options) 
     rows: dict[str, Tensor] = {}
     for sample in range(losses.samples):
         only = (losses.sample_of == sample).to(losses.root)
-        keep = options.retain_graph or sample < losses.samples - 1
+        keep = retain_graph or sample < losses.samples - 1
         gradients = engine.gradients_at(losses.root, only, edges, retain_graph=keep)
         for name, gradient in zip(leaves, gradients, strict=True):
             if gradient is not None:
@@ -207,3 +183,105 @@ def _refuse_opaque(uses: list[UseSite], leaves: Mapping[int, str], nodes: list[N
                 use.op,
                 below[0] if below else "",
             )
+
+
+_SAME = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
+_RESHAPED = frozenset(
+    {
+        "ViewBackward0",
+        "UnsafeViewBackward0",
+        "ReshapeAliasBackward0",
+        "UnsqueezeBackward0",
+        "SqueezeBackward0",
+        "SqueezeBackward1",
+        "SqueezeBackward2",
+    }
+)
+
+
+def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
+    """Return per-sample gradients of the leaf, given those of a value made from it.
+
+    A transposed weight, a cast one and a look-up keep their short forms. Everything else goes through the
+    engine, all samples at once, or one by one where that cannot be.
+    """
+    while value.node is not leaf:
+        below = _step(form, value.node)
+        if below is None:
+            return _through_engine(form, value, leaf)
+        form = below
+        node, output_nr = value.node.next_functions[0]
+        assert node is not None
+        value = GradientEdge(node, output_nr)
+    return form
+
+
+def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
+    """Go down by one op, if the gradients can stay in their form."""
+    name = node.name()
+    if len(node.next_functions) != 1 or node.next_functions[0][0] is None:
+        return None
+    if name in _SAME:
+        return form
+    if name == "TBackward0":
+        return form.swapped((-2, -1)) if len(form.shape) == 2 else form
+    if name == "TransposeBackward0":
+        return form.swapped(_swapped(node))
+    if name == "SelectBackward0" and isinstance(form, Outer) and engine.saved_number(node, "dim") % 3 == 0:
+        count = _input_shape(node)[0]
+        return Members.of(form.left, form.right, engine.saved_number(node, "index") % count, count)
+    if name in _RESHAPED and isinstance(form, Dense):
+        return Dense(form.values.reshape(form.samples, *_input_shape(node)))
+    if name == "EmbeddingBackward0" and isinstance(form, Dense):
+        return _looked_up(form.values, node)
+    return None
+
+
+def _swapped(node: Node) -> tuple[int, int]:
+    """Return the two dimensions that were swapped, counted from the last."""
+    rank = len(graph.describe(node)[0].shape)
+    first, second = sorted(engine.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
+    return first, second
+
+
+def _input_shape(node: Node) -> tuple[int, ...]:
+    """Return the shape of the only input of a node."""
+    below, output_nr = node.next_functions[0]
+    assert below is not None
+    return edge_shape(GradientEdge(below, output_nr))
+
+
+def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
+    """Ids that all samples share, such as positions: the table's gradient touches only those rows."""
+    if engine.saved(node, "scale_grad_by_freq"):
+        return None
+    table = _input_shape(node)
+    ids = engine.saved(node, "indices").reshape(1, -1)
+    values = stored.reshape(len(stored), -1, table[1])
+    padding = engine.saved(node, "padding_idx")
+    if 0 <= padding < table[0]:
+        values = values * (ids != padding)[..., None]
+    return Rows(ids.expand(len(stored), -1), values, table, sparse=engine.saved(node, "sparse"))
+
+
+def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
+    shape, below = graph.leaf_tensor(leaf).shape, GradientEdge(leaf, 0)
+    dtype = graph.describe(value.node)[value.output_nr].dtype
+    check = as_at_the_call(value)
+
+    def pull(gradients: Tensor) -> Tensor:
+        check()
+        return engine.pull(value, gradients.to(dtype), below)
+
+    def dense(part: slice) -> Tensor:
+        return pull(form.dense(part))
+
+    def weighted(weights: Tensor) -> Tensor:
+        if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
+            return Computed(form.samples, shape, dense).weighted(weights)
+        total = form.weighted(weights)
+        total = total.to_dense() if total.is_sparse else total
+        return pull(total[None])[0]
+
+    strategy = f"{form.strategy}, pulled"
+    return Computed(form.samples, shape, dense, weighted, held_tensors=form.held_tensors, strategy=strategy)

@@ -13,7 +13,7 @@ from .. import graph
 from .._torch import modules
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
 from . import engine
-from ._output_batch import Value, losses_of
+from ._output_batch import Value, losses_of, tensor_of, with_tensor
 from ._per_sample import per_sample
 from .gate.unsupported import refuse_sharded
 from .queries.result import PerSample
@@ -44,7 +44,7 @@ def call_for_per_sample_grads(
         CallArgumentError: an argument has the wrong type, a parameter still has a ``grad_sample``,
             (when the result is called) the batch size cannot be determined or matches no input, or (in backward) the
             outputs have no dimension that separates the samples.
-        UnsupportedOperationError: the gradient of an input is differentiated a second time.
+        UnsupportedOperationError: the gradient of an input is asked for with ``create_graph=True``.
 
     Examples:
         >>> import torch
@@ -131,22 +131,22 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
     where = [i for i, unit in enumerate(given) if _needs_gradient(unit)]
 
     def split(gradients: list[Tensor]) -> list[Tensor | None]:
-        pairs = [(Value.of(outputs[i]), g) for i, g in zip(live, gradients, strict=True)]
-        losses = losses_of(pairs, [Value.of(unit) for unit in inner if _is_value(unit)], count, first)
+        pairs = [(outputs[i], g) for i, g in zip(live, gradients, strict=True)]
+        losses = losses_of(pairs, [unit for unit in inner if isinstance(unit, Value)], count, first)
         with suppress(UnusedInputError):  # outputs may depend on inputs alone
             if any(parameter.requires_grad for parameter in module.parameters()):
                 _hand_out(per_sample(losses, module), module, count if mean else 1)
         if not where:
             return []
-        edges = [graph.edge_of(_tensor(inner[i])) for i in where]
+        edges = [graph.edge_of(tensor_of(inner[i])) for i in where]
         return list(engine.gradients_at(losses, torch.ones_like(losses), edges))
 
     # Inputs may need no gradient, and yet the node must be in the graph.
     start = torch.zeros((), requires_grad=True)
     handed: tuple[Tensor, ...] = PerSampleGrads.apply(  # type: ignore[no-untyped-call]
-        split, [_tensor(outputs[i]) for i in live], start, *(_tensor(given[i]) for i in where)
+        split, [tensor_of(outputs[i]) for i in live], start, *(tensor_of(given[i]) for i in where)
     )
-    by_place = {i: _replaced(outputs[i], out) for i, out in zip(live, handed, strict=True)}
+    by_place = {i: with_tensor(outputs[i], out) for i, out in zip(live, handed, strict=True)}
     return rebuild_outputs([by_place.get(i, out) for i, out in enumerate(outputs)])
 
 
@@ -158,29 +158,17 @@ def _hand_out(ps: PerSample, module: nn.Module, factor: int) -> None:
         parameter.grad_sample = block if held is None else held + block
 
 
-def _is_value(unit: Any) -> bool:
-    return isinstance(unit, Tensor | PackedSequence)
-
-
 def _needs_gradient(unit: Any) -> bool:
-    return _is_value(unit) and _tensor(unit).requires_grad
-
-
-def _tensor(unit: Any) -> Tensor:
-    return unit.data if isinstance(unit, PackedSequence) else unit
-
-
-def _replaced(unit: Any, tensor: Tensor) -> Any:
-    return unit._replace(data=tensor) if isinstance(unit, PackedSequence) else tensor
+    return isinstance(unit, Value) and tensor_of(unit).requires_grad
 
 
 def _asked(unit: Any) -> Any:
     """Return an input whose samples can be asked for: where it stands in the graph shows whose it is."""
-    if not _is_value(unit):
+    if not isinstance(unit, Value):
         return unit
-    x = _tensor(unit)
+    x = tensor_of(unit)
     can_ask = (x.is_floating_point() or x.is_complex()) and x.dim() > 0
-    return _replaced(unit, x.detach().requires_grad_(can_ask))
+    return with_tensor(unit, x.detach().requires_grad_(can_ask))
 
 
 class PerSampleGrads(torch.autograd.Function):
@@ -193,28 +181,11 @@ class PerSampleGrads(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.is_grad_enabled() and any(ctx.needs_input_grad[3:]):
+            raise UnsupportedOperationError(
+                "call_for_per_sample_grads: the gradient of an input is to be differentiated a second time "
+                "(create_graph=True, as for a gradient penalty). Compute the penalty with the module itself.",
+                "PerSampleGradsBackward",
+            )
         with torch.no_grad():
-            answers = ctx.split(list(gradients))
-        if torch.is_grad_enabled():
-            answers = [None if g is None else _once(g) for g in answers]
-        return None, None, None, *answers
-
-
-def _once(gradient: Tensor) -> Any:
-    return _Once.apply(gradient.detach().requires_grad_())  # type: ignore[no-untyped-call]
-
-
-class _Once(torch.autograd.Function):
-    """A gradient that cannot be differentiated again: what it was made of is cut off."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # noqa: ARG004
-        raise UnsupportedOperationError(
-            "call_for_per_sample_grads: the gradient of an input is differentiated a second time (create_graph=True, "
-            "as for a gradient penalty), which is not supported. Compute the penalty with the module itself.",
-            "PerSampleGradsBackward",
-        )
+            return None, None, None, *ctx.split(list(gradients))

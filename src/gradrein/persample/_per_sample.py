@@ -1,5 +1,6 @@
 """The way in: losses and a model, or any parameters."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,12 +10,10 @@ from .._torch.dynamo import untraced
 from .._torch.modes import default_modes
 from .._validate import count
 from . import engine, tracing
-from ._capture import Options, capture
+from ._capture import capture
 from .gate.arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
-from .gate.hooks import is_hooked
-from .gate.parameters import parameter_views
-from .gate.ranks import ranks_of
-from .gate.unsupported import refuse_collectives, refuse_unsupported
+from .gate.ranks import agree, groups_of, parameter_views
+from .gate.unsupported import is_hooked, refuse_collectives, refuse_unsupported
 from .queries.result import PerSample
 
 if TYPE_CHECKING:
@@ -89,12 +88,12 @@ def per_sample(
         [`gradrein.persample.PerSample`][], [`gradrein.register_rule`][], [`gradrein.compile`][],
         [`gradrein.call_for_per_sample_grads`][]
     """
-    if torch.compiler.is_dynamo_compiling() and tracing.flags.stand_in is not None:
+    if torch.compiler.is_dynamo_compiling() and tracing.stand_ins:
         rest = (memory_budget, retain_graph, allow_coupling, allow_opaque)
-        made: PerSample = tracing.flags.stand_in(losses, parameters, (sample_groups, process_group, scaler), rest)
+        made: PerSample = tracing.stand_ins[-1](losses, parameters, (sample_groups, process_group, scaler), rest)
         return made
-    options = Options(allow_coupling, allow_opaque, retain_graph, memory_budget)
-    return _per_sample(losses, parameters, sample_groups, process_group, scaler, options)
+    options = {"allow_coupling": allow_coupling, "allow_opaque": allow_opaque, "retain_graph": retain_graph}
+    return _per_sample(losses, parameters, sample_groups, process_group, scaler, memory_budget, options)
 
 
 @untraced
@@ -104,26 +103,27 @@ def _per_sample(
     sample_groups: Tensor | None,
     process_group: Any,
     scaler: Any,
-    options: Options,
+    memory_budget: int,
+    options: dict[str, bool],
 ) -> PerSample:
-    count(options.memory_budget, "memory_budget", 0)
+    count(memory_budget, "memory_budget", 0)
     scale = read_scale(scaler)
     split, ids = read_losses(losses, sample_groups)
     views = parameter_views(read_parameters(parameters))
     sharded = views.mesh is not None
-    device = next((leaf.device for leaf in views.leaves.values()), split.root.device)
+    device = next(iter(views.leaves.values()), split.root).device
     model = parameters if isinstance(parameters, nn.Module) else None
     try:
         refuse_unsupported(split, views.leaves)
-        ranks = ranks_of(parameters, views.mesh, process_group, device, ids)
+        groups = groups_of(parameters, views.mesh, process_group, device)
         with views.gathered(), default_modes():
-            alone = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options.opaque)
+            alone = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options["allow_opaque"])
             with refuse_collectives(split, expected=sharded):
-                forms, source, eps, left = capture(split, views.leaves, model, options, alone=alone)
+                forms, source, eps, left = capture(split, views.leaves, model, memory_budget, alone=alone, **options)
     except Exception:
         engine.refuse_nested(split.root)
         raise
-    if not ranks.groups:
+    if not groups:
         refuse_unreached(views.held, bool(forms), split.samples)
     return PerSample(
         forms,
@@ -131,8 +131,8 @@ def _per_sample(
         source=source,
         eps=eps,
         budget=left,
-        losses=split if options.retain_graph else None,
+        losses=split if options["retain_graph"] else None,
         parameters=views,
-        ranks=ranks,
+        agree=partial(agree, groups, ids),
         scale=scale,
     )

@@ -39,17 +39,9 @@ class _State(threading.local):
     tracer: Tracer | None = None
 
 
-class _Flags:
-    """What the Python of a step sees while Dynamo reads it.
-
-    Attributes:
-        stand_in: makes what stands in for a `PerSample`.
-    """
-
-    stand_in: Callable[..., Any] | None = None
-
-
-local, flags = _State(), _Flags()
+local = _State()
+# While Dynamo reads the Python of a step: what makes a stand-in for a `PerSample`. It could not read a thread-local.
+stand_ins: list[Callable[..., Any]] = []
 
 
 def is_traced() -> bool:

@@ -50,11 +50,11 @@ def _crossings(context: ErrorContext, freed_before: int) -> list[tuple[GradientE
         if node in old and (is_freed or any(used in freed for used, _ in node.next_functions)):
             freed.add(node)
     return [
-        (GradientEdge(node, consumer.output_nr), consumer.node)
+        (GradientEdge(node, output_nr), consumer)
         for node in context.graph.nodes
         if node in freed
-        for consumer in context.graph.consumers[node]
-        if consumer.node not in old
+        for consumer, _, output_nr in context.graph.consumers[node]
+        if consumer not in old
     ]
 
 

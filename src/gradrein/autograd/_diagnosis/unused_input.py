@@ -49,7 +49,7 @@ def _reason(value: Tensor | GradientEdge, context: ErrorContext, others: "_Other
         return others.reason(edge.node)
     if any(root.node is edge.node and root.output_nr == edge.output_nr for root in context.graph.roots):
         return None
-    users = [c.node for c in context.graph.consumers[edge.node] if c.output_nr == edge.output_nr]
+    users = [op for op, _, output_nr in context.graph.consumers[edge.node] if output_nr == edge.output_nr]
     if not users:
         return "another result of the same op is used, this one is not"
     if all(graph.is_custom(node) for node in users):

@@ -1,6 +1,6 @@
 """`trace`: an ordinary backward pass on torch's engine, recorded by hooks on its nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -31,7 +31,7 @@ def trace(
     gradient: Tensor | None = None,
     retain_graph: bool = False,
     norms: bool = True,
-    modules: graph.ModuleRecord | None = None,
+    modules: Callable[[Node], str | None] | None = None,
 ) -> Trace:
     """Run ``loss.backward()`` and record what every node did.
 
@@ -45,7 +45,7 @@ def trace(
         gradient: the gradient of `loss`, if it is not a scalar.
         retain_graph: keep the graph for another pass.
         norms: measure every gradient. If False, only shapes and times are recorded, which costs less.
-        modules: the result of `graph.record_modules` for the forward pass. With it, the module of every node is
+        modules: what `graph.record_modules` yielded for the forward pass. With it, the module of every node is
             known; without it, a node that uses no parameter is assigned to the last known module before it.
 
     Returns:
@@ -78,7 +78,7 @@ def trace(
     check_has_graph(loss, "trace")
     if model is not None:
         check_model(model, "trace")
-    if modules is not None and not isinstance(modules, graph.ModuleRecord):
+    if modules is not None and not callable(modules):
         raise ArgumentTypeError(
             f"trace: `modules` is what graph.record_modules() yields, found {type(modules).__name__}."
         )

@@ -1,25 +1,64 @@
-"""Which rows of data are used for which sample.
+"""What is data, and which rows of it are used for which sample.
 
 A row that is used for one sample here and for another one there couples them.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from ... import graph
+from ..._torch.dtensor import stored_shard
 from ..._torch.signature import Scan
 from ...errors import BatchCouplingError
-from .. import engine
+from .. import engine, tracing
 from ..layout.owners import UNREACHED, Owners
 from ..ops.elementwise import is_elementwise
 from ..ops.table import IDS, OpEntry, Step, entry_of
 from ..owners.cuts import UseSite
-from ..owners.model_tensors import ModelTensors
+
+
+class ModelTensors:
+    """What is no data: parameters and buffers. Looked up only when something might be."""
+
+    def __init__(self, parameters: dict[str, Tensor], model: nn.Module | None, rows: int) -> None:
+        self._parameters, self._model, self.rows = parameters, model, rows
+
+    @cached_property
+    def _storages(self) -> frozenset[int | None]:
+        others = [] if self._model is None else [*self._model.parameters(), *self._model.buffers()]
+        return frozenset(graph.memory_of(stored_shard(tensor)) for tensor in (*self._parameters.values(), *others))
+
+    @cached_property
+    def _ids(self) -> dict[int, str]:
+        return {id(tensor): name for name, tensor in self._parameters.items()}
+
+    def name(self, tensor: Tensor) -> str | None:
+        """Return the name of a parameter; None if it is none of those that were passed."""
+        return self._ids.get(id(tensor))
+
+    def is_data(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is neither a parameter nor a buffer, nor a part or a copy of one."""
+        tensor = tensor if isinstance(tensor, nn.Parameter) else stored_shard(tensor)
+        if tensor.numel() == 0 or isinstance(tensor, nn.Parameter) or graph.memory_of(tensor) in self._storages:
+            return False
+        value = tracing.constant(tensor)
+        buffers = [] if self._model is None or value is None else self._model.buffers()
+        return not any(one.shape == tensor.shape and torch.equal(one.to(tensor), tensor) for one in buffers)
+
+    def is_input(self, node: Node) -> bool:
+        """Return whether a leaf is an input whose gradient was asked for, rather than a parameter."""
+        return graph.is_leaf(node) and self.is_data(graph.leaf_tensor(node))
+
+    def may_hold_samples(self, tensor: Tensor) -> bool:
+        """Return whether a tensor has as many rows as there are samples, or a multiple, or has samples second."""
+        shape = tensor.shape
+        return self.rows in shape[:2] or (len(shape) > 0 and self.rows > 0 and shape[0] % self.rows == 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +169,11 @@ class DataRows:
         """Note the same of an op whose data was packed, given how to get it."""
         for use in self._waiting.pop(node, ()):
             self._note(use, node, saved(use.name))
+
+    def add_waiting(self) -> None:
+        """Note the same of all ops whose data is still packed."""
+        for node in list(self._waiting):
+            self.add_packed(node, partial(engine.saved, node))
 
     def _note(self, use: DataUse, node: Node, tensor: Any) -> None:
         if isinstance(tensor, tuple | list):  # of ids for each dimension

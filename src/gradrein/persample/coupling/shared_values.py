@@ -4,7 +4,7 @@ Two things give that away. A value that samples share may be made from data of t
 the rows of one tensor of data may be used for one sample here and for another one there.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from math import prod
 from typing import TypeAlias
 
@@ -13,17 +13,18 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from ..._torch.nodes import edge_shape
+from ..._torch.nodes import edge_shape, output_shapes
 from ..._torch.signature import kind_of
 from ...errors import BatchCouplingError
 from .. import engine, tracing
+from ..engine import Losses
 from ..layout.owners import Owners
 from ..ops.elementwise import is_elementwise
-from ..ops.table import Step, base_name
+from ..ops.table import Step, base_name, entry_of
+from ..ops.views import repeat
 from ..owners.cuts import UseSite
-from ..owners.model_tensors import ModelTensors
 from ..owners.prove import prove, reached
-from .data_rows import DataRows, coupling_error
+from .data_rows import DataRows, ModelTensors, coupling_error
 
 # Something that an op read besides what it differentiates: the op, or the leaf that it is; its shape, as far as it is
 # recorded; and the tensor, if the op kept it.
@@ -106,7 +107,7 @@ def refuse_shared_data(
         BatchCouplingError: the loss of one sample depends on another.
     """
     for cut in cuts:
-        others = constants(cut.edge(rows.nodes), known)
+        others = constants(GradientEdge(rows.nodes[cut.value], cut.output_nr), known)
         # The op may take rows of the value for one sample each, so that the value has rows of samples.
         taken_apart = others and Step(rows.nodes[cut.node], owners[cut.node], cut.position, cut.shape).sends().varies
         if taken_apart or any(_is_batch(one, cut, rows, known, in_parts) for one in others):
@@ -166,3 +167,53 @@ def shared_input(tensor: Tensor) -> BatchCouplingError:
     return coupling_error(
         f"rows of an input of shape {tuple(tensor.shape)} enter the losses of several samples", "", ""
     )
+
+
+def is_used_by_rows(
+    leaf: Node, cuts: Iterable[UseSite], losses: Losses, owners: Mapping[Node, tuple[Owners, ...]]
+) -> bool:
+    """Return whether rows of an input, or of what was made from it for several samples, belong to one sample each.
+
+    A mask that all samples share has none, nor has a table that is laid out over them.
+
+    Args:
+        leaf: the input.
+        cuts: the uses of values that were made from parameters.
+        losses: what is differentiated.
+        owners: owners of the outputs of every op.
+    """
+    shared: dict[Node, set[int]] = {}
+    for cut in cuts:
+        shared.setdefault(losses.scan.nodes[cut.node], set()).add(cut.position)
+    made = {leaf: None}
+    frontier = [leaf]
+    while frontier:
+        value = frontier.pop()
+        shapes = output_shapes([value])[value]
+        for op, position, output_nr in losses.read.consumers[value]:
+            outs = owners.get(op)
+            if outs is None or op in made:
+                continue
+            if Step(op, outs, position, shapes[output_nr]).sends().varies:
+                return True
+            if not all(one.is_proved for one in outs):
+                made[op] = None
+                frontier.append(op)
+            elif _tells_apart(op, outs, made, shared.get(op, set())):
+                return True
+    return False
+
+
+def _tells_apart(node: Node, outs: tuple[Owners, ...], made: Mapping[Node, None], shared: set[int]) -> bool:
+    """Return whether outputs belong to different samples though all that an op computes with is shared by them."""
+    entry = entry_of(node)
+    if is_elementwise(node) or not any(one.varies for one in outs):
+        return False
+    if entry is not None and (entry.ids or entry.owners is repeat):
+        return False
+    beneath = [below for below, _ in node.next_functions]
+    # What an op does not keep there is a weight that was left out, not data.
+    may_be_data = range(len(beneath)) if entry is None or not entry.keeps else entry.keeps
+    if any(beneath[i] is None for i in may_be_data if i < len(beneath)):
+        return False
+    return all(below is None or below in made or i in shared for i, below in enumerate(beneath))

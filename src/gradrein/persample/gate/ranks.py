@@ -1,10 +1,11 @@
-"""Samples that lie on several ranks: which ranks these are, what they agree on, gather and add up.
+"""Where parameters and samples lie: what `fully_shard` has sharded, and which ranks' samples belong together.
 
 Every query of all ranks begins with one message that compares what each is about to do, and adds up what they have to
 know. Those that disagree find out, on all ranks, before anything is written. A process alone sends nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,63 +14,83 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..._torch import fsdp
 from ..._torch.dtensor import any_dtensor, distribute_own, is_dtensor
 from ...distributed import Agreement, Group, Reduction, fingerprint
-from ...errors import ArgumentError, RankError, UnsupportedGradientError
-
-_BUCKET = 1 << 24  # elements in one message of gradients
+from ...errors import (
+    ArgumentError,
+    InplaceModifiedError,
+    RankError,
+    UnsupportedGradientError,
+    UnsupportedOperationError,
+)
 
 
 @dataclass(frozen=True, eq=False)
-class SampleRanks:
-    """The ranks whose samples belong together.
+class ParameterViews:
+    """Parameters, by name.
 
     Attributes:
-        groups: one process group for each dimension of the mesh they form; none for a process alone.
-        ids: the numbers of this rank's groups of samples, if there are any.
+        held: what the optimizer holds and ``.grad`` is written to.
+        leaves: what the graph ends in.
+        mesh: what `fully_shard` has sharded them over: the ranks that hold the samples; None without it.
+        gathered: a context in which the leaves have their values. Every rank has to enter it.
     """
 
-    groups: tuple[Group, ...]
-    ids: Tensor | None
+    held: dict[str, Tensor]
+    leaves: dict[str, Tensor]
+    mesh: Any = None
+    gathered: Callable[[], AbstractContextManager[None]] = nullcontext
 
-    def agree(
-        self,
-        call: str,
-        parameters: Mapping[str, Tensor],
-        used: Sequence[bool],
-        counts: Sequence[int],
-        same: Mapping[str, float],
-    ) -> "Agreed":
-        """Compare the call of this rank with those of all others, and exchange what they have to know.
 
-        Args:
-            call: the query.
-            parameters: what it is about.
-            used: for each of them, whether this rank's losses depend on it.
-            counts: of samples, of those without a finite norm, and of sparse gradients to be written.
-            same: settings that must be the same on every rank.
-        """
-        if not self.groups:
-            return Agreed(counts[0], counts[1], used, None)
-        what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
-        asked = {"the call": call, "`sample_groups`": self.ids is not None, **same}
-        agreement = Agreement("per-sample gradients", asked, {"the parameters": fingerprint(what)})
-        reduction = Reduction(self.groups, agreement)
+def parameter_views(named: dict[str, Tensor]) -> ParameterViews:
+    """Find where parameters are."""
+    states = fsdp.sharded_states(named.values())
+    if not states:
+        return ParameterViews(named, named)
+    views_of = {id(tensor): views for views in fsdp.shards(states) for tensor in views}
+    views = {name: views_of.get(id(tensor), (tensor, tensor)) for name, tensor in named.items()}
+    held = {name: view[0] for name, view in views.items()}
+    leaves = {name: view[1] for name, view in views.items()}
+    meshes = fsdp.data_meshes(states)
+    # Where only parameters that fully_shard ignores are asked about, the samples still lie on its mesh.
+    used = [meshes[id(tensor)] for tensor in held.values() if id(tensor) in meshes] or list(meshes.values())
+    return ParameterViews(held, leaves, _common_mesh(used), _opener(states))
+
+
+def _common_mesh(meshes: list[Any]) -> Any:
+    if any(mesh != meshes[0] for mesh in meshes):
+        raise UnsupportedOperationError(
+            f"per_sample: the parameters are on different meshes, {meshes[0]} among them, so it is unknown which "
+            "ranks hold the samples. Pass the parameters of one mesh at a time."
+        )
+    return meshes[0] if meshes else None
+
+
+def _opener(states: list[Any]) -> Callable[[], AbstractContextManager[None]]:
+    depth, versions = 0, fsdp.versions(states)
+
+    @contextmanager
+    def gathered() -> Iterator[None]:
+        nonlocal depth
+        depth += 1
         try:
-            sent = reduction.sum(torch.tensor([*counts, *used], dtype=torch.float64))
-        except RankError as error:
-            quantile = " To clip at a quantile of all norms, take it of `norms(gathered=True)`."
-            raise RankError(f"{call}: {error}{quantile if 'max_norm' in str(error) else ''}") from error
-        samples, bad, sparse, *users = [int(n) for n in sent.tolist()]
-        if sparse:
-            raise UnsupportedGradientError(
-                f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. "
-                "Make it with sparse=False. No gradient was changed."
-            )
-        agreed = Agreed(samples, bad, [n > 0 for n in users], reduction)
-        if self.ids is not None:
-            _refuse_torn_groups(call, self.ids, agreed)
-        return agreed
+            with nullcontext() if depth > 1 else fsdp.gathered(states):
+                # torch's own check does not see it: what is gathered counts as unchanged.
+                if fsdp.versions(states) != versions:  # only now: the other ranks gather too
+                    raise InplaceModifiedError(
+                        "per_sample: parameters were changed since the losses were computed, so the recorded graph "
+                        "no longer matches them. Query before optimizer.step().",
+                        (),
+                    )
+                yield
+        finally:
+            depth -= 1
+
+    return gathered
+
+
+_BUCKET = 1 << 24  # elements in one message of gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +141,48 @@ class Agreed:
         return [(name, _laid_out(total, parameters[name])) for name, total in totals]
 
 
+def agree(
+    groups: Sequence[Group],
+    ids: Tensor | None,
+    call: str,
+    parameters: Mapping[str, Tensor],
+    used: Sequence[bool],
+    counts: Sequence[int],
+    same: Mapping[str, float],
+) -> Agreed:
+    """Compare the call of this rank with those of all others, and exchange what they have to know.
+
+    Args:
+        groups: one process group for each dimension of the mesh that the ranks form; none for a process alone.
+        ids: the numbers of this rank's groups of samples, if there are any.
+        call: the query.
+        parameters: what it is about.
+        used: for each of them, whether this rank's losses depend on it.
+        counts: of samples, of those without a finite norm, and of sparse gradients to be written.
+        same: settings that must be the same on every rank.
+    """
+    if not groups:
+        return Agreed(counts[0], counts[1], used, None)
+    what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
+    asked = {"the call": call, "`sample_groups`": ids is not None, **same}
+    reduction = Reduction(groups, Agreement("per-sample gradients", asked, {"the parameters": fingerprint(what)}))
+    try:
+        sent = reduction.sum(torch.tensor([*counts, *used], dtype=torch.float64))
+    except RankError as error:
+        quantile = " To clip at a quantile of all norms, take it of `norms(gathered=True)`."
+        raise RankError(f"{call}: {error}{quantile if 'max_norm' in str(error) else ''}") from error
+    samples, bad, sparse, *users = [int(n) for n in sent.tolist()]
+    if sparse:
+        raise UnsupportedGradientError(
+            f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. "
+            "Make it with sparse=False. No gradient was changed."
+        )
+    agreed = Agreed(samples, bad, [n > 0 for n in users], reduction)
+    if ids is not None:
+        _refuse_torn_groups(call, ids, agreed)
+    return agreed
+
+
 def _in_buckets(sums: list[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
     done: list[tuple[str, Tensor]] = []
     waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
@@ -155,11 +218,11 @@ def _laid_out(total: Tensor, parameter: Any) -> Tensor:
     """Return a sum that all ranks have as the parameter lies: each keeps its shard."""
     if not is_dtensor(parameter):
         return total
-    found: Tensor = distribute_own(total, parameter.device_mesh, parameter.placements)
-    return found
+    own: Tensor = distribute_own(total, parameter.device_mesh, parameter.placements)
+    return own
 
 
-def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, ids: Tensor | None) -> SampleRanks:
+def groups_of(parameters: object, mesh: Any, group: Any, device: torch.device) -> tuple[Group, ...]:
     """Find the ranks whose samples belong together: those that `process_group` says, or else those of the model."""
     if mesh is not None:
         if group is not None:
@@ -170,8 +233,7 @@ def ranks_of(parameters: object, mesh: Any, group: Any, device: torch.device, id
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):
         group = _wrapped_group(parameters)
-    groups = [one for one in _groups(group) if one.size() > 1]
-    return SampleRanks(tuple(Group(one.group_name, one, device) for one in groups), ids)
+    return tuple(Group(one.group_name, one, device) for one in _groups(group) if one.size() > 1)
 
 
 def _groups(group: Any) -> Sequence[Any]:
@@ -184,18 +246,16 @@ def _groups(group: Any) -> Sequence[Any]:
             "per_sample: `process_group` must be a process group or a device mesh that this rank is part of, found "
             f"{group!r:.80}."
         )
-    found: Sequence[Any] = group.get_all_groups()
-    return found
+    every: Sequence[Any] = group.get_all_groups()
+    return every
 
 
 def _wrapped_group(model: nn.Module) -> Any:
-    modules = list(model.modules())
-    if not any(isinstance(m, DistributedDataParallel) for m in {type(m): m for m in modules}.values()):
-        return None
-    found = {id(m.process_group): m.process_group for m in modules if isinstance(m, DistributedDataParallel)}
-    if len(found) > 1:
+    wrappers = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    groups = {id(wrapper.process_group): wrapper.process_group for wrapper in wrappers}
+    if len(groups) > 1:
         raise ArgumentError(
-            f"per_sample: the model holds {len(found)} DistributedDataParallel modules with different process groups. "
+            f"per_sample: the model holds {len(groups)} DistributedDataParallel modules with different process groups. "
             "Pass `process_group` to say which ranks hold the samples."
         )
-    return next(iter(found.values()), None)
+    return next(iter(groups.values()), None)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -55,14 +56,14 @@ class SampleLayout:
             if self.block % width:
                 raise NotSeparableError
             inner = self.block // width
-            outer = _count(x.shape[:-1]) // (self.samples * inner)
+            outer = prod(x.shape[:-1]) // (self.samples * inner)
             if outer == 1:
                 return x.reshape(self.samples, inner, x.shape[-1])
             rows = x.reshape(outer, self.samples, inner, x.shape[-1])
             return rows.transpose(0, 1).reshape(self.samples, outer * inner, x.shape[-1])
         with structure():
             kept, places, most = self._row_places(width, x.device)
-        flat = x.reshape(_count(x.shape[:-1]), x.shape[-1])
+        flat = x.reshape(prod(x.shape[:-1]), x.shape[-1])
         out = flat.new_zeros(self.samples * most, x.shape[-1])
         return out.index_copy_(0, places, flat[kept]).view(self.samples, most, x.shape[-1])
 
@@ -86,13 +87,13 @@ class SampleLayout:
                 return (moved.sum(over, keepdim=True) if over else moved).reshape(self.samples, *shape)
         with structure():
             kept, places = self._cell_places(tuple(x.shape), tuple(shape), x.device)
-        out = x.new_zeros(self.samples * _count(shape))
+        out = x.new_zeros(self.samples * prod(shape))
         out.index_add_(0, places, x.reshape(-1)[kept])
         return out.view(self.samples, *shape)
 
     def _rows_each(self, x: Tensor, shape: Sequence[int]) -> int:
         """Return how many rows of `x` of this very shape each sample owns, one after another; 0 where it is not so."""
-        size = _count(shape)
+        size = prod(shape)
         if self.block is None or self.block * self.samples != x.numel() or not size or self.block % size:
             return 0
         return self.block // size if x.shape[x.dim() - len(shape) :] == tuple(shape) else 0
@@ -137,10 +138,10 @@ class SampleLayout:
         """Return the elements that have an owner, and the place of each among the cells of all samples."""
         key = (full, shape, device)
         if key not in self._places:
-            owner = self.owner_of_each(_count(full), torch.device("cpu"))
-            cells = torch.arange(_count(shape), device="cpu").view(shape).expand(full).reshape(-1)
+            owner = self.owner_of_each(prod(full), torch.device("cpu"))
+            cells = torch.arange(prod(shape), device="cpu").view(shape).expand(full).reshape(-1)
             kept = (owner >= 0).nonzero().squeeze(1)
-            self._places[key] = kept.to(device), (owner[kept] * _count(shape) + cells[kept]).to(device)
+            self._places[key] = kept.to(device), (owner[kept] * prod(shape) + cells[kept]).to(device)
         found: tuple[Tensor, Tensor] = self._places[key]
         return found
 
@@ -168,13 +169,6 @@ class SampleLayout:
     @cached_property
     def _places(self) -> dict[Any, Any]:
         return {}
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
 
 
 def fitting_blocks(owners: Tensor, samples: int) -> list[int]:

@@ -9,13 +9,11 @@ from . import (  # noqa: F401
     attention,
     conv,
     elementwise,
-    embedding,
     indexing,
     norm,
     products,
     recurrent,
     reductions,
-    stacks,
     views,
 )
 from .registry import apply, has_rule, register_rule, registered, running_op

@@ -18,9 +18,8 @@ from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from ..representations.outer import Outer
 from ..tracing import as_one_op, structure
-from .context import RuleContext
-from .stacks import common_owner
-from .table import OpEntry, Step, add_op, base_name
+from .products import common_owner
+from .table import OpEntry, RuleContext, Step, add_op, base_name
 
 # At which positions, counted from the first input or from the last, each layer has its states.
 _STATES = {"MkldnnRnnLayer": (5, 6), "CudnnRnn": (-2, -1), "MiopenRnn": (-2, -1), "LstmMps": (1, 2)}

@@ -12,8 +12,7 @@ from ..._torch.nodes import identity
 from ...errors import ArgumentError, ArgumentTypeError
 from ..layout.samples import NotSeparableError
 from ..representations.base import Computed, Dense, SampleGrads
-from .context import RuleContext
-from .table import OP_TABLE, GradientRule, without_suffix
+from .table import OP_TABLE, GradientRule, RuleContext, without_suffix
 
 # torch's name for an op, or a Python Function itself: others may have its name.
 Op: TypeAlias = str | type[torch.autograd.Function]

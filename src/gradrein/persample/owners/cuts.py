@@ -7,7 +7,7 @@ weight-normed one, ``1 + scale``, a table of positions. Above it every element h
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import Node
 
 from ... import graph
 from ..._torch.nodes import output_shapes
@@ -39,10 +39,6 @@ class UseSite(NamedTuple):
     shape: tuple[int, ...]
     leaves: tuple[int, ...]
 
-    def edge(self, nodes: Sequence[Node]) -> GradientEdge:
-        """Return the shared value, as an edge of the graph."""
-        return GradientEdge(nodes[self.value], self.output_nr)
-
 
 def find_cuts(
     leaves: Collection[int], losses: Losses, owners_of: OwnersOf
@@ -64,7 +60,7 @@ def find_cuts(
         asked = [node for node in _above(read, frontier, relayouts) if node not in owners]
         owners |= {node: None for node in asked if relayouts.get(node)}
         owners |= owners_of([node for node in asked if not relayouts.get(node)])
-        consumers = {consumer.node for node in shared for consumer in read.consumers[node]}
+        consumers = {op for node in shared for op, _, _ in read.consumers[node]}
         used = [one for node in consumers if owners[node] is None for one, _ in node.next_functions if one is not None]
         below.update(graph.walk([one for one in used if one not in below], is_end=below.__contains__))
         frontier = [node for node in consumers if (owners[node] is None or node in below) and node not in shared]
@@ -80,11 +76,11 @@ def _use_sites(shared: Collection[Node], losses: Losses, leaves: Collection[int]
     uses = []
     for node in shared:
         beneath = [number[one] for one in graph.walk([node])]
-        for use in losses.read.consumers[node]:
-            if use.node not in shared:
+        for op, position, output_nr in losses.read.consumers[node]:
+            if op not in shared:
                 made_from = tuple(i for i in beneath if i in leaves)
-                value = number[node], use.output_nr, shapes[node][use.output_nr]
-                uses.append(UseSite(graph.op(use.node), number[use.node], use.position, *value, made_from))
+                value = number[node], output_nr, shapes[node][output_nr]
+                uses.append(UseSite(graph.op(op), number[op], position, *value, made_from))
     return uses
 
 
@@ -93,9 +89,9 @@ def _above(read: graph.Graph, nodes: Iterable[Node], relayouts: Mapping[Node, bo
     above: dict[Node, None] = {}
     stack = list(nodes)
     while stack:
-        for consumer in read.consumers[stack.pop()]:
-            if consumer.node not in above:
-                above[consumer.node] = None
-                if consumer.node in relayouts:
-                    stack.append(consumer.node)
+        for op, _, _ in read.consumers[stack.pop()]:
+            if op not in above:
+                above[op] = None
+                if op in relayouts:
+                    stack.append(op)
     return list(above)

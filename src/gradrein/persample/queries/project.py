@@ -1,7 +1,8 @@
-"""Random projections of per-sample gradients, the same for the same seed, names and shapes wherever they are computed.
+"""Short random projections of per-sample gradients, and inner products between those of two batches.
 
-Signs and buckets come from a counter-based hash: 32-bit words in int64, whose products stay below 2**63, so that no
-result depends on overflow, on a generator of torch or on a device. They are made when needed and never stored.
+Projections are the same for the same seed, names and shapes wherever they are computed. Signs and buckets come from a
+counter-based hash: 32-bit words in int64, whose products stay below 2**63, so that no result depends on overflow, on a
+generator of torch or on a device. They are made when needed and never stored.
 """
 
 import itertools
@@ -16,12 +17,11 @@ from torch import Tensor
 
 from ..._validate import count
 from ...errors import ArgumentError
-from ..representations.base import CHUNK_BYTES, SampleGrads, in_chunks
+from ..representations.base import CHUNK_BYTES, SampleGrads, Sum, in_chunks
 from ..representations.conv import Convolved
-from ..representations.members import Members
-from ..representations.numerics import HALF_TYPES, as_rows, upcast_half
+from ..representations.numerics import HALF_TYPES, as_rows, double, inner_products, row_norms, upcast_half
+from ..representations.outer import Members, Outer
 from ..representations.rows import Rows
-from ..representations.sum import Sum
 
 _WORD = 0xFFFFFFFF
 _WRAPPERS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
@@ -211,9 +211,8 @@ def _factored(form: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Tens
     if scale is None:
         if isinstance(form, Sum):
             return torch.stack([_factored(use, matrix, factors, None).double() for use in form.uses]).sum(0)
-        outer = form.outer_factors() if not matrix.stack else None
-        if outer is not None and not outer[0].is_complex():
-            return _from_outer(*outer, factors)
+        if isinstance(form, Outer) and not matrix.stack and not form.left.is_complex():
+            return _from_outer(form.left, form.right, factors)
         if isinstance(form, Rows) and form.table == form.shape and left is not None and not form.values.is_complex():
             parts = in_chunks(form.samples, 2 * form.values[:1].numel())
             return torch.cat([_product(left[0][form.ids[i]], form.values[i], (None, right)) for i in parts])
@@ -257,3 +256,22 @@ def _from_members(form: Members, left: Tensor, right: Tensor) -> Tensor:
             a, b = form.left[few] @ left[e].to(form.left), form.right[few] @ right[e].to(form.right)
             out.index_add_(0, form.owner[few], (a[:, :, None] * b[:, None, :]).flatten(1).double())
     return out.view(-1, *made)
+
+
+def cross_products(a: SampleGrads, b: SampleGrads) -> Tensor:
+    """Return the inner products of all pairs, in float64."""
+    if isinstance(a, Rows | Sum):  # writing these down may take much memory: one at a time, as a direction
+        return torch.stack([_along(a, b.dense(slice(i, i + 1))) for i in range(b.samples)], 1)
+    if isinstance(b, Rows | Sum):
+        return cross_products(b, a).T
+    blocks = []
+    for part in a.chunks():
+        left = as_rows(a.dense(part))
+        blocks.append(torch.cat([inner_products(left, as_rows(b.dense(some)).to(left)) for some in b.chunks()], 1))
+    return torch.cat(blocks)
+
+
+def _along(grads: SampleGrads, direction: Tensor) -> Tensor:
+    size = row_norms(direction)[0]
+    size = size.where((size > 0) & (size < torch.inf), 1)
+    return grads.dot(double(direction[0]) / size) * size

@@ -15,17 +15,24 @@ from ..._validate import count, finite
 from ...errors import ArgumentError, ArgumentTypeError, GradreinError, InplaceModifiedError, NonFiniteGradientError
 from ..engine import Losses
 from ..gate.arguments import check_weights, read_direction, read_scales, refuse_unreached, unstack
-from ..gate.parameters import ParameterViews
-from ..gate.ranks import Agreed, SampleRanks
-from ..representations.base import SampleGrads, refuse_changed
-from ..representations.joint import Joint
+from ..gate.ranks import Agreed, ParameterViews
+from ..representations.base import SampleGrads
 from ..representations.numerics import double, narrowed, real_dtype, row_norms, total_norms
 from ..tracing import all_hold
 from .audit import Audit, audit
-from .cross import cross_products
-from .project import Projection, fingerprint, plain_names
+from .project import Projection, cross_products, fingerprint, plain_names
 from .stats import Stats, numbers_of
-from .sums import accumulate, complete, factors, keep_what_pays, read_clip_settings, refuse_overflow, weighted_sums
+from .sums import (
+    Joint,
+    accumulate,
+    complete,
+    factors,
+    keep_what_pays,
+    read_clip_settings,
+    refuse_changed,
+    refuse_overflow,
+    weighted_sums,
+)
 
 Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
 # Factors between these bounds are exact in float32 also when they are divided by some number of samples.
@@ -58,7 +65,7 @@ class PerSample:
         budget: int,
         losses: Losses | None,
         parameters: ParameterViews,
-        ranks: SampleRanks,
+        agree: Callable[..., Agreed],
         scale: float,
     ) -> None:
         """Hold the gradients of a batch.
@@ -71,11 +78,11 @@ class PerSample:
             budget: what is left of the memory budget.
             losses: what was differentiated; None where its graph is not kept.
             parameters: where they are.
-            ranks: those whose samples belong together.
+            agree: compares a query with those of the ranks whose samples belong together.
             scale: what losses were multiplied by.
         """
         self._forms, self._samples, self._source, self._eps, self._budget = forms, samples, source, eps, budget
-        self._losses, self._views, self._ranks, self._scale = losses, parameters, ranks, scale
+        self._losses, self._views, self._agree_on, self._scale = losses, parameters, agree, scale
         self._versions = {name: _versions(form) for name, form in forms.items()}
         self._weights = [p._version for p in parameters.held.values()]
         self._joint: Joint | None = None
@@ -441,7 +448,7 @@ class PerSample:
         sparse = sum(form.is_sparse for form in forms.values()) if call != "norms" else 0
         same = {name: -1 if value is None else value for name, value in (settings or {}).items()}
         same |= {"the scale of `scaler`": self._scale}
-        return self._ranks.agree(call, held, [name in forms for name in held], (len(self), bad, sparse), same)
+        return self._agree_on(call, held, [name in forms for name in held], (len(self), bad, sparse), same)
 
     def _gather_each(self, each: dict[str, Tensor]) -> dict[str, Tensor]:
         agreed = self._agree("norms")

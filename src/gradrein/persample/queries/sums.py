@@ -1,4 +1,4 @@
-"""Sums over samples: what each is multiplied by, the sum for each parameter, and its way into ``.grad``."""
+"""Norms and sums over samples: small gradients side by side, what each is multiplied by, and the way into ``.grad``."""
 
 from collections.abc import Mapping, Sequence
 from math import inf, prod
@@ -8,14 +8,37 @@ import torch
 from torch import Tensor
 
 from ..._measure import shares_memory
+from ..._torch.ops import foreach_copy
 from ..._validate import finite, real
-from ...errors import ArgumentError
+from ...errors import ArgumentError, InplaceModifiedError
 from .. import tracing
 from ..representations.base import Dense, SampleGrads
-from ..representations.joint import Joint
-from ..representations.numerics import double
+from ..representations.numerics import double, row_norms, weighted_sum
 
+# The gradients of a parameter are small if writing them takes about as long as a few calls of torch: on the host, and
+# on a device, where a kernel is launched in the time that it takes to write some megabytes.
+_SMALL_ON_HOST, _SMALL_ON_DEVICE = 1 << 16, 1 << 22
 _MAX_NORM = "clip_: max_norm is one number, as in clip_(1.0)"
+
+
+def refuse_changed(versions: Mapping[str, Sequence[tuple[Tensor, int]]]) -> None:
+    """Refuse to answer if anything was changed in place that answers are made of.
+
+    A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by autograd.
+
+    Args:
+        versions: for each parameter, tensors with the version of each at the call.
+    """
+    for name, held in versions.items():
+        for tensor, version in held:
+            if tensor._version != version:
+                raise InplaceModifiedError(
+                    f"per_sample: a tensor of shape {tuple(tensor.shape)} that the gradients of `{name}` depend on was "
+                    f"changed in place since per_sample was called: it is at version {tensor._version}; expected "
+                    f"version {version} instead. It is an input or an activation of the op that uses `{name}`, or what "
+                    "grads() or stream() returned. Query before the change, or change a copy.",
+                    (name,),
+                )
 
 
 def read_clip_settings(max_norm: Any, per_parameter: Any, gamma: Any, divide_by: Any, nonfinite: Any) -> dict[str, Any]:
@@ -49,6 +72,47 @@ def refuse_overflow(factor: Tensor, norms: Tensor, limit: float) -> None:
             f"clip_: a norm of {float(norms[factor.isinf()][0]):.0e} is too small to be scaled to {limit}. Pass a "
             "larger gamma."
         )
+
+
+class Joint:
+    """Small gradients of several parameters as columns of one matrix: one norm and one product serve all of them.
+
+    Attributes:
+        forms: the same gradients, of each parameter.
+        nbytes: how many bytes the matrix takes, about.
+    """
+
+    def __init__(self, forms: Mapping[str, SampleGrads], budget: int) -> None:
+        """Write down those that are small, real, not sparse and on one device, within a budget of bytes."""
+        self.nbytes = 0
+        blocks: dict[str, Tensor] = {}
+        for name, form in forms.items():
+            size, held = form.nbytes(), form.held_tensors
+            limit = _SMALL_ON_HOST if not held or held[0].is_cpu else _SMALL_ON_DEVICE
+            if size <= min(limit, budget - self.nbytes) and not form.is_sparse:
+                block = form.dense()
+                elsewhere = blocks and block.device != next(iter(blocks.values())).device
+                if not block.is_complex() and not elsewhere:
+                    blocks[name] = block.reshape(len(block), prod(form.shape))
+                    self.nbytes += size
+        self._rows = torch.cat(list(blocks.values()), 1) if blocks else torch.empty(0, 0)
+        self._sizes = [block.shape[1] for block in blocks.values()]
+        self.forms = {
+            name: Dense(columns.view(len(columns), *forms[name].shape))
+            for name, columns in zip(blocks, torch.split(self._rows, self._sizes, 1) if blocks else (), strict=True)
+        }
+
+    def norms(self) -> Tensor:
+        """Return the norm of each sample's gradient, of all parameters together."""
+        return row_norms(self._rows)
+
+    def weighted(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return, for each parameter, the sum over samples of weight times gradient: tensors of their own."""
+        if not self.forms:
+            return {}
+        parts = torch.split(weighted_sum(self._rows, weights), self._sizes)
+        shaped = [part.view(form.shape) for part, form in zip(parts, self.forms.values(), strict=True)]
+        return dict(zip(self.forms, foreach_copy(shaped), strict=True))
 
 
 def keep_what_pays(

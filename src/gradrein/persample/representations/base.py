@@ -5,14 +5,13 @@ what they can compute without it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ...errors import InplaceModifiedError
 from ..tracing import all_hold, is_traced
 from .numerics import HALF_TYPES, as_rows, inner_products, row_norms, upcast_half, weighted_sum
 
@@ -85,21 +84,8 @@ class SampleGrads(ABC):
         """Return each sample's inner product with its gradient in another representation, if there is a short way."""
         return None
 
-    def outer_factors(self) -> tuple[Tensor, Tensor] | None:
-        """Return the two factors of a sum of outer products, if it is one."""
-        return None
-
     def swapped(self, dims: tuple[int, int]) -> "SampleGrads | None":  # noqa: ARG002
         """Return the gradients of the value with two dimensions (counted from the last) swapped, if it can."""
-        return None
-
-    def reshaped(self, shape: Sequence[int]) -> "SampleGrads | None":  # noqa: ARG002
-        """Return the gradients of the reshaped value, if it can."""
-        return None
-
-    @property
-    def stored(self) -> Tensor | None:
-        """The gradients, if they are written down already."""
         return None
 
     def chunks(self) -> Iterator[slice]:
@@ -138,13 +124,6 @@ class Dense(SampleGrads):
 
     def swapped(self, dims: tuple[int, int]) -> "Dense":
         return Dense(self.values.transpose(*dims))
-
-    def reshaped(self, shape: Sequence[int]) -> "Dense":
-        return Dense(self.values.reshape(self.samples, *shape))
-
-    @property
-    def stored(self) -> Tensor:
-        return self.values
 
     def chunks(self) -> Iterator[slice]:
         yield ALL
@@ -203,21 +182,57 @@ def norms_of_squares(grads: SampleGrads, squares: Tensor, error_bound: Tensor) -
     return norms
 
 
-def refuse_changed(versions: Mapping[str, Sequence[tuple[Tensor, int]]]) -> None:
-    """Refuse to answer if anything was changed in place that answers are made of.
+class Sum(SampleGrads):
+    """The gradients of a value that is used in several places."""
 
-    A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by autograd.
+    def __init__(self, uses: Sequence[SampleGrads]) -> None:
+        self.uses = tuple(uses)
+        self.samples, self.shape = uses[0].samples, uses[0].shape
+        self.strategy = "+".join(dict.fromkeys(use.strategy for use in uses))
+        self.held_tensors = tuple(tensor for use in uses for tensor in use.held_tensors)
 
-    Args:
-        versions: for each parameter, tensors with the version of each at the call.
-    """
-    for name, held in versions.items():
-        for tensor, version in held:
-            if tensor._version != version:
-                raise InplaceModifiedError(
-                    f"per_sample: a tensor of shape {tuple(tensor.shape)} that the gradients of `{name}` depend on was "
-                    f"changed in place since per_sample was called: it is at version {tensor._version}; expected "
-                    f"version {version} instead. It is an input or an activation of the op that uses `{name}`, or what "
-                    "grads() or stream() returned. Query before the change, or change a copy.",
-                    (name,),
-                )
+    def dense(self, part: slice = ALL) -> Tensor:
+        total = self.uses[0].dense(part)
+        for use in self.uses[1:]:
+            total = total + use.dense(part)
+        return total
+
+    def norms(self) -> Tensor:
+        crosses = [_cross(a, b) for i, a in enumerate(self.uses) for b in self.uses[i + 1 :]]
+        if not all(tensor.is_cpu for tensor in self.held_tensors) or any(cross is None for cross in crosses):
+            return super().norms()
+        each = torch.stack([use.norms() for use in self.uses])
+        total = each.square().sum(0)
+        bound = total.clone()  # of the absolute values whose sum this is; rounding errors are about eps as large
+        for cross in crosses:
+            assert cross is not None
+            total += 2 * cross
+            bound += 2 * cross.abs()
+        error_bound = bound * torch.finfo(torch.float32).eps + torch.finfo(torch.float64).tiny
+        return norms_of_squares(self, total, error_bound.where(each.amax(0) > 0, 0))
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        parts = [use.weighted(weights) for use in self.uses]
+        return torch.stack([part.to_dense() if part.is_sparse else part for part in parts]).sum(0)
+
+    def dot(self, direction: Tensor) -> Tensor:
+        return torch.stack([use.dot(direction) for use in self.uses]).sum(0)
+
+
+def _cross(a: SampleGrads, b: SampleGrads) -> Tensor | None:
+    found = a.cross(b)
+    return b.cross(a) if found is None else found
+
+
+def merged(uses: Sequence[SampleGrads]) -> SampleGrads:
+    """Return the gradients of a value with several uses: those in one representation joined, then their sum."""
+    if len(uses) == 1:
+        return uses[0]
+    by_type: dict[type[SampleGrads], list[SampleGrads]] = {}
+    for use in uses:
+        by_type.setdefault(type(use), []).append(use)
+    whole: list[SampleGrads] = []
+    for first, *rest in by_type.values():
+        joined = first.joined(rest) if rest else first
+        whole += [first, *rest] if joined is None else [joined]
+    return whole[0] if len(whole) == 1 else Sum(whole)

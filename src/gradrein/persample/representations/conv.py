@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..tracing import as_one_op
 from .base import ALL, SampleGrads, in_chunks, norms_of_squares
-from .numerics import on_host, scale_rows, upcast_half
+from .numerics import scale_rows, upcast_half
 from .outer import TRAFFIC, gram_error_bound, gram_sums
 
 OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
@@ -62,7 +62,7 @@ class Convolved(SampleGrads):
 
     def _gram_is_cheaper(self) -> bool:
         """Compare pixels x pixels products of unfolded images with the weight itself."""
-        if not on_host(self.g) or not _has_columns(self.g, self._settings):
+        if not self.g.is_cpu or not _has_columns(self.g, self._settings):
             return False
         o, side = self.shape[0], prod(self.shape[1:])
         gram = self.pixels**2 * (o + side + 2 * TRAFFIC) + 2 * TRAFFIC * self.pixels * side

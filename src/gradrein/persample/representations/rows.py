@@ -9,6 +9,7 @@ from torch import Tensor
 from ..tracing import as_one_op
 from .base import ALL, SampleGrads
 from .numerics import double, row_norms, scale_rows, upcast_half
+from .outer import Outer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,13 +47,11 @@ class Rows(SampleGrads):
         )
 
     def cross(self, other: SampleGrads) -> Tensor | None:
-        factors = other.outer_factors()
-        return None if factors is None or self.table != self.shape else self._cross_outer(*factors)
-
-    def _cross_outer(self, logits: Tensor, hidden: Tensor) -> Tensor:
         """Return the inner products of a tied table's two uses: look-up, and head with the logits on the left."""
-        picked = upcast_half(logits).gather(2, self.ids[:, None, :].expand(-1, logits.shape[1], -1))
-        return (double(picked) * (double(upcast_half(hidden)) @ double(self.values).transpose(1, 2))).sum((1, 2))
+        if not isinstance(other, Outer) or self.table != self.shape:
+            return None
+        picked = upcast_half(other.left).gather(2, self.ids[:, None, :].expand(-1, other.rows, -1))
+        return (double(picked) * (double(upcast_half(other.right)) @ double(self.values).transpose(1, 2))).sum((1, 2))
 
     def dense(self, part: slice = ALL) -> Tensor:
         ids, values = self.ids[part], self.values[part]

@@ -8,23 +8,21 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node
 
-from ... import graph
-from ..._torch.nodes import output_dtypes
-from ..._torch.signature import packed_nodes
-from ...errors import BatchCouplingError, UnsupportedOperationError
-from ..coupling.data_rows import DataRows, DataUse, data_uses
-from ..coupling.inputs import is_used_by_rows
-from ..coupling.shared_values import may_hold_constants, refuse_shared_data, shared_input, used_in_parts
-from ..engine import Losses
-from ..layout.owners import Owners
-from ..layout.samples import SampleLayout
-from ..ops.table import moves_by_index
-from ..owners.cuts import UseSite, find_cuts
-from ..owners.model_tensors import ModelTensors
-from ..owners.probe import probe
-from ..owners.prove import prove
+from .. import graph
+from .._torch.nodes import output_dtypes
+from .._torch.signature import packed_nodes
+from ..errors import BatchCouplingError, UnsupportedOperationError
+from .coupling.data_rows import DataRows, DataUse, ModelTensors, data_uses
+from .coupling.shared_values import is_used_by_rows, may_hold_constants, refuse_shared_data, shared_input, used_in_parts
+from .engine import Losses
+from .layout.owners import Owners
+from .layout.samples import SampleLayout
+from .ops.table import moves_by_index
+from .owners.cuts import UseSite, find_cuts
+from .owners.probe import probe
+from .owners.prove import prove
 
 # How owners were found.
 PROVED = "proved from the structure of the graph"
@@ -173,8 +171,8 @@ def _try_to_prove(leaves: Collection[int], losses: Losses, *, by_indices: bool =
     kept = {number[n]: owners[n] for n in nodes if number[n] in layouts or _keeps_data(n, owners.get(n, ()))}
     cuts = _cuts(uses, layouts, kept, leaves, losses, FOLLOWED if by_indices else PROVED)
     parameters = {nodes[i] for i in leaves}
-    made = [use for use in uses if use.value not in leaves]
-    return replace(cuts, suspects=[use for use in made if may_hold_constants(use.edge(nodes), parameters)])
+    made = [(use, GradientEdge(nodes[use.value], use.output_nr)) for use in uses if use.value not in leaves]
+    return replace(cuts, suspects=[use for use, value in made if may_hold_constants(value, parameters)])
 
 
 def _cuts(

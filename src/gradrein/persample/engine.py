@@ -1,23 +1,99 @@
-"""Runs of torch's engine over parts of a graph, what its nodes saved, and what is differentiated."""
+"""Runs of torch's engine over a recorded graph, what its nodes saved, and torch's errors about it in our words."""
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
-from ... import graph
-from ..._torch import hooks
-from ..._torch.engine import run_engine
-from ..._torch.nodes import output_counts
-from ..._torch.saved import unpacked
-from ..._torch.signature import Scan, packed_nodes, scan
-from ...errors import UnsupportedOperationError
-from .errors import explain_errors, raise_explained
+from .. import graph
+from .._torch import hooks
+from .._torch.engine import run_engine
+from .._torch.nodes import output_counts, output_metadata
+from .._torch.saved import CHANGED_IN_PLACE, FREED, unpacked
+from .._torch.signature import Scan, packed_nodes, scan
+from ..errors import GradreinError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
+
+
+@contextmanager
+def explain_errors(where: str) -> Generator[None, None, None]:
+    """While active, tell what torch's error means for `where`; errors that are not known stay as they are."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise_explained(where, error)
+
+
+def raise_explained(where: str, error: RuntimeError) -> NoReturn:
+    """Raise what torch's error means for `where`; one that is not known, or ours, as it is."""
+    explained = None if isinstance(error, GradreinError) else _explanation(where, str(error))
+    if explained is None:
+        raise error
+    raise explained from error
+
+
+def refuse_nested(losses: Tensor) -> None:
+    """Refuse a graph that goes through nested tensors, which have no shape that owners could be told by.
+
+    Raises:
+        UnsupportedOperationError: there is a nested tensor.
+    """
+    for node in graph.walk([losses]):
+        leaf = graph.is_leaf(node)
+        if graph.leaf_tensor(node).is_nested if leaf else any(out.is_nested_tensor for out in output_metadata(node)):
+            found = "an input" if leaf else f"what `{graph.op(node)}` makes"
+            raise UnsupportedOperationError(
+                f"per_sample: {found} is a nested tensor, which has no rows by which to separate samples. Pad before "
+                "the first layer, nested.to_padded_tensor(0.0), and mask what was padded; or run the model on "
+                "each of nested.unbind() and stack the losses.",
+                graph.op(node),
+            )
+
+
+def _explanation(where: str, torch_says: str) -> GradreinError | None:
+    if FREED in torch_says:
+        return GraphFreedError(
+            f"per_sample: {where} was freed, by a backward pass or by per_sample itself. Query before that, or call "
+            f"per_sample with retain_graph=True. torch says: {torch_says}",
+            (),
+        )
+    if CHANGED_IN_PLACE in torch_says:
+        return InplaceModifiedError(
+            f"per_sample: {where} was changed in place since the forward pass. Compute a new tensor there, or query "
+            f"before the change. torch says: {torch_says}",
+            (where,),
+        )
+    if "already unpacked once" in torch_says:
+        return UnsupportedOperationError(
+            f"per_sample: {where} is needed twice, and the checkpoint around it provides it only once. Remove the "
+            "checkpoint from that region.",
+        )
+    if "unsupported combination of layouts" in torch_says or re.search("not implemented for .*Sparse", torch_says):
+        return UnsupportedOperationError(
+            f"per_sample: {where} has an op on sparse tensors that torch cannot differentiate. Use another layout "
+            f"there, such as COO or CSR, or to_dense(). torch says: {torch_says}"
+        )
+    if "donated buffers" in torch_says:
+        return UnsupportedOperationError(
+            f"per_sample: {where} goes through a compiled region that overwrites what it saved, so its backward can "
+            "run only once. Set torch._functorch.config.donated_buffer = False before the region is compiled, or "
+            "leave it uncompiled.",
+            "CompiledFunctionBackward",
+        )
+    if "_will_engine_execute_node" in torch_says:
+        return UnsupportedOperationError(
+            f"per_sample: a hook waits for the gradients of several tensors, parameters among them, in {where}. torch "
+            "runs such hooks only in backward(), not in functions that return gradients. Remove the handle that "
+            f"register_multi_grad_hook returned, or register it with mode='any'. torch says: {torch_says}"
+        )
+    return None
+
 
 T = TypeVar("T")
 
@@ -108,22 +184,9 @@ def pull(edge: GradientEdge, gradients: Tensor, leaf: GradientEdge) -> Tensor:
                     [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
                 )
         except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
-            _refuse_converted(edge)
             alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
             answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
     return answer
-
-
-def _refuse_converted(edge: GradientEdge) -> None:
-    """Raise where a tensor that a value was made from has another dtype now: the graph cannot be run any more."""
-    for node in filter(graph.is_leaf, graph.walk([edge])):
-        before, now = graph.describe(node)[0].dtype, graph.leaf_tensor(node).dtype
-        if before != now:
-            raise UnsupportedOperationError(
-                f"per_sample: a parameter of shape {tuple(graph.leaf_tensor(node).shape)} was converted from {before} "
-                f"to {now} since the call, and is not used as it is: the gradient of what was made from it can no "
-                "longer be computed. Query before you convert the model."
-            )
 
 
 def run_inside_engine(question: Callable[[], T]) -> T:

@@ -1,1 +1,0 @@
-"""Where to cut a graph into what samples share and what belongs to one of them each."""

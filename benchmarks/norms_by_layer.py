@@ -16,15 +16,16 @@ from typing import Any
 
 os.environ["WANDB_MODE"] = "offline"
 
-import torch  # noqa: E402
-import wandb  # noqa: E402
-from torch import nn  # noqa: E402
+import torch
+import wandb
+from torch import nn
 
-import gradrein  # noqa: E402
-import side_by_side  # noqa: E402
-from gradrein.integrations.wandb import scalars  # noqa: E402
+import gradrein
+import side_by_side
+from gradrein.integrations.wandb import scalars
 
 STEPS = 10
+METHOD = "ten steps of a transformer with 300 parameters, logged to wandb offline; CPU time on one thread, interleaved"
 
 
 def network() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -52,7 +53,9 @@ def contender(watching: Callable[[nn.Module, torch.optim.Optimizer, Any], Any], 
 
 
 def by_monitor(**options: Any) -> Callable[..., Any]:
-    return lambda model, optimizer, run: gradrein.Monitor(model, optimizer, on_step=scalars(run, commit=False), **options)
+    return lambda model, optimizer, run: gradrein.Monitor(
+        model, optimizer, on_step=scalars(run, commit=False), **options
+    )
 
 
 def by_wandb(every: int) -> Callable[..., Any]:
@@ -80,10 +83,12 @@ def main() -> None:
         made = {name: contender(watching, run) for name, watching in CONTENDERS.items()}
         times = side_by_side.interleave(made, rounds=12, warmup=1, inner=1, clock=time.process_time)
         run.finish()
-    table = {name: side_by_side.ratio(times[name], times["plain"]) for name in CONTENDERS}
-    for name, row in table.items():
-        print(f"{name:<36}{row['median']:.3f}  ({row['low']:.3f} to {row['high']:.3f}) of a plain step")
-    side_by_side.save("norms_by_layer", {"parameters": len(list(network()[0].parameters())), "steps": table})
+    rows: list[dict[str, object]] = []
+    for name in CONTENDERS:
+        ratio = side_by_side.ratio(times[name], times["plain"])
+        print(f"{name:<36}{side_by_side.show(ratio)} of a plain step")
+        rows.append({"contender": name, "of a plain step": ratio})
+    side_by_side.save("norms_by_layer", METHOD, rows)
 
 
 if __name__ == "__main__":

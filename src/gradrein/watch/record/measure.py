@@ -15,8 +15,8 @@ from .layers import LayerNorms
 from .readback import Values
 from .shards import is_flattened, is_primary_shard, local_shard, shard_index, unmeasurable
 
-# Weights before and after a step are compared on at most this many elements, evenly spread: 16 MB, whatever the model.
-_MAX_COMPARED = 1 << 22
+# Weights before and after a step are compared on at most this many elements, evenly spread: 4 MB, whatever the model.
+_MAX_COMPARED = 1 << 20
 
 
 @dataclass

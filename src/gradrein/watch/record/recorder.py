@@ -72,7 +72,7 @@ class Recorder(Subscriber):
         clip: ClipOption,
         every: int,
         writer: Writer,
-        on_recorded: Callable[[], None] | None = None,
+        on_recorded: Callable[[Line], None] | None = None,
         rank: RankInfo | None = None,
         flush_every: int = 1,
         layers: Layers | None = None,
@@ -328,7 +328,7 @@ class Recorder(Subscriber):
         written, self._written = self._written, []
         for self.latest in written:
             if self._on_recorded is not None and self.failure is None:
-                self._on_recorded()
+                self._on_recorded(self.latest)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:

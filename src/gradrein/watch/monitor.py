@@ -101,9 +101,7 @@ class Monitor:
         self._writer = Writer(file, max_bytes)
         self._started, self._on, self._depth = False, False, 0
         on_recorded = None if on_step is None else lambda line: on_step(_numbers(line))
-        self._recorder = Recorder(
-            model, optimizer, clip, every, self._writer, on_recorded, rank, flush_every, norms
-        )
+        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank, flush_every, norms)
         self._header: dict[str, Any] = {
             "gradrein": VERSION,
             "torch": torch.__version__,

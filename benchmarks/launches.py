@@ -67,6 +67,23 @@ def per_sample() -> dict[str, dict[str, list[int]]]:
     return rows
 
 
+def monitored() -> dict[str, dict[str, list[int]]]:
+    """Return one step of SGD on the MLP: plain, and recorded, where nothing is read but at the flush."""
+    (model, x, y), rows = made("MLP"), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        plain_step(model, x, y)
+        optimizer.step()
+
+    plain = count(step, steps=2)
+    for name, options in {"Monitor": {}, "Monitor, norms by layer": {"norms": "*"}}.items():
+        with gradrein.Monitor(model, optimizer, **options):
+            rows[name] = {"plain": plain, "clipped": count(step, steps=3)}
+    return rows
+
+
 def show(title: str, rows: dict[str, dict[str, list[int]]]) -> None:
     """Print launches / host reads."""
     columns = list(next(iter(rows.values())))
@@ -77,7 +94,7 @@ def show(title: str, rows: dict[str, dict[str, list[int]]]) -> None:
 
 
 if __name__ == "__main__":
-    tables = {"clipping": clipping(), "per sample": per_sample()}
+    tables = {"clipping": clipping(), "per sample": {**per_sample(), **monitored()}}
     for title, rows in tables.items():
         show(title, rows)
     flat = [{"table": title, "call": call, **row} for title, rows in tables.items() for call, row in rows.items()]

@@ -59,9 +59,9 @@ kinds of norm and dtypes.
 
 LAUNCHES = """## On a device { #launches }
 
-Kernels that a call launches on a CUDA device which the tests simulate on the CPU, and after a comma how often it
-waits for a value; tiny models, batch 8, the second step (`python benchmarks/launches.py`). The simulation counts. It
-shows neither time, bandwidth and asynchrony nor the rounding of the device's own kernels.
+Kernels that a call launches on a simulated CUDA device, and after a comma how often it waits for a value; tiny
+models, batch 8, second step (`python benchmarks/launches.py`). It shows neither time, bandwidth and asynchrony nor
+the rounding of the device's own kernels.
 
 """
 
@@ -297,7 +297,7 @@ def launches() -> str:
         for row in rows_of("launches")
         if row["table"] == "clipping" and "order 1" not in row["call"] and "order inf" not in row["call"]
     ]
-    lines += ["", "| step of | plain | clipped by sample |", "|---|---|---|"]
+    lines += ["", "| step of | plain | clipped by sample, recorded |", "|---|---|---|"]
     lines += [
         f"| {row['call']} | {_counts(row['plain'])} | {_counts(row['clipped'])} |"
         for row in rows_of("launches")

@@ -60,8 +60,8 @@ kinds of norm and dtypes.
 LAUNCHES = """## On a device { #launches }
 
 Kernels that a call launches on a simulated CUDA device, and after a comma how often it waits for a value; tiny
-models, batch 8, second step (`python benchmarks/launches.py`). It shows neither time, bandwidth and asynchrony nor
-the rounding of the device's own kernels.
+models, batch 8, second step (`python benchmarks/launches.py`). Time, bandwidth, asynchrony and the rounding of its
+kernels it cannot show.
 
 """
 
@@ -297,7 +297,7 @@ def launches() -> str:
         for row in rows_of("launches")
         if row["table"] == "clipping" and "order 1" not in row["call"] and "order inf" not in row["call"]
     ]
-    lines += ["", "| step of | plain | clipped by sample, recorded |", "|---|---|---|"]
+    lines += ["", "| step of | plain | ours |", "|---|---|---|"]
     lines += [
         f"| {row['call']} | {_counts(row['plain'])} | {_counts(row['clipped'])} |"
         for row in rows_of("launches")

@@ -132,7 +132,7 @@ def row(name, build, seed):
     start = time.perf_counter()
     found = private.audit(build, losses, samples(CANARIES, 2, noisy=True), delta=DELTA, epochs=EPOCHS, seed=seed)
     shown = {"what": name, "seed": seed, "bound": round(found.epsilon, 3), "claim": round(found.claim, 3)}
-    shown |= {"exceeded": found.exceeded, "where": found.where, "guesses": f"{found.correct}/{found.guesses}"}
+    shown |= {"exceeded": found.exceeded, "where": found.where, "guesses": "{}/{}".format(*found.guesses)}
     print({**shown, "seconds": round(time.perf_counter() - start, 1)}, flush=True)
     return shown
 

@@ -40,7 +40,7 @@ def train(run, epochs=1, steps=None, seen=None):
     for _ in range(epochs):
         ids = []
         for x, y, number in run.loader:
-            ids += number.tolist()[: run._open.size]
+            ids += number.tolist()[: run._open[0]]
             if run.step(losses_of(run.model, x, y)):
                 if seen is not None:
                     seen.append(sorted(ids))

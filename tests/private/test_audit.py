@@ -84,7 +84,7 @@ class WithoutNoise:
         return True
 
     def epsilon(self):
-        return 1.5
+        return 1.0
 
 
 def test_right_and_wrong():
@@ -94,10 +94,9 @@ def test_right_and_wrong():
     assert not right.exceeded
     parts = private.audit(lambda c: build(c, max_physical_batch=7), losses, canaries, delta=1e-4, epochs=2)
     assert parts.epsilon <= parts.claim == right.claim
-    wrong = private.audit(WithoutNoise, losses, canaries, delta=1e-4, epochs=2)
+    wrong = private.audit(WithoutNoise, losses, samples(200, 2, 1.0), delta=1e-4, epochs=3)
     assert wrong.exceeded
-    assert wrong.correct / wrong.guesses > 0.9
-    assert wrong.where
+    assert wrong.guesses[0] / wrong.guesses[1] > 0.75
 
 
 def test_few_canaries_and_no_confidence():

@@ -153,3 +153,5 @@ def test_lightning(tmp_path):
     assert torch.equal(flat(again.net), flat(module.net))
     with pytest.raises(errors.PrivacyError, match="fit the module of the run, with run.loader"):
         fit(Module(), DataLoader(data(), batch_size=8))
+    with pytest.raises(errors.PrivacyError, match="Lightning fetches one ahead"):
+        PrivateCallback(make(max_physical_batch=3))

@@ -8,6 +8,7 @@ from common import data, flat, losses_of, make, mlp, train
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import gradrein
 from gradrein import errors, private
 
 
@@ -209,6 +210,25 @@ def test_batch_normalisation_and_what_replaces_it():
     assert (images[1].num_groups, images[1].affine) == (24, False)
     assert images(torch.randn(2, 3, 5, 5)).shape == (2, 48, 3, 3)
     assert type(private.batch_norm_to_group_norm(nn.BatchNorm3d(7))) is nn.GroupNorm
+
+
+def test_compiled_models_and_losses():
+    """Sizes change at each step: a model is refused, losses cannot be looked into, and a step runs as it is."""
+    with pytest.raises(errors.PrivacyError, match="compiled by torch.compile.*Batches change in size"):
+        make(torch.compile(mlp(), backend="eager"))
+    run = make()
+    compiled = torch.compile(lambda x, y: losses_of(run.model, x, y), backend="aot_eager")
+    before = flat(run.model)
+    x, y = first_batch(run)
+    with pytest.raises(errors.UnsupportedOperationError, match="a compiled region"):
+        run.step(compiled(x, y))
+    assert torch.equal(flat(run.model), before)
+    eager = make()
+    step = gradrein.compile(lambda x, y: eager.step(losses_of(eager.model, x, y)), eager.model, backend="captured")
+    for x, y, _ in eager.loader:
+        step(x, y)
+    assert eager.steps == 5
+    assert torch.equal(flat(eager.model), flat(train(make()).model))
 
 
 def with_optimizer(optimizer):

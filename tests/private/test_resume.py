@@ -133,11 +133,11 @@ def test_a_state_of_other_settings(options, what):
 def test_a_state_is_a_copy():
     run = train(make())
     state = run.state_dict()
-    noise, batches = state["noise"].clone(), state["batches"].clone()
+    key, limits = state["key"].clone(), dict(state["max_norm"])
     train(run)
     assert state["steps"] == 5
-    assert torch.equal(state["noise"], noise)
-    assert torch.equal(state["batches"], batches)
+    assert torch.equal(state["key"], key)
+    assert state["max_norm"] == limits
 
 
 def test_loading_before_the_model_is_refused_at_the_next_step():

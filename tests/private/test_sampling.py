@@ -5,7 +5,7 @@ import operator
 
 import pytest
 import torch
-from common import N, data, losses_of, make, mlp, train
+from common import N, data, flat, losses_of, make, mlp, train
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -13,7 +13,6 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
-    TensorDataset,
     WeightedRandomSampler,
 )
 from torch.utils.data.distributed import DistributedSampler
@@ -23,20 +22,20 @@ from gradrein.private._random import Secure, Seeded
 from gradrein.private._sampling import Parts
 
 SOURCES = {
-    "seeded": lambda: Seeded(0, "batches", torch.device("cpu")),
-    "secure": lambda: Secure(b"k" * 32, "batches"),
+    "seeded": lambda: Seeded(b"k", torch.device("cpu")),
+    "secure": lambda: Secure(b"k" * 32),
 }
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 def test_each_sample_is_drawn_with_the_same_chance_apart_from_others(source):
     """4,000 batches: frequencies, sizes and pairs are within five standard errors of independent draws."""
-    parts = Parts(20, 5, None, False, source(), (0, 1))
-    parts.left = steps = 4000
+    parts, steps = Parts(20, 5, None, False, source(), (0, 1)), 4000
     drawn = torch.zeros(steps, 20)
-    for row, indices in zip(drawn, parts, strict=True):
-        if parts.waiting.popleft().size:
-            row[indices] = 1
+    for epoch in range(0, steps, parts.in_epoch):
+        waiting = parts.begin(epoch)
+        for row, indices in zip(drawn[epoch:], parts, strict=False):
+            row[indices] = float(waiting.popleft()[0] > 0)
     five = 5 * (0.25 * 0.75 / steps) ** 0.5
     assert float((drawn.mean(0) - 0.25).abs().max()) < five
     assert float(drawn.sum(1).mean()) == pytest.approx(5, abs=five * 20**0.5)
@@ -53,14 +52,15 @@ def test_each_sample_is_drawn_with_the_same_chance_apart_from_others(source):
 def test_ranks_and_parts_share_a_batch(source, ranks, largest):
     def batches(rank, ranks, largest):
         parts, found, mine = Parts(30, 6, largest, False, source(), (rank, ranks)), [], []
-        parts.left = 50
-        for indices in parts:
-            part = parts.waiting.popleft()
-            assert len(indices) == max(1, part.size) <= max(1, largest or 30)
-            mine.append(indices[: part.size])
-            if part.last:
-                found.append(mine)
-                mine = []
+        for epoch in range(0, 50, parts.in_epoch):
+            waiting = parts.begin(epoch)
+            for indices in parts:
+                size, last = waiting.popleft()
+                assert len(indices) == max(1, size) <= max(1, largest or 30)
+                mine.append(indices[:size])
+                if last:
+                    found.append(mine)
+                    mine = []
         return found
 
     whole = [sorted(functools.reduce(operator.iadd, parts, [])) for parts in batches(0, 1, None)]
@@ -259,14 +259,38 @@ def test_a_loop_that_was_left_goes_on_with_the_same_batches(shuffled, workers):
     assert seen == expected
 
 
-def test_an_entry_with_several_records_is_one_sample():
-    """A user as the unit: one entry of the dataset, a row of losses."""
-    generator = torch.Generator().manual_seed(0)
-    users = TensorDataset(torch.randn(20, 3, 5, generator=generator), torch.randint(3, (20, 3), generator=generator))
-    run = make(dataset=users, batch_size=4, noise_multiplier=0.0, max_norm=0.1, lr=1.0)
-    for x, y in run.loader:
-        before = torch.cat([p.detach().flatten() for p in run.model.parameters()])
-        size = run._open.size
-        run.step(losses_of(run.model, x.flatten(0, 1), y.flatten()).view(-1, 3))
-        moved = torch.cat([p.detach().flatten() for p in run.model.parameters()]) - before
-        assert float(moved.norm()) <= 0.1 * size / 4 + 1e-6
+class Users(Dataset):
+    """Each has between one and four records."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        generator, count = torch.Generator().manual_seed(index), 1 + index % 4
+        return torch.randn(count, 5, generator=generator), torch.randint(3, (count,), generator=generator)
+
+
+def join(users):
+    of = torch.repeat_interleave(torch.arange(len(users)), torch.tensor([len(x) for x, _ in users]))
+    return torch.cat([x for x, _ in users]), torch.cat([y for _, y in users]), of, len(users)
+
+
+def test_a_user_with_several_records_is_one_sample():
+    """Their losses are added up, and clipped as one: halfway, with one loss for each record, is refused."""
+    loader = DataLoader(Users(), batch_size=4, collate_fn=join)
+    run = make(loader=loader, noise_multiplier=0.0, max_norm=0.1, lr=1.0)
+    for x, y, of, users in run.loader:
+        size, before = run._open[0], flat(run.model)
+        if len(of) > users:
+            with pytest.raises(errors.PrivacyError, match="a user with several records, add their losses up"):
+                run.step(losses_of(run.model, x, y))
+        losses = losses_of(run.model, x, y)
+        expected = torch.zeros_like(before)
+        for user in range(size):
+            grads = torch.autograd.grad(losses[of == user].sum(), list(run.model.parameters()), retain_graph=True)
+            one = torch.cat([g.flatten() for g in grads])
+            expected += one * min(1.0, 0.1 / float(one.norm())) / 4
+        run.step(torch.zeros(users).index_add(0, of, losses))
+        torch.testing.assert_close(before - flat(run.model), expected)
+    with pytest.raises(TypeError, match="sample_groups"):
+        make(sample_groups=torch.arange(N))

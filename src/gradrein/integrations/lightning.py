@@ -127,10 +127,15 @@ class PrivateCallback(Callback):
     Fit it with `run.loader`. The state of the run is saved and loaded with Lightning's checkpoints.
 
     Args:
-        run: The run, made with the module and its optimizer.
+        run: The run, made with the module and its optimizer, and without `max_physical_batch`.
     """
 
     def __init__(self, run: Private) -> None:
+        if run.loader.max_physical_batch is not None:
+            raise PrivacyError(
+                "PrivateCallback: with max_physical_batch the number of batches is not known, and Lightning fetches one "
+                "ahead, which is not accounted for. Leave it out."
+            )
         self._run = run
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

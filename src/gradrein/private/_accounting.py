@@ -1,10 +1,11 @@
 """What is spent, and how much noise a budget needs: by `dp-accounting`."""
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .._validate import count, finite, number
 from ..errors import ArgumentError, MissingDependencyError
@@ -54,9 +55,9 @@ def epsilon(
             "gradrein.private needs the package dp-accounting, which is not installed: pip install 'gradrein[private]'."
         ) from error
     if accountant == "unamplified":  # a sample that is replaced moves the sum by twice the threshold, once in an epoch
-        event = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise / 2), math.ceil(steps / steps_in_epoch(rate)))
-    else:
-        event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)
+        epochs = math.ceil(steps / steps_in_epoch(rate))
+        return float(dp.get_epsilon_gaussian(noise / (2 * epochs**0.5), small))
+    event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise)), steps)
     with _quiet():
         counting = dp.rdp.RdpAccountant() if accountant == "rdp" else dp.pld.PLDAccountant()
         return float(counting.compose(event).get_epsilon(small))
@@ -86,15 +87,16 @@ def noise_multiplier(
     See Also:
         [`gradrein.private.epsilon`][]
     """
-    target, steps = finite(epsilon, "`epsilon` is a number", above_zero=True), count(steps, "steps")
+    target = finite(epsilon, "`epsilon` is a number", above_zero=True)
+    settings: dict[str, Any] = {"sample_rate": sample_rate, "steps": count(steps, "steps"), "delta": delta}
 
-    def excess(noise: float, by: Accountant = accountant) -> float:
-        spent = _epsilon(noise_multiplier=noise, sample_rate=sample_rate, steps=steps, delta=delta, accountant=by)
-        return math.log(spent / target) if spent else -math.inf
+    def least(by: Accountant, start: float, factor: float) -> float:
+        spent = functools.cache(lambda noise: _epsilon(noise_multiplier=noise, accountant=by, **settings))
+        return _least(spent, target, start, factor)
 
     if accountant != "pld":
-        return _solve(excess, 1.0, 2.0)
-    return _solve(excess, _solve(lambda noise: excess(noise, "rdp"), 1.0, 2.0), 1.2)  # never needs more, and is slower
+        return least(accountant, 1.0, 2.0)
+    return least("pld", least("rdp", 1.0, 2.0), 1.2)  # it is slower, and never needs more
 
 
 _epsilon = epsilon
@@ -105,29 +107,20 @@ def steps_in_epoch(sample_rate: float) -> int:
     return math.ceil(1 / sample_rate - 1e-9)
 
 
-def _solve(excess: Callable[[float], float], start: float, widen: float) -> float:
-    """Return the least number at which a falling function is not above zero, to 0.1%: bisection with good guesses."""
-    low = high = start
-    below = above = excess(start)
-    while above > 0:
-        low, below, high = high, above, high * widen
-        above = excess(high)
+def _least(spent: Callable[[float], float], target: float, high: float, factor: float) -> float:
+    """Return where a falling function is at most the target and at least 99.9% of it: by interpolated bisection."""
+    while spent(high) > target:
+        high *= factor
         if high > 1e6:
             raise ArgumentError("no noise multiplier up to 1e6 is enough for this epsilon.")
-    while below <= 0 and low > 1e-3:
-        high, above, low = low, below, low / widen
-        below = excess(low)
-    guesses = 0
-    while above < -1e-3 and high / low > 1 + 1e-6 and below > 0:
-        straight = math.isfinite(below - above) and guesses % 3 < 2
-        middle = (
-            low * (high / low) ** min(max(below / (below - above), 0.05), 0.95) if straight else (low * high) ** 0.5
-        )
-        found, guesses = excess(middle), guesses + 1
-        if found > 0:
-            low, below = middle, found
-        else:
-            high, above = middle, found
+    low = high / factor
+    while spent(low) <= target and low > 1e-3:
+        high, low = low, low / factor
+    aim = 0.9995 * target
+    while spent(high) < 0.999 * target and spent(low) > target and high / low > 1 + 1e-6:
+        above, below = (abs(math.log(min(max(spent(x), 1e-9), 1e9) / aim)) for x in (low, high))
+        middle = low * (high / low) ** (above / (above + below))
+        low, high = (middle, high) if spent(middle) > target else (low, middle)
     return high
 
 

@@ -21,12 +21,11 @@ class Audit:
     Attributes:
         epsilon: training spends at least this much, with the confidence that was asked for.
         claim: what training says it spends.
-        where: the parameter that gives most away, or "all of them"; and what was looked at.
-        correct: how many of the guesses on which the bound rests were right.
-        guesses: how many there were.
+        where: the parameter that gives most away, or "all parameters".
+        guesses: how many of the guesses on which the bound rests were right, and how many there were.
 
     Examples:
-        >>> gradrein.private.Audit(epsilon=3.2, claim=1.0, where="head.weight, sum", correct=60, guesses=60).exceeded
+        >>> gradrein.private.Audit(epsilon=3.2, claim=1.0, where="head.weight", guesses=(60, 60)).exceeded
         True
 
     See Also:
@@ -36,8 +35,7 @@ class Audit:
     epsilon: float
     claim: float
     where: str
-    correct: int
-    guesses: int
+    guesses: tuple[int, int]
 
     @property
     def exceeded(self) -> bool:
@@ -57,11 +55,10 @@ def audit(
 ) -> Audit:
     """Train once on data with canaries, each in or out by the toss of a coin, and return how much this gives away.
 
-    The auditor sees the parameters after every step. How far each step goes along the gradient of a canary is added
-    up, for each parameter and for all, over all steps and over those at the same place of each epoch. The canaries with
-    the highest and lowest scores are guessed to be in and out. By how many guesses are right, epsilon is
-    bounded from below (Steinke, Nasr and Jagielski 2023); the confidence covers everything that was looked at.
-    A low bound proves nothing. One above the claim shows a fault.
+    The auditor sees the parameters after every step. How far the steps go along the gradient of a canary is added up,
+    for each parameter and for all. The canaries with the highest and lowest scores are guessed to be in and out. By
+    how many guesses are right, epsilon is bounded from below (Steinke, Nasr and Jagielski 2023); the confidence covers
+    everything that was looked at. A low bound proves nothing. One above the claim shows a fault.
 
     Args:
         build: makes the run for a dataset that is to be part of its data: a `Private`, or anything with `model`,
@@ -102,36 +99,32 @@ def audit(
     scores = _scores(run, lambda data: losses(run.model, data), batch, count(epochs, "epochs"))
     sizes = [r for r in (total, total // 2, total // 4, total // 8) if r >= 2]
     error = (1 - confidence) / (len(scores) * len(sizes))
-    found = [Audit(0.0, run.epsilon(), "nothing", 0, 0)]
+    found = [Audit(0.0, run.epsilon(), "nothing", (0, 0))]
     for where, score in scores.items():
         order = score.argsort(descending=True)
-        for guesses in sizes:
-            right = int(coins[order[: guesses // 2]].sum() + (~coins[order[total - guesses // 2 :]]).sum())
-            bound = _bound(total, guesses // 2 * 2, right, delta, error)
-            found.append(Audit(bound, found[0].claim, where, right, guesses // 2 * 2))
+        for half in (size // 2 for size in sizes):
+            right = int(coins[order[:half]].sum() + (~coins[order[total - half :]]).sum())
+            bound = _bound(total, 2 * half, right, delta, error)
+            found.append(Audit(bound, found[0].claim, where, (right, 2 * half)))
     return max(found, key=lambda one: one.epsilon)
 
 
 def _scores(run: Any, losses: Callable[[Any], Tensor], canaries: Any, epochs: int) -> dict[str, Tensor]:
-    """Train, and return how far steps went along the gradient of each canary, by what was looked at."""
+    """Train, and return how far steps went along the gradient of each canary, over its norm, by parameter."""
     parameters = {name: p for name, p in run.model.named_parameters() if p.requires_grad}
-    places: list[Tensor] = []  # for each place in an epoch: what its steps add up to, for each parameter and canary
+    scores: dict[str, Any] = dict.fromkeys([*parameters, "all parameters"], 0.0)
     for _ in range(epochs):
-        place, ps = 0, None
+        ps = None
         for batch in run.loader:
             if ps is None:
                 before = {name: p.detach().clone() for name, p in parameters.items()}
                 ps = per_sample(losses(canaries), parameters)
-                norms = ps.norms().clamp(min=1e-12)
             if run.step(losses(batch)):
-                each = torch.stack([ps.dot({name: before[name] - p.detach()}) for name, p in parameters.items()])
-                along = torch.cat([each, each.sum(0, keepdim=True)]) / norms
-                places[place : place + 1] = [along + places[place] if place < len(places) else along]
-                place, ps = place + 1, None
-    names, steps = [*parameters, "all of them"], torch.stack(places)
-    found = {f"{name}, all steps": one for name, one in zip(names, steps.sum(0), strict=True)}
-    same = {f"{name}, same place of each epoch": one for name, one in zip(names, steps.amax(0), strict=True)}
-    return {**found, **same}
+                for name, p in parameters.items():
+                    along = ps.dot({name: before[name] - p.detach()}) / ps.norms().clamp(min=1e-12)
+                    scores[name], scores["all parameters"] = scores[name] + along, scores["all parameters"] + along
+                ps = None
+    return scores
 
 
 def _bound(canaries: int, guesses: int, right: int, delta: float, error: float) -> float:

@@ -47,67 +47,46 @@ class Quantile:
         finite(self.noise or 1, "`noise` is a number of samples", above_zero=True)
 
 
-class Thresholds:
-    """The threshold of each group of parameters: one for all, or one for each of several patterns of names."""
-
-    def __init__(self, model: nn.Module, parameters: Mapping[str, Tensor], max_norm: Any, **options: Any) -> None:
-        self._model, self._options = model, options
-        by_pattern = max_norm if isinstance(max_norm, Mapping) else {"*": max_norm}
-        expected = "Private: max_norm is a number, or a dict of patterns and numbers"
-        self.norms = {key: finite(c, expected, above_zero=True) for key, c in by_pattern.items()}
-        first = {name: next((key for key in self.norms if fnmatchcase(name, key)), None) for name in parameters}
-        groups = {key: {n: p for n, p in parameters.items() if first[n] == key} for key in self.norms}
-        if None in first.values() or not all(groups.values()):
-            raise ArgumentError(
-                "Private: each parameter needs a pattern of max_norm that fits, and each pattern a parameter that no "
-                f"earlier one has; found {first} for the patterns {list(self.norms)}."
-            )
-        self._groups: dict[str, Any] = groups if len(groups) > 1 else {next(iter(groups)): model}
-
-    @property
-    def sensitivity(self) -> float:
-        """By how much, at most, the sum of clipped gradients changes with one sample."""
-        return math.hypot(*self.norms.values())
-
-    def clip(self, losses: Tensor, divide_by: float) -> Tensor:
-        """Add the clipped gradients of the samples, divided, to ``.grad``; return the norms of the last group."""
-        norms = losses.detach()
-        process_group = self._model.process_group if isinstance(self._model, DistributedDataParallel) else None
-        for key, members in self._groups.items():
-            try:
-                ps = per_sample(losses, members, process_group=process_group, retain_graph=len(self._groups) > 1)
-                norms = ps.clip_(self.norms[key], divide_by=divide_by, **self._options)
-            except UnusedInputError:
-                if len(self._groups) == 1:
-                    raise
-        return norms
+def by_pattern(
+    parameters: Mapping[str, Tensor], max_norm: float | Mapping[str, float]
+) -> tuple[dict[str, float], dict[str, dict[str, Tensor]]]:
+    """Return the threshold, and the parameters, of each pattern of names; "*" is that of all."""
+    expected = "Private: max_norm is a number, or a dict of patterns and numbers"
+    given = max_norm if isinstance(max_norm, Mapping) else {"*": max_norm}
+    norms = {key: finite(c, expected, above_zero=True) for key, c in given.items()}
+    first = {name: next((key for key in norms if fnmatchcase(name, key)), None) for name in parameters}
+    groups = {key: {n: p for n, p in parameters.items() if first[n] == key} for key in norms}
+    if None in first.values() or not all(groups.values()):
+        raise ArgumentError(
+            "Private: each parameter needs a pattern of max_norm that fits, and each pattern a parameter that no "
+            f"earlier one has; found {first} for the patterns {list(norms)}."
+        )
+    return norms, groups
 
 
-class Learned:
-    """A threshold that follows a quantile of the norms, and what is left of the noise multiplier for gradients."""
+def clip_groups(
+    losses: Tensor, model: nn.Module, groups: Mapping[str, Any], max_norms: Mapping[str, float], **options: Any
+) -> Tensor:
+    """Add the clipped gradients of the samples to ``.grad``, group by group; return the norms of the last one."""
+    norms, several = losses.detach(), len(groups) > 1
+    process_group = model.process_group if isinstance(model, DistributedDataParallel) else None
+    for key, members in groups.items():
+        try:
+            ps = per_sample(losses, members if several else model, process_group=process_group, retain_graph=several)
+            norms = ps.clip_(max_norms[key], **options)
+        except UnusedInputError:
+            if not several:
+                raise
+    return norms
 
-    def __init__(self, thresholds: Thresholds, settings: Quantile, noise_multiplier: float, batch_size: int) -> None:
-        self._thresholds, self._settings, self._batch_size = thresholds, settings, batch_size
-        self._noise = settings.noise or batch_size / 20
-        # The count of those below, less one half for each sample, changes by at most one half with a sample.
-        rest = noise_multiplier**-2 - (2 * self._noise) ** -2 if noise_multiplier else math.inf
-        if rest <= 0 or len(thresholds.norms) > 1:
-            raise ArgumentError(
-                "Private: a quantile needs one max_norm, to begin with, and noise of more than "
-                f"{noise_multiplier / 2:g} on the count, or it would spend everything; found {len(thresholds.norms)} "
-                f"and {self._noise:g}."
-            )
-        self.noise_multiplier = rest**-0.5
-        self.below = 0.0
 
-    def see(self, norms: Tensor) -> None:
-        """Count samples."""
-        (limit,) = self._thresholds.norms.values()
-        self.below += float((norms <= limit).sum()) - len(norms) / 2
-
-    def update(self, below: float, draw: float) -> None:
-        """Move the threshold, by the count over all ranks and a normal number."""
-        share = min(max((below + self._noise * draw) / self._batch_size + 0.5, 0.0), 1.0)
-        (key,) = self._thresholds.norms
-        self._thresholds.norms[key] *= math.exp(self._settings.rate * (self._settings.share - share))
-        self.below = 0.0
+def beside_count(noise_multiplier: float, count_noise: float, groups: int) -> float:
+    """Return the noise multiplier of gradients with which they and a count spend what the given one says."""
+    # The count of those below, less one half for each sample, changes by at most one half with a sample.
+    rest = noise_multiplier**-2 - (2 * count_noise) ** -2 if noise_multiplier else math.inf
+    if rest <= 0 or groups > 1:
+        raise ArgumentError(
+            "Private: a quantile needs one max_norm, to begin with, and noise of more than "
+            f"{noise_multiplier / 2:g} on the count, or it would spend everything; found {groups} and {count_noise:g}."
+        )
+    return float(rest**-0.5)

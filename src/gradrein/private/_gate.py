@@ -79,6 +79,11 @@ def check_model(model: Any, optimizer: Any) -> None:
             f"Private: pass a torch module and a torch optimizer, found {type(model).__name__}, "
             f"{type(optimizer).__name__}."
         )
+    if hasattr(model, "_orig_mod"):
+        raise PrivacyError(
+            "Private: the model is compiled by torch.compile. Batches change in size at each step, each of which would "
+            "be compiled, and samples cannot be told apart inside. Pass the model as it was."
+        )
     for name, module in model.named_modules():
         if isinstance(module, _BATCH_NORMS) and module.training:
             raise PrivacyError(
@@ -118,13 +123,6 @@ def ranks_of(model: nn.Module, parameters: Mapping[str, Any]) -> tuple[int, int]
     return (dist.get_rank(), world) if world > 1 else (0, 1)
 
 
-def from_first(value: Tensor, ranks: int) -> Tensor:
-    """Return what the first rank has."""
-    if ranks > 1:
-        dist.broadcast(value, 0)
-    return value
-
-
 def sum_over(value: Tensor, ranks: int) -> Tensor:
     """Return the sum of what all ranks have."""
     if ranks > 1:
@@ -132,10 +130,14 @@ def sum_over(value: Tensor, ranks: int) -> Tensor:
     return value
 
 
-def require_same(state: Tensor, device: torch.device, ranks: int) -> None:
+def from_first(value: Tensor, rank: int, ranks: int) -> Tensor:
+    """Return what the first rank has."""
+    return sum_over(value * (rank == 0), ranks)
+
+
+def require_same(state: Tensor, rank: int, ranks: int) -> None:
     """Refuse to go on from different states: noise would differ, and models with it."""
-    first = from_first(state.to(device).clone(), ranks)
-    if sum_over((first != state.to(device)).any().float(), ranks):
+    if sum_over((from_first(state, rank, ranks) != state).any().float(), ranks):
         raise RankError("Private: the ranks have taken different steps, or not all of them have loaded the same state.")
 
 

@@ -1,5 +1,6 @@
 """The engine: losses in, a private step out, and what it costs."""
 
+import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -10,17 +11,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from .._torch.dtensor import distribute_own, is_dtensor, stored_shard
+from .._torch.dynamo import untraced
 from .._validate import count, finite, number
 from ..errors import ArgumentError, PrivacyError
-from ._accounting import Accountant
-from ._accounting import epsilon as epsilon_of
-from ._accounting import noise_multiplier as noise_for
-from ._clipping import Learned, Quantile, Thresholds
+from . import _accounting
+from ._clipping import Quantile, beside_count, by_pattern, clip_groups
 from ._gate import Watched, check_model, from_first, ranks_of, require_same, sum_over
-from ._random import Secure, Seeded, Source
-from ._sampling import Loader, Part, Parts, check_loader
-
-_SETTINGS = ("samples", "batch size", "noise multiplier", "accountant", "max_norm", "gamma", "quantile", "secure")
+from ._random import Secure, Seeded
+from ._sampling import Loader, Parts, check_loader
 
 
 class Private:
@@ -89,7 +87,7 @@ class Private:
         max_physical_batch: int | None = None,
         gamma: float | None = None,
         quantile: Quantile | None = None,
-        accountant: Accountant = "pld",
+        accountant: _accounting.Accountant = "pld",
         nonfinite: Literal["raise", "drop"] = "raise",
         seed: int | None = None,
         secure: bool = False,
@@ -106,34 +104,46 @@ class Private:
             raise ArgumentError("Private: pass either noise_multiplier, or epsilon and epochs.")
         if (secure and seed is not None) or nonfinite not in ("raise", "drop"):
             raise ArgumentError("Private: secure=True has no seed, and nonfinite is 'raise' or 'drop'.")
-        largest = None if max_physical_batch is None else count(max_physical_batch, "max_physical_batch")
-        self.model, self.optimizer, self.steps, self._delta = model, optimizer, 0, delta
+        if max_physical_batch is not None:
+            count(max_physical_batch, "max_physical_batch")
+        self.model, self.optimizer, self.steps = model, optimizer, 0
         self._watched = Watched(model)
-        parameters = self._watched.parameters
-        self._device = stored_shard(next(iter(parameters.values()))).device
-        rank, self._ranks = ranks_of(model, parameters)
-        self._sampling, self._noise = self._sources(seed, secure)
-        shuffled = accountant == "unamplified"
-        self._parts = Parts(samples, batch_size, largest, shuffled, self._sampling, (rank, self._ranks))
-        self.sample_rate, self._accountant = self._parts.rate, accountant
-        self._most = None if epochs is None else count(epochs, "epochs") * self._parts.in_epoch
+        self._device = stored_shard(next(iter(self._watched.parameters.values()))).device
+        self._rank, self._ranks = ranks_of(model, self._watched.parameters)
+        key = os.urandom(32) if seed is None else seed.to_bytes(32, "little", signed=True)
+        self._key = from_first(torch.tensor(list(key), device=self._device), self._rank, self._ranks)
+        ranks, shuffled = (self._rank, self._ranks), accountant == "unamplified"
+        self._parts = Parts(samples, batch_size, max_physical_batch, shuffled, self._source(secure), ranks)
+        self.sample_rate = self._parts.rate
+        self._planned = None if epochs is None else count(epochs, "epochs") * self._parts.in_epoch
+        self._accounted: dict[str, Any] = {"sample_rate": self.sample_rate, "delta": delta, "accountant": accountant}
         self.noise_multiplier = finite(noise_multiplier or 0.0, "Private: noise_multiplier is a number")
         if epsilon is not None:
-            planned: dict[str, Any] = {"sample_rate": self.sample_rate, "delta": delta, "accountant": accountant}
-            self.noise_multiplier = noise_for(epsilon=epsilon, steps=self._most or 0, **planned)
+            steps = self._planned or 0
+            self.noise_multiplier = _accounting.noise_multiplier(epsilon=epsilon, steps=steps, **self._accounted)
         self.epsilon()  # refuses what cannot be accounted for
-        self._thresholds = Thresholds(model, parameters, max_norm, gamma=gamma, nonfinite=nonfinite)
-        self._learned: Learned | None = None
+        self._max_norms, self._groups = by_pattern(self._watched.parameters, max_norm)
+        self._options: dict[str, Any] = {"divide_by": batch_size, "gamma": gamma, "nonfinite": nonfinite}
+        self._quantile, self._gradient_noise, self._count_noise = quantile, self.noise_multiplier, 0.0
         if quantile is not None:
-            self._learned = Learned(self._thresholds, quantile, self.noise_multiplier, batch_size)
-        known = (samples, batch_size, self.noise_multiplier, accountant, dict(self._thresholds.norms), gamma)
-        self._settings = dict(zip(_SETTINGS, (*known, str(quantile), secure), strict=True))
+            self._count_noise = quantile.noise or batch_size / 20
+            self._gradient_noise = beside_count(self.noise_multiplier, self._count_noise, len(self._groups))
+        self._settings = {
+            "samples": samples,
+            "batch size": batch_size,
+            "noise multiplier": self.noise_multiplier,
+            "accountant": accountant,
+            "max_norm": dict(self._max_norms),
+            "gamma": gamma,
+            "quantile": str(quantile),
+            "secure": secure,
+        }
         self.loader = Loader(loader, self._parts, self._epoch)
-        self._after = self._sampling.state()
         self._sums: list[Tensor | None] | None = None
-        self._open: Part | None = None
-        self._iteration = 0
+        self._open: tuple[int, bool] | None = None
+        self._below = 0.0
 
+    @untraced  # batches change in size, and what is drawn and counted is no part of a graph
     def step(self, losses: Tensor) -> bool:
         """Clip the gradient of each sample of the last batch of the loader and, if it completes a batch, take the step.
 
@@ -150,46 +160,37 @@ class Private:
             UnsupportedOperationError: the graph has ops, hooks or checkpoints that cannot be looked into.
             NonFiniteGradientError: the gradient of a sample is NaN or infinite.
         """
-        part = self._open
-        if part is None:
+        if self._open is None:
             raise PrivacyError(
                 "Private.step: no batch of `run.loader` is left to step on. Each is good for one step, and no other is "
                 "accounted for. Iterate over run.loader, without a wrapper that fetches ahead."
             )
+        size, last = self._open
         found = len(losses) if isinstance(losses, Tensor) and losses.ndim else 1
-        if found != max(1, part.size) or not losses.ndim:
+        if found != max(1, size) or not losses.ndim:
             raise PrivacyError(
-                f"Private.step: the last batch has {max(1, part.size)} samples, and {found} losses were passed. Pass "
-                "one for each sample, not reduced, or a tensor of shape (samples, losses of each)."
+                f"Private.step: the last batch has {max(1, size)} samples, and {found} losses were passed. Pass "
+                "one for each sample, not reduced, or a tensor of shape (samples, losses of each). If a sample is a "
+                "user with several records, add their losses up."
             )
         self._watched.check()
         try:
-            norms = self._thresholds.clip(losses if part.size else losses[:0], self._parts.batch_size)
+            norms = clip_groups(losses[:size], self.model, self._groups, self._max_norms, **self._options)
         except BaseException:
             for p in self._watched.parameters.values():
                 p.grad = None  # of a group that came first
             raise
-        if self._learned is not None:
-            self._learned.see(norms)
+        if self._quantile is not None:
+            self._below += float((norms <= next(iter(self._max_norms.values()))).sum()) - len(norms) / 2
         self._open = None
         self._add_up()
-        if part.last:
-            self._finish(part)
-        return part.last
+        if last:
+            self._finish()
+        return last
 
-    def epsilon(self, delta: float | None = None) -> float:
-        """Return the epsilon of all steps that were taken.
-
-        Args:
-            delta: for another one than that of the run.
-        """
-        return epsilon_of(
-            noise_multiplier=self.noise_multiplier,
-            sample_rate=self.sample_rate,
-            steps=self.steps,
-            delta=self._delta if delta is None else delta,
-            accountant=self._accountant,
-        )
+    def epsilon(self) -> float:
+        """Return the epsilon of all steps that were taken."""
+        return _accounting.epsilon(noise_multiplier=self.noise_multiplier, steps=self.steps, **self._accounted)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the run needs to go on. Save it with model and optimizer, after `step` has returned True.
@@ -199,8 +200,8 @@ class Private:
         """
         if self._sums is not None or self._open is not None:
             raise PrivacyError("Private.state_dict: a batch is in use. Save right after `step` has returned True.")
-        mutable = {"steps": self.steps, "max_norm": dict(self._thresholds.norms)}
-        return {**mutable, "batches": self._after, "noise": self._noise.state(), "settings": dict(self._settings)}
+        key = None if self._settings["secure"] else self._key.clone()
+        return {"steps": self.steps, "max_norm": dict(self._max_norms), "key": key, "settings": dict(self._settings)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state. Load model and optimizer before it, and the state of torch's generators after it.
@@ -215,50 +216,40 @@ class Private:
                     f"{state['settings'].get(key)!r} and not {ours!r}: one epsilon does not cover both."
                 )
         self._drop_part()
-        self._thresholds.norms.update(state["max_norm"])
-        self._noise.set_state(state["noise"])
+        self._max_norms.update(state["max_norm"])
+        if state["key"] is not None:
+            self._key = state["key"].to(self._device)
+            self._parts.source = self._source(secure=False)
         self._watched.accept(buffers=True)
-        self.steps, self._after = state["steps"], state["batches"]
+        self.steps = state["steps"]
 
-    def _sources(self, seed: int | None, secure: bool) -> tuple[Source, Source]:
+    def _source(self, secure: bool) -> Seeded | Secure:
         """Return where batches and noise come from: the same on all ranks."""
-        key = os.urandom(32) if seed is None else seed.to_bytes(32, "little", signed=True)
-        shared = bytes(from_first(torch.tensor(list(key), device=self._device), self._ranks).tolist())
-        if secure:
-            return Secure(shared, "batches"), Secure(shared, "noise")
-        number = int.from_bytes(shared, "little")
-        return Seeded(number, "batches", torch.device("cpu")), Seeded(number, "noise", self._device)
+        key = bytes(self._key.tolist())
+        return Secure(key) if secure else Seeded(key, self._device)
 
     def _epoch(self, loader: DataLoader[Any]) -> Iterator[Any]:
         """Hand out the batches of an epoch, one at a time, each to be stepped on."""
-        in_epoch = self._parts.in_epoch
-        if self._most is not None and self.steps >= self._most:
+        if self._planned is not None and self.steps >= self._planned:
             raise PrivacyError(
-                f"Private: all {self._most} steps of {self._most // in_epoch} epochs, as planned, are taken. More "
-                "would spend more: plan more epochs from the start."
+                f"Private: all {self._planned} steps that were planned are taken. More would spend more: plan more "
+                "epochs from the start."
             )
-        require_same(
-            torch.cat([torch.tensor([self.steps]), self._after, self._noise.state()]), self._device, self._ranks
-        )
+        require_same(torch.cat([self._key, self._key.new_tensor([self.steps])]), self._rank, self._ranks)
         self._drop_part()
-        self._iteration = mine = self._iteration + 1
-        self._sampling.set_state(self._after)
-        self._parts.waiting.clear()
-        self._parts.left = in_epoch - self.steps % in_epoch
+        waiting = self._parts.begin(self.steps)
         for batch in loader:
-            if mine != self._iteration or self._open is not None:
+            if waiting is not self._parts.waiting or self._open is not None:
                 raise PrivacyError(
                     "Private: the last batch of `run.loader` was not stepped on, or another loop has begun. Which "
                     "samples are left out may tell something about them: call run.step for every batch."
                 )
-            self._open = self._parts.waiting.popleft()
+            self._open = waiting.popleft()
             yield batch
 
     def _drop_part(self) -> None:
         """Forget an unfinished batch. Nothing of it has reached the parameters."""
-        self._sums = self._open = None
-        if self._learned is not None:
-            self._learned.below = 0.0
+        self._sums, self._open, self._below = None, None, 0.0
 
     def _add_up(self) -> None:
         """Take the gradients out of the sight of optimizers, until they are private."""
@@ -271,27 +262,32 @@ class Private:
             pairs = zip(self._sums, parts, strict=True)
             self._sums = [b if a is None else a if b is None else a + b for a, b in pairs]
 
-    def _finish(self, part: Part) -> None:
-        sums, self._sums = self._sums, None
-        assert sums is not None  # `_add_up` was called
-        learned = self._learned
-        multiplier = self.noise_multiplier if learned is None else learned.noise_multiplier
-        deviation = multiplier * self._thresholds.sensitivity / self._parts.batch_size
-        for p, total in zip(self._watched.parameters.values(), sums, strict=True):
-            p.grad = self._with_noise(p, total, deviation)
-        if learned is not None:
-            below = sum_over(torch.tensor(learned.below, device=self._device), self._ranks)
-            learned.update(float(below), float(self._noise.normal(torch.Size(), torch.float64, self._device)))
-        self._after = part.after
+    def _finish(self) -> None:
+        """Add noise to the sums of a logical batch, and step."""
+        normals = self._parts.source.normals(self.steps)
+        deviation = self._gradient_noise * math.hypot(*self._max_norms.values()) / self._parts.batch_size
+        for p, total in zip(self._watched.parameters.values(), self._sums or [], strict=True):
+            p.grad = _with_noise(p, total, normals(p.shape, p.dtype).mul_(deviation))
+        if self._quantile is not None:
+            self._learn(self._quantile, float(normals(torch.Size(), torch.float64)))
+        self._drop_part()
         self.steps += 1  # before anything can fail: it counts
         self.optimizer.step()
         self.optimizer.zero_grad()
         self._watched.accept()
 
-    def _with_noise(self, p: Any, total: Any, deviation: float) -> Any:
-        noise: Any = self._noise.normal(p.shape, p.dtype, stored_shard(p).device).mul_(deviation)
-        if is_dtensor(p):
-            noise = distribute_own(noise, p.device_mesh, p.placements)
-        if total is None:
-            return noise
-        return noise + (total.to_dense() if total.is_sparse else total)
+    def _learn(self, quantile: Quantile, noise: float) -> None:
+        """Move the threshold by a noisy count of the samples below it."""
+        below = float(sum_over(torch.tensor(self._below, device=self._device), self._ranks))
+        share = min(max((below + self._count_noise * noise) / self._parts.batch_size + 0.5, 0.0), 1.0)
+        (key,) = self._max_norms
+        self._max_norms[key] *= math.exp(quantile.rate * (quantile.share - share))
+
+
+def _with_noise(p: Any, total: Any, noise: Any) -> Any:
+    noise = noise.to(stored_shard(p).device)
+    if is_dtensor(p):
+        noise = distribute_own(noise, p.device_mesh, p.placements)
+    if total is None:
+        return noise
+    return noise + (total.to_dense() if total.is_sparse else total)

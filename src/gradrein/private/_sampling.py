@@ -1,8 +1,9 @@
 """Batches as they are accounted for: every sample is in a batch with the same chance, apart from all others."""
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,65 +11,61 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from ..errors import ArgumentTypeError, PrivacyError
 from ._accounting import steps_in_epoch
-from ._random import Source
-
-
-class Part(NamedTuple):
-    """What a batch of the loader is of a logical batch.
-
-    Attributes:
-        size: how many samples of it count.
-        last: whether the logical batch is complete with it.
-        after: the state of random numbers from which the next logical batch is drawn.
-    """
-
-    size: int
-    last: bool
-    after: Tensor
+from ._random import Secure, Seeded
 
 
 class Parts:
-    """The indices of each physical batch, for a loader that may fetch ahead; `waiting` has those not handed out yet.
+    """The indices of each physical batch, for a loader that may fetch ahead.
 
     Args:
         samples: how many there are.
         batch_size: how many a logical batch has, on average or exactly.
         largest: how many a physical batch may have, on this rank.
-        shuffled: draw batches of a fixed size, each sample in one of them.
+        shuffled: draw batches of a fixed size, each sample in one of them in each epoch.
         source: random numbers, the same on all ranks.
         rank: this one, and how many there are: they share each batch.
+
+    Attributes:
+        waiting: of each batch not handed out yet, how many samples count, and whether it completes a logical batch.
     """
 
     def __init__(
-        self, samples: int, batch_size: int, largest: int | None, shuffled: bool, source: Source, rank: tuple[int, int]
+        self,
+        samples: int,
+        batch_size: int,
+        largest: int | None,
+        shuffled: bool,
+        source: Seeded | Secure,
+        rank: tuple[int, int],
     ) -> None:
         self.samples, self.batch_size, self.largest, self.shuffled = samples, batch_size, largest, shuffled
         self.rate = batch_size / samples
         self.in_epoch = steps_in_epoch(self.rate)
-        self.waiting: deque[Part] = deque()
-        self.left = 0
-        self._source, self._rank = source, rank
+        self.source, self._rank = source, rank
+        self.begin(0)
+
+    def begin(self, step: int) -> deque[tuple[int, bool]]:
+        """Go on from a step, with the next loop over the loader."""
+        self._step, self.waiting = step, deque[tuple[int, bool]]()
+        return self.waiting
 
     def __iter__(self) -> Iterator[list[int]]:
-        rank, ranks = self._rank
-        for chosen, after in self._shuffled() if self.shuffled else self._poisson():
+        (rank, ranks), waiting = self._rank, self.waiting
+        for step in range(self._step, self._step - self._step % self.in_epoch + self.in_epoch):
+            chosen = self._drawn(step)
             mine, most = chosen[rank::ranks].tolist(), -(-len(chosen) // ranks)  # all ranks take as many parts
             size = self.largest or max(1, most)
             for start in range(0, max(1, most), size):
                 indices = mine[start : start + size]
-                self.waiting.append(Part(len(indices), start + size >= most, after))
+                waiting.append((len(indices), start + size >= most))
                 yield indices or [0]  # not every model takes an empty batch: this sample does not count
 
-    def _poisson(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for _ in range(self.left):
-            yield (self._source.uniform(self.samples) < self.rate).nonzero().squeeze(1), self._source.state()
-
-    def _shuffled(self) -> Iterator[tuple[Tensor, Tensor]]:
-        before = self._source.state()
-        batches = torch.split(self._source.uniform(self.samples).argsort(), self.batch_size)
-        after = self._source.state()
-        for number in range(self.in_epoch - self.left, self.in_epoch):  # within an epoch, the same order again
-            yield batches[number], after if number == self.in_epoch - 1 else before
+    def _drawn(self, step: int) -> Tensor:
+        if not self.shuffled:
+            return (self.source.uniform(step, self.samples) < self.rate).nonzero().squeeze(1)
+        number = step % self.in_epoch
+        order = self.source.uniform(step - number, self.samples).argsort()
+        return order[number * self.batch_size : (number + 1) * self.batch_size]
 
 
 class Loader:
@@ -84,15 +81,16 @@ class Loader:
         self._loader: DataLoader[Any] = DataLoader(
             theirs.dataset, batch_sampler=parts, generator=torch.Generator(), **kept
         )
-        self.dataset, self._parts, self._epoch = theirs.dataset, parts, epoch
+        self.dataset, self.max_physical_batch, self._in_epoch = theirs.dataset, parts.largest, parts.in_epoch
+        self._epoch: Any = weakref.WeakMethod(epoch)  # in a cycle, torch's persistent workers take seconds to end
 
     def __len__(self) -> int:
-        if self._parts.largest is not None:
+        if self.max_physical_batch is not None:
             raise TypeError("with max_physical_batch the number of batches depends on what is drawn")
-        return self._parts.in_epoch
+        return self._in_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        return self._epoch(self._loader)
+        return self._epoch()(self._loader)  # type: ignore[no-any-return]
 
 
 def check_loader(loader: Any) -> None:

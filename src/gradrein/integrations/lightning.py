@@ -133,8 +133,8 @@ class PrivateCallback(Callback):
     def __init__(self, run: Private) -> None:
         if run.loader.max_physical_batch is not None:
             raise PrivacyError(
-                "PrivateCallback: with max_physical_batch the number of batches is not known, and Lightning fetches one "
-                "ahead, which is not accounted for. Leave it out."
+                "PrivateCallback: with max_physical_batch the number of batches is not known, and Lightning fetches "
+                "one ahead, which is not accounted for. Leave it out."
             )
         self._run = run
 

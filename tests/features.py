@@ -6,7 +6,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from gradrein._kernels.cpu import exchange_table
+from gradrein._kernels import exchange_table
 from gradrein._torch import saved
 from gradrein._torch.fx import RECORDS_WHAT_RUNS
 

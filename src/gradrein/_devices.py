@@ -6,18 +6,14 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ._torch.modes import fakes_values, runs_many_ranks
+from ._torch.modes import fakes_values, has_values_elsewhere
 
 _is_cpu = attrgetter("is_cpu")
 
 
 def readable_now(tensors: Sequence[Tensor]) -> bool:
     """Return whether values can be read without waiting for a device or breaking a compiled graph."""
-    return (
-        not torch.compiler.is_compiling()
-        and all(map(_is_cpu, tensors))
-        and not (fakes_values(tensors) or runs_many_ranks())
-    )
+    return not torch.compiler.is_compiling() and all(map(_is_cpu, tensors)) and not has_values_elsewhere(tensors)
 
 
 def has_no_values(tensor: Tensor) -> bool:

@@ -43,7 +43,8 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
     measured = backend.total_norm(grads, p) if backend is not None else None
     if measured is not None:
         value, double = measured
-        return torch.tensor(value, dtype=dtype_of_norm(double, value), device=grads[0].device), value
+        is_wide = double or _LARGEST_FLOAT32 < value < math.inf  # as in `dtype_of_norm`
+        return torch.tensor(value, dtype=torch.float64 if is_wide else torch.float32, device=grads[0].device), value
     with torch.no_grad():
         norm = total(norms(grads, p, foreach), p, rescale=needs_rescaling(grads, p))
         number = norm.item() if _devices.readable_now(grads) else None

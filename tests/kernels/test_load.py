@@ -7,7 +7,6 @@ import pytest
 from torch import Tensor
 
 from gradrein import _kernels
-from gradrein._kernels import cpu
 
 NAMES = ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__")
 
@@ -25,19 +24,19 @@ def no_table(monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_table_is_found_by_either_name(no_table, monkeypatch, name):
     monkeypatch.setattr(Tensor, name, "table", raising=False)
-    assert cpu.why_unused() is None
-    assert cpu.load() is not None
+    assert _kernels.why_unused() is None
+    assert _kernels.load() is not None
 
 
 def test_no_table(no_table):
-    assert cpu.load() is None
-    assert "no DLPack exchange table" in cpu.why_unused()
+    assert _kernels.load() is None
+    assert "no DLPack exchange table" in _kernels.why_unused()
 
 
 def test_a_table_of_another_kind(no_table, monkeypatch):
     monkeypatch.setattr(Tensor, NAMES[1], 140737488355328, raising=False)  # an address, as a number
-    assert cpu.load() is None
-    assert "unknown version" in cpu.why_unused()
+    assert _kernels.load() is None
+    assert "unknown version" in _kernels.why_unused()
 
 
 def test_no_capsule_is_no_table():
@@ -49,11 +48,11 @@ def test_no_capsule_is_no_table():
 def test_not_built(no_table, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradrein._kernels._cpu", None)
     monkeypatch.delattr(_kernels, "_cpu", raising=False)
-    assert cpu.load() is None
-    assert "not built" in cpu.why_unused()
+    assert _kernels.load() is None
+    assert "not built" in _kernels.why_unused()
 
 
 def test_switched_off(no_table, monkeypatch):
     monkeypatch.setenv("GRADREIN_NATIVE", "0")
-    assert cpu.load() is None
-    assert "GRADREIN_NATIVE=0" in cpu.why_unused()
+    assert _kernels.load() is None
+    assert "GRADREIN_NATIVE=0" in _kernels.why_unused()

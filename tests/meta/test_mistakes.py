@@ -136,7 +136,7 @@ CLIP = [
         "the model the optimizer was built for",
     ),
     (lambda s: gradrein.Clipper(s.optimizer, NORM, nonfinite="zzz"), ArgumentError, "'zzz'", "raise, skip"),
-    (lambda s: gradrein.Clipper(s.optimizer, NORM, placement=3), ArgumentError, "int: 3", "Replicated(group)"),
+    (lambda s: gradrein.Clipper(s.optimizer, NORM, placement=3), ArgumentError, "int: 3", "Disjoint(group)"),
     (
         lambda s: gradrein.Clipper(s.optimizer, policies.ByMedian()).load_state_dict(None),
         ArgumentTypeError,
@@ -159,7 +159,7 @@ CLIP = [
     (lambda s: gradrein.clip_(NORM, s.model), GradientTypeError, "ByNorm", "a module, an optimizer"),
     (lambda s: gradrein.clip_(None, NORM), GradientTypeError, "NoneType: None", "a module, an optimizer"),
     (lambda s: gradrein.clip_([s.model], NORM), errors.NotAParameterError, "Sequential", "a module"),
-    (lambda s: gradrein.clip_(s.model, NORM, placement="x"), ArgumentError, "str: 'x'", "Replicated(group)"),
+    (lambda s: gradrein.clip_(s.model, NORM, placement="x"), ArgumentError, "str: 'x'", "Disjoint(group)"),
     (lambda s: gradrein.distributed.Disjoint("x"), ArgumentTypeError, "str: 'x'", "Disjoint(torch.distributed"),
     (lambda s: gradrein.distributed.Disjoint(None), ArgumentTypeError, "NoneType", "init_process_group"),
     (lambda s: s.per_sample.clip_("1"), ArgumentTypeError, "found '1'", "clip_(1.0)"),

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import gradrein
 from gradrein import policies
-from gradrein.distributed import Disjoint, Replicated
+from gradrein.distributed import Disjoint
 
 
 def spread(mesh, kinds, rows=4):
@@ -82,17 +82,15 @@ def on_no_rank(name):
     assert gradrein.clip_(parameters, policies.ByElementSpike()).norms.keys() == {"q"}
 
 
-def a_placed_copy(missing):
-    """Copies in plain tensors of which one has no gradient; a frozen parameter never has one."""
-    placement = {"embed*": Replicated(dist.group.WORLD), "*": Disjoint(dist.group.WORLD)}
+def a_copy_beside_stages(missing):
+    """Copies in plain tensors of which one has no gradient."""
+    placement = {"embed": None, "*": Disjoint(dist.group.WORLD)}
     parameters = {"embed": plain(), f"layer{dist.get_rank()}": plain()}
-    if dist.get_rank() == 0:
-        parameters["embed.frozen"] = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     if dist.get_rank() in missing:
         parameters["embed"].grad = None
     run = lambda: gradrein.clip_(parameters, gradrein.by_norm(100.0), placement=placement)  # noqa: E731
     if 0 < len(missing) < dist.get_world_size():
-        refused_by_all(run, parameters, "hold different parameters under one Replicated pattern")
+        refused_by_all(run, parameters, "do not agree on the parameters")
     else:
         layouts.close(run().norm, math.sqrt(2 * dist.get_world_size() + (0 if missing else 2)), 6)
 
@@ -130,7 +128,7 @@ def a_group_without_gradients(name):
 def overlapping():
     """Placements that are about the same ranks cannot both be true."""
     world, tp = dist.group.WORLD, grid()["tp"]
-    for placement in ((Disjoint(tp), Disjoint(world)), (Replicated(world), Disjoint(tp))):
+    for placement in ((Disjoint(tp), Disjoint(world)), (Disjoint(world), Disjoint(world))):
         p = plain()
         kind, text = placements.error(lambda p=p, at=placement: gradrein.clip_grad_norm_({"p": p}, 1.0, placement=at))
         assert kind == "ArgumentError", (placement, text)

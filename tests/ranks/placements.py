@@ -49,20 +49,24 @@ def stages(p):
 
 
 def tied(p):
-    """The first and the last stage share an embedding, which counts once."""
+    """All stages share an embedding, which counts once; or only the ends do, and it is measured on one of them."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    mine = [(f"layer{rank}", [1.0 + rank])]
-    if rank in (0, size - 1):
-        mine.append(("embed", [2.0, 5.0]))
-    placement = {"embed": gradrein.distributed.Replicated(line()), "*": gradrein.distributed.Disjoint(line())}
+    own, embed = (f"layer{rank}", [1.0 + rank]), ("embed", [2.0, 5.0])
+    over = gradrein.distributed.Disjoint(line())
+    placement = {"embed": None, "*": over}
     wholes = [torch.tensor([1.0 + r]) for r in range(size)] + [torch.tensor([2.0, 5.0])]
+    both = gradrein.clip_(grads(own, embed), gradrein.by_norm(9.0, p), placement=placement)
+    layouts.close(both.norm, layouts.norm_of(wholes, p), 12)
     policy = {"embed": gradrein.by_norm(1.0, p), "layer*": gradrein.by_norm(1.0, p)}
-    layouts.close(
-        gradrein.clip_(grads(*mine), gradrein.by_norm(9.0, p), placement=placement).norm, layouts.norm_of(wholes, p), 12
-    )
-    apart = gradrein.clip_(grads(*mine), policy, placement=placement).by_pattern
+    apart = gradrein.clip_(grads(own, embed), policy, placement=placement).by_pattern
     layouts.close(apart["embed"].norm, layouts.norm_of(wholes[-1:], p), 12)
     layouts.close(apart["layer*"].norm, layouts.norm_of(wholes[:-1], p), 12)
+    mine = grads(own, embed) if rank in (0, size - 1) else grads(own)
+    counted = [mine[name] for name in mine if name != "embed" or rank == 0]
+    norm = gradrein.clip_grad_norm_(counted, float("inf"), p, placement=over)
+    gradrein.clip_grads_with_norm_(mine, 0.5, norm)
+    for q in mine.values():
+        torch.testing.assert_close(q.grad, grads(own, embed)[own[0] if len(q) == 1 else "embed"].grad * 0.5 / norm)
 
 
 def sharded(p):
@@ -113,28 +117,23 @@ def error(function, *args):
     return "nothing", ""
 
 
-def copies_that_differ():
+def copies_that_differ(which):
+    """A plain tensor that is said to be the same on every rank, and is of another number or shape on one."""
     rank = dist.get_rank()
-    mine = grads(*((f"w{k}", [1.0]) for k in range(rank + 1)))
-    before = {name: q.grad.clone() for name, q in mine.items()}
-    found = error(lambda: gradrein.clip_grad_norm_(mine, 0.1, placement=gradrein.distributed.Replicated(line())))
-    assert all(torch.equal(q.grad, before[name]) for name, q in mine.items())
+    named = [(f"w{k}", [1.0]) for k in range(rank + 1)] if which == "number" else [("w", [1.0] * (2 + rank))]
+    mine = grads(*named, (f"own{rank}", [1.0]))
+    placement = {"w*": None, "*": gradrein.distributed.Disjoint(line())}
+    found = error(lambda: gradrein.clip_grad_norm_(mine, 0.1, placement=placement))
+    assert all(bool((q.grad == 1).all()) for q in mine.values())
     return found
 
 
-def copies_of_other_shapes():
-    mine = grads(("w", [1.0] * (2 + dist.get_rank())))
-    found = error(lambda: gradrein.clip_grad_norm_(mine, 0.1, placement=gradrein.distributed.Replicated(line())))
-    assert bool((mine["w"].grad == 1).all())
-    return found
-
-
-def dtensor_counted_twice(kind, letter):
+def dtensor_counted_twice(letter):
     """Parameters that lie on the ranks of the group itself, beside one that a rank holds alone."""
     parameters, _ = layouts.build({"seed": 3, "tensors": [((8, 3), "line", letter, ())]})
     before = layouts.piece(parameters["p0"].grad).clone()
     mine = parameters | grads((f"expert{dist.get_rank()}", [3.0, 4.0]))
-    over = getattr(gradrein.distributed, kind)(line())
+    over = gradrein.distributed.Disjoint(line())
     found = error(lambda: gradrein.clip_(mine, gradrein.by_norm(0.1), placement=over))
     assert torch.equal(layouts.piece(parameters["p0"].grad), before)
     return found
@@ -152,15 +151,13 @@ def dtensor_beside_experts():
 def placed_twice(kind):
     """One memory under two placements, as one tensor or as views: which of them counts must not depend on the order."""
     memory = torch.tensor([3.0, 4.0])
-    kinds = {"a": gradrein.distributed.Disjoint(line()), "b": gradrein.distributed.Replicated(line())}
+    kinds = {"a": gradrein.distributed.Disjoint(line()), "b": None}
     for placement in (kinds, dict(zip(kinds, reversed(kinds.values()), strict=True))):
         mine = grads(("a", [3.0, 4.0]), ("b", [3.0, 4.0]))
         for q in mine.values():
             q.grad = memory[:] if kind == "views" else memory
         found = error(lambda: gradrein.clip_(mine, gradrein.by_norm(0.1), placement=placement))  # noqa: B023
         assert all(q.grad.tolist() == [3.0, 4.0] for q in mine.values())
-    same = dict.fromkeys(kinds, gradrein.distributed.Replicated(line()))
-    layouts.close(gradrein.clip_(mine, gradrein.by_norm(0.1), placement=same).norms["a"], 5.0, 12)
     return found
 
 
@@ -190,7 +187,7 @@ def other_placements(kinds):
     mine = grads(("a", [3.0]), ("b", [4.0]))
     own = kinds[min(dist.get_rank(), 1)]
     placement = {
-        name: kind and getattr(gradrein.distributed, kind)(line()) for name, kind in zip("ab", own, strict=True)
+        name: gradrein.distributed.Disjoint(line()) if is_own else None for name, is_own in zip("ab", own, strict=True)
     }
     found = error(lambda: gradrein.clip_(mine, gradrein.by_norm(1.0), placement=placement))
     assert mine["a"].grad.item() == 3.0

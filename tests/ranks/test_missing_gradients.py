@@ -25,7 +25,7 @@ def test_a_gradient_that_no_rank_has(four, name):
 
 def test_copies_in_plain_tensors(ranks):
     for missing in ((), (1,), tuple(range(4))):
-        ranks.run(cases.a_placed_copy, missing[: ranks.size])
+        ranks.run(cases.a_copy_beside_stages, missing[: ranks.size])
 
 
 def test_meshes_that_cross_are_refused(four):

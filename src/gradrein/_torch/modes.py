@@ -99,6 +99,14 @@ def fakes_values(tensors: Sequence[Tensor]) -> bool:
     return bool(tensors) and isinstance(tensors[0], FakeTensor)
 
 
+def has_values_elsewhere(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the values of these are not in their memory: fake ones, and those of many ranks."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return True
+    fake = bool(tensors) and isinstance(tensors[0], FakeTensor)
+    return fake or ("torch.distributed._local_tensor" in sys.modules and runs_many_ranks())
+
+
 def runs_many_ranks() -> bool:
     """Return whether one process runs many ranks (`LocalTensorMode`): a value may then differ by rank."""
     module: Any = sys.modules.get("torch.distributed._local_tensor")

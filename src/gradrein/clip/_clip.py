@@ -54,8 +54,8 @@ def clip_(
             each value, as in `by_value`, applies to infinite values too and leaves NaN, as `clip_grad_value_` does.
         dry_run: Change nothing and raise nothing about values: the report says what would have been done. Adaptive
             policies update their state as usual.
-        placement: How plain tensors are distributed over ranks: `Disjoint` or `Replicated` of
-            `gradrein.distributed`, several of them, or a mapping from name patterns to those. Not needed for DTensors.
+        placement: Which plain tensors differ between ranks: `Disjoint` of `gradrein.distributed`, several of them, or a
+            mapping from name patterns to those. Not needed for DTensors.
 
     Returns:
         A `ClipReport`; it reads from the device only when a property is used.
@@ -74,7 +74,7 @@ def clip_(
 
     See Also:
         [`gradrein.Clipper`][], [`gradrein.by_norm`][], [`gradrein.policies.Policy`][],
-        [`gradrein.distributed.Placement`][]
+        [`gradrein.distributed.Disjoint`][]
     """
     if nonfinite not in _NONFINITE:
         raise ArgumentError(f"`nonfinite` is one of {', '.join(_NONFINITE)}; found {nonfinite!r}.")

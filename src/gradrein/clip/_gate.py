@@ -16,31 +16,22 @@ from torch import Tensor
 from .. import _devices, _measure
 from .._torch.dtensor import dtensor_class, grads_of, is_dtensor, specs_of, stored_parts, stored_shards
 from ..distributed import (
-    Agreement,
-    Disjoint,
     Group,
     Layout,
     PlacementSpec,
     Reduction,
-    Replicated,
     fingerprint,
-    groups_of,
     parameters_fingerprint,
 )
 from ..errors import RankError, UnsupportedGradientError
 from ._gradients import Gradients
-from .target.layouts import layouts_of, partial_ones, placed, placements_of, reduced, refuse_shared_memory
+from .target.layouts import layouts_of, partial_ones, placements_of, reduced, refuse_shared_memory
 from .target.parameters import Target, named, once, warn_raw_gradients
 
 _WHAT = "gradient norms"
-_EXACT = 2**52  # float64 holds integers of this size
+_PLAIN = {Tensor, torch.nn.Parameter}  # no DTensors
 _PARAMETERS = "the parameters, or on their order (their names, shapes, types and placements, and those of gradients)"
 _PLACEMENTS = "`placement`, or on the order of its patterns"
-_OTHER_COPIES = (
-    "ranks hold different parameters under one Replicated pattern: their number, shapes or dtypes differ, or some have "
-    "no gradient. Those that hold any have to hold the same ones: use one pattern for each set of copies, and give "
-    "missing gradients zeros."
-)
 
 
 def enter(
@@ -58,13 +49,10 @@ def enter(
         RankError: (a RuntimeError) The ranks were called with different things; on all of them.
     """
     # The usual case, and the one that has to be fast, is a list of parameters.
-    names, parameters = (None, target) if type(target) is list else named(target)
-    try:
-        grads = grads_of(parameters)
-    except AttributeError:  # a list of pairs, of param groups, or of something else
-        names, parameters = named(target)
-        grads = grads_of(parameters)
-    return _read(names, parameters, grads, placement, call, measured)
+    if type(target) is list and {*map(type, target)} <= _PLAIN:
+        return _read(None, target, [p.grad for p in target], placement, call, measured)
+    names, parameters = named(target)
+    return _read(names, parameters, grads_of(parameters), placement, call, measured)
 
 
 def enter_tensors(target: Target, call: Callable[[], str]) -> Gradients:
@@ -89,7 +77,8 @@ def _read(
     kinds = {*map(type, grads)}
     if kinds <= {type(None)}:
         warn_raw_gradients(parameters)
-    alone = placement is None and not _on_several_ranks({*kinds, *map(type, parameters)})
+    kinds.update(map(type, parameters))
+    alone = placement is None and (kinds <= {*_PLAIN, type(None)} or not _on_several_ranks(kinds))
     if alone and type(None) not in kinds and len({*map(id, grads)}) == len(grads):  # as mostly
         return Gradients(parameters, grads, names)  # type: ignore[arg-type]  # no None among them
     where, kept = once(grads)
@@ -127,15 +116,18 @@ def _read_parts(
     layouts, groups = layouts_of(parameters, grads, patterns, pattern_of)
     double = _measure.any_double([*parameters, *(g for g in grads if g is not None)])
     asked: dict[str, Any] = {"the call": call, "whether a gradient is of float64": double}
+    on_group, same = None, None
     if any(patterns):
-        agreement = Agreement(_WHAT, asked, None, _on_groups(names, parameters, grads, layouts, groups, patterns))
+        own = [set() if disjoint else {*groups} for disjoint in patterns]  # the same on every rank, if plain
+        over = [layout.groups or own[n] for layout, n in zip(layouts, pattern_of, strict=True)]
+        on_group = _on_groups(names, parameters, grads, over, groups, patterns)
     else:
         asked["the number of parameters"] = len(parameters)
         asked["the sizes of mesh dimensions"] = [group.size for group in groups]
         missing = [f"gradient {i}" if names is None else names[i] for i, g in enumerate(grads) if g is None]
         asked["which gradients are missing (give these zeros)"] = ", ".join(missing) or "none"
-        agreement = Agreement(_WHAT, asked, {_PARAMETERS: parameters_fingerprint(names, parameters, grads)})
-    reduction = Reduction(groups, agreement, rescaled=double)
+        same = {_PARAMETERS: parameters_fingerprint(names, parameters, grads)}
+    reduction = Reduction(groups, _WHAT, asked, same, on_group, rescaled=double)
     with torch.no_grad():
         given = [i for i, g in enumerate(grads) if g is not None]
         held = stored_parts([grads[i] for i in given], specs_of([grads[i] for i in given]))
@@ -146,56 +138,33 @@ def _read_parts(
         # Messages that reduce partial gradients have their sizes; with placement, a rank may have nothing to measure.
         if not measured or partial or any(patterns):
             reduction.agree()
-        copied = [[i for i, n in enumerate(pattern_of) if n == k] for k, each in enumerate(patterns) if _copied(each)]
-        if copied:
-            marks = [_mark([(parameters[i], grads[i]) for i in listed]) for listed in copied]
-            copies = [Layout(copies=placed(Replicated, each)) for each in patterns if _copied(each)]
-            reduction.require_same(torch.tensor(marks, dtype=torch.float64), copies, _OTHER_COPIES)
         values = [*local]
         for k in partial:
             values[k] = reduced(grads[at[k]], _WHAT)
     parts = Parts(local, values, [layouts[i] for i in at], reduction, partial, double)
     parts.stages = [
-        ({k for k, i in enumerate(at) if pattern_of[i] == number}, *_over(placements))
-        for number, placements in enumerate(patterns)
-        if placements
+        ({k for k, i in enumerate(at) if pattern_of[i] == number}, Layout(disjoint, (0,) * len(disjoint)))
+        for number, disjoint in enumerate(patterns)
+        if disjoint
     ]
     return parts
-
-
-def _copied(placements: Sequence[Any]) -> bool:
-    return any(isinstance(each, Replicated) for each in placements)
-
-
-def _over(placements: Sequence[Any]) -> tuple[Layout, Layout]:
-    """Return over which groups some ranks hold copies of what is under a pattern, and over which they hold others."""
-    others = placed(Disjoint, placements)
-    return Layout(copies=placed(Replicated, placements)), Layout(others, (0,) * len(others))
-
-
-def _mark(held: Sequence[tuple[Tensor, Tensor | None]]) -> float:
-    """Return a number for what this rank holds of copies: 0 for nothing."""
-    trained = [(p, g) for p, g in held if p.requires_grad or g is not None]  # a frozen one has no gradient
-    each = sorted(fingerprint((p.shape, p.dtype, g is None)) for p, g in trained)
-    return float(fingerprint(each) % _EXACT + 1) if each else 0.0
 
 
 def _on_groups(
     names: Sequence[str] | None,
     parameters: Sequence[Tensor],
     grads: Sequence[Tensor | None],
-    layouts: Sequence[Layout],
+    over: Sequence[Any],
     groups: Sequence[Group],
-    patterns: Sequence[Any],
+    patterns: Sequence[tuple[Group, ...]],
 ) -> dict[Group, dict[str, int]]:
     """Return numbers for what lies on each group, where ranks may hold different parameters."""
     numbers = {}
     for group in groups:
-        at = [i for i, layout in enumerate(layouts) if group in layout.groups]
+        at = [i for i, own in enumerate(over) if group in own]
         some = None if names is None else [names[i] for i in at]
         number = parameters_fingerprint(some, [parameters[i] for i in at], [grads[i] for i in at])
-        kinds = [[type(one).__name__ for one in each if group in groups_of(one.group)] for each in patterns]
-        numbers[group] = {_PARAMETERS: number, _PLACEMENTS: fingerprint([each for each in kinds if each])}
+        numbers[group] = {_PARAMETERS: number, _PLACEMENTS: fingerprint([group in each for each in patterns])}
     return numbers
 
 
@@ -209,8 +178,7 @@ class Parts:
         values: The same, to be measured: summands are added up.
         partial: Those of which this process holds a summand.
         double: Whether any gradient of any process is of double precision.
-        stages: For each pattern of `placement` the gradients under it here, over which groups some ranks hold copies
-            of them, and over which they hold others.
+        stages: For each pattern of `placement` the gradients under it here, and over which groups ranks hold others.
     """
 
     def __init__(
@@ -223,7 +191,7 @@ class Parts:
         double: bool,
     ) -> None:
         self.local, self.values, self.partial, self.double = local, values, partial, double
-        self.stages: list[tuple[set[int], Layout, Layout]] = []
+        self.stages: list[tuple[set[int], Layout]] = []
         self._layouts, self._reduction = layouts, reduction
 
     def subset(self, where: Sequence[int]) -> Parts:
@@ -231,16 +199,14 @@ class Parts:
         local, values = [self.local[i] for i in where], [self.values[i] for i in where]
         partial = [k for k, i in enumerate(where) if i in self.partial]
         part = Parts(local, values, [self._layouts[i] for i in where], self._reduction, partial, self.double)
-        part.stages = [
-            ({k for k, i in enumerate(where) if i in here}, copies, others) for here, copies, others in self.stages
-        ]
+        part.stages = [({k for k, i in enumerate(where) if i in here}, others) for here, others in self.stages]
         return part
 
     def total(self, p: float, foreach: bool | None) -> Tensor:
         """Return the norm of all gradients of all processes. Those that lie alike are measured as one."""
         sets: dict[Any, list[int]] = {}
         for i, layout in enumerate(self._layouts):
-            sets.setdefault((id(layout), *(i in here for here, *_ in self.stages)), []).append(i)
+            sets.setdefault((id(layout), *(i in here for here, _ in self.stages)), []).append(i)
         alike = list(sets.values())
         totals = [_measure.total_norm([self.values[i] for i in at], p, foreach) for at in alike]
         each = [torch.as_tensor(value, dtype=_devices.accumulation_dtype(norm.device)) for norm, value in totals]
@@ -254,11 +220,10 @@ class Parts:
         if not self.stages:
             return norms
         slots = [(k, part.stages[s], p) for k, (part, p) in enumerate(parts) for s in range(len(self.stages))]
-        totals = [_measure.total(norms[k][sorted(here)], p) for k, (here, *_), p in slots]
+        totals = [_measure.total(norms[k][sorted(here)], p) for k, (here, _), p in slots]
         held = torch.stack([total.to(totals[0].device) for total in totals])
-        held = self._reduction.max(held, [copies for _, (_, copies, _), _ in slots])
-        held = self._reduction.norms(held, [p for *_, p in slots], [others for _, (*_, others), _ in slots])
-        staged = [{i for here, *_ in part.stages for i in here} for part, _ in parts]
+        held = self._reduction.norms(held, [p for *_, p in slots], [others for _, (_, others), _ in slots])
+        staged = [{i for here, _ in part.stages for i in here} for part, _ in parts]
         rest = [[i for i in range(len(n)) if i not in own] for n, own in zip(norms, staged, strict=True)]
         split = torch.split(held, len(self.stages))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]

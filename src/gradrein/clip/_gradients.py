@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from .. import _devices, _measure
 from .._torch.storage import plain
-from ..errors import UnsupportedGradientError
+from ..errors import NonFiniteGradientError, UnsupportedGradientError
 from .target.parameters import live_names
 
 if TYPE_CHECKING:
@@ -111,13 +112,35 @@ class Gradients:
             measure_together([(self, p)])
         return self._norms[p]
 
-    def measure_total(self, p: float, foreach: bool | None) -> tuple[Tensor, float | Tensor]:
+    def measure_total(self, p: float, foreach: bool | None, error_if_nonfinite: bool) -> tuple[Tensor, float | Tensor]:
         """Return the same where nothing else is asked, and the norm to compute with: see `_measure.total_norm`."""
-        if self._parts is None:
-            return _measure.total_norm(self.tensors, p, foreach) if self.tensors else (torch.tensor(0.0), 0.0)
-        norm = self._parts.total(p, foreach)
-        value = norm.item() if self.readable_now() else None
-        return norm.to(_measure.dtype_of_norm(self._parts.double, value)), norm if value is None else value
+        if foreach:
+            _measure.check_foreach(self.local, foreach)
+        norm: Tensor
+        value: float | Tensor
+        if self._parts is not None:
+            total = self._parts.total(p, foreach)
+            value = total.item() if self.readable_now() else total
+            number = value if isinstance(value, float) else None
+            norm = total.to(_measure.dtype_of_norm(self._parts.double, number))
+        elif self.tensors:
+            norm, value = _measure.total_norm(self.tensors, p, foreach)
+        else:
+            norm, value = torch.tensor(0.0), 0.0
+        if error_if_nonfinite and not math.isfinite(value):
+            raise self._nonfinite_total(p)
+        return norm, value
+
+    def _nonfinite_total(self, p: float) -> NonFiniteGradientError:
+        counts = zip(self.names(), self.count_nonfinite()().tolist(), strict=True)
+        offenders = {name: int(n) for name, n in counts if n}
+        why = f"NaN or infinite values: {_measure.list_offenders(offenders)}" if offenders else self.why_not_finite()
+        return NonFiniteGradientError(
+            f"The total norm of order {p} for gradients from `parameters` is non-finite, so it cannot be clipped. To "
+            "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`."
+            f"\n{why[0].upper()}{why[1:]}.",
+            offenders,
+        )
 
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other processes hold other parameters, for a policy that each would decide for itself."""

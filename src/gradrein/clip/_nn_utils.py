@@ -5,24 +5,17 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
-import torch
 from torch import Tensor
 
 from .. import _devices, _measure, _validate
-from .._devices import accumulation_dtype
 from .._events import describe_norm, describe_value, notify_clip
 from ..distributed import PlacementSpec
-from ..errors import NonFiniteGradientError
 from . import _apply
 from ._gate import enter, enter_tensors, whole_number
-from ._gradients import Gradients
 from .target.parameters import Target, parameters_of
 from .target.patterns import describe
-
-_EPS = 1e-6  # torch's: part of the contract of its names
 
 
 @notify_clip(parameters_of, describe_norm)
@@ -71,8 +64,8 @@ def clip_grad_norm_(
     p, limit = _validate.norm_order(norm_type), _validate.threshold(max_norm, "max_norm")
     call = lambda: f"clip_grad_norm_(max_norm={describe(limit)}, norm_type={p}, {error_if_nonfinite=})"  # noqa: E731
     grads = enter(parameters, placement, call)
-    norm, value = _total_norm(grads, p, error_if_nonfinite, foreach)
-    _scale_down(grads.local, limit, value, foreach)
+    norm, value = grads.measure_total(p, foreach, error_if_nonfinite)
+    _apply.scale_down_(grads.local, limit, value, foreach)
     return norm
 
 
@@ -169,7 +162,7 @@ def get_total_norm(
     """
     p = _validate.norm_order(norm_type)
     grads = enter_tensors(tensors, lambda: f"get_total_norm({p}, {error_if_nonfinite=})")
-    return _total_norm(grads, p, error_if_nonfinite, foreach)[0]
+    return grads.measure_total(p, foreach, error_if_nonfinite)[0]
 
 
 @notify_clip(parameters_of, describe_norm)
@@ -208,44 +201,4 @@ def clip_grads_with_norm_(
     _measure.check_foreach(grads.local, foreach)
     if isinstance(known, Tensor) and _devices.readable_now([*grads.local, known]):
         known = float(known)
-    _scale_down(grads.local, limit, known, foreach)
-
-
-def _total_norm(
-    grads: Gradients, p: float, error_if_nonfinite: bool, foreach: bool | None
-) -> tuple[Tensor, float | Tensor]:
-    """Return the norm as a tensor, and the norm to compute with: see `_measure.total_norm`."""
-    if foreach:
-        _measure.check_foreach(grads.local, foreach)
-    norm, value = grads.measure_total(p, foreach)
-    if error_if_nonfinite and not math.isfinite(value):
-        raise _nonfinite(grads, p)
-    return norm, value
-
-
-def _scale_down(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor, foreach: bool | None) -> None:
-    """Multiply by `limit / (norm + eps)` where that is below 1. On the CPU nothing is written otherwise."""
-    if not grads or (isinstance(limit, float) and limit == math.inf):
-        return
-    if isinstance(norm, float):
-        ceiling = limit if isinstance(limit, float) else _validate.read_threshold(limit, "max_norm")
-        coefficient = ceiling / (norm + _EPS)
-        if not coefficient >= 1 and ceiling != math.inf:  # a NaN norm scales too: torch's contract
-            _apply.scale_(grads, coefficient, foreach)
-        return
-    with torch.no_grad():
-        exact = norm.to(accumulation_dtype(norm.device))
-        factor = _measure.clip_factor(limit, exact, eps=_EPS, if_not_finite=None)
-        _apply.scale_(grads, factor, foreach)
-
-
-def _nonfinite(grads: Gradients, p: float) -> NonFiniteGradientError:
-    counts = zip(grads.names(), grads.count_nonfinite()().tolist(), strict=True)
-    offenders = {name: int(n) for name, n in counts if n}
-    why = f"NaN or infinite values: {_measure.list_offenders(offenders)}" if offenders else grads.why_not_finite()
-    return NonFiniteGradientError(
-        f"The total norm of order {p} for gradients from `parameters` is non-finite, so it cannot be clipped. To "
-        "disable this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`."
-        f"\n{why[0].upper()}{why[1:]}.",
-        offenders,
-    )
+    _apply.scale_down_(grads.local, limit, known, foreach)

@@ -1,7 +1,7 @@
-"""Placement of plain tensors over ranks: `Disjoint`, `Replicated`. DTensors carry their own placement.
+"""Placement of plain tensors over ranks: `Disjoint`. DTensors carry their own placement.
 
 ```
-gradrein.clip_(model, policy, placement={"embed.*": Replicated(stages), "*": Disjoint(stages)})
+gradrein.clip_(model, policy, placement={"experts.*": Disjoint(group), "*": None})
 ```
 """
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import ArgumentTypeError
-from ._agreement import Agreement as Agreement
 from ._fingerprints import fingerprint as fingerprint
 from ._fingerprints import parameters_fingerprint as parameters_fingerprint
 from ._fingerprints import state_fingerprint as state_fingerprint
@@ -27,28 +26,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Disjoint", "Placement", "PlacementSpec", "Replicated"]
+__all__ = ["Disjoint", "PlacementSpec"]
 
 
 @dataclass(frozen=True)
-class _OverGroup:
-    group: ProcessGroup | DeviceMesh
-
-    def __post_init__(self) -> None:
-        from torch.distributed import ProcessGroup
-        from torch.distributed.device_mesh import DeviceMesh
-
-        given: object = self.group
-        if not isinstance(given, ProcessGroup | DeviceMesh):
-            name = type(self).__name__
-            raise ArgumentTypeError(
-                f"{name} needs a process group or a device mesh, as in {name}(torch.distributed.group.WORLD) after "
-                f"init_process_group; found {type(given).__name__}: {given!r:.80}."
-            )
-
-
-@dataclass(frozen=True)
-class Disjoint(_OverGroup):
+class Disjoint:
     """Each rank of the group holds different parameters, or parts of them, under one norm.
 
     For pipeline stages, experts in plain tensors, columns or rows of tensor-parallel layers. A policy that decides for
@@ -56,6 +38,9 @@ class Disjoint(_OverGroup):
 
     Attributes:
         group: A process group, or a device mesh (all of its dimensions).
+
+    Raises:
+        ArgumentTypeError: (a TypeError) Neither of these.
 
     Examples:
         >>> import torch.distributed as dist
@@ -67,47 +52,29 @@ class Disjoint(_OverGroup):
         >>> dist.destroy_process_group()
 
     See Also:
-        [`gradrein.distributed.Replicated`][], [`gradrein.clip_`][]
+        [`gradrein.distributed.PlacementSpec`][], [`gradrein.clip_`][]
     """
 
+    group: ProcessGroup | DeviceMesh
 
-@dataclass(frozen=True)
-class Replicated(_OverGroup):
-    """The ranks of the group that hold these parameters hold identical copies, which count once.
+    def __post_init__(self) -> None:
+        """Validate the argument."""
+        from torch.distributed import ProcessGroup
+        from torch.distributed.device_mesh import DeviceMesh
 
-    Copies that every rank holds need no placement: a plain tensor is assumed to be one. Use this for copies that only
-    some ranks of a `Disjoint` group hold, such as an embedding shared by the first and the last pipeline stage.
-
-    Attributes:
-        group: A process group, or a device mesh (all of its dimensions).
-
-    Examples:
-        >>> import torch.distributed as dist
-        >>> from gradrein.distributed import Disjoint, Replicated
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> stages = dist.group.WORLD
-        >>> tied, own = torch.nn.Parameter(torch.zeros(1)), torch.nn.Parameter(torch.zeros(1))
-        >>> tied.grad, own.grad = torch.tensor([3.0]), torch.tensor([4.0])
-        >>> placement = {"tied": Replicated(stages), "*": Disjoint(stages)}
-        >>> gradrein.clip_({"tied": tied, "own": own}, gradrein.by_norm(1.0), placement=placement).norm
-        5.0
-        >>> dist.destroy_process_group()
-
-    See Also:
-        [`gradrein.distributed.Disjoint`][], [`gradrein.clip_`][]
-    """
+        given: object = self.group
+        if not isinstance(given, ProcessGroup | DeviceMesh):
+            raise ArgumentTypeError(
+                "Disjoint needs a process group or a device mesh, as in Disjoint(torch.distributed.group.WORLD) after "
+                f"init_process_group; found {type(given).__name__}: {given!r:.80}."
+            )
 
 
-Placement: TypeAlias = Disjoint | Replicated
-"""How a plain tensor is distributed over ranks.
+PlacementSpec: TypeAlias = Disjoint | Sequence[Disjoint] | Mapping[str, Disjoint | Sequence[Disjoint] | None]
+"""One placement or several for all parameters, or a mapping from name patterns to them.
+
+None means no placement: a plain tensor is then assumed to be the same on every rank.
 
 See Also:
-    [`gradrein.distributed.PlacementSpec`][], [`gradrein.clip_`][]
-"""
-
-PlacementSpec: TypeAlias = Placement | Sequence[Placement] | Mapping[str, Placement | Sequence[Placement] | None]
-"""One placement or several for all parameters, or a mapping from name patterns to them; None means no placement.
-
-See Also:
-    [`gradrein.distributed.Placement`][], [`gradrein.clip_`][]
+    [`gradrein.distributed.Disjoint`][], [`gradrein.clip_`][]
 """

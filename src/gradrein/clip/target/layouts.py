@@ -13,9 +13,7 @@ from ...distributed import (
     Disjoint,
     Group,
     Layout,
-    Placement,
     PlacementSpec,
-    Replicated,
     collective,
     groups_of,
     in_order,
@@ -26,13 +24,13 @@ from .patterns import first_match
 
 def placements_of(
     spec: PlacementSpec | None, names: list[str] | None, n: int
-) -> tuple[list[tuple[Placement, ...]], list[int]]:
-    """Return the placements of each pattern, and for each of n parameters the index of the first pattern that matches.
+) -> tuple[list[tuple[Group, ...]], list[int]]:
+    """Return for each pattern the groups whose ranks hold different parameters, and for each of n its pattern's index.
 
     Unlike a pattern for policies, one may match nothing here: another rank may hold what it is for.
     """
     if not isinstance(spec, Mapping):
-        return [_placements(spec)], [0] * n
+        return [_groups(spec)], [0] * n
     if names is None:
         raise ArgumentError(
             "name patterns in `placement` need names, and what was passed has none. Pass the module, "
@@ -45,50 +43,41 @@ def placements_of(
             f"no pattern of `placement` matches the parameter {names[pattern_of.index(None)]!r}. Add one "
             '("*" matches all; None says nothing about them).'
         )
-    return [_placements(each) for each in spec.values()], [place[pattern] for pattern in pattern_of if pattern]
+    return [_groups(each) for each in spec.values()], [place[pattern] for pattern in pattern_of if pattern]
 
 
-def _placements(given: Any) -> tuple[Placement, ...]:
-    several: Any = () if given is None else (given,) if isinstance(given, Placement) else given
-    if not isinstance(several, list | tuple) or not all(isinstance(each, Placement) for each in several):
+def _groups(given: Any) -> tuple[Group, ...]:
+    several: Any = () if given is None else (given,) if isinstance(given, Disjoint) else given
+    if not isinstance(several, list | tuple) or not all(isinstance(each, Disjoint) for each in several):
         raise ArgumentError(
-            "`placement` is Disjoint(group) or Replicated(group) of gradrein.distributed, several of them, or a "
-            f"mapping from name patterns to those; found {type(given).__name__}: {given!r:.80}."
+            "`placement` is Disjoint(group) of gradrein.distributed, several of them, or a mapping from name patterns "
+            f"to those; found {type(given).__name__}: {given!r:.80}."
         )
-    for (one, ranks), (other, others) in combinations(_ranks_of(several if len(several) > 1 else ()), 2):
-        if len(ranks & others) > 1:
+    groups = tuple(group for each in several for group in groups_of(each.group))
+    for one, other in combinations(groups, 2):
+        if len({*one.ranks} & {*other.ranks}) > 1:
             raise ArgumentError(
-                f"`placement` is {type(one).__name__} over ranks {sorted(ranks)} and {type(other).__name__} over ranks "
-                f"{sorted(others)} for the same parameters: these groups have more than one rank in common, and what "
-                "lies there would count twice. Pass one placement for each dimension of a mesh, as in "
-                '(Replicated(mesh["dp"]), Disjoint(mesh["pp"])).'
+                f"`placement` is Disjoint over ranks {one.ranks} and over ranks {other.ranks} for the same parameters: "
+                "these groups have more than one rank in common, and what lies there would count twice. Pass one for "
+                'each dimension of a mesh, as in (Disjoint(mesh["tp"]), Disjoint(mesh["pp"])).'
             )
-    return tuple(several)
-
-
-def _ranks_of(placements: Sequence[Placement]) -> list[tuple[Placement, set[int]]]:
-    return [(each, set(group.ranks)) for each in placements for group in groups_of(each.group)]
-
-
-def placed(kind: type, placements: Sequence[Placement]) -> tuple[Group, ...]:
-    """Return the process groups that placements of one kind are about."""
-    return tuple(group for each in placements if isinstance(each, kind) for group in groups_of(each.group))
+    return groups
 
 
 def layouts_of(
     parameters: Sequence[Any],
     grads: Sequence[Any],
-    patterns: Sequence[tuple[Placement, ...]],
+    patterns: Sequence[tuple[Group, ...]],
     pattern_of: Sequence[int],
 ) -> tuple[list[Layout], list[Group]]:
     """Return the layout of each gradient, and all process groups in one order on every rank.
 
-    These are the groups of meshes, larger meshes first; then of copies, and of ranks that hold different parameters.
+    These are the groups of meshes, larger meshes first; then of ranks that hold different parameters.
 
     Args:
         parameters: The parameters.
         grads: The gradient of each; None for one that is missing, whose parameter says how it would lie.
-        patterns: The placements that were given for plain tensors, by pattern.
+        patterns: The groups whose ranks hold different parameters, by pattern.
         pattern_of: For each parameter the index of its pattern.
     """
     own = specs_of(parameters)
@@ -110,8 +99,7 @@ def layouts_of(
                 known[key] = Layout(copies=() if patterns[number] else widest)
             seen[quick] = known[key]
         each.append(seen[quick])
-    over = [placed(kind, placements) for kind in (Replicated, Disjoint) for placements in patterns]
-    return each, list(dict.fromkeys(group for groups in (*meshes.values(), *over) for group in groups))
+    return each, list(dict.fromkeys(group for groups in (*meshes.values(), *patterns) for group in groups))
 
 
 def _read_meshes(own: Sequence[Any], specs: Sequence[Any], has_placement: bool) -> dict[int, tuple[Group, ...]]:
@@ -145,16 +133,17 @@ def _layout(spec: Any, groups: tuple[Group, ...], widest: tuple[Group, ...]) -> 
     return Layout(over, dims, tuple(copies))
 
 
-def _refuse_counted_twice(placements: Sequence[Placement], groups: tuple[Group, ...]) -> None:
+def _refuse_counted_twice(disjoint: Sequence[Group], groups: tuple[Group, ...]) -> None:
     """Raise where `placement` adds up a DTensor over ranks that it lies on itself."""
-    mesh = {rank for group in groups for rank in group.ranks} if placements else set()
-    for placement, ranks in _ranks_of([each for each in placements if isinstance(each, Disjoint)]):
-        if len(mesh & ranks) > 1:
+    mesh = {rank for group in groups for rank in group.ranks} if disjoint else set()
+    for group in disjoint:
+        twice = sorted(mesh.intersection(group.ranks))
+        if len(twice) > 1:
             raise ArgumentError(
-                f"`placement` is {type(placement).__name__} over ranks {sorted(ranks)} for a DTensor on ranks "
-                f"{sorted(mesh)}: it would count on each of {sorted(mesh & ranks)}. A DTensor says itself how it lies "
-                'on its mesh: give it None by a name pattern, as in {"experts.*": Disjoint(group), "*": None}, or '
-                "pass a group with one rank of its mesh, such as that of the pipeline."
+                f"`placement` is Disjoint over ranks {group.ranks} for a DTensor on ranks {sorted(mesh)}: it would "
+                f"count on each of {twice}. A DTensor says itself how it lies on its mesh: give it None by a name "
+                'pattern, as in {"experts.*": Disjoint(group), "*": None}, or pass a group with one rank of its mesh, '
+                "such as that of the pipeline."
             )
 
 

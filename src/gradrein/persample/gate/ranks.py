@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..._torch import fsdp
 from ..._torch.dtensor import any_dtensor, distribute_own, is_dtensor
-from ...distributed import Agreement, Group, Reduction, fingerprint
+from ...distributed import Group, Reduction, fingerprint
 from ...errors import (
     ArgumentError,
     InplaceModifiedError,
@@ -165,7 +165,7 @@ def agree(
         return Agreed(counts[0], counts[1], used, None)
     what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
     asked = {"the call": call, "`sample_groups`": ids is not None, **same}
-    reduction = Reduction(groups, Agreement("per-sample gradients", asked, {"the parameters": fingerprint(what)}))
+    reduction = Reduction(groups, "per-sample gradients", asked, {"the parameters": fingerprint(what)})
     try:
         sent = reduction.sum(torch.tensor([*counts, *used], dtype=torch.float64))
     except RankError as error:

@@ -8,6 +8,8 @@ from html import escape
 _WIDTH, _HEIGHT, _ROW = 480, 120, 18
 _COLOURS = ("#2563c9", "#d2691e", "#3b8f5b", "#8a5cc2")
 _MOST_POINTS = 400
+# Columns stay columns in JupyterLab and nbconvert, and colours are those of the page, light or dark.
+_PRE = "margin:.3em 0;font:85%/1.35 monospace;white-space:pre;overflow-x:auto;color:inherit;background:none"
 
 
 @dataclass(frozen=True)
@@ -20,8 +22,22 @@ class Curve:
 
 def card(title: str, picture: str = "", text: str = "") -> str:
     """Return a title, a picture and preformatted text."""
-    pre = f'<pre style="margin:.3em 0;font-size:85%">{escape(printable(text))}</pre>' if text else ""
+    pre = f'<pre style="{_PRE}">{escape(printable(text))}</pre>' if text else ""
     return f'<div style="font-family:sans-serif"><b>{escape(printable(title))}</b>{picture}{pre}</div>'
+
+
+def table(rows: Mapping[str, object]) -> str:
+    """Draw names and values, numbers in few digits."""
+    shown = {name: _short(v) if isinstance(v, float) else str(v) for name, v in rows.items()}
+    cells = (f"<tr><td>{_escaped(name)}</td><td>{_escaped(text)}</td></tr>" for name, text in shown.items())
+    return f"<table>{''.join(cells)}</table>"
+
+
+class Lines(str):
+    """Text of several lines, which a notebook shows as such."""
+
+    def _repr_html_(self) -> str:
+        return card("", text=self)
 
 
 def printable(text: str) -> str:
@@ -63,7 +79,7 @@ def bars(before: Mapping[str, float], after: Mapping[str, float] | None = None, 
 
 
 def histogram(values: Sequence[float], bins: int = 40) -> str:
-    """Draw how often each size occurs."""
+    """Draw how often each size occurs, and name the sample with the largest."""
     kept = [v for v in values if math.isfinite(v)]
     if not kept:
         return ""
@@ -79,7 +95,8 @@ def histogram(values: Sequence[float], bins: int = 40) -> str:
         if n
     ]
     parts.append(f'<text x="0" y="114">{_short(low)}</text>')
-    parts.append(f'<text x="{_WIDTH}" y="114" text-anchor="end">{_short(high)}</text>')
+    largest = f"{_short(high)} (sample {list(values).index(high)})"
+    parts.append(f'<text x="{_WIDTH}" y="114" text-anchor="end">{largest}</text>')
     return _svg(_HEIGHT, "".join(parts))
 
 

@@ -18,7 +18,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 x = torch.randn(16, 4)
 """,
     """
-with gradrein.Monitor(model, optimizer, on_step=live_chart(period=0.0)) as monitor:
+with gradrein.Monitor(model, optimizer, on_step=live_chart(period=60.0)) as monitor:
     for step in range(40):
         optimizer.zero_grad()
         model(x).square().mean().backward()
@@ -27,7 +27,6 @@ with gradrein.Monitor(model, optimizer, on_step=live_chart(period=0.0)) as monit
         optimizer.step()
 """,
     "monitor",
-    "monitor.findings()",
     "monitor.findings()[0]",
     "monitor.report()",
     """
@@ -40,6 +39,10 @@ model(x).square().mean().backward()
 gradrein.clip_(model, gradrein.by_norm(0.1))
 """,
     "gradrein.trace(model(x).square().mean(), model)",
+    "per.stats()",
+    "per.audit()",
+    "per.plan()",
+    "monitor.advice()",
 ]
 
 
@@ -51,9 +54,17 @@ def test_a_notebook_shows_pictures(tmp_path):
     shown = [
         [out["data"]["text/html"] for out in cell.outputs if "text/html" in out.get("data", {})] for cell in book.cells
     ]
-    assert [len(pages) for pages in shown] == [0, 1, 1, 1, 1, 1, 1, 1, 1]  # the chart is one output, updated in place
+    assert [len(pages) for pages in shown] == [0, *[1] * 11]  # the chart is one output, updated in place
     assert "step 39: loss" in shown[1][0]
-    for (page,) in shown[1:3] + shown[5:]:
+    for (page,) in shown[1:3] + shown[4:8] + shown[9:10]:
         assert "<svg" in page
     assert "nonfinite" in shown[3][0]
-    assert "16 samples" in shown[6][0]
+    assert "16 samples" in shown[5][0]
+    largest = shown[5][0].partition("(sample ")[2].partition(")")[0]
+    assert 0 <= int(largest) < 16
+    for (page,) in (shown[8], shown[9]):
+        assert "<table>" in page
+    assert "noise_scale" in shown[8][0]
+    assert "white-space:pre" in shown[10][0]
+    assert "weight" in shown[10][0]
+    assert "<b>" in shown[11][0]

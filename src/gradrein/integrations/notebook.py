@@ -25,19 +25,25 @@ def live_chart(period: float = 0.5) -> Callable[[dict[str, float]], None]:
         The function.
     """
     series: dict[str, _Series] = {}
+    seen: dict[str, float] = {}
     handle: Any = None
     drawn = 0.0
 
     def on_step(latest: dict[str, float]) -> None:
-        nonlocal handle, drawn
         opt = int(latest.get("opt", 0))
         for name in ("loss", "norm"):
             if name in latest:
                 label = f"{name} of optimizer {opt}" if opt else name
                 series.setdefault(label, _Series()).add(latest["step"], latest[name])
-        if handle is not None and time.monotonic() - drawn < period:
+        seen.update(latest)
+        if handle is None or time.monotonic() - drawn >= period:
+            draw()
+
+    def draw() -> None:
+        nonlocal handle, drawn
+        if not seen:
             return
-        step, loss, norm = int(latest["step"]), latest.get("loss", float("nan")), latest.get("norm", float("nan"))
+        step, loss, norm = int(seen["step"]), seen.get("loss", float("nan")), seen.get("norm", float("nan"))
         picture = curves([Curve(label, one.points) for label, one in series.items()])
         shown = HTML(card(f"step {step}: loss {loss:.4g}, gradient norm {norm:.4g}", picture))
         if handle is None:
@@ -46,6 +52,7 @@ def live_chart(period: float = 0.5) -> Callable[[dict[str, float]], None]:
             handle.update(shown)
         drawn = time.monotonic()
 
+    on_step.close = draw  # type: ignore[attr-defined]  # called when the monitor stops
     return on_step
 
 

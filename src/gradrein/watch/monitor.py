@@ -58,7 +58,7 @@ class Monitor:
         flush_every: Wait for an accelerator once in so many recorded steps. A process that is killed loses those that
             wait. What is on the CPU is written at once.
         max_bytes: Approximate limit on the size of the record; beyond it, steps are thinned out evenly.
-        on_step: Called after each recorded step with the content of `latest`.
+        on_step: Called after each recorded step with the content of `latest`; its `close`, if it has one, at the end.
 
     Raises:
         ArgumentError: (a ValueError) an argument is invalid, or the optimizer has none of the model's parameters.
@@ -99,7 +99,7 @@ class Monitor:
         self._record = None if record is None else Path(record).absolute()  # the program may go to another folder
         file = self._record if self._record is None or rank is None else rank_file(self._record, rank.rank)
         self._writer = Writer(file, max_bytes)
-        self._started, self._on, self._depth = False, False, 0
+        self._started, self._on, self._depth, self._on_step = False, False, 0, on_step
         on_recorded = None if on_step is None else lambda line: on_step(_numbers(line))
         self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank, flush_every, norms)
         self._header: dict[str, Any] = {
@@ -176,6 +176,8 @@ class Monitor:
             return
         self._on = False
         self._recorder.detach()
+        if (close := getattr(self._on_step, "close", None)) is not None:
+            close()
         self._writer.close({"ended": because, "after": self.steps} if self._rank is not None else None)
         if self._writer.failure is not None:
             self._recorder.fail(self._writer.failure)

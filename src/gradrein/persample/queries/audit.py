@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ... import graph
+from ..._notebook import bars, card, table
 from ...errors import AuditError, GraphFreedError, NonFiniteGradientError
 from .. import engine
 from ..engine import Losses
@@ -27,6 +28,10 @@ class Audit:
     parameters: dict[str, float]
     norms: float
     unused: tuple[str, ...]
+
+    def _repr_html_(self) -> str:
+        rows = {"largest relative error of norms": self.norms, "unused": ", ".join(self.unused) or "none"}
+        return card("Passed: relative error of each parameter's sum", bars(self.parameters), "") + table(rows)
 
 
 def audit(

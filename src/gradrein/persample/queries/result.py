@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, overload
 import torch
 from torch import Tensor
 
-from ..._notebook import card, histogram
+from ..._notebook import Lines, card, histogram
 from ..._torch.dynamo import untraced
 from ..._torch.modes import default_modes
 from ..._validate import count, finite
@@ -363,7 +363,7 @@ class PerSample:
         for name in names:
             strategy = forms[name].strategy if name in forms else "unused: no loss depends on it"
             lines.append(f"{name:<{width}}  {strategy}")
-        return "\n".join(lines)
+        return Lines("\n".join(lines))
 
     @untraced
     def audit(self, *, tolerance: float | None = None) -> Audit:

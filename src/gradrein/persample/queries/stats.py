@@ -7,6 +7,7 @@ from math import nan
 import torch
 from torch import Tensor
 
+from ..._notebook import card, table
 from ..representations.numerics import double, row_norms
 
 
@@ -32,6 +33,9 @@ class Stats:
     signal_to_noise: float
     noise_scale: float
     alignment: float
+
+    def _repr_html_(self) -> str:
+        return card("What the gradients of the batch say about each other", table(vars(self)))
 
 
 def numbers_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Tensor:

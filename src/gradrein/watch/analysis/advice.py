@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ..._notebook import bars, card, table
 from ..run.run import Run
 from .actions import AUTO, Action, action_for
 from .calibrated import ADVICE
@@ -50,6 +51,10 @@ class Advice:
     quantiles: dict[str, float]
     actions: list[Action] = field(default_factory=list)
     optimizer: str | None = None
+
+    def _repr_html_(self) -> str:
+        changes = {f"{i}. {action.do}": action.why for i, action in enumerate(self.actions, 1)}
+        return card(self.because, table(changes) + bars(self.quantiles))
 
     @property
     def policy(self) -> str | None:

@@ -259,8 +259,8 @@ class Recorder(Subscriber):
             line.update(zip(("host_s", "backward_s", "data_s"), rounded(spent), strict=True))
         return line
 
-    def _measure(self, watched: _Watched, line: Line, loss: list[Tensor], batches: list[Batch]) -> None:
-        """Measure what is on devices, to be read later."""
+    def _meter(self, watched: _Watched) -> Meter:
+        """Return what measures the optimizer's parameters, anew where it has others than before."""
         meter = watched.meter
         if meter is None or meter.is_stale():
             self._readback.flush()  # the steps before belong to what the optimizer had then
@@ -269,19 +269,24 @@ class Recorder(Subscriber):
             if self._layers is not None:
                 meter.layers = LayerNorms(self._layers, watched.names, meter.parameters)
             self._writer.write(_optimizer_line(watched, meter))
+        return meter
+
+    def _measure(self, watched: _Watched, line: Line, loss: list[Tensor], batches: list[Batch]) -> None:
+        """Measure what is on devices, to be read later."""
+        meter, names, scale = self._meter(watched), watched.names, remaining_scale(watched.optimizer)
         known = set(meter.unmeasurable)
         gradients, values = meter.measure_gradients()
         for i in meter.unmeasurable.keys() - known:
-            told = {"unmeasured": watched.names[i], "reason": meter.unmeasurable[i], "after": self.steps}
-            self._writer.write(told)
+            self._writer.write({"unmeasured": names[i], "reason": meter.unmeasurable[i], "after": self.steps})
         clipped = self._clipping.take(meter.parameters)
         clipping, undo = undo_clipping(clipped, meter.parameters, not meter.is_sharded and not meter.unmeasurable)
-        values |= {"loss": loss, "scale": remaining_scale(watched.optimizer), **clipping, **self._take_samples()}
+        values |= {"loss": loss, "scale": scale, **clipping, **self._take_samples()}
         counts = gradients.nonfinite | {i: one.nonfinite for i, one in clipped.items() if one.nonfinite}
         meter.hold_weights()
-        before = {i: one.norm for i, one in clipped.items() if one.norm is not None}
-        layered = gradients.vector(len(meter.parameters), before) if meter.layers is not None else None
-        names = watched.names
+        layered = None
+        if meter.layers is not None:
+            before = {i: one.norm for i, one in clipped.items() if one.norm is not None}
+            layered = gradients.vector(len(meter.parameters), before) / (scale[0] if scale else 1)
 
         def finish(numbers: Numbers) -> None:
             norms = gradients.each(unscaled(numbers)["norms"], len(meter.parameters))

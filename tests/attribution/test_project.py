@@ -87,7 +87,7 @@ def test_scales(name, kind):
 def test_stacks_of_experts(kind):
     model, losses = test_experts.grouped_experts(6)
     ps = gradrein.per_sample(losses(), model)
-    assert "members" in ps.plan()
+    assert "stacked" in ps.plan()
     found = ps.project(KINDS[kind], kind=kind, seed=3)
     torch.testing.assert_close(found.double(), from_dense(ps, KINDS[kind], kind), rtol=1e-4, atol=1e-4)
 

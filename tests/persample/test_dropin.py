@@ -5,7 +5,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import gradrein
 from gradrein import call_for_per_sample_grads, errors
 
 from .oracle import loop
@@ -21,34 +20,6 @@ def check(model, call, losses):
             torch.testing.assert_close(p.grad_sample, expected[name])
         else:
             assert not hasattr(p, "grad_sample")
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_recurrent_layers_are_not_refused(kind, batch_first):
-    model = kind(3, 4, 2, batch_first=batch_first, bidirectional=True)
-    x = torch.randn(5, 6, 3)
-
-    def losses(call):
-        out = call(x)[0]
-        return (out if batch_first else out.transpose(0, 1)).square().flatten(1).sum(1)
-
-    check(model, lambda m: call_for_per_sample_grads(m, batch_first=batch_first), losses)
-
-
-def test_the_state_of_a_deep_layer_has_its_batch_second_even_when_depth_equals_batch():
-    model = nn.GRU(3, 4, 5, batch_first=True)
-    x = torch.randn(5, 6, 3)
-
-    def losses(call):
-        return call(x)[1].transpose(0, 1).square().flatten(1).sum(1)
-
-    check(model, call_for_per_sample_grads, losses)
-
-
-def test_a_batch_of_one():
-    x = torch.randn(1, 3)
-    check(nn.Linear(3, 2), call_for_per_sample_grads, lambda call: call(x).square().sum(1))
 
 
 def test_frozen_and_unused_parameters_have_neither():
@@ -294,19 +265,3 @@ def test_under_a_checkpoint():
     model.reentrant = True
     with pytest.raises(errors.UnsupportedOperationError, match="use_reentrant=False"):
         call_for_per_sample_grads(model)(x).square().sum().backward()
-
-
-def test_it_is_exported():
-    assert gradrein.call_for_per_sample_grads is call_for_per_sample_grads
-
-
-def test_a_packed_sequence_with_dead_units():
-    """Where a unit is dead the gradient is zero, and says nothing about whose it is."""
-    model = nn.RNN(2, 2, nonlinearity="relu")
-    with torch.no_grad():
-        model.bias_ih_l0.fill_(-9.0)
-    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 2, 2, requires_grad=True), torch.tensor([5, 3]))
-    out, _ = call_for_per_sample_grads(model, batch_size=2, batch_first=False)(packed)
-    out.data.sum().backward()
-    assert model.weight_ih_l0.grad_sample.shape == (2, 2, 2)
-    assert not model.weight_ih_l0.grad_sample.any()

@@ -49,3 +49,13 @@ def test_no_gram_is_saved_beyond_the_memory_budget(monkeypatch):
     ps = gradrein.per_sample(losses(), model, memory_budget=0)
     ps.clip_(1.0)
     assert ps.plan().count("gram") == 2, ps.plan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_survive_cancellation(dtype):
+    """Near-constant activations and gradients of zero mean: a Gram matrix alone would be all rounding."""
+    left = torch.randn(3, 16, 64, dtype=torch.float32)
+    left = (left - left.mean(1, keepdim=True)).to(dtype)
+    right = (100 + 0.01 * torch.randn(3, 16, 64, dtype=torch.float32)).to(dtype)
+    exact = (left.double().transpose(1, 2) @ right.double()).flatten(1).norm(dim=1)
+    torch.testing.assert_close(Outer(left, right, "gram").norms(), exact, rtol=1e-3, atol=0)

@@ -157,12 +157,6 @@ def test_parameters_of_another_model(batch, retain_graph):
         gradrein.per_sample(model(X[:batch]).square().sum(1), other.requires_grad_(False))
 
 
-def test_one_parameter_that_is_reached_is_enough():
-    model, other = nn.Linear(3, 2, bias=False), nn.Linear(3, 2)
-    losses = model(X).square().sum(1)
-    assert list(gradrein.per_sample(losses, [*other.parameters(), *model.parameters()]).grads()) == ["2"]
-
-
 def test_things_that_are_no_parameters():
     w = torch.ones(3, requires_grad=True)
     losses = (X * w).sum(1)
@@ -182,11 +176,17 @@ def test_clipping_refuses_what_is_not_finite_and_changes_nothing():
     torch.testing.assert_close(model.weight.grad, X[[0, 2, 3]].sum(0, keepdim=True) / 4)
 
 
-@pytest.mark.parametrize("arguments", [{"max_norm": 0.0}, {"max_norm": float("nan")}, {"max_norm": 1, "divide_by": 0}])
+MEANINGLESS = [
+    *({"max_norm": 0.0}, {"max_norm": float("nan")}, {"divide_by": 0}, {"gamma": -1.0}, {"gamma": float("nan")}),
+    {"max_norm": float("inf"), "gamma": 0},
+]
+
+
+@pytest.mark.parametrize("arguments", MEANINGLESS)
 def test_thresholds_that_mean_nothing(arguments):
     model = nn.Linear(3, 1)
     with pytest.raises(errors.ArgumentError, match="clip_:"):
-        gradrein.per_sample(model(X).squeeze(1), model).clip_(**arguments)
+        gradrein.per_sample(model(X).squeeze(1), model).clip_(**{"max_norm": 1.0, **arguments})
 
 
 def test_directions_are_checked():
@@ -217,24 +217,6 @@ def test_coupling_below_the_parameters_that_are_asked_about(losses):
             gradrein.per_sample(losses(body, head, X).square().sum(1), head)
 
 
-@pytest.mark.parametrize("mix", [lambda x: x.flip(0), lambda x: x - x.mean(0), lambda x: x.cumsum(0)])
-def test_inputs_that_mix_before_the_first_layer(mix):
-    model = nn.Linear(3, 4).double()
-    for _ in range(2):
-        x = X.clone().requires_grad_()
-        with pytest.raises(errors.BatchCouplingError, match="an input of shape|is used for one sample"):
-            gradrein.per_sample((model(x) + model(mix(x))).square().sum(1), model)
-
-
-def test_a_part_of_the_parameters_and_inputs_that_need_a_gradient():
-    body = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU()).double()
-    head = nn.Linear(4, 2).double()
-    losses = head(body(X.clone().requires_grad_())).square().sum(1)
-    for part in (head, body):
-        found = gradrein.per_sample(losses, part).grads()
-        torch.testing.assert_close(found, loop(losses, parameters(part)))
-
-
 @pytest.mark.parametrize("retain_graph", [True, False])
 def test_data_shifted_by_a_row_inside_a_checkpoint(retain_graph):
     model, data = nn.Linear(3, 3), torch.randn(6, 3)
@@ -246,44 +228,6 @@ def test_data_shifted_by_a_row_inside_a_checkpoint(retain_graph):
         gradrein.per_sample(losses(data[1:]), model, retain_graph=retain_graph)
     found = gradrein.per_sample(losses(torch.ones(5, 3)), model, retain_graph=retain_graph).grads()
     torch.testing.assert_close(found, loop(losses(torch.ones(5, 3)), dict(model.named_parameters())))
-
-
-class NormedGradient(torch.autograd.Function):
-    """Its backward divides by a norm over the batch, so it is not linear in the gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g / g.norm()
-
-
-def test_a_function_whose_backward_mixes_samples():
-    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
-    losses = model[1](NormedGradient.apply(model[0](X))).square().sum(1)
-    ps = gradrein.per_sample(losses, model)
-    assert "each loss is differentiated alone" in ps.plan()
-    torch.testing.assert_close(ps.grads(), loop(losses, dict(model.named_parameters())))
-
-
-def test_rows_that_are_rolled_over_the_batch():
-    model = nn.Linear(3, 3)
-    ps = gradrein.per_sample(model(X).roll((1, -1), (0, 1)).square().sum(1), model)
-    assert "proved" in ps.plan()
-    torch.testing.assert_close(
-        ps.grads(), loop(model(X).roll((1, -1), (0, 1)).square().sum(1), dict(model.named_parameters()))
-    )
-    with pytest.raises(errors.BatchCouplingError):
-        gradrein.per_sample((model(X).flip(0) * X).roll(1, 0).square().sum(1), model)
-
-
-def test_data_that_other_ops_keep_is_compared():
-    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
-    losses = torch.maximum(model[0](X), X) + torch.maximum(model[1](X), X).flip(0)
-    with pytest.raises(errors.BatchCouplingError, match="MaximumBackward0"):
-        gradrein.per_sample(losses.square().sum(1), model)
 
 
 def test_real_and_complex_views_of_the_same_data():
@@ -312,15 +256,6 @@ def test_a_mask_made_from_a_weight_could_be_data_and_allow_coupling_is_right(bat
 def weight_normed():
     model = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3)))
     return model, torch.randn(5, 4)
-
-
-def test_parameters_that_were_frozen_since_the_call():
-    """An answer is about the moment of the call, also where a parameter is reached through a computed weight."""
-    model, x = weight_normed()
-    expected = gradrein.per_sample(model(x).square().sum(1), model).norms()
-    ps = gradrein.per_sample(model(x).square().sum(1), model)
-    model.requires_grad_(False)
-    torch.testing.assert_close(ps.norms(), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import gradrein
@@ -33,10 +32,6 @@ def linear():
     return nn.Linear(D, 3), torch.randn(B, D)
 
 
-def linear_3d():
-    return nn.Linear(D, 3, bias=False), torch.randn(B, T, D)
-
-
 def conv():
     return nn.Conv1d(T, 3, 2), torch.randn(B, T, D)
 
@@ -60,7 +55,7 @@ def one_by_one():
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("build", [linear, linear_3d, conv, bilinear, stack, weight_normed, one_by_one])
+@pytest.mark.parametrize("build", [linear, conv, bilinear, stack, weight_normed, one_by_one])
 @pytest.mark.parametrize("quietly", [False, True])
 def test_an_input_changed_after_the_call(build, question, quietly):
     model, x = build()
@@ -72,21 +67,13 @@ def test_an_input_changed_after_the_call(build, question, quietly):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_the_message():
-    model, x = linear()
-    ps = gradrein.per_sample(model(x).square().sum(1), model)
-    x.zero_()
-    with pytest.raises(InplaceModifiedError, match=r"that the gradients of `weight` depend on.*at version 1") as caught:
-        ps.norms()
-    assert caught.value.stale == ("weight",)
-
-
 def test_ids_changed_after_the_call():
     model, ids = nn.Embedding(7, 3), torch.randint(7, (B, T))
     ps = gradrein.per_sample(model(ids).square().sum((1, 2)), model)
     ids.zero_()
-    with pytest.raises(InplaceModifiedError):
+    with pytest.raises(InplaceModifiedError, match=r"that the gradients of `weight` depend on.*at version 1") as caught:
         ps.norms()
+    assert caught.value.stale == ("weight",)
 
 
 def test_gradients_handed_out_and_changed():
@@ -134,19 +121,10 @@ def test_a_step_of_the_optimizer_is_seen_where_parameters_are_needed_and_nothing
 
 
 def test_an_input_changed_between_two_parts_of_a_stream():
-    model, x = linear_3d()
-    ps = gradrein.per_sample(model(x).square().sum((1, 2)), model)
+    model, x = linear()
+    ps = gradrein.per_sample(model(x).square().sum(1), model)
     parts = ps.stream(samples=1)
     next(parts)
     x.zero_()
     with pytest.raises(InplaceModifiedError):
         next(parts)
-
-
-def test_inputs_that_nobody_needs_any_more_may_change():
-    model, x = nn.LayerNorm(D), torch.randn(B, T, D)
-    losses = F.softplus(model(x)).flatten(1).sum(1)
-    expected = loop(losses, dict(model.named_parameters()))
-    ps = gradrein.per_sample(losses, model)
-    x.zero_()
-    torch.testing.assert_close(flat(ps.grads()), flat(expected))

@@ -13,10 +13,10 @@ from .._torch.nodes import edge_shape, is_torchs_own
 from ..errors import UnsupportedOperationError
 from . import engine, ops
 from .coupling.data_rows import DataRows, ModelTensors
-from .cuts import ALONE, Cuts, coarsest_eps, find
+from .cuts import ALONE, Cuts, find
 from .engine import Gradients, Losses
 from .gate.unsupported import as_at_the_call
-from .ops.table import RuleContext
+from .ops.rules import RuleContext
 from .owners.cuts import UseSite
 from .representations.base import Computed, Dense, SampleGrads, merged
 from .representations.outer import Members, Outer
@@ -34,7 +34,7 @@ def capture(
     allow_coupling: bool,
     allow_opaque: bool,
     retain_graph: bool,
-) -> tuple[dict[str, SampleGrads], str | None, float, int]:
+) -> tuple[dict[str, SampleGrads], str | None, int]:
     """Find per-sample gradients of every parameter that the losses depend on.
 
     Args:
@@ -48,13 +48,13 @@ def capture(
         retain_graph: whether the graph is to be kept, or let go of as it is read.
 
     Returns:
-        The gradients, how owners were found, rounding of the coarsest dtype, and what is left of the budget.
+        The gradients, how owners were found, and what is left of the budget.
     """
     names = {id(tensor): name for name, tensor in parameters.items()}
     leaves = {i: names[id(tensor)] for i, tensor in losses.scan.leaves.items() if id(tensor) in names}
     used = {name: leaf for name, leaf in parameters.items() if name in set(leaves.values())}
     if losses.samples <= 1:
-        return _each_alone(losses, used, retain_graph), None, 0.0, budget
+        return _each_alone(losses, used, retain_graph), None, budget
     if not (alone and allow_coupling):
         known = ModelTensors(parameters, model, losses.root.numel())
         with structure():
@@ -63,11 +63,11 @@ def capture(
             _refuse_opaque(cuts.uses, leaves, losses.scan.nodes)
         if not alone and all(map(_is_linear, losses.scan.custom)):
             forms, left = _by_rules(cuts, rows, leaves, losses, budget, allow_coupling, retain_graph)
-            return {name: forms[name] for name in used if name in forms}, cuts.source, cuts.eps, left
+            return {name: forms[name] for name in used if name in forms}, cuts.source, left
         if rows.waiting(()) and not allow_coupling:
             engine.run_inside_engine(rows.add_waiting)
             rows.refuse_conflict()
-    return _each_alone(losses, used, retain_graph), ALONE, coarsest_eps(losses.scan.nodes), budget
+    return _each_alone(losses, used, retain_graph), ALONE, budget
 
 
 def _by_rules(

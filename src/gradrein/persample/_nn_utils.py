@@ -89,39 +89,34 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         raise CallArgumentError(f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}.")
 
 
-def _batch_size(module: nn.Module, units: list[Any], first: int) -> int:
-    """Return the number of samples, as the inputs have it."""
-    tensors = [unit for unit in units if isinstance(unit, Tensor)]
-    packed = [unit for unit in units if isinstance(unit, PackedSequence)]
+def _batch_size(module: nn.Module, units: list[Any], first: int, told: int | None) -> int:
+    """Return the number of samples, as the inputs have it; refuse one that was told and that no input has."""
+    tensors = [unit for unit in units if isinstance(unit, Tensor) and unit.dim() > first]
+    packed = {int(unit.batch_sizes[0]) for unit in units if isinstance(unit, PackedSequence)}
+    if told is not None:
+        sizes = packed | {tensor.shape[first] for tensor in tensors}
+        if sizes and told not in sizes:
+            raise CallArgumentError(
+                f"call_for_per_sample_grads: batch_size is {told}, and no input has that many samples: dimension "
+                f"{first} of the inputs has sizes {sorted(sizes)}."
+            )
+        return told
     if isinstance(module, nn.RNNBase):  # what follows is a state, which has its samples second
         tensors = tensors[:1]
-    sizes = sorted({int(unit.batch_sizes[0]) for unit in packed})
-    sizes = sizes or sorted({tensor.shape[first] for tensor in tensors if tensor.dim() > first})
+    sizes = packed or {tensor.shape[first] for tensor in tensors}
     if len(sizes) != 1:
-        which = f"sizes {sizes}" if sizes else "no tensor that has one"
+        which = f"sizes {sorted(sizes)}" if sizes else "no tensor that has one"
         raise CallArgumentError(
             f"call_for_per_sample_grads: the batch size cannot be determined from dimension {first} of the inputs: "
             f"found {which}. Pass batch_size."
         )
-    return sizes[0]
-
-
-def _require_samples(units: list[Any], count: int, first: int) -> None:
-    """Refuse a batch size that no input has."""
-    sizes = {int(unit.batch_sizes[0]) for unit in units if isinstance(unit, PackedSequence)}
-    sizes |= {unit.shape[first] for unit in units if isinstance(unit, Tensor) and unit.dim() > first}
-    if sizes and count not in sizes:
-        raise CallArgumentError(
-            f"call_for_per_sample_grads: batch_size is {count}, and no input has that many samples: dimension {first} "
-            f"of the inputs has sizes {sorted(sizes)}."
-        )
+    return sizes.pop()
 
 
 def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mean: bool, first: int) -> Any:
     """Run the module on inputs cut off from their history, and hand its outputs on through one node."""
     given, rebuild = modules.flatten((args, kwargs))
-    count = _batch_size(module, given, first) if batch_size is None else batch_size
-    _require_samples(given, count, first)
+    count = _batch_size(module, given, first, batch_size)
     inner = [_asked(unit) for unit in given]
     inner_args, inner_kwargs = rebuild(inner)
     outputs, rebuild_outputs = modules.flatten(module(*inner_args, **inner_kwargs))

@@ -119,7 +119,7 @@ def _per_sample(
         with views.gathered(), default_modes():
             alone = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options["allow_opaque"])
             with refuse_collectives(split, expected=sharded):
-                forms, source, eps, left = capture(split, views.leaves, model, memory_budget, alone=alone, **options)
+                forms, source, left = capture(split, views.leaves, model, memory_budget, alone=alone, **options)
     except Exception:
         engine.refuse_nested(split.root)
         raise
@@ -129,7 +129,6 @@ def _per_sample(
         forms,
         split.samples,
         source=source,
-        eps=eps,
         budget=left,
         losses=split if options["retain_graph"] else None,
         parameters=views,

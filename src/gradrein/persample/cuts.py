@@ -7,11 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
-import torch
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from .._torch.nodes import output_dtypes
 from .._torch.signature import packed_nodes
 from ..errors import BatchCouplingError, UnsupportedOperationError
 from .coupling.data_rows import DataRows, DataUse, ModelTensors, data_uses
@@ -42,7 +40,6 @@ class Cuts:
         data: what these keep.
         passed: those of the ops at cuts that a gradient goes through to reach others of them.
         ends: the rest of them.
-        eps: rounding of the coarsest dtype at a cut.
         source: how owners were found.
         suspects: uses of values that may be made from more than parameters.
         in_parts: the nodes of which samples use different parts, once these were asked for.
@@ -54,7 +51,6 @@ class Cuts:
     data: list[DataUse]
     passed: list[int]
     ends: list[int]
-    eps: float
     source: str
     suspects: list[UseSite] = field(default_factory=list)
     in_parts: list[frozenset[int]] = field(default_factory=list)
@@ -184,10 +180,9 @@ def _cuts(
     source: str,
 ) -> Cuts:
     nodes, number = losses.scan.nodes, losses.number
-    at_cuts = [nodes[i] for i in layouts]
-    passed, ends = ([number[node] for node in some] for some in losses.passed_and_ends(at_cuts))
+    passed, ends = ([number[node] for node in some] for some in losses.passed_and_ends(nodes[i] for i in layouts))
     data = data_uses(owners, uses, leaves, losses.scan)
-    return Cuts(uses, layouts, owners, data, passed, ends, coarsest_eps(at_cuts), source)
+    return Cuts(uses, layouts, owners, data, passed, ends, source)
 
 
 def _applied(cuts: Cuts | None, losses: Losses, known: ModelTensors) -> tuple[Cuts, DataRows] | None:
@@ -206,7 +201,7 @@ def _applied(cuts: Cuts | None, losses: Losses, known: ModelTensors) -> tuple[Cu
 
 def _rows(cuts: Cuts, losses: Losses, known: ModelTensors) -> DataRows:
     nodes = losses.scan.nodes
-    rows = DataRows(known, nodes, packed_nodes(nodes[i] for i in cuts.owners))
+    rows = DataRows(known, nodes, packed_nodes([nodes[i] for i in cuts.owners]))
     rows.add(cuts.data)
     return rows
 
@@ -236,11 +231,6 @@ def _asked(leaves: Collection[int], losses: Losses, known: ModelTensors) -> tupl
     }
     rows = _rows(_cuts(uses, layouts, told, leaves, losses, ASKED), losses, known)
     return _cuts(uses, layouts, observed, leaves, losses, ASKED), rows
-
-
-def coarsest_eps(nodes: Iterable[Node]) -> float:
-    """Return the rounding of the coarsest dtype among the outputs of these ops."""
-    return max((torch.finfo(dtype).eps for dtype in output_dtypes(nodes) if dtype.is_floating_point), default=0.0)
 
 
 def _keeps_data(node: Node, owners: tuple[Owners, ...]) -> bool:

@@ -148,12 +148,12 @@ def visit(
         return
     handles = hooks.register_prehooks(passed, lambda node: partial(see, node))
     try:
-        found = iter(gradients_at(root, weights, edges, retain_graph=retain_graph))
+        at_ends = iter(gradients_at(root, weights, edges, retain_graph=retain_graph))
     finally:
         for handle in handles:
             handle.remove()
     for node, count in zip(ends, outputs, strict=True):
-        see(node, tuple(islice(found, count)))
+        see(node, tuple(islice(at_ends, count)))
 
 
 def gradients_at(
@@ -229,8 +229,8 @@ def is_packed(node: Node) -> bool:
 def saved_tensors(node: Node) -> list[Tensor]:
     """Return the tensors the node saved of its inputs and still holds."""
     read = partial(graph.saved, node, unpack=True)
-    found = run_inside_engine(read) if is_packed(node) else read()
-    entries = [entry for entry in found if not entry.name.startswith("result")]
+    values = run_inside_engine(read) if is_packed(node) else read()
+    entries = [entry for entry in values if not entry.name.startswith("result")]
     return [entry.value for entry in entries if isinstance(entry.value, Tensor)]
 
 

@@ -59,11 +59,6 @@ def all_hold(condition: Tensor | bool) -> bool:
     return True
 
 
-def number(value: float | Tensor) -> float | Tensor:
-    """Return a number, or while a step is traced, what stands for it."""
-    return value.detach().double() if local.tracer is not None and isinstance(value, Tensor) else float(value)
-
-
 def structure() -> AbstractContextManager[None]:
     """Return a context for tensors that follow from the structure of a graph alone, and may be read."""
     return nullcontext() if local.tracer is None else local.tracer.structure()
@@ -90,8 +85,8 @@ def as_one_op(function: F, fake_impl: Callable[..., Tensor], arguments: str) -> 
 @functools.cache
 def _op(function: Any, fake_impl: Callable[..., Tensor], arguments: str) -> Any:
     def run(*args: Any) -> Tensor:
-        found: Tensor = function(*args)
-        return found.contiguous()  # as `fake_impl` says
+        made: Tensor = function(*args)
+        return made.contiguous()  # as `fake_impl` says
 
     schema = f"({arguments}) -> Tensor"
     op = torch.library.custom_op(f"gradrein::{function.__name__}", run, mutates_args=(), schema=schema)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..cases import flat_sum
-from .base import COUPLED, EITHER, FREE, LINKS, D, T, links, routing, square, steps
+from .base import COUPLED, EITHER, FREE, LINKS, D, links, routing, square, steps
 
 # Attention and graphs over the batch ----------------------------------------------------------------------------------
 
@@ -14,40 +14,10 @@ def adjacency_by_matmul(m, x, setting):
     return flat_sum(m.b(torch.tanh(links(len(x), setting) @ m.a(x))))
 
 
-@routing(LINKS)
-def adjacency_over_the_degree(m, x, setting):
-    link = links(len(x), setting)
-    return flat_sum(link @ m.a(x) / link.sum(1, keepdim=True))
-
-
 @routing({"self": EITHER, "one other": EITHER})
 def adjacency_sparse(m, x, setting):
     link = links(len(x), setting).to_sparse()
     return flat_sum(torch.sparse.mm(link, m.a(x)))
-
-
-@routing({"ring": COUPLED})
-def adjacency_sparse_ring(m, x, setting):
-    link = links(len(x), setting).to_sparse()
-    return flat_sum(torch.sparse.mm(link, m.a(x)))
-
-
-@routing(LINKS)
-def adjacency_by_bmm(m, x, setting):
-    return flat_sum(torch.bmm(links(len(x), setting)[None], m.a(x)[None])[0])
-
-
-@routing({**LINKS, "one other": COUPLED}, steps)
-def adjacency_by_einsum(m, x, setting):
-    h = m.a(x)
-    return flat_sum(h + torch.einsum("ij,jtd->itd", links(len(x), setting), h))
-
-
-@routing(LINKS)
-def attention_under_a_float_mask(m, x, setting):
-    h = m.a(x)
-    score = h @ m.b(x).T + links(len(x), setting).log()
-    return flat_sum(score.softmax(1) @ h)
 
 
 @routing(LINKS)
@@ -61,13 +31,6 @@ def attention_with_the_batch_first_by_mistake(m, x, setting):
     """`nn.MultiheadAttention` takes the steps first: here it attends over the samples."""
     h = m.a(x)
     return flat_sum(m.attention(h, h, h, attn_mask=links(len(x), setting) == 0, need_weights=False)[0])
-
-
-@routing({"self": COUPLED, "all": COUPLED})
-def attention_gated_by_products(m, x, setting):
-    """A product with a mask after the softmax: the denominator still sees everyone."""
-    h = m.a(x)
-    return flat_sum((h @ h.T).softmax(1) * links(len(x), setting) @ h)
 
 
 @routing({"own": FREE, "shifted": FREE, "twice": COUPLED})
@@ -85,19 +48,6 @@ def attention_within_samples(m, x, setting):
     return flat_sum(m.b(F.scaled_dot_product_attention(h, h, h, attn_mask=mask)))
 
 
-@routing({"full": FREE, "padded": FREE}, square)
-def attention_with_steps_first(m, x, setting):
-    h = m.a(x).transpose(0, 1)
-    pad = torch.zeros(len(x), len(x), dtype=torch.bool)
-    pad[:, -1] = setting == "padded"
-    return flat_sum(m.attention(h, h, h, key_padding_mask=pad, need_weights=False)[0].transpose(0, 1))
-
-
-@routing({1.0: COUPLED, 0.5: COUPLED})
-def softmax_over_the_batch(m, x, heat):
-    return flat_sum((m.a(x) / heat).softmax(0))
-
-
 # Margins and rankings -------------------------------------------------------------------------------------------------
 
 
@@ -108,12 +58,6 @@ MARGIN = {-99.0: EITHER, 99.0: COUPLED}
 def triplet(m, x, margin):
     h = m.a(x)
     return F.relu((h - h.roll(1, 0)).square().sum(1) - (h - h.roll(2, 0)).square().sum(1) + margin)
-
-
-@routing(MARGIN)
-def ranking_of_pairs(m, x, margin):
-    score = m.a(x).sum(1)
-    return F.relu(margin + score[:, None] - score).sum(1)
 
 
 @routing(MARGIN)
@@ -130,34 +74,11 @@ def above_the_mean_loss(m, x, margin):
     return losses + (losses - losses.mean() + margin).clamp(min=0)
 
 
-@routing(MARGIN)
-def cosine_to_a_neighbour(m, x, margin):
-    h = m.a(x)
-    near = F.cosine_similarity(h, h.roll(1, 0))
-    return flat_sum(h) + F.relu(near + margin)
-
-
 @routing({"self": EITHER, "all": COUPLED})
 def contrastive_with_masked_negatives(m, x, setting):
     h = F.normalize(m.a(x), dim=1)
     logits = (h @ F.normalize(m.b(x), dim=1).T).masked_fill(links(len(x), setting) == 0, float("-inf"))
     return F.cross_entropy(logits, torch.arange(len(x)), reduction="none") + logits.diagonal()
-
-
-@routing({0.1: COUPLED, 1.0: COUPLED})
-def contrastive(m, x, heat):
-    h = F.normalize(m.a(x), dim=1)
-    return F.cross_entropy(h @ h.T / heat, torch.arange(len(x)), reduction="none")
-
-
-@routing({-99.0: FREE, 99.0: FREE, 0.0: FREE})
-def hinge_of_each_sample(m, x, margin):
-    return flat_sum(m.b(x)) + F.relu(margin - m.a(x)).sum(1)
-
-
-@routing({1.0: FREE, 9.0: FREE})
-def multi_margin(m, x, margin):
-    return F.multi_margin_loss(m.a(x), torch.arange(len(x)) % D, margin=margin, reduction="none")
 
 
 @routing({1.0: FREE, -1.0: FREE})
@@ -172,18 +93,6 @@ def hardest_samples(m, x, sign):
 def batch_norm(m, x, setting):
     m.batch_norm.train(setting == "train")
     return flat_sum(m.b(m.batch_norm(m.a(x))))
-
-
-@routing({0.0: FREE, 1.0: FREE}, steps)
-def batch_norm_eval_over_steps(m, x, c):
-    mask = torch.ones(T, 1)
-    mask[1] = c
-    return flat_sum(m.batch_norm.eval()(mask.T * m.a(x).transpose(1, 2)))
-
-
-@routing({0.0: COUPLED, 1.0: COUPLED})
-def batch_norm_without_buffers(m, x, c):
-    return flat_sum(c * m.a(x) + m.own_norm.eval()(m.a(x)))
 
 
 @routing({0.0: EITHER, 1.0: COUPLED})

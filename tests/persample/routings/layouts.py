@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..cases import flat_sum
-from .base import ANY, COUPLED, EITHER, FREE, OFF_ON, D, T, ids, packed_rows, picked, routing, square, steps
+from .base import ANY, COUPLED, EITHER, FREE, OFF_ON, D, T, ids, packed_rows, picked, routing, square
 
 # In place -------------------------------------------------------------------------------------------------------------
 
@@ -13,27 +13,6 @@ from .base import ANY, COUPLED, EITHER, FREE, OFF_ON, D, T, ids, packed_rows, pi
 def row_added_in_place(m, x, c):
     h = torch.tanh(m.a(x)) + 0.0
     h[0] += c * h[1].clone()
-    return flat_sum(m.b(h))
-
-
-@routing(OFF_ON)
-def flipped_added_in_place(m, x, c):
-    h = torch.tanh(m.a(x))
-    g = h.clone()
-    g.add_(h.flip(0), alpha=c)
-    return flat_sum(g)
-
-
-@routing({0.0: EITHER, 0.5: COUPLED, 1.0: EITHER})
-def lerp_in_place(m, x, c):
-    h = torch.tanh(m.a(x))
-    return flat_sum(h.clone().lerp_(h.flip(0), torch.full((1, 1), c)))
-
-
-@routing(ANY)
-def columns_scaled_in_place(m, x, c):
-    h = torch.tanh(m.a(x)) * 1.0
-    h[:, 1:3] *= c
     return flat_sum(m.b(h))
 
 
@@ -73,24 +52,10 @@ def windows_by_as_strided(m, x, c):
     return flat_sum(h.as_strided((len(x), 2, D), (D, D, 1)))
 
 
-@routing(OFF_ON)
-def windows_under_weights(m, x, c):
-    window = F.pad(torch.tanh(m.a(x)), (0, 0, 0, 1)).unfold(0, 2, 1)
-    return flat_sum(window * torch.tensor([1.0, c]))
-
-
 @routing(ANY, packed_rows)
 def pairs_by_as_strided(m, x, c):
     h = torch.tanh(m.a(x)).contiguous()
     return flat_sum(h.as_strided((len(x) // 2, 2, D), (2 * D, D, 1)) * torch.tensor([[1.0], [c]]))
-
-
-@routing({"own": FREE, "mask": FREE}, square)
-def broadcast_within_samples(m, x, setting):
-    n = len(x)
-    mask = torch.ones(n, n) if setting == "own" else torch.eye(n)
-    h = torch.tanh(m.a(x))
-    return flat_sum((h[:, None] * mask[..., None] + m.b(h)[:, :, None]).sum(2))
 
 
 # Layouts --------------------------------------------------------------------------------------------------------------
@@ -104,14 +69,6 @@ def folded_under_a_mask(m, x, setting):
     return flat_sum(m.b(h).view(n, n, D))
 
 
-@routing({"all": FREE, "some": FREE}, square)
-def steps_first_under_a_mask(m, x, setting):
-    n = len(x)
-    keep = torch.ones(n, 1, 1) if setting == "all" else (torch.arange(n) < 2)[:, None, None]
-    h = torch.tanh(m.a(x.transpose(0, 1))) * keep
-    return flat_sum(m.norm(m.b(h)).sum(0))
-
-
 @routing({1: FREE, 0: FREE}, square, one_form=False)
 def samples_in_either_dimension(m, x, dim):
     return flat_sum(torch.tanh(m.a(x if dim else x.transpose(0, 1))).sum(dim))
@@ -123,18 +80,6 @@ def folded_and_rolled(m, x, c):
     n = len(x)
     h = torch.tanh(m.a(x.reshape(n * n, D)))
     return flat_sum(m.b(h + c * h.roll(1, 0)).view(n, n, D))
-
-
-@routing(ANY, square)
-def rolled_over_the_steps(m, x, c):
-    h = torch.tanh(m.a(x))
-    return flat_sum(m.b(h + c * h.roll(1, 1)))
-
-
-@routing({0.0: FREE, 1.0: FREE}, steps)
-def convolution_under_a_mask(m, x, c):
-    mask = torch.tensor([1.0, c, 1.0])
-    return flat_sum(m.conv(torch.tanh(m.a(x)).transpose(1, 2) * mask))
 
 
 @routing({"steps first": FREE, "samples first": COUPLED}, square, one_form=False)
@@ -155,12 +100,6 @@ def losses_of_tokens(m, x, c):
 def losses_of_tokens_swapped(m, x, c):
     losses = torch.tanh(m.a(x)).square().sum(2)
     return losses + c * losses.T
-
-
-@routing(OFF_ON, steps)
-def losses_of_tokens_centred(m, x, c):
-    losses = torch.tanh(m.a(x)).square().sum(2)
-    return losses - c * losses.mean(0)
 
 
 @routing({"next": FREE, "padded": FREE}, ids)
@@ -189,12 +128,6 @@ def groups_of_samples_apart(m, x, setting):
     return flat_sum(m.b(F.relu(m.a(x))))
 
 
-@routing(OFF_ON, groups=lambda batch, setting: torch.arange(batch) // 2)
-def groups_mixed(m, x, c):
-    h = torch.tanh(m.a(x))
-    return flat_sum(h + c * h.roll(1, 0))
-
-
 @routing({0.0: FREE, 0.7: FREE, 1.0: FREE}, groups=lambda batch, setting: torch.zeros(batch))
 def all_in_one_group(m, x, c):
     h = torch.tanh(m.a(x))
@@ -211,19 +144,9 @@ def a_row_for_each_sample(m, x, c):
 
 
 @routing(ANY)
-def prototypes_as_many_as_samples(m, x, c):
-    return flat_sum(m.a(x) @ (m.rows + c * m.rows.mean(0)).T)
-
-
-@routing(ANY)
 def class_token_repeated(m, x, c):
     token = m.rows[:1].repeat(len(x), 1)
     return flat_sum(m.b(torch.stack([token, c * m.a(x)], 1)))
-
-
-@routing(ANY, square)
-def table_of_steps(m, x, c):
-    return flat_sum(m.norm(c * m.a(x) + m.rows))
 
 
 def constants(rows):
@@ -237,12 +160,6 @@ def as_many_features_as_samples(m, x, c):
 
 
 @routing(ANY)
-def features_of_positions(m, x, c):
-    """A table of constants under a layer, broadcast to all samples."""
-    return flat_sum(torch.tanh(m.a(x))[:, None] + c * m.b(constants(7)))
-
-
-@routing(ANY)
 def scores_of_items(m, x, c):
     return flat_sum(m.a(x) @ (c * m.b(constants(7))).T)
 
@@ -251,11 +168,6 @@ def scores_of_items(m, x, c):
 def items_by_index(m, x, setting):
     choice = torch.arange(len(x)) if setting == "apart" else torch.zeros(len(x), dtype=torch.long)
     return flat_sum(m.a(x) * m.b(constants(11))[choice])
-
-
-@routing(ANY)
-def one_weight_twice(m, x, c):
-    return flat_sum(m.a(c * torch.tanh(m.a(x))) + m.a(x))
 
 
 @routing({0.0: EITHER, 1.0: COUPLED})

@@ -33,11 +33,6 @@ def rows_by_index(m, x, setting):
 
 
 @routing(PICKED)
-def rows_by_index_select(m, x, setting):
-    return flat_sum(m.b(torch.tanh(m.a(x)).index_select(0, picked(len(x), setting))))
-
-
-@routing(PICKED)
 def rows_by_gather(m, x, setting):
     return flat_sum(torch.tanh(m.a(x)).gather(0, picked(len(x), setting)[:, None].expand(-1, D)))
 
@@ -46,11 +41,6 @@ def rows_by_gather(m, x, setting):
 def rows_by_scatter(m, x, setting):
     place = picked(len(x), setting)[:, None].expand(-1, D)
     return flat_sum(torch.zeros(len(x), D).scatter(0, place, torch.tanh(m.a(x))))
-
-
-@routing({"in order": FREE, "shuffled": FREE})
-def rows_by_index_copy(m, x, setting):
-    return flat_sum(torch.zeros(len(x), D).index_copy(0, picked(len(x), setting), torch.tanh(m.a(x))))
 
 
 @routing({"in order": EITHER, "apart": COUPLED})
@@ -67,13 +57,6 @@ def columns_sorted_over_the_batch(m, x, setting):
     if setting == "apart":
         lift = lift * (-1.0) ** torch.arange(D)
     return flat_sum(torch.sort(torch.tanh(m.a(x)) + lift, 0).values)
-
-
-@routing({"in order": FREE, "shuffled": FREE})
-def rows_sorted_by_score(m, x, setting):
-    h = torch.tanh(m.a(x))
-    order = (h[:, 0] if setting == "shuffled" else -torch.arange(len(x))).argsort(descending=True)
-    return flat_sum(m.b(h[order]))
 
 
 @routing({"own": EITHER, "others": COUPLED})
@@ -94,35 +77,9 @@ def rows_swapped_by_where(m, x, setting):
     return flat_sum(torch.where(swap, h.flip(0), h))
 
 
-@routing({"none": EITHER, "some": COUPLED})
-def columns_cut_and_mixed(m, x, setting):
-    cut = torch.arange(D) < (2 if setting == "some" else 0)
-    h = torch.tanh(m.a(x))
-    return flat_sum(m.b(torch.where(cut, h.flip(0), h)))
-
-
 @routing({1.0: FREE, 0.0: FREE})
 def all_rows_flipped(m, x, c):
     return flat_sum(c * torch.tanh(m.a(x)).flip(0))
-
-
-@routing(OFF_ON)
-def halves_swapped(m, x, c):
-    h = torch.tanh(m.a(x))
-    first, second = h.chunk(2)
-    return flat_sum(h + c * torch.cat([second, first]))
-
-
-@routing(OFF_ON)
-def next_sample(m, x, c):
-    h = torch.tanh(m.a(x))
-    return flat_sum(h + c * F.pad(h, (0, 0, 0, 1))[1:])
-
-
-@routing(OFF_ON)
-def sums_so_far(m, x, c):
-    h = torch.tanh(m.a(x))
-    return flat_sum(h + c * h.cumsum(0))
 
 
 @routing({1.0: COUPLED, 2.0: COUPLED})
@@ -147,27 +104,9 @@ def rows_repeated_within_groups(m, x, setting):
     return flat_sum(m.b(torch.tanh(m.a(x)).repeat(2, 1)))
 
 
-@routing({(0.0, 1.0, 0.0): EITHER, (1.0, 1.0, 1.0): COUPLED, (1.0, 0.0, 1.0): COUPLED})
-def blurred_over_the_batch(m, x, kernel):
-    h = m.a(x).T[:, None]
-    return flat_sum(F.conv1d(h, torch.tensor(kernel)[None, None], padding=1)[:, 0].T)
-
-
 @routing({1.0: COUPLED, 2.0: COUPLED})
 def pooled_over_the_batch(m, x, c):
     return flat_sum(F.avg_pool1d((c * m.a(x)).T[None], 3, 1, 1)[0].T)
-
-
-@routing({1.0: COUPLED, 2.0: COUPLED})
-def fourier_over_the_batch(m, x, c):
-    return flat_sum(torch.fft.fft(c * m.a(x), dim=0).real)
-
-
-@routing(ANY, square)
-def fourier_over_the_steps(m, x, c):
-    mask = torch.ones(x.shape[1], 1)
-    mask[1] = c
-    return flat_sum(torch.fft.irfft(torch.fft.rfft(mask * m.a(x), dim=1), dim=1, n=len(x)))
 
 
 # One row, seen by two owners ------------------------------------------------------------------------------------------
@@ -176,11 +115,6 @@ def fourier_over_the_steps(m, x, c):
 @routing(OFF_ON)
 def input_of_two_owners(m, x, c):
     return flat_sum(m.a(x) + c * m.b(x).flip(0))
-
-
-@routing(OFF_ON)
-def losses_of_two_owners(m, x, c):
-    return flat_sum(m.a(x)) + c * flat_sum(m.b(x)).roll(1)
 
 
 @routing(OFF_ON, ids)
@@ -194,33 +128,16 @@ def hidden_of_two_owners(m, x, c):
     return flat_sum(m.b(h) + c * m.norm(h).roll(1, 0))
 
 
-@routing(OFF_ON, steps)
-def steps_of_two_owners(m, x, c):
-    return flat_sum(m.a(x) + c * m.conv(x.transpose(1, 2)).transpose(1, 2).flip(0))
-
-
 @routing(OFF_ON)
 def gradient_input_of_two_owners(m, x, c):
     x = x.clone().requires_grad_()
     return flat_sum(m.a(x) + c * m.b(x).flip(0))
 
 
-@routing({1.0: COUPLED, 0.5: COUPLED})
-def input_of_two_owners_each_time(m, x, c):
-    return flat_sum(torch.tanh(m.a(x) * c)) + flat_sum(torch.tanh(m.b(x))).flip(0)
-
-
 @routing({0.0: EITHER, 1.0: EITHER})
 def views_of_two_owners(m, x, c):
     """Two views of one storage."""
     return flat_sum(m.a(x[1:]) + c * m.b(x[:-1]))
-
-
-@routing({0.0: EITHER, 1.0: EITHER})
-def detached_neighbour(m, x, c):
-    """The value of another sample, not its gradient."""
-    h = torch.tanh(m.a(x))
-    return flat_sum(h * (1 + c * h.detach().flip(0)))
 
 
 @routing({0.0: EITHER, 1.0: EITHER})
@@ -234,17 +151,6 @@ def two_heads_in_one_order(m, x, c):
 
 
 # The hidden rows as a table, and other ways to take them ----------------------------------------------------------------
-
-
-@routing(PICKED)
-def rows_by_embedding(m, x, setting):
-    return flat_sum(F.embedding(picked(len(x), setting), torch.tanh(m.a(x))))
-
-
-@routing({"in order": FREE, "shuffled": FREE})
-def rows_by_list(m, x, setting):
-    rows = torch.tanh(m.a(x)).unbind(0)
-    return flat_sum(torch.stack([m.b(rows[i]) for i in picked(len(x), setting)]))
 
 
 @routing({"in order": FREE, "shuffled": FREE})
@@ -262,27 +168,10 @@ def state_carried_over(m, x, c):
     return flat_sum(torch.stack(states))
 
 
-@routing({1.0: COUPLED, 2.0: COUPLED})
-def largest_over_the_batch(m, x, c):
-    return flat_sum((c * m.a(x)).topk(len(x), 0).values)
-
-
-@routing({1.0: COUPLED, 2.0: COUPLED})
-def divided_by_the_length_of_the_batch(m, x, c):
-    h = c * m.a(x)
-    return flat_sum(h / h.norm())
-
-
 @routing({0: COUPLED, 1: FREE}, one_form=False)
 def less_the_largest(m, x, dim):
     h = m.a(x)
     return flat_sum(h - 0.5 * h.amax(dim, keepdim=True))
-
-
-@routing({0.0: EITHER, 1.0: EITHER})
-def scaled_by_a_detached_maximum(m, x, c):
-    h = m.a(x)
-    return flat_sum(h / (1 + c * h.detach().abs().max()))
 
 
 @routing(LINKS)
@@ -305,23 +194,9 @@ def rows_under_vmap(m, x, c):
     return torch.vmap(lambda row: (m.a(row) * c + m.b(row)).square().sum())(x)
 
 
-@routing({"all": FREE, "some": FREE, "none": FREE}, square)
-def branches_dropped(m, x, setting):
-    """Stochastic depth: a branch is dropped for whole samples."""
-    keep = {"all": torch.ones(len(x)), "some": torch.arange(len(x)) % 2, "none": torch.zeros(len(x))}[setting]
-    return flat_sum(x + keep[:, None, None] * m.b(F.relu(m.a(x))))
-
-
 @routing({1.0: FREE, 0.0: FREE}, steps)
 def samples_folded_into_channels(m, x, c):
     """One grouped convolution with the weight repeated for each sample."""
     n = len(x)
     h = (m.a(x) * torch.tensor([[1.0], [c], [1.0]])).transpose(1, 2).reshape(1, n * D, T)
     return flat_sum(F.conv1d(h, m.conv.weight.repeat(n, 1, 1), padding=1, groups=n).view(n, D, T))
-
-
-@routing({1.0: FREE, 0.0: FREE})
-def losses_over_the_sum_of_weights(m, x, c):
-    weights = torch.ones(len(x))
-    weights[0] = c
-    return flat_sum(m.a(x)) * weights / weights.sum()

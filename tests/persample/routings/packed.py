@@ -45,35 +45,8 @@ def by_mul(h, mask):
 
 
 @pooled
-def by_mul_and_mean(h, mask):
-    return (h.expand(len(mask), -1, -1) * mask[:, :, None].double()).mean(1)
-
-
-@pooled
 def by_where(h, mask):
     return torch.where(mask[:, :, None], h, 0.0).sum(1)
-
-
-@pooled
-def by_nested_where(h, mask):
-    inner = torch.where(mask[:, :, None], torch.tanh(h), h)
-    return torch.where(~mask[:, :, None], 0.0, inner).sum(1)
-
-
-@pooled
-def by_masked_fill(h, mask):
-    return h.expand(len(mask), -1, -1).masked_fill(~mask[:, :, None], 0.0).sum(1)
-
-
-@pooled
-def by_lerp(h, mask):
-    return torch.lerp(torch.zeros(1), h.expand(len(mask), -1, -1), mask[:, :, None].double()).sum(1)
-
-
-@pooled
-def by_addcmul(h, mask):
-    start = torch.zeros(*mask.shape, D)
-    return torch.addcmul(start, mask[:, :, None].double(), h).sum(1)
 
 
 @pooled
@@ -82,23 +55,8 @@ def by_matmul(h, mask):
 
 
 @pooled
-def by_einsum(h, mask):
-    return torch.einsum("bn,nd->bd", mask.double(), h)
-
-
-@pooled
-def by_baddbmm(h, mask):
-    return torch.baddbmm(torch.zeros(1), mask[:, None].double(), h.expand(len(mask), -1, -1)).squeeze(1)
-
-
-@pooled
 def by_max(h, mask):
     return torch.where(mask[:, :, None], h, -1e9).amax(1)
-
-
-@pooled
-def by_logsumexp(h, mask):
-    return h.expand(len(mask), -1, -1).masked_fill(~mask[:, :, None], float("-inf")).logsumexp(1)
 
 
 @pooled
@@ -109,22 +67,6 @@ def by_softmax(h, mask):
 @pooled
 def by_relu(h, mask):
     return F.relu(h + torch.where(mask, 9.0, -99.0)[:, :, None]).mean(1)
-
-
-@pooled
-def by_maximum(h, mask):
-    return torch.maximum(h, torch.where(mask, -99.0, 99.0)[:, :, None]).sum(1)
-
-
-@pooled
-def by_clamp(h, mask):
-    floor = torch.where(mask, -99.0, 99.0)[:, :, None]
-    return h.expand(len(mask), -1, -1).clamp(min=floor).mean(1)
-
-
-@pooled
-def by_threshold(h, mask):
-    return F.hardtanh(h + torch.where(mask, 0.0, 99.0)[:, :, None], -9.0, 9.0).sum(1)
 
 
 @pooled
@@ -160,21 +102,9 @@ def documents_by_index_add(m, x, setting):
 
 
 @routing(DOCUMENTS, packed_rows)
-def documents_by_scatter_add(m, x, setting):
-    place = document_ids(len(x) // 2, setting)[:, None].expand(-1, D)
-    return flat_sum(torch.zeros(len(x) // 2, D).scatter_add(0, place, torch.tanh(m.a(x))))
-
-
-@routing(DOCUMENTS, packed_rows)
 def documents_by_scatter_reduce(m, x, setting):
     place = document_ids(len(x) // 2, setting)[:, None].expand(-1, D)
     return flat_sum(torch.zeros(len(x) // 2, D).scatter_reduce(0, place, m.a(x), "amax", include_self=False))
-
-
-@routing(DOCUMENTS, packed_rows)
-def documents_by_index_put(m, x, setting):
-    place = document_ids(len(x) // 2, setting)
-    return flat_sum(torch.zeros(len(x) // 2, D).index_put((place,), m.a(x), accumulate=True))
 
 
 @routing(DOCUMENTS, packed_rows)

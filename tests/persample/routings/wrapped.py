@@ -10,13 +10,11 @@ from .base import (
     COUPLED,
     EITHER,
     FREE,
-    LINKS,
     OFF_ON,
     PACKED,
     Routing,
     add,
     document_mask,
-    links,
     mean_of,
     packed_rows,
     picked,
@@ -33,47 +31,14 @@ def hooked(h, hook):
     return h
 
 
-@routing({1.0: EITHER, 3.0: EITHER})
-def hook_that_scales(m, x, c):
-    return flat_sum(m.b(hooked(torch.tanh(m.a(x)), lambda g: c * g)))
-
-
-@routing({1.0: EITHER, 3.0: EITHER})
-def hook_that_looks(m, x, c):
-    seen = []
-    return flat_sum(m.b(hooked(torch.tanh(c * m.a(x)), lambda g: seen.append(float(g.sum())))))
-
-
-@routing({0.0: EITHER, 1.0: EITHER})
-def hook_that_moves_rows(m, x, c):
-    return flat_sum(m.b(hooked(torch.tanh(m.a(x)), lambda g: g.flip(0) if c else g)))
-
-
 @routing({0.0: EITHER, 1.0: EITHER})
 def hook_that_mixes_rows(m, x, c):
     return flat_sum(m.b(hooked(torch.tanh(m.a(x)), lambda g: g + c * g.flip(0))))
 
 
-@routing({99.0: EITHER, 0.1: EITHER})
-def hook_that_clamps(m, x, c):
-    return flat_sum(m.b(hooked(torch.tanh(m.a(x)), lambda g: g.clamp(-c, c))))
-
-
-@routing({0.0: EITHER, 1.0: EITHER})
-def hook_that_normalises(m, x, c):
-    return flat_sum(m.b(hooked(torch.tanh(m.a(x)), lambda g: g / g.norm() if c else g)))
-
-
 @routing({0.0: EITHER, 1.0: EITHER})
 def hook_on_the_losses(m, x, c):
     return hooked(flat_sum(m.a(x)), lambda g: g + c * g.sum())
-
-
-@routing({0.0: EITHER, 1.0: EITHER})
-def hook_on_a_node(m, x, c):
-    h = torch.tanh(m.a(x))
-    h.grad_fn.register_prehook(lambda gs: (gs[0] + c * gs[0].flip(0),))
-    return flat_sum(m.b(h))
 
 
 @routing({1.0: FREE, 2.0: FREE})
@@ -98,16 +63,6 @@ def in_checkpoint(verdicts, data=vectors):
         return function
 
     return added
-
-
-@in_checkpoint({1.0: EITHER, 0.7: COUPLED})
-def checkpointed_mixup(m, h, lam):
-    return m.b(lam * h + (1 - lam) * h.flip(0))
-
-
-@in_checkpoint(LINKS)
-def checkpointed_adjacency(m, h, setting):
-    return torch.tanh(m.b(links(len(h), setting) @ h))
 
 
 @in_checkpoint(PACKED, packed_rows)
@@ -165,11 +120,6 @@ def straight_through(m, x, c):
 @routing(OFF_ON, opaque=True)
 def mixed_by_a_function(m, x, c):
     return flat_sum(m.b(Mix.apply(torch.tanh(m.a(x)), c)))
-
-
-@routing(OFF_ON, opaque=True)
-def losses_mixed_by_a_function(m, x, c):
-    return Mix.apply(flat_sum(torch.tanh(m.a(x))), c)
 
 
 # Precision ------------------------------------------------------------------------------------------------------------

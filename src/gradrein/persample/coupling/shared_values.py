@@ -35,15 +35,15 @@ def constants(value: GradientEdge, known: ModelTensors) -> list[Constant]:
     """Return what went into a shared value besides parameters and buffers."""
     if graph.is_leaf(value.node):
         return []
-    found: list[Constant] = []
+    others: list[Constant] = []
     for node in reached(value):
         if graph.is_leaf(node):
             leaf = [graph.leaf_tensor(node)] if known.is_input(node) else []
-            found += [(node, tuple(x.shape), x) for x in leaf]
+            others += [(node, tuple(x.shape), x) for x in leaf]
         else:
             kept = [x for x in engine.saved_tensors(node) if x.grad_fn is None and known.is_data(x)]
-            found += [(node, tuple(x.shape), x) for x in kept] or _unsaved(node)
-    return found
+            others += [(node, tuple(x.shape), x) for x in kept] or _unsaved(node)
+    return others
 
 
 def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool:
@@ -60,11 +60,11 @@ def used_in_parts(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) 
     So are the steps of a series of which each sample takes a window. A table that all samples share is used as a whole.
     Samples are told apart by one binary digit of their number at a time.
     """
-    found: set[Node] = set()
+    uneven: set[Node] = set()
     for digit in range(int(sample_of.max()).bit_length() if sample_of.numel() else 0):
         owners = prove(root, sample_of >> digit & 1, by_indices=by_indices)
-        found |= {node for node, outs in owners.items() if any(one.is_uneven for one in outs)}
-    return found
+        uneven |= {node for node, outs in owners.items() if any(one.is_uneven for one in outs)}
+    return uneven
 
 
 def _may_keep(node: Node, parameters: Container[Node]) -> bool:

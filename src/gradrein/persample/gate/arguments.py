@@ -75,10 +75,10 @@ def _check_losses(losses: Any) -> None:
         raise NoGraphError(_no_graph(losses), ())
 
 
-def _instead_of(found: Any) -> str:
-    if isinstance(found, nn.Module):
+def _instead_of(given: Any) -> str:
+    if isinstance(given, nn.Module):
         return f"The losses come first, then the model: {_CALL}."
-    if isinstance(found, list | tuple) and found and isinstance(found[0], Tensor):
+    if isinstance(given, list | tuple) and given and isinstance(given[0], Tensor):
         return "Pass torch.stack(losses)."
     return f"Pass what the loss function returns with reduction='none', which has a recorded graph: {_CALL}."
 
@@ -252,11 +252,11 @@ def unstack(direction: Any, parameters: Mapping[str, Tensor]) -> list[dict[str, 
 
 def read_scales(scales: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what gradients are multiplied by, for every parameter, and real."""
-    found = read_direction(scales, parameters)
-    bad = [name for name, p in parameters.items() if name not in found or p.is_complex()]
+    read = read_direction(scales, parameters)
+    bad = [name for name, p in parameters.items() if name not in read or p.is_complex()]
     if bad:
         raise ArgumentError(
             f"project: `scales` needs a tensor for every parameter, and all of them real: see {bad[0]!r}. Ones leave a "
             "gradient as it is."
         )
-    return found
+    return read

@@ -48,9 +48,9 @@ class Owners:
     @staticmethod
     def all(owner: int, shape: Sequence[int]) -> "Owners":
         """Return the same owner for every element."""
-        found = Owners(torch.full((1,) * len(shape), owner, dtype=torch.int32, device="cpu"), tuple(shape))
-        found.__dict__["is_empty"] = owner == UNREACHED  # known: most outputs of most ops have nobody
-        return found
+        owners = Owners(torch.full((1,) * len(shape), owner, dtype=torch.int32, device="cpu"), tuple(shape))
+        owners.__dict__["is_empty"] = owner == UNREACHED  # known: most outputs of most ops have nobody
+        return owners
 
     @staticmethod
     def of_layout(layout: SampleLayout, shape: Sequence[int]) -> "Owners":
@@ -74,14 +74,14 @@ class Owners:
     @cached_property
     def varies(self) -> bool:
         """Whether each element has at most one owner, and not all have the same."""
-        found = self.ids[self.ids != UNREACHED]
-        return self.is_proved and found.numel() > 0 and bool((found != found[0]).any())
+        somebody = self.ids[self.ids != UNREACHED]
+        return self.is_proved and somebody.numel() > 0 and bool((somebody != somebody[0]).any())
 
     @cached_property
     def is_uneven(self) -> bool:
         """Whether some element may be reached by other losses than another is."""
-        found = self.ids[self.ids != UNREACHED]
-        return found.numel() > 1 and bool((found != found[0]).any())
+        somebody = self.ids[self.ids != UNREACHED]
+        return somebody.numel() > 1 and bool((somebody != somebody[0]).any())
 
     def folded(self) -> "Owners":
         """Return the same with dimensions along which owners do not vary folded to size 1."""

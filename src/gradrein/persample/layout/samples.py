@@ -142,8 +142,8 @@ class SampleLayout:
             cells = torch.arange(prod(shape), device="cpu").view(shape).expand(full).reshape(-1)
             kept = (owner >= 0).nonzero().squeeze(1)
             self._places[key] = kept.to(device), (owner[kept] * prod(shape) + cells[kept]).to(device)
-        found: tuple[Tensor, Tensor] = self._places[key]
-        return found
+        places: tuple[Tensor, Tensor] = self._places[key]
+        return places
 
     def _row_places(self, width: int, device: torch.device) -> tuple[Tensor, Tensor, int]:
         """Return the rows that have an owner, their places among all rows by sample, and how many of these each has."""
@@ -163,8 +163,8 @@ class SampleLayout:
             places[order] = torch.where(sorted_owner >= 0, sorted_owner * most + rank, -1)
             kept = (places >= 0).nonzero().squeeze(1)
             self._places[width, device] = kept.to(device), places[kept].to(device), most
-        found: tuple[Tensor, Tensor, int] = self._places[width, device]
-        return found
+        known: tuple[Tensor, Tensor, int] = self._places[width, device]
+        return known
 
     @cached_property
     def _places(self) -> dict[Any, Any]:

@@ -16,6 +16,6 @@ from . import (  # noqa: F401
     reductions,
     views,
 )
-from .registry import apply, has_rule, register_rule, registered, running_op
+from .rules import apply, has_rule, register_rule, registered, running_op
 
 __all__ = ["apply", "has_rule", "register_rule", "registered", "running_op"]

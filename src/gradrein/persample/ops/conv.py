@@ -10,7 +10,8 @@ from ..layout.samples import NotSeparableError
 from ..representations.base import Dense, SampleGrads
 from ..representations.conv import OPTIONS, Convolved
 from ..representations.numerics import upcast_half
-from .table import OpEntry, RuleContext, Step, add_op, base_name
+from .rules import RuleContext
+from .table import OpEntry, Step, add_op, base_name
 
 
 def by_groups(step: Step) -> Owners:

@@ -14,7 +14,8 @@ from ..layout.owners import Owners
 from ..layout.samples import NotSeparableError
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
-from .table import OpEntry, RuleContext, Step, add_op, entry_of
+from .rules import RuleContext
+from .table import OpEntry, Step, add_op, entry_of
 
 
 def elementwise(step: Step) -> Owners:

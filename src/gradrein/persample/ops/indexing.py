@@ -22,7 +22,8 @@ from ..representations.numerics import upcast_half
 from ..representations.rows import Rows
 from .products import owner_of_rows
 from .reductions import along_dims
-from .table import IDS, OpEntry, RuleContext, Step, add_op
+from .rules import RuleContext
+from .table import IDS, OpEntry, Step, add_op
 
 
 def anywhere(step: Step) -> Owners:
@@ -76,9 +77,9 @@ def _looked_up(ctx: RuleContext, rows: Tensor | None, look_up: Callable[[Tensor]
         height, width = ctx.shape[0], prod(ctx.shape[1:])
         ids = rows.reshape(-1, 1).to(g.device, torch.long) % height  # indices may lie on the host
         with suppress(NotSeparableError):
-            found = ctx.layout.by_sample(ids, width).squeeze(2)
+            places = ctx.layout.by_sample(ids, width).squeeze(2)
             values = ctx.layout.by_sample(g.reshape(len(ids), width), width)
-            return Rows(found, values, ctx.shape, table=(height, width))
+            return Rows(places, values, ctx.shape, table=(height, width))
     cells = look_up(torch.arange(prod(ctx.shape), device=g.device).view(ctx.shape)).reshape(-1, 1)
     ids = ctx.layout.by_sample(cells, 1).squeeze(2)
     values = ctx.layout.by_sample(g.reshape(-1, 1), 1)
@@ -124,10 +125,10 @@ def by_running(step: Step) -> Owners:
 def _moved(step: Step, here: Tensor) -> Tensor | None:
     """Return what the node makes of ones at some elements of its output; None if it sends no gradient."""
     kind = graph.describe(step.node)[0]
-    found = engine.call(step.node, [here.to(kind.device, kind.dtype)])[step.position]
-    if found is None:
+    sent = engine.call(step.node, [here.to(kind.device, kind.dtype)])[step.position]
+    if sent is None:
         return None
-    return (found.to_dense() if found.is_sparse else found).real.to("cpu", torch.float64)
+    return (sent.to_dense() if sent.is_sparse else sent).real.to("cpu", torch.float64)
 
 
 def by_slices(step: Step) -> Owners:
@@ -184,8 +185,8 @@ def embedding(ctx: RuleContext) -> SampleGrads:
         counts = torch.bincount(ids.squeeze(1), minlength=ctx.shape[0])
         values = values / counts[ids].to(values)
     layout, width = ctx.layout, ctx.shape[1]
-    found = layout.by_sample(ids, width).squeeze(2)
-    return Rows(found, layout.by_sample(values, width), ctx.shape, sparse=ctx.saved("sparse"))
+    places = layout.by_sample(ids, width).squeeze(2)
+    return Rows(places, layout.by_sample(values, width), ctx.shape, sparse=ctx.saved("sparse"))
 
 
 def embedding_bag(ctx: RuleContext) -> SampleGrads:

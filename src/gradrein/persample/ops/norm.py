@@ -8,7 +8,8 @@ from ..layout.samples import NotSeparableError
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from .conv import by_groups
-from .table import OpEntry, RuleContext, Step, add_op, base_name, without_suffix
+from .rules import RuleContext
+from .table import OpEntry, Step, add_op, base_name, without_suffix
 
 # Names of batch norms that do not say whether they are in training.
 _WITH_STORED_STATISTICS = frozenset({"NativeBatchNormLegitNoTraining", "BatchNormNoUpdate"})

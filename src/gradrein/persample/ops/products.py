@@ -13,7 +13,8 @@ from ..layout.samples import NotSeparableError, SampleLayout
 from ..representations.base import Computed, Dense, SampleGrads
 from ..representations.numerics import scale_rows, upcast_half
 from ..representations.outer import Members, Outer
-from .table import OpEntry, RuleContext, Step, add_op, base_name
+from .rules import RuleContext
+from .table import OpEntry, Step, add_op, base_name
 
 
 def matmul(step: Step) -> Owners:

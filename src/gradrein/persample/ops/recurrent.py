@@ -19,7 +19,8 @@ from ..representations.numerics import upcast_half
 from ..representations.outer import Outer
 from ..tracing import as_one_op, structure
 from .products import common_owner
-from .table import OpEntry, RuleContext, Step, add_op, base_name
+from .rules import RuleContext
+from .table import OpEntry, Step, add_op, base_name
 
 # At which positions, counted from the first input or from the last, each layer has its states.
 _STATES = {"MkldnnRnnLayer": (5, 6), "CudnnRnn": (-2, -1), "MiopenRnn": (-2, -1), "LstmMps": (1, 2)}
@@ -232,20 +233,7 @@ def gate_gradients(
     b_ih: Tensor,
     b_hh: Tensor,
 ) -> Tensor:
-    """Compute the gradient at each gate of a layer: (time, column, 4 h).
-
-    Args:
-        x: the inputs.
-        before: the hidden state before each step.
-        cell: the cell before the first step.
-        g_steps: the gradients at the outputs.
-        g_hidden: the gradient at the last hidden state.
-        g_cell: the gradient at the last cell.
-        w_ih: the weight of inputs.
-        w_hh: the weight of hidden states.
-        b_ih: the bias of inputs.
-        b_hh: the bias of hidden states.
-    """
+    """Compute the gradient at each gate of a layer, (time, column, 4 h), from those at outputs and last states."""
     gates = _gates(x, before, w_ih, w_hh, b_ih, b_hh)
     i, f, c, o = gates.unbind(2)
     cells = _cells(cell, i * c, f)

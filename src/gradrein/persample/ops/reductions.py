@@ -43,9 +43,9 @@ _SPATIAL = re.compile(r"([123])D")
 
 def spatial(step: Step) -> Owners:
     """Elements mix along the last one, two or three dimensions, whose sizes may change."""
-    found = _SPATIAL.search(base_name(step.node))
-    assert found is not None
-    return step.mixed_along(*range(-int(found[1]), 0))
+    dims = _SPATIAL.search(base_name(step.node))
+    assert dims is not None
+    return step.mixed_along(*range(-int(dims[1]), 0))
 
 
 def inside_first(step: Step) -> Owners:
@@ -57,8 +57,8 @@ def inside_first(step: Step) -> Owners:
 
 def _im2col(step: Step) -> Owners:
     """Patches (N, C * k, L) are made from images (N, C, H, W)."""
-    found = step.out.mixed([1, 2])
-    return Owners(found.ids.reshape(-1, 1, 1, 1), step.shape)
+    patches = step.out.mixed([1, 2])
+    return Owners(patches.ids.reshape(-1, 1, 1, 1), step.shape)
 
 
 add_op(

@@ -5,7 +5,8 @@ from math import prod
 from ..layout.owners import UNREACHED, Owners
 from ..representations.base import Dense, SampleGrads
 from .indexing import by_running
-from .table import OpEntry, RuleContext, Step, add_op, base_name
+from .rules import RuleContext
+from .table import OpEntry, Step, add_op, base_name
 
 
 def reshape(step: Step) -> Owners:

@@ -32,28 +32,28 @@ def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[
 
 def reached(edge: GradientEdge) -> list[Node]:
     """Return the ops that a value is made by: those to which its gradient can go, whatever the values are."""
-    found = _carry(edge.node, edge.output_nr, Owners.all(0, edge_shape(edge)), False)
-    return [node for node, owners in found.items() if not all(o.is_empty for o in owners)]
+    sent = _carry(edge.node, edge.output_nr, Owners.all(0, edge_shape(edge)), False)
+    return [node for node, owners in sent.items() if not all(o.is_empty for o in owners)]
 
 
 def _carry(root: Node, output_nr: int, start: Owners, by_indices: bool) -> dict[Node, tuple[Owners, ...]]:
     """Carry owners from one output of a node down to everything below it."""
     edges = graph.walk([root])
     shapes = output_shapes(edges)
-    found: dict[Node, list[Owners | None]] = {node: [None] * len(outs) for node, outs in shapes.items()}
-    found[root][output_nr] = start
+    owners_of: dict[Node, list[Owners | None]] = {node: [None] * len(outs) for node, outs in shapes.items()}
+    owners_of[root][output_nr] = start
     for node in _in_order(edges, root):
-        if not any(found[node]):
+        if not any(owners_of[node]):
             continue
-        outs = _all_outputs(found[node], shapes[node])
+        outs = _all_outputs(owners_of[node], shapes[node])
         for position, (below, nr) in enumerate(edges[node]):
             if below is None:
                 continue
             sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
-            before = found[below][nr]
+            before = owners_of[below][nr]
             if not sent.is_empty:
-                found[below][nr] = sent.folded() if before is None else before.merged(sent)
-    return {node: _all_outputs(owners, shapes[node]) for node, owners in found.items()}
+                owners_of[below][nr] = sent.folded() if before is None else before.merged(sent)
+    return {node: _all_outputs(owners, shapes[node]) for node, owners in owners_of.items()}
 
 
 def _all_outputs(owners: list[Owners | None], shapes: list[tuple[int, ...]]) -> tuple[Owners, ...]:

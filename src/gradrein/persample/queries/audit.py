@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ... import graph
 from ..._notebook import bars, card, table
+from ..._torch.nodes import output_dtypes
 from ...errors import AuditError, GraphFreedError, NonFiniteGradientError
 from .. import engine
 from ..engine import Losses
@@ -40,8 +41,7 @@ def audit(
     leaves: Mapping[str, Tensor],
     forms: dict[str, SampleGrads],
     losses: Losses | None,
-    tolerance: float,
-    eps: float,
+    tolerance: float | None,
 ) -> Audit:
     """Compare with the engine under weights that tell every sample from every other.
 
@@ -56,10 +56,12 @@ def audit(
             (),
         )
     _refuse_nonfinite(total)
-    samples = len(total)
+    samples, dtypes = len(total), {leaf.dtype for leaf in leaves.values()} | output_dtypes(losses.scan.nodes)
+    eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point or dtype.is_complex), default=0.0)
+    tolerance = (5e-2 if eps > 1e-5 else 1e-3) if tolerance is None else tolerance
     sizes = {name: _size(norms) for name, norms in each.items()}
     # A gradient that is zero but for rounding, such as that of a key's bias, is measured against the largest.
-    floor = 1e4 * eps * max(sizes.values(), default=0.0)
+    floor = 1e4 * min(eps, 1e-7) * max(sizes.values(), default=0.0)
     generator = torch.Generator().manual_seed(7)
     errors: dict[str, float] = {}
     covered: set[str] = set()
@@ -98,9 +100,9 @@ def _gaps(truth: dict[str, Tensor], forms: dict[str, SampleGrads], weights: Tens
         if name not in forms:
             raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
         expected = expected.to_dense() if expected.is_sparse else expected
-        found = forms[name].weighted(weights)
-        found = found.to_dense() if found.is_sparse else found
-        sizes[name] = _size(expected), _size(double(found) - double(expected))
+        summed = forms[name].weighted(weights)
+        summed = summed.to_dense() if summed.is_sparse else summed
+        sizes[name] = _size(expected), _size(double(summed) - double(expected))
     return sizes
 
 

@@ -61,7 +61,6 @@ class PerSample:
         samples: int,
         *,
         source: str | None,
-        eps: float,
         budget: int,
         losses: Losses | None,
         parameters: ParameterViews,
@@ -74,14 +73,13 @@ class PerSample:
             forms: those of each parameter that the losses depend on, in the form that is cheapest to compute with.
             samples: how many samples there are.
             source: how owners were found; None where there is nothing to find.
-            eps: rounding of the coarsest dtype that gradients were computed in.
             budget: what is left of the memory budget.
             losses: what was differentiated; None where its graph is not kept.
             parameters: where they are.
             agree: compares a query with those of the ranks whose samples belong together.
             scale: what losses were multiplied by.
         """
-        self._forms, self._samples, self._source, self._eps, self._budget = forms, samples, source, eps, budget
+        self._forms, self._samples, self._source, self._budget = forms, samples, source, budget
         self._losses, self._views, self._agree_on, self._scale = losses, parameters, agree, scale
         self._versions = {name: _versions(form) for name, form in forms.items()}
         self._weights = [p._version for p in parameters.held.values()]
@@ -279,10 +277,10 @@ class PerSample:
                 total = self._unscaled(self._norms(then_sums=True))
                 agreed = self._agree("weighted_ with a function")
                 norms, own = agreed.gather(total)
-                found = weights(norms.to(self._dtype))
-                check_weights(found, agreed.total)
+                every = weights(norms.to(self._dtype))
+                check_weights(every, agreed.total)
                 refuse_changed(self._versions)  # the function may have done anything
-                chosen = found[own]
+                chosen = every[own]
             else:
                 check_weights(weights, len(self))
                 agreed = self._agree("weighted_")
@@ -355,11 +353,11 @@ class PerSample:
 
     @untraced
     def plan(self) -> str:
-        """Return, for each parameter, the form in which its gradients are held, and how owners were found."""
+        """Return, for each parameter, the form in which its gradients are held, and how samples were told apart."""
         forms, names = self._forms, self._views.held
         width = max((len(name) for name in names), default=0)
         source = "not needed" if self._source is None else self._source
-        lines = [f"{len(self)} samples, owners {source}"]
+        lines = [f"{len(self)} samples, told apart: {source}"]
         for name in names:
             strategy = forms[name].strategy if name in forms else "unused: no loss depends on it"
             lines.append(f"{name:<{width}}  {strategy}")
@@ -384,13 +382,9 @@ class PerSample:
             GraphFreedError: `per_sample` was called with ``retain_graph=False``.
         """
         with self._query():
-            eps = max((torch.finfo(p.dtype).eps for p in self._views.held.values()), default=0.0)
-            eps = max(eps, self._eps)
-            accepted = 5e-2 if eps > 1e-5 else 1e-3
-            if tolerance is not None:
-                accepted = finite(tolerance, "audit: tolerance is a number")
-            leaves, total = self._views.leaves, self._norms()
-            return audit(total, self._each, leaves, self._forms, self._losses, accepted, min(eps, 1e-7))
+            given = None if tolerance is None else finite(tolerance, "audit: tolerance is a number")
+            total = self._norms()
+            return audit(total, self._each, self._views.leaves, self._forms, self._losses, given)
 
     def _repr_html_(self) -> str:
         title, picture = f"{len(self)} samples", ""
@@ -500,7 +494,7 @@ class PerSample:
                 raise ArgumentError(f"stats: at least two samples are needed, found {len(self)}.")
             mean = self._mean()
             norms = self._unscaled(self._norms())
-            return numbers_of(norms, self._cosine(mean), [_length(mean)] if mean else [])
+            return numbers_of(norms, self._cosine(mean), _length(mean) if mean else norms.new_zeros(()))
 
     def _write(self, agreed: Agreed, sums: dict[str, Tensor]) -> None:
         held = self._views.held

@@ -1,6 +1,5 @@
 """What the gradients of a batch say about each other."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import nan
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from ..._notebook import card, table
-from ..representations.numerics import double, row_norms
 
 
 @dataclass(frozen=True)
@@ -38,25 +36,23 @@ class Stats:
         return card("What the gradients of the batch say about each other", table(vars(self)))
 
 
-def numbers_of(lengths: Tensor, cosines: Tensor, mean: Iterable[Tensor]) -> Tensor:
-    """Return the fields of `Stats` of at least two samples, given norms, cosines to the mean, and the mean.
+def numbers_of(norms: Tensor, cosines: Tensor, norm_of_mean: Tensor) -> Tensor:
+    """Return the fields of `Stats` of at least two samples, given norms, cosines to the mean, and its norm.
 
     Squares are taken of norms relative to the largest, so that none overflows or vanishes.
     """
-    n, top = len(lengths), lengths.max()
+    n, top = len(norms), norms.max()
     unit = top.where(top > 0, 1)
-    parts = [row_norms(double(v)[None]).to(lengths) for v in mean]
-    norm_of_mean = row_norms(torch.stack(parts, 1))[0] if parts else lengths.new_zeros(())
-    mean_square, square_of_mean = (lengths / unit).square().mean(), (norm_of_mean / unit).square()
+    mean_square, square_of_mean = (norms / unit).square().mean(), (norm_of_mean.to(norms) / unit).square()
     noise = n / (n - 1) * (mean_square - square_of_mean).clamp(min=0)
     signal = (n * square_of_mean - mean_square) / (n - 1)
-    found = [
-        (lengths / unit).mean() * unit,
-        norm_of_mean,
+    numbers = [
+        (norms / unit).mean() * unit,
+        norm_of_mean.to(norms),
         noise * unit * unit,
         signal * unit * unit,
         torch.where((noise == 0) & (signal != 0), torch.inf, signal / noise),
         torch.where(signal > 0, noise / signal, torch.inf),
         cosines.mean(),
     ]
-    return torch.stack(found).where(lengths.isfinite().all(), nan)
+    return torch.stack(numbers).where(norms.isfinite().all(), nan)

@@ -45,8 +45,8 @@ def read_clip_settings(max_norm: Any, per_parameter: Any, gamma: Any, divide_by:
     """Return the arguments of `PerSample.clip_`, which every rank has to be given alike, or refuse them."""
     if nonfinite not in ("raise", "drop"):
         raise ArgumentError(f"clip_: nonfinite must be 'raise' or 'drop', found {nonfinite!r}.")
-    is_traced = tracing.is_traced() and isinstance(max_norm, Tensor)
-    limit: Any = tracing.number(max_norm) if is_traced else real(max_norm, _MAX_NORM)
+    is_traced = tracing.is_traced() and isinstance(max_norm, Tensor)  # a tensor stands for its number
+    limit: Any = max_norm.detach().double() if is_traced else real(max_norm, _MAX_NORM)
     if not tracing.all_hold(limit > 0):
         raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
     gamma = None if gamma is None else finite(gamma, "clip_: gamma is a number")

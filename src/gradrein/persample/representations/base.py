@@ -220,8 +220,8 @@ class Sum(SampleGrads):
 
 
 def _cross(a: SampleGrads, b: SampleGrads) -> Tensor | None:
-    found = a.cross(b)
-    return b.cross(a) if found is None else found
+    product = a.cross(b)
+    return b.cross(a) if product is None else product
 
 
 def merged(uses: Sequence[SampleGrads]) -> SampleGrads:

@@ -116,8 +116,8 @@ def convolution_gram_sums(g: Tensor, x: Tensor, shape: Sequence[int], *options: 
 def _weight_gradient(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) -> Tensor:
     weight = g.new_empty(()).expand(tuple(shape))
     backward = torch.ops.aten.convolution_backward
-    found: Tensor = backward(g, x, weight, None, *options, [False, True, False])[1]
-    return found
+    gradient: Tensor = backward(g, x, weight, None, *options, [False, True, False])[1]
+    return gradient
 
 
 def _has_columns(g: Tensor, options: Sequence[Any]) -> bool:

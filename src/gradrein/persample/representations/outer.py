@@ -165,7 +165,7 @@ def gram_error_bound(
 class Members(SampleGrads):
     """Gradients of a stack of matrices, held as the rows that met them."""
 
-    strategy = "members"
+    strategy = "stacked"
 
     def __init__(self, left: Tensor, right: Tensor, owner: Tensor, member: Tensor, samples: int, members: int) -> None:
         kept = (owner >= 0) & (member < members)
@@ -184,7 +184,7 @@ class Members(SampleGrads):
 
     def joined(self, others: Sequence["Self"]) -> "Members":
         """Concatenate the rows of several uses of one stack."""
-        rows = [torch.cat(found) for found in zip(*(use._rows() for use in (self, *others)), strict=True)]
+        rows = [torch.cat(parts) for parts in zip(*(use._rows() for use in (self, *others)), strict=True)]
         left, right, owner, member = rows
         return Members(left, right, owner, member, self.samples, self.shape[0])
 
@@ -210,8 +210,8 @@ class Members(SampleGrads):
             for part in in_chunks(len(alike), sum(sides) << size):
                 number = torch.full_like(pairs, -1)
                 number[alike[part]] = torch.arange(len(alike[part]), device=pairs.device)
-                found = self._outer(number[place], len(alike[part])).norms().square()
-                out.index_add_(0, pairs[alike[part]].div(members, rounding_mode="floor"), found)
+                squares = self._outer(number[place], len(alike[part])).norms().square()
+                out.index_add_(0, pairs[alike[part]].div(members, rounding_mode="floor"), squares)
         return out.sqrt()
 
     def weighted(self, weights: Tensor) -> Tensor:

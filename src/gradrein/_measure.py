@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,14 +73,15 @@ def dtype_of_norm(double: bool, value: float | None) -> torch.dtype:
     return torch.float64 if double or too_large else torch.float32
 
 
-def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not_finite: float | None = 1.0) -> Tensor:
+def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not_finite: Any = 1.0) -> Tensor:
     """Return the factor that reduces a norm to a limit: exactly 1 below it, and 1 if the norm is not finite.
 
     Args:
         limit: The largest norm allowed, a number or a tensor.
         norm: The norms.
         eps: What is added to the norm; torch's functions have 1e-6.
-        if_not_finite: The factor of a norm that is NaN or infinite; None for what the division gives.
+        if_not_finite: The factor of a norm that is NaN or infinite; None for what the division gives; "known" for 1,
+            given NaN in place of infinity.
 
     Examples:
         >>> gradrein.policies.clip_factor(1.0, torch.tensor([0.5, 4.0]))
@@ -89,6 +91,8 @@ def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not
         [`gradrein.policies.Scale`][], [`gradrein.policies.Policy`][]
     """
     ceiling = limit.to(norm) if isinstance(limit, Tensor) else limit
+    if if_not_finite == "known":
+        return _normal(ceiling / norm).clamp_(max=1.0).nan_to_num_(1.0)
     if if_not_finite == 1.0:
         # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite. And times 0 a
         # norm that is not finite makes the limit NaN, which then becomes 1: no further operation finds out.

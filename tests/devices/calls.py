@@ -146,8 +146,8 @@ LEARNING = {
     policies.ByMedian: 30,
     policies.ByQuantile: 30,
     policies.ByRunningNorm: 30,
-    policies.ByZScore: 33,
-    policies.ByElementSpike: 42,
-    policies.SkipSpikes: 51,
-    policies.ByOvershoot: 66,
+    policies.ByZScore: 30,
+    policies.ByElementSpike: 38,
+    policies.SkipSpikes: 36,
+    policies.ByOvershoot: 58,
 }

@@ -12,7 +12,6 @@ from cases import gradient, parameter
 import gradrein
 from gradrein.policies import (
     AdaptivePolicy,
-    Bounds,
     Clamp,
     Decision,
     GradientView,
@@ -58,8 +57,8 @@ class ByLast(AdaptivePolicy):
     def init(self) -> State:
         return {"last": torch.full((), math.nan, dtype=torch.float64)}
 
-    def update(self, state: State, norm: torch.Tensor, bounds: Bounds) -> tuple[torch.Tensor, State]:
-        limit = bounds.clamp(self.k * state["last"])
+    def update(self, state: State, norm: torch.Tensor, warm: torch.Tensor) -> tuple[torch.Tensor, State]:
+        limit = self.bounded(self.k * state["last"], warm)
         return limit, {"last": torch.minimum(norm, limit)}
 
 

@@ -26,6 +26,7 @@ from .target.patterns import check_policies, describe_policy, match_names
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
 _LARGEST = torch.finfo(torch.float32).max
+_UNCHANGED = Scale(torch.ones((), dtype=torch.float64, device="cpu"))
 _NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cannot trace the call
 
 
@@ -150,7 +151,8 @@ def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor
     if isinstance(decision, Scale) and isinstance(decision.by, Tensor) and not (is_ours or part.readable_now()):
         decision = Scale(decision.by.clamp(max=_LARGEST))  # so that it makes nothing infinite where it cannot be read
     if isinstance(decision, Skip):
-        return decision.otherwise, bool(decision.when) if part.readable_now() else decision.when
+        when = bool(decision.when) if part.readable_now() else decision.when
+        return decision.otherwise or _UNCHANGED, when
     return decision, False
 
 
@@ -240,6 +242,8 @@ def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tenso
 
 def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | None:
     by = decision.by
+    if decision is _UNCHANGED:
+        return None
     if isinstance(by, Tensor):
         if not now:
             _apply.scale_(part.local, by)

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._torch.training import StepHook
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError, ArgumentTypeError
-from ..policies import Stateful
+from ..policies.base import is_stateful
 from ..policies.named import Rules, build_all
 from ..policies.state import check_is_state
 from . import _apply
@@ -154,9 +154,9 @@ class Clipper:
                 policy.load_state_dict(before[pattern])
             raise
 
-    def _stateful(self) -> dict[str, Stateful]:
+    def _stateful(self) -> dict[str, Any]:
         rules = self.policy if isinstance(self.policy, Mapping) else {"*": self.policy}
-        return {pattern: rule for pattern, rule in rules.items() if isinstance(rule, Stateful)}
+        return {pattern: rule for pattern, rule in rules.items() if is_stateful(rule)}
 
     def _target(self) -> Target:
         if self._names is None:

@@ -5,8 +5,8 @@ A function such as `by_norm(1.0)` returns a policy without a memory, which may b
 """
 
 from .._measure import clip_factor
-from .adaptive import AdaptivePolicy, Bounds
-from .base import Clamp, Decision, GradientView, Policy, Scale, Skip, Stateful
+from .adaptive import AdaptivePolicy
+from .base import Clamp, Decision, GradientView, Policy, Scale, Skip
 from .element_spike import ByElementSpike
 from .median import ByMedian
 from .norm import by_norm
@@ -22,7 +22,6 @@ from .zscore import ByZScore
 
 __all__ = [
     "AdaptivePolicy",
-    "Bounds",
     "ByElementSpike",
     "ByMedian",
     "ByOvershoot",
@@ -37,7 +36,6 @@ __all__ = [
     "Skip",
     "SkipSpikes",
     "State",
-    "Stateful",
     "by_norm",
     "by_rms",
     "by_unit",

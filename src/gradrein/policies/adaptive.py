@@ -13,35 +13,7 @@ from .._measure import clip_factor
 from .._validate import count, floor_and_ceiling, norm_order
 from .base import GradientView, Scale
 from .elements import ElementMemory
-from .state import LearningPolicy, State, StateRows, accepted, is_good
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """Warm-up, floor and ceiling for the rows of one call.
-
-    Attributes:
-        warm: Which rows are still in warm-up.
-        floor: The smallest limit.
-        ceiling: The largest limit, and the limit during warm-up.
-
-    Examples:
-        >>> from gradrein.policies import Bounds
-        >>> Bounds(warm=torch.tensor([False, True]), floor=1.0, ceiling=5.0).clamp(torch.tensor([0.5, 2.0]))
-        tensor([1., 5.])
-
-    See Also:
-        [`gradrein.policies.AdaptivePolicy`][]
-    """
-
-    warm: Tensor
-    floor: float
-    ceiling: float
-
-    def clamp(self, limit: Tensor) -> Tensor:
-        """Return the limit within bounds; the ceiling during warm-up and where the limit is unknown (NaN)."""
-        inside = limit if self.floor == 0 and self.ceiling == math.inf else limit.clamp(self.floor, self.ceiling)
-        return inside.nan_to_num(self.ceiling, math.inf, 0.0).masked_fill_(self.warm, self.ceiling)
+from .state import LearningPolicy, State, StateRows, accepted, finite
 
 
 @dataclass(eq=False, kw_only=True)
@@ -67,8 +39,8 @@ class AdaptivePolicy(LearningPolicy):
         ...     def init(self):
         ...         return {"largest": torch.zeros((), dtype=torch.float64)}
         ...
-        ...     def update(self, state, norm, bounds):
-        ...         limit = bounds.clamp(state["largest"])
+        ...     def update(self, state, norm, warm):
+        ...         limit = self.bounded(state["largest"], warm)
         ...         return limit, {"largest": torch.maximum(state["largest"], torch.minimum(norm, limit))}
         >>> policy, weight = ByLargest(warmup=2), torch.nn.Parameter(torch.zeros(1))
         >>> for size in (1.0, 3.0, 9.0):
@@ -78,7 +50,7 @@ class AdaptivePolicy(LearningPolicy):
         (9.0, 3.0)
 
     See Also:
-        [`gradrein.policies.Policy`][], [`gradrein.policies.Bounds`][], [`gradrein.policies.ByMedian`][]
+        [`gradrein.policies.Policy`][], [`gradrein.policies.ByMedian`][]
     """
 
     per_parameter: bool = False
@@ -98,8 +70,19 @@ class AdaptivePolicy(LearningPolicy):
         """Return one row of the initial state."""
 
     @abstractmethod
-    def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
-        """Return the limit of each row, within bounds, and the next state, assuming that the norm is valid."""
+    def update(self, state: State, norm: Tensor, warm: Tensor) -> tuple[Tensor, State]:
+        """Return the limit of each row, `bounded`, and the next state, assuming that the norm is valid.
+
+        Args:
+            state: The rows.
+            norm: The norm of each; NaN where it is not finite.
+            warm: Which rows are still in warm-up.
+        """
+
+    def bounded(self, limit: Tensor, warm: Tensor) -> Tensor:
+        """Return a limit within floor and ceiling; the ceiling during warm-up and where it is unknown (NaN)."""
+        inside = limit if self.floor == 0 and self.ceiling == math.inf else limit.clamp(self.floor, self.ceiling)
+        return inside.nan_to_num(self.ceiling, math.inf, 0.0).masked_fill_(warm, self.ceiling)
 
     def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002  # what others write is not known
         """Return whether a good norm may give a statistic that is not finite."""
@@ -112,11 +95,10 @@ class AdaptivePolicy(LearningPolicy):
         """Reduce the norm to the limit, and update the state."""
         with torch.no_grad():
             keys = grads.keys() if self.per_parameter else [grads.pattern]
-            norm = grads.norms(self.p) if self.per_parameter else grads.total_norm(self.p).reshape(1)
+            norm = finite(grads.norms(self.p) if self.per_parameter else grads.total_norm(self.p).reshape(1))
             rows: StateRows = self._memory["rows"]
             state = rows.read(keys, norm)
-            bounds = Bounds(state["seen"] < max(1, self.warmup), self.floor, self.ceiling)
-            limit, after = self.update(state, norm, bounds)
-            rows.write(keys, accepted(state, after, is_good(norm), guarded=self._may_overflow(grads)))
-            factor = clip_factor(limit, norm)
+            limit, after = self.update(state, norm, state["seen"] < max(1, self.warmup))
+            rows.write(keys, accepted(state, after, norm > 0, guarded=self._may_overflow(grads)))
+            factor = clip_factor(limit, norm, if_not_finite="known")
             return Scale(factor if self.per_parameter else factor.reshape(()))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
@@ -53,7 +53,7 @@ class Skip:
 
     Attributes:
         when: The condition, a 0-dim bool tensor.
-        otherwise: What to do if it is false.
+        otherwise: What to do if it is false; None for nothing.
 
     Examples:
         >>> from gradrein.policies import Scale, Skip
@@ -65,7 +65,7 @@ class Skip:
     """
 
     when: Tensor
-    otherwise: Scale | Clamp
+    otherwise: Scale | Clamp | None
 
 
 Decision: TypeAlias = Scale | Clamp | Skip
@@ -152,7 +152,8 @@ class Policy(Protocol):
     """A clipping policy: any object with `p` and `decide`. There is no base class to inherit from.
 
     A policy may also have a method `check(grads)` that raises for gradients it cannot handle. All policies of a
-    call are checked before any of them decides, so before any state or gradient is written.
+    call are checked before any of them decides, so before any state or gradient is written. With `state_dict()` and
+    `load_state_dict(saved)` a `Clipper` saves what it has learned.
 
     Attributes:
         p: The order of the norm it uses. The report shows this norm, and non-finite values are detected with it.
@@ -170,8 +171,7 @@ class Policy(Protocol):
         2.5
 
     See Also:
-        [`gradrein.clip_`][], [`gradrein.policies.GradientView`][], [`gradrein.policies.Stateful`][],
-        [`gradrein.policies.AdaptivePolicy`][]
+        [`gradrein.clip_`][], [`gradrein.policies.GradientView`][], [`gradrein.policies.AdaptivePolicy`][]
     """
 
     @property
@@ -182,23 +182,9 @@ class Policy(Protocol):
         """Decide, without writing to a gradient and without reading a value from a device. It may update its state."""
 
 
-@runtime_checkable
-class Stateful(Policy, Protocol):
-    """A policy whose state can be saved.
-
-    Examples:
-        >>> isinstance(gradrein.policies.ByMedian(), gradrein.policies.Stateful)
-        True
-
-    See Also:
-        [`gradrein.policies.Policy`][], [`gradrein.Clipper`][]
-    """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load the state."""
+def is_stateful(policy: object) -> bool:
+    """Return whether the state of a policy can be saved: it has `state_dict` and `load_state_dict`."""
+    return hasattr(policy, "state_dict") and hasattr(policy, "load_state_dict")
 
 
 def check(policy: Policy | None, grads: GradientView) -> None:

@@ -12,7 +12,7 @@ from .._validate import count, decay_below_one, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
 from .base import Clamp, GradientView
 from .elements import ElementMemory, blocks, flatten, real_parts, together
-from .state import LearningPolicy, StateRows, is_good
+from .state import LearningPolicy, StateRows, finite
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class ByElementSpike(LearningPolicy):
         """Limit each element by its own history, and update the history."""
         with torch.no_grad():
             keys, norms, rows = grads.keys(), grads.norms(self.p), self._memory["seen"]
-            seen, good = rows.read(keys, norms)["seen"], is_good(norms)
+            seen, good = rows.read(keys, norms)["seen"], finite(norms) > 0
             settings = self._weights(seen, good)
             rows.write(keys, {"seen": seen + good})
             # Where they can be read, gradients with the same settings are handled as one.
@@ -103,9 +103,11 @@ class ByElementSpike(LearningPolicy):
     def _weights(self, seen: Tensor, good: Tensor) -> Tensor:
         """Return how many times its history an element may be, how much that and this step count, whether to learn."""
         # The weight of this step among all so far: 1 - decay over 1 - decay ** (seen + 1), without cancellation.
-        rate = math.log(self.decay) if self.decay else -math.inf
-        new = (1 - self.decay) / -torch.expm1((seen + 1) * rate)
-        times = torch.tensor(math.sqrt(self.theta), dtype=seen.dtype, device="cpu") / (good & (seen >= self.warmup))
+        rate = math.log(self.decay) if self.decay else -1e9  # far enough: its exponential is zero
+        # Numbers over tensors in tensors of the CPU: one operation instead of two.
+        share, most = torch.tensor([self.decay - 1, math.sqrt(self.theta)], dtype=seen.dtype, device="cpu").unbind()
+        new = share / torch.expm1(torch.rsub(seen, rate, alpha=-rate))
+        times = most / (good & (seen >= self.warmup))
         return torch.stack([times, (1 - new).clamp_(min=0).sqrt_(), new.sqrt(), good.to(new)])
 
     def _limits(self, keys: list[str], grads: list[Tensor], settings: Tensor) -> list[Tensor] | None:
@@ -113,7 +115,7 @@ class ByElementSpike(LearningPolicy):
         flat = flatten(grads)
         values = real_parts(magnitudes(flat)) if flat.is_complex() else real_parts(flat)
         memory: ElementMemory = self._memory["corrected_rms"]
-        history = memory.read(keys, grads, values.new_zeros(()).expand(len(values)))
+        history = memory.read(keys, grads, values, zeros=True)
         limits, start = None, 0
         if _devices.readable_now([values]):
             if not settings[3]:

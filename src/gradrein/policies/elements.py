@@ -52,17 +52,18 @@ class ElementMemory:
         if grads.is_split:
             self._specs.update(zip(keys, map(spec_of, grads.parameters), strict=True))
 
-    def read(self, keys: Sequence[str], tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:
-        """Return what is remembered for some keys, end to end, to be changed in place; `fresh` for new ones.
+    def read(self, keys: Sequence[str], tensors: Sequence[Tensor], like: Tensor, *, zeros: bool = False) -> Tensor:
+        """Return what is remembered for some keys, end to end, to be changed in place.
 
         Args:
             keys: The keys.
             tensors: A tensor of the shape of each.
-            fresh: A number for every element, or two for a complex one, of the device and dtype to compute in.
+            like: For new ones a number for every element, or two for a complex one, in the dtype to compute in.
+            zeros: Begin with zeros instead.
         """
         joined = self._joined.get(tuple(keys))
-        if joined is None or joined.device != fresh.device or joined.dtype != fresh.dtype or _is_frozen(joined):
-            joined = self._join(keys, tensors, fresh)
+        if joined is None or joined.device != like.device or joined.dtype != like.dtype or _is_frozen(joined):
+            joined = self._join(keys, tensors, torch.zeros_like(like) if zeros else like)
         return joined
 
     def _join(self, keys: Sequence[str], tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:

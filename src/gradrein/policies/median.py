@@ -3,10 +3,10 @@ from dataclasses import KW_ONLY, dataclass
 from torch import Tensor
 
 from .._validate import count, number
-from .adaptive import AdaptivePolicy, Bounds
+from .adaptive import AdaptivePolicy
 from .base import GradientView
 from .state import State
-from .window import empty, push, quantile
+from .window import empty, median, middle, push
 
 
 @dataclass(eq=False)
@@ -54,7 +54,8 @@ class ByMedian(AdaptivePolicy):
     def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002
         return False
 
-    def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
+    def update(self, state: State, norm: Tensor, warm: Tensor) -> tuple[Tensor, State]:
         """Compute the median, then add the norm to the window."""
-        limit = bounds.clamp(self.k * quantile(state["window"], 0.5, state["seen"]))
-        return limit, {"window": push(state["window"], state["seen"], norm)}
+        window = state["window"]
+        limit = self.bounded(self.k * median(window, middle(state["seen"], self.window)), warm)
+        return limit, {"window": push(window, norm)}

@@ -11,7 +11,7 @@ from .._validate import count, floor_and_ceiling, number
 from ..errors import UnsupportedGradientError
 from .base import GradientView, Scale
 from .elements import ElementMemory, blocks, flatten, real_parts, together
-from .state import LearningPolicy, State, StateRows, accepted, is_good
+from .state import LearningPolicy, State, StateRows, accepted, finite
 from .window import empty, push, quantile_and_largest
 
 _CALM = 0.25  # the quantile of the norms: up to three steps of four may be outliers
@@ -100,24 +100,24 @@ class ByOvershoot(LearningPolicy):
     def decide(self, grads: GradientView) -> Scale:
         """Adjust the limit by the outcome of the last steps, and reduce the norm to it."""
         with torch.no_grad():
-            keys, norm, rows = [grads.pattern], grads.total_norm(self.p).reshape(1), self._memory["rows"]
-            state, good = rows.read(keys, norm), is_good(norm)
+            keys, norm, rows = [grads.pattern], finite(grads.total_norm(self.p).reshape(1)), self._memory["rows"]
+            state, good = rows.read(keys, norm), norm > 0
             share = good / torch.rsub(state["seen"], _FIRST, alpha=-_GROWTH).clamp_(max=_LONGEST)
             limit, after = self._learn(state, norm, self._cosine(grads, norm, share))
             rows.write(keys, accepted(state, after, good, guarded=_measure.needs_rescaling(grads.tensors, 2.0)))
             if self.floor or self.ceiling < math.inf:
                 limit = limit.clamp(self.floor, self.ceiling).nan_to_num_(self.ceiling)
-            return Scale(_measure.clip_factor(limit, norm).reshape(()))
+            return Scale(_measure.clip_factor(limit, norm, if_not_finite="known").reshape(()))
 
     def _learn(self, state: State, norm: Tensor, cosine: Tensor) -> tuple[Tensor, State]:
         """Return the limit and the next state."""
         seen = state["seen"]
-        window = push(state["window"], seen, norm)
+        window = push(state["window"], norm)
         calm, largest = quantile_and_largest(window, _CALM, seen)
         moved = state["limit"] * torch.exp(-self.rate * cosine)
         pulled = moved * (calm / moved) ** _PULL
         limit = torch.where(seen == 0, self.start * norm, pulled)
-        limit = torch.minimum(torch.maximum(limit, _LEAST * calm), largest)
+        limit = torch.clamp(limit, _LEAST * calm, largest)
         return limit, {"limit": limit, "window": window}
 
     def _cosine(self, grads: GradientView, norm: Tensor, share: Tensor) -> Tensor:
@@ -131,12 +131,14 @@ class ByOvershoot(LearningPolicy):
             place = real_parts(flatten(own))
             average = memory.read([keys[i] for i in where], own, place)
             values = real_parts(flatten([grads.values[i] for i in where])).to(place)
-            sums.append(_follow(place, average, values, share.to(place)).to(norm))
-        products = torch.stack(sums, 2) if len(sums) > 1 or grads.is_split else sums[0][..., None]
-        (dd, dp, dg), (_, pp, pg), _ = grads.combined(products.flatten(0, 1)).view(3, 3, -1).sum(2)
-        shrunk = _or_zero(-dp / pp).clamp_(min=0)  # this part of the parameters leads straight to zero, and is left out
-        square = torch.addcmul(dd, shrunk, dp)
-        cosine = torch.addcmul(dg, shrunk, pg) / (square.sqrt() * norm)
+            sums.append(_follow(place, average, values, share.to(place.device).reshape(())).to(norm))
+        products = sums[0]
+        if len(sums) > 1 or grads.is_split:
+            products = grads.combined(torch.stack(sums, 2).flatten(0, 1)).view(3, 3, -1).sum(2)
+        (dd, dp, dg), (_, pp, pg), _ = products
+        grown = _or_zero(dp / pp).clamp_(max=0)  # what is negative of it leads straight to zero, and is left out
+        square = torch.addcmul(dd, grown, dp, value=-1)
+        cosine = torch.addcmul(dg, grown, pg, value=-1) / (square.sqrt() * norm)
         return _or_zero(cosine * (square > _rounding(norm) * dd))  # not finite: not moved yet, or nothing to compare
 
 
@@ -156,7 +158,7 @@ def _follow(place: Tensor, average: Tensor, grad: Tensor, share: Tensor) -> Tens
     products = []
     for p, mean, g in blocks(place, average, grad):
         way = p - mean
-        rows = torch.stack([way, p, g]).to(wide)
+        rows = torch.stack([way, p, g], out=torch.empty(3, len(p), dtype=wide, device=p.device))
         products.append(rows @ rows.T)
         if taken is None:  # parameters of a bad step may be infinite
             mean.addcmul_(way.masked_fill_(share == 0, 0.0), share)

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from .._validate import count, number
-from .adaptive import AdaptivePolicy, Bounds
+from .adaptive import AdaptivePolicy
 from .base import GradientView
 from .state import State
 from .window import empty, push, quantile_and_largest
@@ -52,7 +52,7 @@ class ByQuantile(AdaptivePolicy):
     def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002
         return False
 
-    def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
+    def update(self, state: State, norm: Tensor, warm: Tensor) -> tuple[Tensor, State]:
         """Add the norm to the window, then compute the quantile."""
-        window = push(state["window"], state["seen"], norm)
-        return bounds.clamp(quantile_and_largest(window, self.q, state["seen"])[0]), {"window": window}
+        window = push(state["window"], norm)
+        return self.bounded(quantile_and_largest(window, self.q, state["seen"])[0], warm), {"window": window}

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from .._validate import number
-from .adaptive import AdaptivePolicy, Bounds
+from .adaptive import AdaptivePolicy
 from .base import GradientView
 from .state import State
 
@@ -57,10 +57,10 @@ class ByRunningNorm(AdaptivePolicy):
     def _may_overflow(self, grads: GradientView) -> bool:  # noqa: ARG002
         return False
 
-    def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
+    def update(self, state: State, norm: Tensor, warm: Tensor) -> tuple[Tensor, State]:
         """Clip to the average, and update it with the clipped norm."""
         average = state["average"]
-        limit = bounds.clamp(self.k * average)
+        limit = self.bounded(self.k * average, warm)
         clipped = torch.minimum(norm, limit)
         moved = torch.lerp(average, clipped, 1 - self.decay)
-        return limit, {"average": torch.where(bounds.warm, torch.minimum(average, clipped), moved)}
+        return limit, {"average": torch.where(warm, torch.minimum(average, clipped), moved)}

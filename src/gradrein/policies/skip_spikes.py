@@ -9,10 +9,10 @@ from torch import Tensor
 from .. import _devices
 from .._validate import count, number, one_number
 from ..errors import ArgumentError
-from .base import GradientView, Policy, Scale, Skip, Stateful, check, refuse_no_policy
+from .base import GradientView, Policy, Skip, check, is_stateful, refuse_no_policy
 from .elements import ElementMemory
-from .state import LearningPolicy, State, StateRows, accepted
-from .window import empty, push, quantile
+from .state import LearningPolicy, State, StateRows, accepted, finite
+from .window import empty, median, middle, push
 
 _MAD_TO_SD = 1.4826  # of a normal distribution
 _LEAST_DEVIATION = 0.01  # of the median: where values hardly differ, a small rise is not a spike
@@ -103,43 +103,42 @@ class SkipSpikes(LearningPolicy):
 
     def decide(self, grads: GradientView) -> Skip:
         """Decide whether this step is a spike, and what to do if it is not."""
-        inner = Scale(grads.total_norm(self.p).new_ones(())) if self.policy is None else self.policy.decide(grads)
+        inner = None if self.policy is None else self.policy.decide(grads)
         if isinstance(inner, Skip):
             raise ArgumentError(f"SkipSpikes was given {self.policy!r:.80}, which skips by itself; one is enough.")
         with torch.no_grad():
-            norm, keys = grads.total_norm(self.p).reshape(1), [grads.pattern]
+            norm, keys = finite(grads.total_norm(self.p).reshape(1)), [grads.pattern]
             norms: StateRows = self._memory["norms"]
             state = norms.read(keys, norm)
-            finite = norm < math.inf
-            spike = self._is_spike(state, norm) & finite
+            spike = self._is_spike(state, norm)
             if self._loss is not None and grads.pattern not in self._loss_used_by:
                 spike = spike | self._loss_spikes(keys, self._loss.to(norm))
             # Only a normal step resets the streak; otherwise a level shift would skip `at_most` steps repeatedly.
-            streak = (state["streak"] + 1) * spike
-            after = {"window": push(state["window"], state["seen"], norm), "streak": streak}
-            norms.write(keys, accepted(state, after, finite, guarded=False))
-            return Skip((spike & (streak <= self.at_most)).reshape(()), inner)
+            after = {"window": push(state["window"], norm), "streak": (state["streak"] + 1) * spike}
+            norms.write(keys, accepted(state, after, norm == norm, guarded=False))  # NaN: not learned from
+            return Skip((spike & (state["streak"] < self.at_most)).reshape(()), inner)
 
     def _loss_spikes(self, keys: list[str], loss: Tensor) -> Tensor:
         losses: StateRows = self._memory["losses"]
         state = losses.read(keys, loss)
-        finite = loss.abs() < math.inf
-        spike = self._is_spike(state, loss) | finite.logical_not()
-        after = {"window": push(state["window"], state["seen"], loss)}
-        losses.write(keys, accepted(state, after, finite, guarded=False))
+        is_finite = loss.abs() < math.inf
+        spike = self._is_spike(state, loss) | is_finite.logical_not()
+        losses.write(keys, accepted(state, {"window": push(state["window"], loss)}, is_finite, guarded=False))
         self._loss_used_by.update(keys)
         return spike
 
     def _is_spike(self, state: State, value: Tensor) -> Tensor:
         window, seen = state["window"], state["seen"]
-        median = quantile(window, 0.5, seen)
-        deviation = _MAD_TO_SD * quantile((window - median.unsqueeze(1)).abs_(), 0.5, seen)
-        deviation = torch.maximum(deviation, _LEAST_DEVIATION * median.abs())
-        return (value - median > self.z * deviation) & (seen >= self.warmup)
+        where = middle(seen, self.window)
+        usual = median(window, where)
+        mad = median((window - usual.unsqueeze(1)).abs_(), where)
+        deviation = torch.maximum(mad, usual.abs() * (_LEAST_DEVIATION / _MAD_TO_SD))
+        limit = torch.add(usual, deviation, alpha=self.z * _MAD_TO_SD)
+        return (value > limit) & (seen >= self.warmup)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, with that of the policy for normal steps."""
-        inner = self.policy.state_dict() if isinstance(self.policy, Stateful) else None
+        inner = self.policy.state_dict() if is_stateful(self.policy) else None  # type: ignore[union-attr]
         return {**super().state_dict(), "inner": inner}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -151,8 +150,8 @@ class SkipSpikes(LearningPolicy):
         before = self._memory, self._loaded
         super().load_state_dict(saved)
         try:
-            if isinstance(self.policy, Stateful):
-                self.policy.load_state_dict(saved.get("inner") or {})
+            if is_stateful(self.policy):
+                self.policy.load_state_dict(saved.get("inner") or {})  # type: ignore[union-attr]
         except Exception:
             self._memory, self._loaded = before
             raise

@@ -86,9 +86,9 @@ class StateRows:
         return loaded
 
 
-def is_good(norm: Tensor) -> Tensor:
-    """Return which norms are finite and not zero: over itself such a number is 1, any other is NaN."""
-    return norm / norm == 1
+def finite(norm: Tensor) -> Tensor:
+    """Return norms with NaN in place of infinity. Those above zero are good to learn from."""
+    return norm.nan_to_num(math.nan, math.nan)
 
 
 def accepted(old: State, new: Mapping[str, Tensor], good: Tensor, *, guarded: bool) -> State:

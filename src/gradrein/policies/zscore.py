@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .._measure import needs_rescaling
 from .._validate import number
-from .adaptive import AdaptivePolicy, Bounds
+from .adaptive import AdaptivePolicy
 from .base import GradientView
 from .state import State
 
@@ -53,18 +53,19 @@ class ByZScore(AdaptivePolicy):
         """Return a mean and variance of zero."""
         return {"mean": torch.zeros((), dtype=torch.float64), "variance": torch.zeros((), dtype=torch.float64)}
 
-    def update(self, state: State, norm: Tensor, bounds: Bounds) -> tuple[Tensor, State]:
+    def update(self, state: State, norm: Tensor, warm: Tensor) -> tuple[Tensor, State]:
         """Limit the norm by its distance from the mean, and update the averages with the limited norm."""
         mean, variance, seen = state["mean"], state["variance"], state["seen"]
         # mean + z² sd / z_t with z_t = (norm - mean) / sd; above the norm where that is no spike, or below the mean.
-        limit = bounds.clamp(torch.add(mean, variance / (norm - mean).abs_(), alpha=self.z**2))
+        limit = self.bounded(torch.addcdiv(mean, variance, (norm - mean).abs_(), value=self.z**2), warm)
         clipped = torch.minimum(norm, limit)
         # During warm-up the plain mean and variance of all norms so far, moving averages of the same afterwards.
-        weight = torch.where(bounds.warm, (seen + 1).reciprocal_(), 1 - self.decay)
+        later = torch.tensor(1 - self.decay, dtype=norm.dtype, device="cpu")  # no launch, unlike a number
+        weight = torch.where(warm, (seen + 1).reciprocal_(), later)
         above = clipped - mean
         new_mean = torch.addcmul(mean, weight, above)
         left = clipped - new_mean
-        squared = left * torch.where(bounds.warm, above, left)
+        squared = left * torch.where(warm, above, left)
         return limit, {"mean": new_mean, "variance": torch.lerp(variance, squared, weight)}
 
     def _may_overflow(self, grads: GradientView) -> bool:

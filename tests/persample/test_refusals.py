@@ -303,3 +303,17 @@ def test_gathered_is_a_word_of_norms_only():
     for query in (ps.dot, ps.cosine, ps.gram, ps.stats, ps.audit):
         with pytest.raises(TypeError, match="gathered"):
             query(gathered=True)
+
+
+@pytest.mark.parametrize("batch_first", [True, False], ids=["as_is", "swapped"])
+def test_a_loss_for_each_token_is_told_to_be_reshaped(batch_first):
+    """A recurrent layer may swap batch and time; what to reshape to is the order of the data all the same."""
+    embed, rnn, head = nn.Embedding(7, 5), nn.GRU(5, 5, batch_first=batch_first), nn.Linear(5, 7)
+    model, ids = nn.ModuleList([embed, rnn, head]), torch.randint(7, (4, 3))
+    inner = embed(ids) if batch_first else embed(ids).transpose(0, 1)
+    hidden = rnn(inner)[0]
+    logits = head(hidden if batch_first else hidden.transpose(0, 1))
+    losses = F.cross_entropy(logits.flatten(0, 1), ids.flatten(), reduction="none")
+    with pytest.raises(errors.BatchCouplingError, match=r"12 losses of 4 sequences.*losses\.reshape\(4, 3\)"):
+        gradrein.per_sample(losses, model).norms()
+    assert len(gradrein.per_sample(losses.reshape(4, 3), model)) == 4

@@ -265,14 +265,15 @@ def _by_place(tensor: Tensor, owners: Owners, unit: int) -> Tensor:
     return places if unit == tensor.element_size() else places.repeat_interleave(tensor.element_size() // unit)
 
 
-def coupling_error(what: str, op: str, where: str) -> BatchCouplingError:
-    """Return the error about losses that depend on other samples."""
-    return BatchCouplingError(
-        f"per_sample: {what}, so one sample has no gradient of its own. Batch normalisation in training mode "
-        "does this (call model.eval(), or use GroupNorm), and so do losses over the whole batch. Pass "
-        "allow_coupling=True to get the gradient of each loss as it is. (A tensor that is neither a parameter nor a "
-        "registered buffer may be data: register constants, such as a table of positions, as buffers; for a mask "
-        "computed from a weight, allow_coupling=True is correct.)",
-        op,
-        where,
-    )
+_CAUSES = (
+    "Batch normalisation in training mode does this (call model.eval(), or use GroupNorm), and so do losses over the "
+    "whole batch. Pass allow_coupling=True to get the gradient of each loss as it is. (A tensor that is neither a "
+    "parameter nor a registered buffer may be data: register constants, such as a table of positions, as buffers; for "
+    "a mask computed from a weight, allow_coupling=True is correct.)"
+)
+
+
+def coupling_error(what: str, op: str, where: str, advice: str = "") -> BatchCouplingError:
+    """Return the error about losses that depend on other samples, with what to do if that is known."""
+    text = f"per_sample: {what}, so one sample has no gradient of its own. {advice or _CAUSES}"
+    return BatchCouplingError(text, op, where)

@@ -11,7 +11,7 @@ from . import _measure, _validate
 from ._devices import accumulation_dtype
 from ._torch.dtensor import any_dtensor
 from ._torch.modes import inside_func_transform, is_differentiated_by_func
-from ._torch.modules import flatten
+from ._torch.pytree import flatten
 from .errors import ArgumentError, ArgumentTypeError, UnsupportedGradientError
 
 __all__ = ["clip_by_global_norm", "clip_by_norm", "clip_by_value"]

@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradrein
-from gradrein import errors, graph
+from gradrein import errors
 
 
 @pytest.fixture
@@ -33,20 +33,10 @@ def raising(*_args, **_kwargs):
     raise MineError
 
 
-def old_signature(self, prefix="", recurse=True):
-    return nn.Module.named_parameters(self, prefix, recurse)
-
-
 OVERRIDES = {
-    "named_parameters, as it was": {"named_parameters": old_signature},
-    "named_parameters, raising": {"named_parameters": raising, "parameters": raising},
-    "named_buffers": {"named_buffers": raising},
-    "modules": {"named_modules": raising, "modules": raising},
-    "children": {"named_children": raising, "children": [1, 2]},
-    "attributes": {"__getattr__": raising},
+    "names": {"named_parameters": raising},
     "every attribute": {"__getattribute__": raising},
-    "length and truth": {"__len__": raising, "__bool__": raising, "__eq__": raising, "__hash__": raising},
-    "no entries": {"_parameters": property(raising)},
+    "truth": {"__len__": raising, "__bool__": raising, "__eq__": raising, "__hash__": raising},
 }
 
 
@@ -107,29 +97,10 @@ MISTAKES = {
 
 @pytest.mark.parametrize("override", OVERRIDES)
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
-def test_a_module_with_methods_of_its_own_changes_no_error(mistake, override, leaf):
+def test_a_module_that_cannot_be_read_hides_no_error(mistake, override, leaf):
     present = guest(OVERRIDES[override])  # noqa: F841 - alive is all it has to be
-    with pytest.raises(MISTAKES[mistake]):
+    with pytest.raises(RuntimeError):  # with its cause or without: not what the module raises
         mistake(leaf)
-
-
-def test_names_are_found_behind_an_override():
-    net = nn.Sequential(guest({"named_parameters": raising, "named_buffers": raising}))
-    assert graph.find_names(net).of(net._modules["0"]._parameters["bias"]) == "0.bias"
-
-
-def test_a_module_that_contains_itself_and_one_that_shares():
-    net = nn.Sequential(nn.Linear(2, 2))
-    net[0].owner, net[0].twin = net, net[0]
-    assert graph.find_names(net).of(net[0].weight) == "0.weight"
-
-
-def test_names_in_a_scripted_module():
-    net = nn.Sequential(nn.Linear(2, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        scripted = torch.jit.script(net)
-    assert graph.find_names(scripted).of(next(scripted.parameters())) == "0.weight"
 
 
 def test_variables_that_are_no_dict_of_names(leaf):

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 
-from .._torch import dynamo, modules
+from .._torch import dynamo
 from .._torch import fx as torch_fx
+from .._torch.pytree import flatten
 from .._torch.saved import has_pack_hooks
 from ..errors import ArgumentError, ArgumentTypeError
 from ..persample import tracing
@@ -176,7 +177,7 @@ class CompiledStep(Generic[P, R]):
 
     def _form(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
         """Return what can cheaply be told about a call: to stay eager is right for all that look alike."""
-        leaves = modules.flatten((args, kwargs))[0]
+        leaves = flatten((args, kwargs))[0]
         tensors = [(x.shape, x.dtype, x.requires_grad) if isinstance(x, Tensor) else type(x) for x in leaves]
         return (self._model.training, torch.is_grad_enabled(), *tensors)
 

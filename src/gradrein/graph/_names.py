@@ -6,15 +6,13 @@ The search of the whole process takes milliseconds, so it runs only after someth
 import gc
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from types import FrameType
 from typing import TypeAlias
 
 from torch import Tensor, nn
-
-from .._torch import modules
 
 NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
@@ -72,9 +70,12 @@ def find_names(source: NameSource | None = None) -> Names:
         [`gradrein.graph.variable_name`][], [`gradrein.graph.locate_nodes`][]
     """
     if source is None:
-        pairs = [pair for root in live_models() for pair in _named(root, type(root).__name__)]
+        pairs = []
+        for root in live_models():
+            with suppress(Exception):  # its class overrides what names are read with, and raises
+                pairs += _named(root, type(root).__name__)
     elif isinstance(source, nn.Module):
-        pairs = list(_named(source, ""))
+        pairs = _named(source, "")
     else:
         pairs = list(source.items() if isinstance(source, Mapping) else source)
     return Names({id(tensor): (name, tensor) for name, tensor in reversed(pairs)})
@@ -126,10 +127,18 @@ def live_models() -> list[nn.Module]:
         [`gradrein.graph.find_names`][]
     """
     # By type, not isinstance: that would trigger lazy proxies.
-    live = [o for o in gc.get_objects() if issubclass(type(o), nn.Module)]
-    inside = {id(child) for module in live for _, child in modules.children(module)}
-    outermost = [module for module in live if id(module) not in inside]
-    return sorted(outermost, key=lambda model: -sum(1 for _ in modules.submodules(model)))
+    live = {id(o): (o, _parts(o)) for o in gc.get_objects() if issubclass(type(o), nn.Module)}
+    inside = {id(part) for model, parts in live.values() for part in parts if part is not model}
+    outermost = [(model, len(parts)) for i, (model, parts) in live.items() if i not in inside and parts]
+    return [model for model, _ in sorted(outermost, key=lambda one: -one[1])]
+
+
+def _parts(model: nn.Module) -> list[nn.Module]:
+    """Return the model and every module inside it; nothing for one that cannot be read, such as in its `__init__`."""
+    try:
+        return list(model.modules())
+    except Exception:
+        return []
 
 
 def _is_readable(tensor: Tensor) -> bool:
@@ -151,5 +160,5 @@ def _name_in(frame: FrameType, tensor: Tensor) -> str | None:
     return name
 
 
-def _named(root: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    return chain(modules.parameters(root, prefix), modules.buffers(root, prefix))
+def _named(root: nn.Module, prefix: str) -> list[tuple[str, Tensor]]:
+    return [*root.named_parameters(prefix), *root.named_buffers(prefix)]

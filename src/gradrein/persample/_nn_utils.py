@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from .. import graph
-from .._torch import modules
+from .._torch.pytree import flatten
 from ..errors import CallArgumentError, UnsupportedOperationError, UnusedInputError
 from . import engine
 from ._output_batch import Value, losses_of, tensor_of, with_tensor
@@ -115,11 +115,11 @@ def _batch_size(module: nn.Module, units: list[Any], first: int, told: int | Non
 
 def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mean: bool, first: int) -> Any:
     """Run the module on inputs cut off from their history, and hand its outputs on through one node."""
-    given, rebuild = modules.flatten((args, kwargs))
+    given, rebuild = flatten((args, kwargs))
     count = _batch_size(module, given, first, batch_size)
     inner = [_asked(unit) for unit in given]
     inner_args, inner_kwargs = rebuild(inner)
-    outputs, rebuild_outputs = modules.flatten(module(*inner_args, **inner_kwargs))
+    outputs, rebuild_outputs = flatten(module(*inner_args, **inner_kwargs))
     live = [i for i, out in enumerate(outputs) if _needs_gradient(out)]
     if not live:
         return rebuild_outputs(outputs)

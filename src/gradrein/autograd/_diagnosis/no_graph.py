@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from ... import graph
-from ..._torch import modules
 from ...errors import NoGraphError
 from .._engine_call import EngineCall
 from .context import ErrorContext, bullet_list
@@ -61,6 +60,6 @@ def _frozen_models() -> list[str]:
     frozen = [
         type(model).__name__
         for model in graph.live_models()
-        if (flags := [p.requires_grad for _, p in modules.parameters(model)]) and not any(flags)
+        if (flags := [p.requires_grad for p in model.parameters()]) and not any(flags)
     ]
     return [f"every parameter of {name} is frozen: if {name} computed it, this is why" for name in frozen]

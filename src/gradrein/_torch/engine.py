@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +12,6 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from .nodes import is_leaf, leaf_tensor
 
 _T = TypeVar("_T")
-Hook = Callable[..., Any]
 
 
 # An alias, not a function: while a call is traced, the compiler recognises only torch's own.
@@ -61,22 +61,12 @@ def nested_engine_runs(error: BaseException) -> int:
     return found
 
 
-class _InterceptedEngine:
-    """torch's engine with `run_backward` replaced."""
-
-    def __init__(self, engine: Any, run: Callable[..., Any]) -> None:
-        self.engine = engine
-        self.run_backward = run
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.engine, name)
-
-
 def intercept_engine(run: Callable[..., Any]) -> None:
     """Call `run(original, ...)` for every backward pass that starts in Python, in all threads."""
     engine = torch.autograd.Variable._execution_engine
-    intercepted = _InterceptedEngine(engine, partial(run, engine.run_backward))
-    torch.autograd.Variable._execution_engine = intercepted  # type: ignore[assignment]
+    methods = {name: getattr(engine, name) for name in dir(engine) if not name.startswith("_")}
+    methods["run_backward"] = partial(run, engine.run_backward)
+    torch.autograd.Variable._execution_engine = SimpleNamespace(engine=engine, **methods)  # type: ignore[assignment]
 
 
 def restore_engine() -> None:
@@ -107,23 +97,3 @@ def zeros_for(node: Node, output_nr: int) -> Tensor:
     """Return a zero gradient for one output of the node."""
     metadata = node._input_metadata[output_nr]
     return torch.zeros(metadata.shape, dtype=metadata.dtype, device=metadata.device)
-
-
-def pre_hooks(node: Node) -> list[Hook]:
-    """Return the hooks registered with ``node.register_prehook``."""
-    return _registered(node.register_prehook(_no_op))
-
-
-def post_hooks(node: Node) -> list[Hook]:
-    """Return the hooks registered with ``node.register_hook``."""
-    return _registered(node.register_hook(_no_op))
-
-
-def _no_op(*_: Any) -> None:
-    pass
-
-
-def _registered(handle: Any) -> list[Hook]:
-    # torch cannot list a node's hooks, but the handle of a new one refers to the dict that holds them all.
-    handle.remove()
-    return list(handle.hooks_dict_ref().values())

@@ -20,22 +20,18 @@ _own_hooks = 0
 _counting = threading.RLock()
 
 
-def has_node_hooks(node: Node) -> bool:
-    """Return whether hooks were registered on the node itself."""
+def node_hooks(register: Callable[..., RemovableHandle]) -> list[Callable[..., Any]]:
+    """Return the hooks of a node, by its `register_prehook` or `register_hook`.
+
+    torch cannot list them, but the handle of a new one refers to the dict that holds them all.
+    """
     global _own_hooks
-    for register in (node.register_prehook, node.register_hook):
-        with _counting:
-            handle = register(_nothing)
-            _own_hooks += 1
-        hooks: Any = handle.hooks_dict_ref()
-        del hooks[handle.id]
-        if hooks:
-            return True
-    return False
-
-
-def _nothing(*_: Any) -> None:
-    pass
+    with _counting:
+        handle = register(id)
+        _own_hooks += 1
+    handle.remove()
+    hooks: Any = handle.hooks_dict_ref()
+    return list(hooks.values())
 
 
 def register_prehooks(nodes: Iterable[Node], make: Callable[[Node], Callable[..., Any]]) -> list[RemovableHandle]:
@@ -70,10 +66,6 @@ class _Witness(Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
-class _CalledError(Exception):
-    """Python code is about to be run by the engine: a hook."""
-
-
 class _Watch:
     """A profiler that stops what a function written in C calls in Python.
 
@@ -100,7 +92,7 @@ class _Watch:
         elif event == "call":
             if self._is_running:  # else a signal has come, and its handler is to run
                 if not self._is_known(frame):
-                    raise _CalledError
+                    raise RuntimeError("a hook is about to run")
                 self._known = frame
         elif event != "return":
             self._is_running = False
@@ -119,7 +111,7 @@ def has_hooks(nodes: Iterable[Node], is_known: IsKnown = lambda _: False) -> boo
             and may run.
     """
     nodes = list(nodes)
-    if any(map(has_node_hooks, nodes)):
+    if any(node_hooks(node.register_prehook) or node_hooks(node.register_hook) for node in nodes):
         return True
     zeros: dict[tuple[Any, ...], Tensor] = {}
     sent: dict[tuple[Any, ...], _Witness] = {}

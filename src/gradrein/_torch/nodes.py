@@ -193,18 +193,8 @@ def forward_source(node: Node) -> str | None:
 
 
 def output_metadata(node: Node) -> list[Any]:
-    """Return torch's metadata of the op's outputs, one entry per output."""
-    return list(node._input_metadata)
-
-
-def output_count(node: Node) -> int:
-    """Return how many gradients the node takes: one per output of its op."""
-    return len(node._input_metadata)
-
-
-def output_counts(nodes: Iterable[Node]) -> list[int]:
-    """Return the same for several nodes."""
-    return [len(node._input_metadata) for node in nodes]
+    """Return torch's metadata of the op's outputs, one entry per output: as many gradients does the node take."""
+    return node._input_metadata
 
 
 def output_shapes(nodes: Iterable[Node]) -> dict[Node, list[tuple[int, ...]]]:
@@ -213,11 +203,6 @@ def output_shapes(nodes: Iterable[Node]) -> dict[Node, list[tuple[int, ...]]]:
         node: [tuple(leaf_tensor(node).shape)] if is_leaf(node) else [tuple(out.shape) for out in node._input_metadata]
         for node in nodes
     }
-
-
-def output_dtypes(nodes: Iterable[Node]) -> set[torch.dtype]:
-    """Return the dtypes among the outputs of ops."""
-    return {out.dtype for node in nodes for out in node._input_metadata}
 
 
 def edge_shape(edge: GradientEdge) -> tuple[int, ...]:
@@ -258,22 +243,10 @@ def _edge_of_tensor(tensor: Tensor) -> GradientEdge:
         accumulate = alias.next_functions[0][0]
         assert accumulate is not None
         return GradientEdge(accumulate, 0)
+    if "ownership_token" not in GradientEdge._fields:
+        return GradientEdge(node, tensor.output_nr)
     # A Python node does not keep its own graph alive; the alias made above does.
-    return _owning_edge(node, tensor.output_nr, alias)
-
-
-class _OwningEdge(GradientEdge):
-    """An edge that keeps a node alive, for a torch whose edges have no `ownership_token`."""
-
-    ownership_token: Node
-
-
-def _owning_edge(node: Node, output_nr: int, owner: Node) -> GradientEdge:
-    if "ownership_token" in GradientEdge._fields:
-        return GradientEdge(node, output_nr, ownership_token=owner)
-    edge = _OwningEdge(node, output_nr)
-    edge.ownership_token = owner
-    return edge
+    return GradientEdge(node, tensor.output_nr, ownership_token=alias)
 
 
 def is_cpp_nested(tensor: Tensor) -> bool:

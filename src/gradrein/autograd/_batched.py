@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import graph
-from .._torch.vmap import WRONG_WHEN_VECTORISED, hide_batch, is_batch_refused_message, open_batch, restore_batch
+from .._torch.vmap import WRONG_WHEN_VECTORISED, is_batch_refused_message, vectorise
 from ..errors import BackwardError
 from ._diagnosis.exception_source import is_user_raise
 from ._engine import run
@@ -37,21 +37,22 @@ def run_batched(call: EngineCall, size: int, chunk_size: int | None) -> tuple[Te
         raise BackwardError(f"grad: torch vectorises {', '.join(sorted(wrong))} wrongly, without an error.\n{_ADVICE}")
     step = chunk_size or size
     if step >= size:
-        return _run_chunk(call, size)
+        return _run_chunk(call)
     results = []
     for start in range(0, size, step):
         part = replace(call, grads=tuple(None if g is None else g[start : start + step] for g in call.grads))
         last = start + step >= size
-        results.append(_run_chunk(part if last else replace(part, retain_graph=True), min(step, size - start)))
+        results.append(_run_chunk(part if last else replace(part, retain_graph=True)))
     return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*results, strict=True))
 
 
-def _run_chunk(call: EngineCall, size: int) -> tuple[Tensor | None, ...]:
+def _run_chunk(call: EngineCall) -> tuple[Tensor | None, ...]:
+    def run_each(*grads: Tensor) -> tuple[Tensor | None, ...]:
+        given = iter(grads)
+        return run(replace(call, grads=tuple(None if g is None else next(given) for g in call.grads)))
+
     try:
-        with open_batch() as level:
-            grads = tuple(None if g is None else hide_batch(g, level) for g in call.grads)
-            results = run(replace(call, grads=grads))
-            return tuple(None if g is None else restore_batch(g, level, size) for g in results)
+        return vectorise(run_each, *(g for g in call.grads if g is not None))
     except BackwardError:
         raise  # an error of the graph or the arguments
     except RuntimeError as error:

@@ -11,8 +11,9 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch.checkpoint import is_reentrant, recompute_once
-from .._torch.engine import post_hooks, pre_hooks, run_engine, validate_grad, zeros_for
-from .._torch.nodes import is_ddp_sink, is_distributed, output_count
+from .._torch.engine import run_engine, validate_grad, zeros_for
+from .._torch.hooks import node_hooks
+from .._torch.nodes import is_ddp_sink, is_distributed, output_metadata
 from ..errors import BackwardError
 from ._arguments import Gradients, as_outputs, gradients_for
 from ._engine_call import Output
@@ -189,7 +190,7 @@ class _PassState:
         gradient = validate_grad(gradient, edge.target, edge.output_nr)
         if self.visit is not None:
             gradient = _visited(self.visit, edge, gradient)
-        slots = self.arrived.setdefault(edge.target, [None] * output_count(edge.target))
+        slots = self.arrived.setdefault(edge.target, [None] * len(output_metadata(edge.target)))
         earlier = slots[edge.output_nr]
         if earlier is None:
             slots[edge.output_nr] = gradient
@@ -199,18 +200,18 @@ class _PassState:
 
     def collect(self, node: Node) -> list[Tensor | None]:
         """Return the gradients that arrived at a node, None for an output without one."""
-        return self.arrived.pop(node, None) or [None] * output_count(node)
+        return self.arrived.pop(node, None) or [None] * len(output_metadata(node))
 
     def execute(self, node: Node, incoming: list[Tensor | None]) -> tuple[Tensor | None, ...]:
         """Run one node, with its hooks, and return one gradient per input of its op."""
         if graph.is_custom(node):
             return self._execute_custom(node, incoming)
         gradients = tuple(apply_tensor_hooks(node, incoming, self.create_graph))
-        for before in pre_hooks(node):
+        for before in node_hooks(node.register_prehook):
             gradients = _or_unchanged(before(gradients), gradients)
         result = node(*gradients)  # type: ignore[operator]
         outgoing: tuple[Tensor | None, ...] = result if isinstance(result, tuple) else (result,)
-        after_hooks = post_hooks(node)
+        after_hooks = node_hooks(node.register_hook)
         if after_hooks:
             outgoing = tuple(
                 gradient if gradient is None or used is None else validate_grad(gradient, used, output_nr)

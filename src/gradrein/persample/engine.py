@@ -15,7 +15,7 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._torch import hooks
 from .._torch.engine import run_engine
-from .._torch.nodes import output_counts, output_metadata
+from .._torch.nodes import output_metadata
 from .._torch.saved import CHANGED_IN_PLACE, FREED, unpacked
 from .._torch.signature import Scan, packed_nodes, scan
 from ..errors import GradreinError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
@@ -142,7 +142,7 @@ def visit(
         retain_graph: whether ops keep what they saved when they have run.
     """
     ends = list(ends)
-    outputs = output_counts(ends)
+    outputs = [len(output_metadata(node)) for node in ends]
     edges = [GradientEdge(node, i) for node, count in zip(ends, outputs, strict=True) for i in range(count)]
     if not edges:
         return

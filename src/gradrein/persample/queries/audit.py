@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ... import graph
 from ..._notebook import bars, card, table
-from ..._torch.nodes import output_dtypes
+from ..._torch.nodes import output_metadata
 from ...errors import AuditError, GraphFreedError, NonFiniteGradientError
 from .. import engine
 from ..engine import Losses
@@ -56,7 +56,8 @@ def audit(
             (),
         )
     _refuse_nonfinite(total)
-    samples, dtypes = len(total), {leaf.dtype for leaf in leaves.values()} | output_dtypes(losses.scan.nodes)
+    samples, dtypes = len(total), {leaf.dtype for leaf in leaves.values()}
+    dtypes |= {out.dtype for node in losses.scan.nodes for out in output_metadata(node)}
     eps = max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point or dtype.is_complex), default=0.0)
     tolerance = (5e-2 if eps > 1e-5 else 1e-3) if tolerance is None else tolerance
     sizes = {name: _size(norms) for name, norms in each.items()}

@@ -35,15 +35,11 @@ class Captured:
         graph: the graph.
         with_history: for each output of the step, whether it has a graph in the eager step.
         written: inputs to whose ``.grad`` it adds, once for each time.
-        is_random: whether it draws random numbers.
-        needs_grad_mode: whether one of its ops has to run with gradients recorded.
     """
 
     graph: fx.GraphModule
     with_history: tuple[bool, ...]
     written: tuple[int, ...]
-    is_random: bool
-    needs_grad_mode: bool
 
 
 def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
@@ -61,34 +57,43 @@ def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) ->
 
 
 def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
-    _refuse_writes(step, inputs)
     mode = torch_fx.fake_mode()
     fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
-    seen: dict[str, Any] = {}
+    held = {id(x) for x in (*model.parameters(), *model.buffers())}
+    history: tuple[bool, ...] = ()
+    written: tuple[int, ...] = ()
 
     def run(*given: Tensor) -> list[Tensor]:
-        tracer = _Tracer(given, _Held(model, inputs, given))
+        nonlocal history, written
+        before = [_layout(x) for x in given]
+        tracer = _Tracer(given, [fake for x, fake in zip(inputs, given, strict=True) if id(x) in held])
         with tracer.active():
             outputs = list(step(*given))
+        if [_layout(x) for x in given] != before:
+            raise RunEagerly("it changes the shape, the memory or requires_grad of an input")
         number = {id(x): i for i, x in enumerate(given)}
-        seen["history"] = tuple(isinstance(out, Tensor) and out.requires_grad for out in outputs)
-        seen["written"] = tuple(number[id(parameter)] for parameter, _ in tracer.written)
+        history = tuple(isinstance(out, Tensor) and out.requires_grad for out in outputs)
+        written = tuple(number[id(parameter)] for parameter, _ in tracer.written)
         return [tracer.flag(), *outputs, *(g for _, g in tracer.written)]
 
     with mode:
         traced = torch_fx.trace(run, fakes)
+    if torch_fx.updates_statistics(traced):
+        raise RunEagerly("it updates the running statistics of batch normalisation")
+    if torch_fx.writes_to_inputs(traced):
+        raise RunEagerly("it changes a tensor in place that it was given, or a buffer")
+    torch_fx.prune(traced)
     _refuse_fakes(traced)
-    is_random = any(torch_fx.is_random(node) for node in traced.graph.nodes)
-    grad_mode = torch_fx.needs_grad_mode(traced)
-    return Captured(traced, seen["history"], seen["written"], is_random, grad_mode)
+    return Captured(traced, history, written)
 
 
 class _Tracer:
     """Collects conditions and what is to be written, and answers the queries of a step."""
 
-    def __init__(self, given: Sequence[Tensor], held: "_Held") -> None:
+    def __init__(self, given: Sequence[Tensor], held: Sequence[Tensor]) -> None:
         self._recorder = torch_fx.tracer_in_use()
-        self._held, self._conditions = held, [torch.ones((), dtype=torch.bool, device=given[0].device)]
+        self._held = held  # what the model holds, without values
+        self._conditions = [torch.ones((), dtype=torch.bool, device=given[0].device)]
         self.written: list[tuple[Tensor, Tensor]] = []
         self._made: dict[tuple[Any, ...], tuple[Tensor, int, PerSample]] = {}
 
@@ -158,9 +163,13 @@ class _Tracer:
         foreign = [graph.op(node) for node in graph.walk([losses]) if identity(node) in own]
         if foreign:
             raise RunEagerly(f"`{foreign[0]}` has a registered rule, which may read anything")
+        model = nn.Module()
+        model._parameters.update(named)  # type: ignore[arg-type]
+        others = [x for x in self._held if all(x is not parameter for parameter in named.values())]
+        model._buffers.update((str(i), x) for i, x in enumerate(others))
         ps = per_sample(
             losses,
-            self._held.with_parameters(named),
+            model,
             memory_budget=budget,
             retain_graph=retain_graph,
             allow_coupling=allow_coupling,
@@ -170,44 +179,6 @@ class _Tracer:
             how = "" if ps._source is None else f": owners are {ps._source}"
             raise RunEagerly(f"the owner of each row does not follow from the structure of the graph{how}")
         return ps
-
-
-class _Held(nn.Module):
-    """The model as the trace knows it: its parameters and buffers without values."""
-
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-        super().__init__()
-        fake = {id(real): one for real, one in zip(inputs, given, strict=True)}
-        self._others = [[fake[id(x)] for x in some if id(x) in fake] for some in (model.parameters(), model.buffers())]
-        self._named: dict[str, Tensor] = {}
-
-    def with_parameters(self, named: dict[str, Tensor]) -> "_Held":
-        """Return the model, with these as its parameters by name."""
-        self._named = named
-        return self
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[Any]:
-        return iter(self._named.items())
-
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:  # noqa: ARG002
-        return iter(self._others[0])
-
-    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:  # noqa: ARG002
-        return iter(self._others[1])
-
-
-def _refuse_writes(step: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
-    """Refuse a step that changes its inputs, buffers among them, found by running it without values."""
-    with torch_fx.fake_mode() as mode, torch_fx.Writes() as writes:
-        fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
-        before = [_layout(x) for x in fakes]
-        step(*fakes)
-    if [_layout(x) for x in fakes] != before:
-        raise RunEagerly("it changes the shape, the memory or requires_grad of an input")
-    if writes.updates_statistics:
-        raise RunEagerly("it updates the running statistics of batch normalisation")
-    if any(storage_of(x) in writes.storages for x in fakes):
-        raise RunEagerly("it changes a tensor in place that it was given, or a buffer")
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:

@@ -19,13 +19,20 @@ Runner: TypeAlias = Callable[[Sequence[Tensor]], list[Any] | None]
 
 def make_runner(captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> Runner:
     """Return what runs a captured step by this function of its inputs, and then writes what there is to write."""
-    borrowed = _find_borrowed(captured, function, inputs)
+    is_random = any(torch_fx.is_random(node) for node in captured.graph.graph.nodes)
+    grad_mode = torch_fx.needs_grad_mode(captured.graph)
+
+    def compute(inputs: Sequence[Tensor]) -> Sequence[Any]:
+        with torch_fx.as_recorded(grad_mode=grad_mode):
+            return function(*(x.detach() for x in inputs) if grad_mode else inputs)
+
+    borrowed = _find_borrowed(compute, inputs, 1 + len(captured.with_history))
 
     def run(inputs: Sequence[Tensor]) -> list[Any] | None:
-        restore = _random_state(inputs) if captured.is_random else None
+        restore = _random_state(inputs) if is_random else None
         is_usual = False
         try:
-            outputs = _pure(captured, function, inputs)
+            outputs = compute(inputs)
             is_usual = bool(outputs[0])
         finally:
             if not is_usual and restore is not None:
@@ -46,24 +53,18 @@ def _write(captured: Captured, outputs: Sequence[Any], inputs: Sequence[Tensor])
     return [_without_graph(x) if had else x for x, had in zip(outputs[1:end], captured.with_history, strict=True)]
 
 
-def _pure(captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> Sequence[Any]:
-    if captured.needs_grad_mode:
-        inputs = [x.detach() for x in inputs]
-    with torch_fx.as_recorded(grad_mode=captured.needs_grad_mode):
-        return function(*inputs)
-
-
-def _find_borrowed(captured: Captured, function: Callable[..., Any], inputs: Sequence[Tensor]) -> frozenset[int]:
+def _find_borrowed(
+    compute: Callable[[Sequence[Tensor]], Sequence[Any]], inputs: Sequence[Tensor], returned: int
+) -> frozenset[int]:
     """Return the outputs that lie in memory that is not theirs alone: the graph's, an input's, another output's.
 
-    What is written must be. What the step returns may be a view of an input, as in the eager step.
+    What is written must be. What the step returns, `returned` outputs, may be a view of an input, as in the eager step.
     """
     restore = _random_state(inputs)
-    first, second = _pure(captured, function, inputs), _pure(captured, function, inputs)
+    first, second = compute(inputs), compute(inputs)
     restore()
     kept, given = ({storage_of(x) for x in some} for some in (first, inputs))
     places = [storage_of(x) for x in second]
-    returned = 1 + len(captured.with_history)
     return frozenset(
         i
         for i, place in enumerate(places)

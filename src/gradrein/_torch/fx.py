@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils import _python_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from .storage import storage_of
@@ -31,29 +31,35 @@ def fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-class Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While open, notes the memory that ops write to.
+def writes_to_inputs(graph: fx.GraphModule) -> bool:
+    """Return whether an op of a traced graph writes to the memory of an input."""
+    inputs = {storage_of(node.meta["val"]) for node in graph.graph.nodes if node.op == "placeholder"}
+    written = (
+        value.meta["val"]
+        for node in graph.graph.nodes
+        for argument, given in _arguments(node)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for value in tree_leaves(given)
+        if isinstance(value, fx.Node)
+    )
+    return any(isinstance(value, Tensor) and storage_of(value) in inputs for value in written)
 
-    Attributes:
-        storages: the memory, as `storage_of` numbers it.
-        updates_statistics: whether one of them is batch normalisation, whose schema does not say what it writes.
-    """
 
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.storages: set[int] = set()
-        self.updates_statistics = False
+def updates_statistics(graph: fx.GraphModule) -> bool:
+    """Return whether an op is batch normalisation with running statistics, whose schema does not say that it writes."""
+    for node in graph.graph.nodes:
+        given = {argument.name: value for argument, value in _arguments(node)}
+        reads_them = given.get("running_mean") is not None and "backward" not in str(node.target)
+        if reads_them and given.get("training", True):
+            return True
+    return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        arguments = func._schema.arguments
-        given = {**dict(zip((one.name for one in arguments), args, strict=False)), **kwargs}
-        self.updates_statistics |= given.get("running_mean") is not None and given.get("training", True)
-        for one in arguments:
-            if one.alias_info is not None and one.alias_info.is_write:
-                leaves = tree_leaves(given.get(one.name))
-                self.storages.update(storage_of(x) for x in leaves if isinstance(x, Tensor))
-        return func(*args, **kwargs)
+
+def _arguments(node: fx.Node) -> list[tuple[Any, Any]]:
+    """Return the arguments of an op as its schema has them, each with what it is given."""
+    arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else []
+    positional = zip(arguments, node.args, strict=False)
+    return [*positional, *((one, node.kwargs[one.name]) for one in arguments if one.name in node.kwargs)]
 
 
 def trace(function: Callable[..., Any], fakes: Sequence[Tensor]) -> fx.GraphModule:
@@ -61,9 +67,13 @@ def trace(function: Callable[..., Any], fakes: Sequence[Tensor]) -> fx.GraphModu
     from torch.fx.experimental.proxy_tensor import make_fx
 
     traced: fx.GraphModule = make_fx(function)(*fakes)
-    traced.graph.eliminate_dead_code()
-    traced.recompile()
     return traced
+
+
+def prune(graph: fx.GraphModule) -> None:
+    """Remove the ops of a graph whose results nothing needs."""
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
 
 
 def tracer_in_use() -> Any:

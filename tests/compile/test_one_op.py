@@ -27,7 +27,7 @@ class Recurrent(nn.Module):
 def graph_of(twins, *args):
     twins.run(*args)
     twins.captured(*args)
-    return twins.step._entries[-1].captured.graph
+    return twins.step._entries[-1].graph
 
 
 def names(graph):
@@ -94,7 +94,7 @@ def test_small_gradients_have_one_norm_and_no_norm_is_the_slow_one():
     step = gradrein.compile(clipped(model), model, backend="captured")
     step(*batch())
     step(*batch())
-    nodes = step._entries[0].captured.graph.graph.nodes
+    nodes = step._entries[0].graph.graph.nodes
     norms = [node for node in nodes if node.target is torch.ops.aten.linalg_vector_norm.default]
     assert len(norms) == 1
     assert all(node.args[1] == 2 for node in norms)

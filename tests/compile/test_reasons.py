@@ -1,7 +1,5 @@
 """What stays eager, for which reason."""
 
-import copy
-import pickle
 import re
 
 import pytest
@@ -192,15 +190,6 @@ def test_before_the_first_call():
     step = gradrein.compile(clipped(model), model)
     assert step.explain() == "`step`, backend 'fastest'\n  not called yet"
     assert step.__name__ == "step"
-
-
-@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_compiled_step_is_not_copied(make):
-    twins = Twins(mlp())
-    for _ in range(2):
-        with pytest.raises(TypeError, match=r"the compiled step `step` cannot be copied or pickled. Copy the model"):
-            make(twins.step)
-        twins.run(*batch())
 
 
 def test_coupling_that_is_allowed():

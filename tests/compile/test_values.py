@@ -103,16 +103,13 @@ def test_a_norm_that_is_not_finite_raises_and_writes_nothing():
     assert step._entries[0].ran == "captured"
 
 
-def test_values_that_stay_unusual_end_in_the_eager_step():
+def test_unusual_values_are_left_to_the_eager_step():
     twins = Twins(nn.Sequential(nn.Flatten(), nn.Linear(D, C)))
     x, y = batch()
     twins.run(x, y)
     twins.captured(x, y)
-    x = x * 1e25
-    for _ in range(4):
-        twins.eager(x, y)
-    assert "values beyond the usual range" in twins.step.explain()
-    twins.eager(*batch())
+    twins.eager(x * 1e25, y)
+    twins.captured(x, y)
 
 
 def test_random_graphs_of_values():

@@ -3,9 +3,9 @@
 The trace runs on tensors without values, so that nothing in the graph can be a number of the step it was made in.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,32 +18,20 @@ from .._torch.storage import is_fake, storage_of
 from ..errors import GradreinError
 from ..persample import PerSample, ops, per_sample, tracing
 from ..persample.cuts import PROVED
+from ._runner import Runner, make_runner
 
 
 class RunEagerly(Exception):  # noqa: N818
     """The step is to be run eagerly, where there is a reason for good. Nothing was written."""
 
 
-@dataclass(frozen=True, eq=False)
-class Captured:
-    """A step as one graph.
+def capture(
+    step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module
+) -> tuple[fx.GraphModule, Callable[[Callable[..., Any]], Runner]]:
+    """Trace a step as one graph, which returns a flag, what the step returns, and what it adds to ``.grad``.
 
-    The graph returns one flag that says whether the rest may be used, what the step returns, and what it adds to
-    ``.grad``.
-
-    Attributes:
-        graph: the graph.
-        with_history: for each output of the step, whether it has a graph in the eager step.
-        written: inputs to whose ``.grad`` it adds, once for each time.
-    """
-
-    graph: fx.GraphModule
-    with_history: tuple[bool, ...]
-    written: tuple[int, ...]
-
-
-def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
-    """Trace a step.
+    Returns:
+        The graph, and a function that makes a runner of it, or of what it was compiled to.
 
     Raises:
         RunEagerly: it reads values, or its owners do not follow from structure.
@@ -56,7 +44,7 @@ def capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) ->
         raise RunEagerly(_in_words(error)) from error
 
 
-def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> Captured:
+def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -> tuple[fx.GraphModule, Any]:
     mode = torch_fx.fake_mode()
     fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
     held = {id(x) for x in (*model.parameters(), *model.buffers())}
@@ -84,7 +72,7 @@ def _capture(step: fx.GraphModule, inputs: Sequence[Tensor], model: nn.Module) -
         raise RunEagerly("it changes a tensor in place that it was given, or a buffer")
     torch_fx.prune(traced)
     _refuse_fakes(traced)
-    return Captured(traced, history, written)
+    return traced, partial(make_runner, traced, history, written, inputs)
 
 
 class _Tracer:

@@ -13,17 +13,14 @@ from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from .._warn import warn
 from ..persample import ops
-from ._capture import Captured, RunEagerly, capture
-from ._runner import Runner, make_runner
+from ._capture import RunEagerly, capture
+from ._runner import Runner
 
 Way: TypeAlias = Literal["eager", "captured", "compiled"]
 # How often each way is timed before the fastest is kept.
 _ROUNDS = 5
 # Inductor takes about a minute on two cores for so many ops; beyond, it has to be asked for by name.
 _OPS_AT_MOST = 2000
-# After so many calls in a row with values that the captured step is not right for, the eager step is cheaper.
-_REDONE_AT_MOST = 3
-_said: set[str] = set()
 
 
 @dataclass(eq=False)
@@ -39,11 +36,10 @@ class Entry:
         seconds: how long calls took, in each way.
         took: how many seconds it took to capture and compile.
         note: why the captured graph was not compiled, if that failed.
-        ops: how many ops were captured.
         label: the shapes of inputs other than parameters.
         ran: how the last call was run, if it was not left to the eager step.
         was_eager: whether an eager call has returned.
-        captured: the step as one graph, once it was captured.
+        graph: the step as one graph, once it was captured.
     """
 
     step: fx.GraphModule
@@ -55,12 +51,10 @@ class Entry:
     took: float = 0.0
     note: str = ""
     label: str = ""
-    ops: int = 0
     ran: Way | None = None
     was_eager: bool = False
-    captured: Captured | None = None
+    graph: fx.GraphModule | None = None
     _runners: dict[Way, Runner] = field(default_factory=dict)
-    _redone: int = 0
     _data: list[int] = field(default_factory=list)
     _leaves: list[int] = field(default_factory=list)
     _sharing: tuple[Any, ...] = ()
@@ -81,9 +75,8 @@ class Entry:
         except Exception:  # the eager step says in the user's terms what is wrong
             raise RunEagerly from None
         if outputs is None:
-            self._count_redone()
             raise RunEagerly
-        self.ran, self._redone = self.way, 0
+        self.ran = self.way
         return outputs
 
     def timed(self, way: Way, seconds: float) -> None:
@@ -112,7 +105,7 @@ class Entry:
         state = f"eager: {self.reason}" if self.reason else f"{self.way}"
         if self.backend == "fastest":
             state = "being timed"
-        details = [f"{self.ops} ops", f"ready after {self.took:.1f} s", times, self.note]
+        details = [f"{_count_ops(self.graph)} ops", f"ready after {self.took:.1f} s", times, self.note]
         return f"{what}: {state} ({'; '.join(part for part in details if part)})"
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
@@ -138,19 +131,18 @@ class Entry:
         if any(storage_of(inputs[i]) in memory for i in self._data):
             raise RunEagerly("an input shares its memory with a parameter")
         self._rules = ops.registered()
-        captured = self.captured = capture(self.step, inputs, self.model)
+        self.graph, make_runner = capture(self.step, inputs, self.model)
         self._sharing = self._shared_memory(inputs)
-        self.ops = sum(node.op == "call_function" for node in captured.graph.graph.nodes)
-        runners: dict[Way, Runner] = {"captured": make_runner(captured, captured.graph, inputs)}
+        runners: dict[Way, Runner] = {"captured": make_runner(self.graph)}
         if self.backend != "captured":
-            self.note = self._why_uncompiled(captured.graph)
+            self.note = self._why_uncompiled(self.graph)
         if self.backend != "captured" and not self.note:
             try:
-                runners["compiled"] = make_runner(captured, torch_fx.compiled(captured.graph, inputs), inputs)
+                runners["compiled"] = make_runner(torch_fx.compiled(self.graph, inputs))
             except Exception as error:
                 lacking = torch_fx.lacks_compiler(error)
                 self.note = "there is no C++ compiler" if lacking else f"{type(error).__name__}: {error}".split("\n")[0]
-                _say_once(f"gradrein.compile: the captured step runs uncompiled: {self.note}.")
+                warn(f"gradrein.compile: the captured step runs uncompiled: {self.note}.")
         self.way = "compiled" if "compiled" in runners else "captured"
         self._runners = {self.way: runners[self.way]} if self.backend == "inductor" else runners
 
@@ -158,7 +150,7 @@ class Entry:
         """Return why a captured graph is not to be compiled; empty if it is."""
         if torch_fx.loses_workspace(graph):
             return "uncompiled, since inductor does not hand on what a recurrent layer keeps for the layer below it"
-        if self.backend == "fastest" and self.ops > _OPS_AT_MOST:
+        if self.backend == "fastest" and _count_ops(graph) > _OPS_AT_MOST:
             return f"uncompiled, since more than {_OPS_AT_MOST} ops take minutes; backend='inductor' compiles them"
         return ""
 
@@ -179,13 +171,6 @@ class Entry:
         offsets = (x.storage_offset() for x in inputs)
         return tuple((places.index(place), offset) for place, offset in zip(places, offsets, strict=True))
 
-    def _count_redone(self) -> None:
-        self._redone += 1
-        if self._redone >= _REDONE_AT_MOST:
-            self.reason = f"values beyond the usual range in {self._redone} calls one after another"
 
-
-def _say_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        warn(message)
+def _count_ops(graph: fx.GraphModule | None) -> int:
+    return 0 if graph is None else sum(node.op == "call_function" for node in graph.graph.nodes)

@@ -4,29 +4,43 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from ..errors import GraphFreedError
 from ..persample.queries.sums import accumulate
-from ._capture import Captured
 
 # Returns what the step returns, or None where its values are beyond what a captured step is right for. Then, and where
 # an op raises, nothing was written and no random number drawn.
 Runner: TypeAlias = Callable[[Sequence[Tensor]], list[Any] | None]
 
 
-def make_runner(captured: Captured, function: Callable[..., Sequence[Any]], inputs: Sequence[Tensor]) -> Runner:
-    """Return what runs a captured step by this function of its inputs, and then writes what there is to write."""
-    is_random = any(torch_fx.is_random(node) for node in captured.graph.graph.nodes)
-    grad_mode = torch_fx.needs_grad_mode(captured.graph)
+def make_runner(
+    graph: fx.GraphModule,
+    with_history: Sequence[bool],
+    written: Sequence[int],
+    inputs: Sequence[Tensor],
+    function: Callable[..., Sequence[Any]],
+) -> Runner:
+    """Return what runs a captured step, and then writes what there is to write.
+
+    Args:
+        graph: the step as one graph.
+        with_history: for each output of the step, whether it has a graph in the eager step.
+        written: inputs to whose ``.grad`` it adds, once for each time.
+        inputs: inputs to try it with.
+        function: runs the graph: itself, or what it was compiled to.
+    """
+    is_random = any(torch_fx.is_random(node) for node in graph.graph.nodes)
+    grad_mode = torch_fx.needs_grad_mode(graph)
+    end = 1 + len(with_history)
 
     def compute(inputs: Sequence[Tensor]) -> Sequence[Any]:
         with torch_fx.as_recorded(grad_mode=grad_mode):
             return function(*(x.detach() for x in inputs) if grad_mode else inputs)
 
-    borrowed = _find_borrowed(compute, inputs, 1 + len(captured.with_history))
+    borrowed = _find_borrowed(compute, inputs, end)
 
     def run(inputs: Sequence[Tensor]) -> list[Any] | None:
         restore = _random_state(inputs) if is_random else None
@@ -39,18 +53,13 @@ def make_runner(captured: Captured, function: Callable[..., Sequence[Any]], inpu
                 restore()
         if not is_usual:
             return None
-        return _write(captured, [x.clone() if i in borrowed else x for i, x in enumerate(outputs)], inputs)
+        outputs = [x.clone() if i in borrowed else x for i, x in enumerate(outputs)]
+        with torch.no_grad():
+            for i, gradient in zip(written, outputs[end:], strict=True):
+                accumulate([inputs[i]], [gradient])
+        return [_without_graph(x) if had else x for x, had in zip(outputs[1:end], with_history, strict=True)]
 
     return run
-
-
-def _write(captured: Captured, outputs: Sequence[Any], inputs: Sequence[Tensor]) -> list[Any]:
-    """Add to ``.grad`` what the step adds, and return what it returns."""
-    end = 1 + len(captured.with_history)
-    with torch.no_grad():
-        for i, gradient in zip(captured.written, outputs[end:], strict=True):
-            accumulate([inputs[i]], [gradient])
-    return [_without_graph(x) if had else x for x, had in zip(outputs[1:end], captured.with_history, strict=True)]
 
 
 def _find_borrowed(

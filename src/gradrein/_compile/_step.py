@@ -137,13 +137,6 @@ class CompiledStep(Generic[P, R]):
             lines.append("  not called yet")
         return "\n".join(lines)
 
-    def __reduce_ex__(self, protocol: object) -> Any:
-        """Refuse to be copied or pickled: a function keeps the model that it was written with."""
-        raise ArgumentTypeError(
-            f"compile: the compiled step `{self._name}` cannot be copied or pickled. Copy the model, write a step of "
-            "the copy, and compile that."
-        )
-
     @property
     def _stays_eager(self) -> str:
         """Why every call is eager, if it is."""

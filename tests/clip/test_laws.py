@@ -61,57 +61,14 @@ def assert_agrees_with_the_oracle(grads, max_norm, p, foreach):
     expected = helpers.clipped(grads, max_norm, p) if max_norm < math.inf else helpers.vector(grads)
     allowed = tolerance(grads)
     torch.testing.assert_close(helpers.vector(after), expected, rtol=allowed, atol=allowed * 1e-3)
-
-
-def assert_never_grows(grads, max_norm, p):
-    _, after = run(grads, max_norm, p)
-    bound = min(max_norm, helpers.norm(grads, p))
-    assert helpers.norm(after, p) <= bound * (1 + tolerance(grads)) + 1e-6
-
-
-def assert_exact_under_the_threshold(grads, p):
-    _, after = run(grads, helpers.norm(grads, p) * 1.001 + 1e-3, p)
-    assert all(torch.equal(a, g) for a, g in zip(after, grads, strict=True))
-
-
-def assert_idempotent(grads, max_norm, p):
-    _, once = run(grads, max_norm, p)
-    _, twice = run(once, max_norm, p)
-    # torch's epsilon takes its share each time: 1e-6 of the threshold's size
-    allowed = tolerance(grads) + 2e-6 / max(max_norm, 1e-3)
-    torch.testing.assert_close(helpers.vector(twice), helpers.vector(once), rtol=allowed, atol=allowed * 1e-2)
-
-
-def assert_order_does_not_matter(grads, max_norm, p):
-    there, a = run(grads, max_norm, p)
-    back, b = run(grads[::-1], max_norm, p)
-    assert there.item() == pytest.approx(back.item(), rel=1e-6)
-    allowed = tolerance(grads)
-    torch.testing.assert_close(helpers.vector(a), helpers.vector(b[::-1]), rtol=allowed, atol=allowed * 1e-3)
-
-
-def assert_direction_is_kept(grads, max_norm, p):
-    _, after = run(grads, max_norm, p)
-    before, now = helpers.vector(grads), helpers.vector(after)
-    if helpers.norm(after, 2) > 1e-2:
-        cosine = torch.dot(before, now) / (before.norm() * now.norm())
-        assert cosine.item() == pytest.approx(1, abs=1e-3)
+    if norm.item() <= max_norm * (1 - 1e-4) - 1e-5:  # under the threshold to the bit
+        assert all(torch.equal(a, g) for a, g in zip(after, grads, strict=True))
 
 
 @settings(max_examples=300, deadline=None)
 @given(several(), THRESHOLDS, ORDERS, FOREACH)
 def test_oracle(grads, max_norm, p, foreach):
     assert_agrees_with_the_oracle(grads, max_norm, p, foreach)
-
-
-@settings(max_examples=100, deadline=None)
-@given(several(), THRESHOLDS, ORDERS)
-def test_laws(grads, max_norm, p):
-    assert_never_grows(grads, max_norm, p)
-    assert_exact_under_the_threshold(grads, p)
-    assert_idempotent(grads, max_norm, p)
-    assert_order_does_not_matter(grads, max_norm, p)
-    assert_direction_is_kept(grads, max_norm, p)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

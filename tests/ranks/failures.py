@@ -1,9 +1,6 @@
 """What the ranks run when something is wrong on one of them."""
 
 import math
-import os
-import signal
-import time
 
 import layouts
 import placements
@@ -154,34 +151,6 @@ def extremes():
             layouts.close(gradrein.clip_grad_norm_(parameters, 1.0, p).item(), layouts.norm_of(wholes, p), 12)
 
 
-def adaptive(name, kwargs):
-    """A hundred steps: every rank has learned the same, bit for bit, and what one process learns."""
-    policy, alone = getattr(gradrein.policies, name)(**kwargs), getattr(gradrein.policies, name)(**kwargs)
-    for step in range(100):
-        size = 50.0 if step % 17 == 16 else 1.0 + step % 5
-        case = {"seed": step, "size": size, "tensors": [((5, 3), "line", "0", ()), ((3,), "plain", "", ())]}
-        parameters, wholes = layouts.build(case)
-        if dist.get_rank() == 1 and step == 40:
-            parameters["p0"].grad.to_local()[:1] = math.nan
-        whole = {key: torch.nn.Parameter(torch.zeros_like(full)) for key, full in zip(parameters, wholes, strict=True)}
-        for p, full in zip(whole.values(), wholes, strict=True):
-            p.grad = full * math.nan if step == 40 and full.dim() == 2 else full
-        gradrein.clip_(parameters, policy, nonfinite="skip")
-        gradrein.clip_(whole, alone, nonfinite="skip")
-    mine, theirs = tensors_in(policy.state_dict()), tensors_in(alone.state_dict())
-    assert len(mine) == len(theirs) > 0
-    for ours, expected in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-9, equal_nan=True)
-        for value in ours.double().flatten().tolist():
-            layouts.assert_same_everywhere(value)
-
-
-def tensors_in(state):
-    if isinstance(state, dict):
-        return [t for key in sorted(state) for t in tensors_in(state[key])]
-    return [state] if isinstance(state, torch.Tensor) else []
-
-
 def many():
     """More parameters than one message holds."""
     case = {"seed": 3, "tensors": [((2, 2), "line", "0", ())] * 1500}
@@ -214,20 +183,3 @@ def collectives(case, call):
         for name, run in kept.items():
             setattr(dist, name, run)
     return count[0]
-
-
-def clip_or_error(case, at_fault, fault):
-    """Clip; what was raised, how long it took, and whether each gradient is as it was."""
-    parameters, _ = layouts.build(case)
-    before = pieces(parameters)
-    if dist.get_rank() == at_fault:
-        if fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault == "late":
-            time.sleep(6)
-        if fault == "fewer":
-            parameters.popitem()
-    start = time.monotonic()
-    kind, text = placements.error(lambda: gradrein.clip_grad_norm_(parameters, 0.01))
-    untouched = [torch.equal(p.grad.to_local(), b) for p, b in zip(parameters.values(), before, strict=False)]
-    return kind, text, time.monotonic() - start, untouched

@@ -52,25 +52,3 @@ def test_one_collective_for_each_group(four, call):
         both = {"seed": 1, "tensors": [((8, 4), "2d", "01", ()), ((4,), "2d/a", "0", ()), ((4,), "2d/b", "r", ())] * n}
         assert four.run(failures.collectives, both, call) == [2] * 4
         assert four.run(failures.collectives, {"seed": 1, "tensors": [((8,), "plain", "", ())] * n}, call) == [0] * 4
-
-
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [
-        ("killed", "could not exchange gradient norms with ranks [0, 1, 2]"),
-        ("late", "has not made the same call within the group's timeout"),
-        ("fewer", "ranks [0, 1, 2] do not agree on the number of parameters: 2 on ranks 0, 2; 1 on rank 1"),
-    ],
-)
-def test_the_others_stop_with_an_error_and_whole_gradients(three, fault, says):
-    answers = three.outcomes(failures.clip_or_error, THREE, 1, fault)
-    if fault == "killed":
-        assert answers[1] == (False, "gone")
-    for rank in (0, 2):
-        ok, (kind, text, seconds, untouched) = answers[rank]
-        assert ok
-        assert kind == "RankError", text
-        assert says in text
-        assert "No gradient was changed" in text
-        assert seconds < 2 * three.timeout
-        assert all(untouched)

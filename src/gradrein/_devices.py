@@ -9,6 +9,7 @@ from torch import Tensor
 from ._torch.modes import fakes_values, has_values_elsewhere
 
 _is_cpu = attrgetter("is_cpu")
+WITHOUT_FLOAT64 = {"mps"}
 
 
 def readable_now(tensors: Sequence[Tensor]) -> bool:
@@ -23,4 +24,4 @@ def has_no_values(tensor: Tensor) -> bool:
 
 def accumulation_dtype(device: torch.device) -> torch.dtype:
     """Return the widest type to accumulate in: float64, where the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64

@@ -126,6 +126,7 @@ class Counts:
 
 _open: list[Counts] = []
 forbidding = False
+without_float64 = False  # as MPS: an op that would make one is refused
 
 
 @contextmanager
@@ -148,6 +149,9 @@ def no_host_reads():
         yield
     finally:
         forbidding = False
+
+
+without_float64 = False  # as MPS: an op that would make one is refused
 
 
 def launch(name, times=1):
@@ -273,6 +277,8 @@ def _compute(op, args, kwargs, *, is_inplace):
         str(a.type) == "Tensor" and isinstance(v, int | float | complex) for a, v in zip(schema, args, strict=False)
     )
     answer = (op.overloadpacket if numbers else op)(*args, **kwargs)
+    if without_float64 and any(t.dtype == torch.float64 for t in tree_leaves(answer) if isinstance(t, Tensor)):
+        raise TypeError(f"the device has no float64 ({op})")
     for device_tensor, host_tensor in results:
         if device_tensor.shape == host_tensor.shape:
             on_host(device_tensor).copy_(host_tensor)

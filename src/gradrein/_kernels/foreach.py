@@ -39,9 +39,9 @@ def _by_kind(tensors: Sequence[Tensor]) -> dict[tuple[torch.device, torch.dtype]
 
 def needs_rescaling(device: torch.device, dtype: torch.dtype, p: float) -> bool:
     """Return whether powers of such values may leave the range of the type that they are added up in."""
-    if p in (1, math.inf):
-        return device.type == "mps"
-    return device.type == "mps" or dtype in (torch.float64, torch.complex128) or not 1 <= p <= LARGEST_ORDER
+    if accumulation_dtype(device) != torch.float64:
+        return True
+    return p not in (1, math.inf) and (dtype in (torch.float64, torch.complex128) or not 1 <= p <= LARGEST_ORDER)
 
 
 def norms(tensors: Sequence[Tensor], p: float, *, foreach: bool) -> Tensor:

@@ -93,8 +93,11 @@ def _assign(policy: Any, grads: Gradients) -> list[tuple[str, Any, Gradients]]:
     check_policies(policy)
     if not isinstance(policy, Mapping):
         return [("*", policy, grads)]
-    where = range(len(grads.target_names or ())) if grads.where is None else grads.where
-    has_gradient = [i in set(where) for i in range(len(grads.target_names or ()))]
+    count = len(grads.target_names or ())
+    where = [*range(count)] if grads.where is None else grads.where
+    has_gradient = [False] * count
+    for i in where:
+        has_gradient[i] = True
     pattern_of = match_names(policy, grads.target_names, has_gradient, all_here=not grads.has_others)
     indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
     for k, i in enumerate(where):

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, get_args
 import torch
 from torch import Tensor
 
+from .._devices import accumulation_dtype
 from .._torch.training import StepHook
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError, ArgumentTypeError
@@ -193,8 +194,9 @@ class Clipper:
             if (
                 getattr(optimizer, "grad_scale", None) is not None
             ):  # left to a fused optimizer: policies look at true ones
+                scale = optimizer.grad_scale.to(accumulation_dtype(optimizer.grad_scale.device))
                 grads = {id(p.grad): p.grad for p in self._parameters()}
-                _apply.scale_([g for g in grads.values() if g is not None], 1.0 / optimizer.grad_scale.double())
+                _apply.scale_([g for g in grads.values() if g is not None], 1.0 / scale)
                 optimizer.grad_scale = None
             options: Any = {"nonfinite": mode, "dry_run": self.dry_run, "placement": self.placement}
             self.report = clip_(self._target(), self.policy, **options)

@@ -108,7 +108,9 @@ class ByElementSpike(LearningPolicy):
         share, most = torch.tensor([self.decay - 1, math.sqrt(self.theta)], dtype=seen.dtype, device="cpu").unbind()
         new = share / torch.expm1(torch.rsub(seen, rate, alpha=-rate))
         times = most / (good & (seen >= self.warmup))
-        return torch.stack([times, (1 - new).clamp_(min=0).sqrt_(), new.sqrt(), good.to(new)])
+        settings = torch.cat([times[None], 1 - new[None], new[None], good[None]])
+        settings[1:3].clamp_(min=0).sqrt_()
+        return settings
 
     def _limits(self, keys: list[str], grads: list[Tensor], settings: Tensor) -> list[Tensor] | None:
         """Return the limits of the elements of some gradients, None where all are below, and learn from them."""

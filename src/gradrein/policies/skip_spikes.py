@@ -122,17 +122,17 @@ class SkipSpikes(LearningPolicy):
         losses: StateRows = self._memory["losses"]
         state = losses.read(keys, loss)
         is_finite = loss.abs() < math.inf
-        spike = self._is_spike(state, loss) | is_finite.logical_not()
+        spike = self._is_spike(state, loss, signed=True) | is_finite.logical_not()
         losses.write(keys, accepted(state, {"window": push(state["window"], loss)}, is_finite, guarded=False))
         self._loss_used_by.update(keys)
         return spike
 
-    def _is_spike(self, state: State, value: Tensor) -> Tensor:
+    def _is_spike(self, state: State, value: Tensor, *, signed: bool = False) -> Tensor:
         window, seen = state["window"], state["seen"]
         where = middle(seen, self.window)
         usual = median(window, where)
         mad = median((window - usual.unsqueeze(1)).abs_(), where)
-        deviation = torch.maximum(mad, usual.abs() * (_LEAST_DEVIATION / _MAD_TO_SD))
+        deviation = torch.maximum(mad, (usual.abs() if signed else usual) * (_LEAST_DEVIATION / _MAD_TO_SD))
         limit = torch.add(usual, deviation, alpha=self.z * _MAD_TO_SD)
         return (value > limit) & (seen >= self.warmup)
 

@@ -1,12 +1,14 @@
 """Clipping: few launches, however many tensors there are, no host reads, and the numbers of the host."""
 
 import pytest
+import simulated
 import torch
 from calls import CLIPPING, DROP_INS, LEARNING, with_gradients
 from plugin import assert_same, host
 from simulated import KIND, counted, no_host_reads
 
 import gradrein
+from gradrein import _devices
 
 COUNTS = [6, 300]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -106,6 +108,22 @@ def test_values_that_are_not_finite(mode, bad):
         return [p.grad for p in parameters], report.norm_after, [*report.offenders.values()], report.skipped
 
     assert_same(run)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_device_without_float64(name, dtype, monkeypatch):
+    """As MPS: where an op made one, the simulated device would refuse."""
+    parameters, twins = with_gradients(dtype=dtype), []
+    for p in parameters:
+        twins.append(torch.nn.Parameter(host(p)))
+        twins[-1].grad = host(p.grad)
+    monkeypatch.setattr(_devices, "WITHOUT_FLOAT64", {KIND})
+    monkeypatch.setattr(simulated, "without_float64", True)
+    norms = CALLS[name](parameters).norms_after.values()
+    assert [*norms] == pytest.approx([*CALLS[name](twins).norms_after.values()], rel=1e-2)
+    gradrein.clip_grad_norm_(parameters, 0.1, 3)
+    gradrein.clip_grad_value_(parameters, 0.1)
 
 
 def test_reading_is_forbidden_where_none_is_needed():

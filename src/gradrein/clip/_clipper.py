@@ -36,7 +36,8 @@ class Clipper:
 
     A step that is skipped, by `nonfinite="skip"` or by a policy such as `SkipSpikes`, leaves the optimizer without
     gradients, so that neither momentum nor weight decay moves a parameter. On an accelerator, where the decision
-    cannot be read without waiting, gradients are set to zero instead.
+    cannot be read without waiting, optimizers of torch with `fused=True` skip it by their `found_inf`, unless only some
+    patterns of a mapping are skipped; for others gradients are set to zero, and momentum and decay go on.
 
     Args:
         optimizer: The optimizer whose gradients to clip.
@@ -96,6 +97,7 @@ class Clipper:
                 "patterns to policies."
             )
         self._withheld: list[tuple[Tensor, Tensor]] = []
+        self._sets_found_inf = False
         self._hook: StepHook | None = StepHook(optimizer, self._on_gradients, self._on_end)
         if not self._beside_others:
             vars(optimizer).setdefault("_gradrein_clippers", []).append(self)
@@ -191,9 +193,7 @@ class Clipper:
         # A GradScaler that drives the step has looked for values that are not finite itself.
         mode: NonFinite = self.nonfinite if getattr(optimizer, "found_inf", None) is None else "propagate"
         with torch.no_grad():
-            if (
-                getattr(optimizer, "grad_scale", None) is not None
-            ):  # left to a fused optimizer: policies look at true ones
+            if getattr(optimizer, "grad_scale", None) is not None:  # left to a fused optimizer, not to a policy
                 scale = optimizer.grad_scale.to(accumulation_dtype(optimizer.grad_scale.device))
                 grads = {id(p.grad): p.grad for p in self._parameters()}
                 _apply.scale_([g for g in grads.values() if g is not None], 1.0 / scale)
@@ -205,8 +205,21 @@ class Clipper:
             if p.grad is not None:
                 self._withheld.append((p, p.grad))
                 p.grad = None
+        if getattr(optimizer, "_step_supports_amp_scaling", False) and not self.dry_run:
+            self._skip_on_device(optimizer, self.report)
+
+    def _skip_on_device(self, optimizer: Any, report: ClipReport) -> None:
+        """Let a fused optimizer take a decision that is on a device from there, as from a GradScaler."""
+        skip = report._skipped if isinstance(self.policy, Mapping) else report._is_skipped()
+        if isinstance(skip, Tensor):
+            found, skips = getattr(optimizer, "found_inf", None), skip.to(torch.float32)
+            self._sets_found_inf = found is None
+            optimizer.found_inf = skips if found is None else torch.maximum(found, skips)
 
     def _on_end(self) -> None:
+        if self._sets_found_inf:  # not one of a GradScaler, which takes it away itself
+            self._sets_found_inf = False
+            del self.optimizer.found_inf  # type: ignore[attr-defined]
         for parameter, grad in self._withheld:
             if parameter.grad is None:  # a closure may have made a new one since
                 parameter.grad = grad

@@ -46,7 +46,7 @@ def test_per_sample():
     per = gradrein.per_sample(model(x).square().mean(1), model)
     text = parsed(per._repr_html_())
     assert "8 samples" in text
-    assert "owners" in text
+    assert "told apart" in text
     assert "<svg" in per._repr_html_()
 
 

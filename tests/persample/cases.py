@@ -46,6 +46,22 @@ def simple(layer, *inputs):
     return layer, lambda: flat_sum(layer(*inputs))
 
 
+def _spatial_transformer():
+    """A grid that is learned, over data."""
+    locate, x = nn.Linear(3 * 4 * 4, 6), images(3, 4, 4)
+
+    def losses():
+        grid = F.affine_grid(locate(x.flatten(1)).view(-1, 2, 3), x.shape, align_corners=False)
+        return flat_sum(F.grid_sample(x, grid, align_corners=False))
+
+    return locate, losses
+
+
+def _dot_in_a_loop():
+    layer, x = nn.Linear(D, 1, bias=False), images(D)
+    return layer, lambda: torch.stack([torch.dot(layer.weight[0], row) for row in x]).square()
+
+
 CASES = {}
 
 
@@ -69,6 +85,8 @@ many(
         nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), images(D)
     ),
     bilinear=lambda: simple(nn.Bilinear(D, 3, 2), images(D), images(3)),
+    spatial_transformer=lambda: _spatial_transformer(),
+    dot_in_a_loop=lambda: _dot_in_a_loop(),
     bilinear_3d=lambda: simple(nn.Bilinear(D, 3, 2), images(T, D), images(T, 3)),
     conv1d=lambda: simple(nn.Conv1d(3, 4, 3, stride=2, padding=1), images(3, 9)),
     conv2d=lambda: simple(nn.Conv2d(3, 4, 3, padding=1), images(3, 6, 7)),

@@ -317,3 +317,24 @@ def test_a_loss_for_each_token_is_told_to_be_reshaped(batch_first):
     with pytest.raises(errors.BatchCouplingError, match=r"12 losses of 4 sequences.*losses\.reshape\(4, 3\)"):
         gradrein.per_sample(losses, model).norms()
     assert len(gradrein.per_sample(losses.reshape(4, 3), model)) == 4
+
+
+def test_rows_of_data_in_two_samples_by_an_op_without_a_rule():
+    w, v = (torch.randn(5, requires_grad=True) for _ in range(2))
+    x, zeros = torch.randn(4, 5), torch.zeros(3)
+    coupled = torch.addmv(zeros, x[:-1], w) * torch.addmv(zeros, x[1:], v)
+    with pytest.raises(errors.BatchCouplingError, match="a row of data"):
+        gradrein.per_sample(coupled, {"w": w, "v": v}).norms()
+    apart = torch.addmv(zeros, x[:-1], w) * torch.addmv(zeros, x[:-1], v)
+    torch.testing.assert_close(gradrein.per_sample(apart, {"w": w}).grads()["w"], loop(apart, {"w": w})["w"])
+
+
+def test_data_that_an_unknown_op_keeps():
+    w, x = torch.randn(5, requires_grad=True), torch.randn(3)
+    losses = torch.addr(torch.zeros(3, 5), x, w).square().sum(1)
+    with pytest.raises(
+        errors.BatchCouplingError, match="`AddrBackward0` may use a row of data.*not known how.*other ops"
+    ):
+        gradrein.per_sample(losses, {"w": w}).norms()
+    found = gradrein.per_sample(losses, {"w": w}, allow_coupling=True).grads()["w"]
+    torch.testing.assert_close(found, loop(losses, {"w": w})["w"])

@@ -14,13 +14,15 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from ..._torch.dtensor import stored_shard
-from ..._torch.signature import Scan
+from ..._torch.signature import Scan, kind_of
 from ...errors import BatchCouplingError
 from .. import engine, tracing
 from ..layout.owners import UNREACHED, Owners
 from ..ops.elementwise import is_elementwise
 from ..ops.table import IDS, OpEntry, Step, entry_of
 from ..owners.cuts import UseSite
+
+UNKNOWN = -2  # the position of data in an op without an entry
 
 
 class ModelTensors:
@@ -67,7 +69,7 @@ class DataUse:
 
     Attributes:
         op: the number of the op in the graph.
-        position: which of its inputs the tensor is.
+        position: which of its inputs the tensor is; UNKNOWN of an op without an entry in the table.
         name: torch's name for it.
         leaf: the number of the leaf that stands there; None if nothing there needs a gradient.
         outs: owners of the outputs of the op.
@@ -111,6 +113,7 @@ def data_uses(
         node, here = scan.nodes[i], shared.get(i, set())
         entry = entry_of(node)
         if entry is None:
+            uses += [DataUse(i, UNKNOWN, name, None, outs, False) for name in _saved_names(node)]
             continue
         others = [at for at, (below, _) in enumerate(node.next_functions) if below is not None]
         # Ids of an index are often constants, which look like data: only those of a layer are taken for it.
@@ -122,6 +125,13 @@ def data_uses(
                 tells_apart = may_tell_apart and here.issuperset(at for at in others if at != position)
                 uses.append(DataUse(i, position, name, leaf, outs, tells_apart))
     return uses
+
+
+def _saved_names(node: Node) -> list[str]:
+    """Return torch's names for what an op saves that takes an input without a gradient; Functions are opaque anyway."""
+    kind = kind_of(node)
+    takes_data = not kind.is_custom and any(below is None for below, _ in node.next_functions)
+    return [name.removeprefix("_raw_saved_") for name in kind.tensors] if takes_data else []
 
 
 def _kept_inputs(entry: OpEntry, node: Node, uses_shared: bool) -> list[tuple[int, str, Node | None]]:
@@ -180,6 +190,11 @@ class DataRows:
             tensor = tensor[0] if not any(one is not None for one in tensor[1:]) else None
         if not isinstance(tensor, Tensor) or (use.position == IDS and tensor.dtype in (torch.bool, torch.uint8)):
             return
+        if use.position == UNKNOWN:
+            constant = not tensor.is_floating_point() or tensor.requires_grad or not self.known.may_hold_samples(tensor)
+            if not constant and self.known.is_data(tensor):
+                self._conflict = self._conflict or (tensor, node, node)
+            return
         owners = use.owners(node, tuple(tensor.shape))
         memory = graph.memory_of(tensor)
         if not owners.is_proved and use.tells_apart and self.known.is_data(tensor):
@@ -208,11 +223,16 @@ class DataRows:
             BatchCouplingError: there are such rows.
         """
         if self._conflict is not None:
-            tensor, first, second = self._conflict
+            (tensor, first, second), advice = self._conflict, ""
             data = f"a row of data, in a tensor of shape {tuple(tensor.shape)},"
             once = f"`{graph.op(first)}` uses {data} for several samples"
+            if entry_of(first) is None:
+                once, advice = (
+                    f"`{graph.op(first)}` may use {data} for several samples: it is not known how",
+                    _UNKNOWN_OP,
+                )
             twice = f"{data} is used for one sample by `{graph.op(first)}` and for another by `{graph.op(second)}`"
-            raise coupling_error(once if first is second else twice, graph.op(second), "")
+            raise coupling_error(once if first is second else twice, graph.op(second), "", advice)
 
 
 def _is_expanded(tensor: Tensor) -> bool:
@@ -265,6 +285,7 @@ def _by_place(tensor: Tensor, owners: Owners, unit: int) -> Tensor:
     return places if unit == tensor.element_size() else places.repeat_interleave(tensor.element_size() // unit)
 
 
+_UNKNOWN_OP = "Write it with other ops, or pass allow_coupling=True if each sample uses rows of its own."
 _CAUSES = (
     "Batch normalisation in training mode does this (call model.eval(), or use GroupNorm), and so do losses over the "
     "whole batch. Pass allow_coupling=True to get the gradient of each loss as it is. (A tensor that is neither a "

@@ -27,7 +27,10 @@ def matmul(step: Step) -> Owners:
 
 def matrix_vector(step: Step) -> Owners:
     """Each entry of the product comes from one row, and from all of the vector."""
-    return step.out.without([1], step.shape) if step.position == 0 else step.mixed()
+    factor = step.position - (base_name(step.node) == "Addmv")
+    if factor < 0:
+        return step.out.summed_to(step.shape)
+    return step.out.without([1], step.shape) if factor == 0 else step.mixed()
 
 
 def distances(step: Step) -> Owners:
@@ -80,6 +83,9 @@ def _transposed(layout: SampleLayout, g: Tensor) -> SampleLayout:
 add_op("Mm", entry=OpEntry(matmul, keeps={0: "self", 1: "mat2"}, rule=mm))
 add_op("Addmm", entry=OpEntry(matmul, keeps={1: "mat1", 2: "mat2"}, rule=addmm))
 add_op("Mv", entry=OpEntry(matrix_vector, keeps={0: "self", 1: "vec"}))
+add_op("Addmv", entry=OpEntry(matrix_vector, keeps={1: "mat", 2: "vec"}))
+add_op("Dot", entry=OpEntry(Step.mixed, keeps={0: "self", 1: "tensor"}))
+add_op("Vdot", "Dist", entry=OpEntry(Step.mixed, keeps={0: "self", 1: "other"}))
 add_op("Cdist", "EuclideanDist", entry=OpEntry(distances, keeps={0: "x1", 1: "x2"}))
 
 

@@ -55,6 +55,11 @@ def inside_first(step: Step) -> Owners:
     return step.mixed_along(*range(1, len(step.shape)))
 
 
+def by_first(step: Step) -> Owners:
+    """Everything with one index in the first dimension mixes, of each input."""
+    return step.mixed_along(*range(1, len(step.shape)))
+
+
 def _im2col(step: Step) -> Owners:
     """Patches (N, C * k, L) are made from images (N, C, H, W)."""
     patches = step.out.mixed([1, 2])
@@ -84,3 +89,6 @@ add_op(
     entry=OpEntry(spatial),
 )
 add_op("Im2Col", "Col2Im", entry=OpEntry(inside_first))
+add_op("GridSampler2D", "GridSampler3D", entry=OpEntry(by_first, keeps={0: "input", 1: "grid"}))
+add_op("CudnnGridSampler", entry=OpEntry(by_first, keeps={0: "self", 1: "grid"}))
+add_op("LinalgCross", entry=OpEntry(along_dims, keeps={0: "self", 1: "other"}))

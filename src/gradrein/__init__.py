@@ -15,7 +15,7 @@ from .clip import (
     get_total_norm,
 )
 from .functional import clip_by_global_norm, clip_by_norm, clip_by_value
-from .persample import call_for_per_sample_grads, per_sample, register_rule
+from .persample import call_for_per_sample_grads, declare_samplewise, per_sample, register_rule
 from .policies import by_norm, by_rms, by_unit, by_value
 from .watch import Monitor
 
@@ -40,6 +40,7 @@ __all__ = [
     "clip_grad_value_",
     "clip_grads_with_norm_",
     "compile",
+    "declare_samplewise",
     "detect_nonfinite",
     "distributed",
     "errors",

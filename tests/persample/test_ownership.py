@@ -72,6 +72,52 @@ def test_indices_are_followed_in_every_dtype(dtype, move):
         assert all(torch.equal(found[name], rows[name][order]) for name in rows)
 
 
+def written(h, part):
+    out = torch.zeros(B, D + 2, dtype=h.dtype)
+    out[part] = h[: len(range(B)[part[0]])]
+    return out
+
+
+PARTS = [(slice(None), slice(1, D + 1)), (slice(1, None), slice(2, None)), (slice(None, None, 2), slice(0, D))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("part", PARTS, ids=str)
+def test_writes_into_slices_are_followed(dtype, part):
+    m = nn.Linear(D, D).to(dtype)
+    for order in (torch.arange(B), torch.arange(B).flip(0)):
+        losses = written(m(data().to(dtype)[order]), part).square().sum(1)
+        expected = loop(losses, dict(m.named_parameters()))
+        ps = gradrein.per_sample(losses, m)
+        assert ps._source is FOLLOWED
+        torch.testing.assert_close(
+            flat(ps.grads()),
+            flat(expected),
+            rtol=0.1 if dtype == torch.bfloat16 else None,
+            atol=0.1 if dtype == torch.bfloat16 else None,
+        )
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda part, h: part.mul_(2), lambda part, h: part.mul_(h), lambda part, h: part.copy_(h.flip(0))]
+)
+def test_what_is_computed_in_a_slice(compute):
+    m = nn.Linear(D, D)
+    h = m(data())
+    out = h * 1.0
+    compute(out[:, 1:], h[:, 1:])
+    assert check(out.square().sum(1), m, allow_coupling=True)
+
+
+def test_rows_of_two_samples_in_one_slice_are_refused():
+    m = nn.Linear(D, D)
+    h = m(data())
+    out = h * 1.0
+    out[:2] = h[1:2]
+    with pytest.raises(BatchCouplingError):
+        gradrein.per_sample(out.square().sum(1), m)
+
+
 def test_more_samples_than_a_dtype_can_count():
     m = nn.Linear(2, 1).to(torch.bfloat16)
     x, order = torch.randn(600, 2, dtype=torch.bfloat16), torch.randperm(600)

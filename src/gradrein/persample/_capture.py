@@ -165,8 +165,8 @@ def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], retain_graph: bool
 
 
 def _is_linear(node: Node) -> bool:
-    """Return whether a Function's backward is known to be linear: torch's own are, and a rule vouches for others."""
-    return ops.has_rule(node) or is_torchs_own(node)
+    """Return whether a Function's backward is known to be linear: torch's own are; a rule or a declaration vouches."""
+    return ops.has_rule(node) or is_torchs_own(node) or ops.samplewise(node) is not None
 
 
 def _refuse_opaque(uses: list[UseSite], leaves: Mapping[int, str], nodes: list[Node]) -> None:

@@ -17,6 +17,7 @@ from .coupling.shared_values import is_used_by_rows, may_hold_constants, refuse_
 from .engine import Losses
 from .layout.owners import Owners
 from .layout.samples import SampleLayout
+from .ops.samplewise import declared
 from .ops.table import moves_by_index
 from .owners.cuts import UseSite, find_cuts
 from .owners.probe import probe
@@ -139,7 +140,8 @@ def signature_of(losses: Losses) -> tuple[Any, ...]:
 
 def _proof_of(leaves: Collection[int], losses: Losses) -> Cuts | None:
     """Return what is proved about the cuts above some leaves, for every graph of this form; None if nothing is."""
-    key = (signature_of(losses), tuple([i for i in losses.scan.leaves if i in leaves]))
+    asked = tuple([i for i in losses.scan.leaves if i in leaves])
+    key = (signature_of(losses), asked, declared() if losses.scan.custom else ())
     with suppress(KeyError):  # another thread may just have dropped it
         _PROOFS.move_to_end(key)
         return _PROOFS[key]

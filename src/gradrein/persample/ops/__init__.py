@@ -17,5 +17,15 @@ from . import (  # noqa: F401
     views,
 )
 from .rules import apply, has_rule, register_rule, registered, running_op
+from .samplewise import declare_samplewise, declared, samplewise
 
-__all__ = ["apply", "has_rule", "register_rule", "registered", "running_op"]
+__all__ = [
+    "apply",
+    "declare_samplewise",
+    "declared",
+    "has_rule",
+    "register_rule",
+    "registered",
+    "running_op",
+    "samplewise",
+]

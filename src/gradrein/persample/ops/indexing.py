@@ -108,27 +108,30 @@ def by_running(step: Step) -> Owners:
 
     The owners that meet in an element are one and the same exactly when each digit is set in all of them or in none.
     """
-    full = step.out.ids.expand(step.out.shape)
-    count, several = _moved(step, full != UNREACHED), _moved(step, full == MIXED)
-    if count is None or several is None or not full.numel():
+    ids = step.out.ids
+    count = _moved(step, ids != UNREACHED)
+    if count is None or not prod(step.out.shape):
         return step.mixed()
-    exact = count.abs() * torch.finfo(graph.describe(step.node)[0].dtype).eps < 1
-    one, owner = exact & (several == 0), torch.zeros_like(count, dtype=torch.int32)
-    for digit in range(max(int(full.max()), 0).bit_length()):
-        set_here = _moved(step, (full >= 0) & (full >> digit & 1 == 1))
+    one, owner = count.abs() * torch.finfo(count.dtype).eps < 1, torch.zeros_like(count, dtype=torch.int32)
+    if not step.out.is_proved:
+        one &= _moved(step, ids == MIXED) == 0
+    for digit in range(max(int(ids.max()), 0).bit_length()):
+        set_here = _moved(step, (ids >= 0) & (ids >> digit & 1 == 1))
         assert set_here is not None
-        one &= (set_here == 0) | (set_here == count)
-        owner |= (set_here == count).int() << digit
+        all_set = set_here == count
+        one &= all_set | (set_here == 0)
+        owner += all_set.int() << digit
     return Owners.of(torch.where(count == 0, UNREACHED, torch.where(one, owner, MIXED)).to(torch.int32), step.shape)
 
 
 def _moved(step: Step, here: Tensor) -> Tensor | None:
     """Return what the node makes of ones at some elements of its output; None if it sends no gradient."""
     kind = graph.describe(step.node)[0]
-    sent = engine.call(step.node, [here.to(kind.device, kind.dtype)])[step.position]
+    ones = here.to(kind.device, kind.dtype).expand(step.out.shape).contiguous()
+    sent = engine.call(step.node, [ones])[step.position]
     if sent is None:
         return None
-    return (sent.to_dense() if sent.is_sparse else sent).real.to("cpu", torch.float64)
+    return (sent.to_dense() if sent.is_sparse else sent).real.to("cpu")
 
 
 def by_slices(step: Step) -> Owners:
@@ -162,12 +165,39 @@ def _moved_slices(step: Step, whole: tuple[int, ...]) -> tuple[int, Tensor | Non
     return dim % count, index.to("cpu", torch.int64) % max(1, whole[dim])
 
 
+def by_places(step: Step) -> Owners:
+    """Return the owners of an input of a write into a part of a tensor: torch says nowhere into which part.
+
+    Random numbers as a gradient show what stays in its place, which is all of the tensor that is written into, but for
+    the part. The numbers of places then show where all else comes from. What the op computes besides mixes.
+    """
+    kind, count = graph.describe(step.node)[0], prod(step.out.shape)
+    if not kind.dtype.is_floating_point or count * torch.finfo(kind.dtype).eps >= 1:
+        return step.mixed()
+    random = torch.rand(step.out.shape, generator=torch.Generator().manual_seed(3), dtype=kind.dtype, device="cpu")
+    moved = engine.call(step.node, [random.to(kind.device)])[step.position]
+    if moved is None or moved.shape != step.shape:
+        return step.mixed()
+    moved = moved.to("cpu")
+    if moved.shape == random.shape and bool(((moved == random) | (moved == 0)).all()):
+        return step.out
+    numbers = torch.arange(1, count + 1, dtype=kind.dtype, device=kind.device).view(step.out.shape)
+    places = engine.call(step.node, [numbers])[step.position]
+    assert places is not None
+    index = places.to("cpu").clamp(0, count).long()
+    if not bool((torch.where(index > 0, random.view(-1)[index - 1], 0) == moved).all()):
+        return step.mixed()
+    owners = step.out.ids.expand(step.out.shape).reshape(-1)
+    return Owners.of(torch.where(index > 0, owners[index - 1], UNREACHED), step.shape)
+
+
 add_op("Index", entry=OpEntry(anywhere, ids="indices", by_index=by_slices, rule=index))
 add_op("IndexSelect", entry=OpEntry(along_dim, ids="index", by_index=by_slices, rule=index_select))
 add_op("Gather", entry=OpEntry(along_dim, ids="index", by_index=by_running, rule=gather))
 add_op("IndexAdd", entry=OpEntry(along_dim, by_index=by_slices))
 add_op("IndexPut", entry=OpEntry(anywhere, by_index=by_running, rule=index_put))
 add_op("IndexCopy", "Scatter", "ScatterAdd", "Sort", "Topk", entry=OpEntry(along_dim, by_index=by_running))
+add_op("CopySlices", entry=OpEntry(Step.mixed, by_index=by_places))
 # A stride counts places in memory, and which element lies there is not recorded where the signature of a graph could
 # see it.
 add_op(

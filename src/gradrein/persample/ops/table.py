@@ -15,6 +15,7 @@ from ..._torch.signature import kind_of
 from .. import engine
 from ..layout.owners import MIXED, Owners
 from ..representations.base import SampleGrads
+from .samplewise import by_rows, samplewise
 
 if TYPE_CHECKING:
     from .rules import RuleContext
@@ -143,10 +144,11 @@ class Step:
         return owners
 
     def _custom_sends(self) -> Owners:
-        """Return the owners of an input of a Python Function: only those of torch's distributed training are known."""
+        """Return the owners of an input of a Python Function, where it is known or declared what it does with rows."""
         if fsdp.is_passthrough(self.node) and self.position < len(self.outs):
             return self.outs[self.position]
-        return Owners.all(MIXED, self.shape)
+        known = samplewise(self.node)
+        return Owners.all(MIXED, self.shape) if known is None else by_rows(self, known)
 
     def mixed(self) -> Owners:
         """Return the owners where every output may send its gradient to every element of the input."""

@@ -77,8 +77,9 @@ def audit(
                 raise AuditError(
                     f"audit: the weighted sum for `{name}` is off by {error:.1e}, relative to "
                     "autograd's own gradient. A hook or a custom Function that is not linear in the gradient does "
-                    "this: sums say nothing about such a model. Without one, please report the model: this is a bug in "
-                    "gradrein, or in a registered rule.",
+                    "this: sums say nothing about such a model. So does a Function that mixes rows and was declared by "
+                    "declare_samplewise. Otherwise please report the model: this is a bug in gradrein, or in a "
+                    "registered rule.",
                     name,
                 )
     worst = _norms_error(each, forms, tolerance, floor) if samples else 0.0

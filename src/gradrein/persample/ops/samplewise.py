@@ -1,0 +1,112 @@
+"""Python Functions whose backward treats each row of a batch alone: declared by who knows, or known here by name."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from torch.autograd.graph import Node
+
+from ..._torch.nodes import identity
+from ..._validate import count
+from ...errors import ArgumentTypeError
+from ..layout.owners import UNREACHED, Owners
+
+if TYPE_CHECKING:
+    from .table import Step
+
+
+# The dimension whose indices stay apart; which tensors among the arguments have rows, the others being shared (None if
+# all have); and how many dimensions an output has at least: one with fewer is that of another Function of this name.
+Samplewise: TypeAlias = tuple[int, tuple[int, ...] | None, int]
+
+# By the Function itself, or by its qualified name: those of other packages, whose source was read. Liger's are not
+# here, since the backward of its SwiGLU overwrites what it has saved.
+_DECLARED: dict[type | str, Samplewise] = {
+    "transformers.models.bloom.modeling_bloom.GeLUFunction": (0, None, 1),
+    "transformers.models.recurrent_gemma.modeling_recurrent_gemma.SqrtBoundDerivative": (0, None, 1),
+    # (batch, steps, heads, width). What version 1 of flash-attn called so has no batch dimension.
+    "flash_attn.flash_attn_interface.FlashAttnFunc": (0, (0, 1, 2), 4),
+    "flash_attn.flash_attn_interface.FlashAttnKVPackedFunc": (0, (0, 1), 4),
+    "flash_attn.flash_attn_interface.FlashAttnQKVPackedFunc": (0, (0,), 4),
+    "xformers.ops.fmha._fMHA": (0, (0, 1, 2), 4),
+    "bitsandbytes.autograd._functions.MatMul4Bit": (0, (0,), 2),
+    "bitsandbytes.autograd._functions.MatMul8bitLt": (0, (0,), 2),
+}
+
+
+def declare_samplewise(
+    function: type[torch.autograd.Function], *, dim: int = 0, inputs: Sequence[int] | None = None
+) -> None:
+    """Declare that the backward of a `torch.autograd.Function` treats each row along a dimension alone.
+
+    The gradient of a row of an input then depends on the gradient at the same row of the outputs, and is linear in it.
+    `per_sample` proves through such a Function which sample owns which element. Otherwise it differentiates each loss
+    alone. A declaration that is wrong gives wrong gradients; `PerSample.audit` finds that on live data. A backward
+    that changes the gradient it is given, or what it has saved, must not be declared.
+
+    Known already, by their names: the GELU of Bloom and the square root of RecurrentGemma in transformers, the dense
+    attention of flash-attn and xformers, the 4-bit and 8-bit products of bitsandbytes.
+
+    Args:
+        function: your Function.
+        dim: the dimension of inputs and outputs that holds the rows.
+        inputs: which of its tensor arguments have rows, by position; the others, such as weights, are shared by all.
+            All by default.
+
+    Raises:
+        ArgumentTypeError: `function` is not a Function, or `dim` not an integer.
+
+    Examples:
+        >>> import gradrein, torch
+        >>> class Doubled(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(ctx, x):
+        ...         return 2 * x
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         return 2 * g
+        >>> gradrein.declare_samplewise(Doubled)
+        >>> model = torch.nn.Linear(3, 2)
+        >>> ps = gradrein.per_sample(Doubled.apply(model(torch.randn(4, 3))).sum(1), model)
+        >>> print(ps.plan().splitlines()[0])
+        4 samples, told apart: proved from the structure of the graph
+        >>> _ = ps.audit()  # on live data, in a test
+
+    See Also:
+        [`gradrein.per_sample`][], [`gradrein.register_rule`][]
+    """
+    if not (isinstance(function, type) and issubclass(function, torch.autograd.Function)):
+        raise ArgumentTypeError(
+            "declare_samplewise: expected a torch.autograd.Function, as in declare_samplewise(Scale, dim=0); found "
+            f"{function!r:.40}."
+        )
+    _DECLARED[function] = count(dim, "dim", 0), None if inputs is None else tuple(inputs), 1
+
+
+def samplewise(node: Node) -> Samplewise | None:
+    """Return what was declared of the Function that made a node."""
+    made_by = identity(node)
+    if isinstance(made_by, str):
+        return None
+    return _DECLARED.get(made_by) or _DECLARED.get(f"{made_by.__module__}.{made_by.__qualname__}")
+
+
+def declared() -> tuple[tuple[type | str, Samplewise], ...]:
+    """Return all declarations: what is proved rests on them."""
+    return tuple(_DECLARED.items())
+
+
+def by_rows(step: "Step", known: Samplewise) -> Owners:
+    """Return the owners of an input: those of the same row of the outputs."""
+    dim, inputs, least = known
+    owners = Owners.all(UNREACHED, step.shape)
+    for out in step.outs:
+        if out.is_empty:
+            continue
+        fits = max(least, dim + 1) <= len(out.shape) and dim < len(step.shape) and out.shape[dim] == step.shape[dim]
+        if not fits or (inputs is not None and step.position not in inputs):
+            return step.mixed()
+        line = out.mixed(i for i in range(len(out.shape)) if i != dim).ids.reshape(-1)
+        sizes = [-1 if i == dim else 1 for i in range(len(step.shape))]
+        owners = owners.merged(Owners(line.view(sizes), step.shape))
+    return owners

@@ -19,7 +19,7 @@ from ..errors import (
 )
 from ..graph import describe
 from ._diagnosis import invalid_arguments
-from ._engine_call import Inputs, Output
+from ._engine_call import Output
 
 Gradients: TypeAlias = Tensor | Sequence[Tensor | None] | None
 
@@ -31,8 +31,8 @@ def as_outputs(outputs: Output | Iterable[Output]) -> tuple[Output, ...]:
     return _as_tuple(outputs, "an output")
 
 
-def as_inputs(inputs: Any, caller: str) -> Inputs:
-    """Return inputs given as one, several, a dict, or a module, which stands for its parameters."""
+def as_inputs(inputs: Any, caller: str) -> tuple[tuple[Output, ...], tuple[str, ...] | None]:
+    """Return inputs given as one, several, a dict, or a module, which stands for its parameters; and their names."""
     names = None
     values: tuple[Output, ...]
     if is_tensor_like(inputs) or isinstance(inputs, GradientEdge):
@@ -54,7 +54,7 @@ def as_inputs(inputs: Any, caller: str) -> Inputs:
     if not values:
         passed = "a module without trainable parameters" if isinstance(inputs, nn.Module) else "an empty container"
         raise BackwardError(f"`inputs` argument to `{caller}()` cannot be empty.\nIt is {passed}.")
-    return Inputs(values, names)
+    return values, names
 
 
 def _as_tuple(several: Any, what: str) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from .._torch.modes import inside_func_transform
 from ..errors import BackwardError
 from ._arguments import Gradients, as_inputs, as_outputs, gradients_for
 from ._engine import dispatch_override, overriding_tensors, run
-from ._engine_call import EngineCall, Inputs
+from ._engine_call import EngineCall
 
 
 @notify_backward
@@ -69,18 +69,18 @@ def backward(
             )
         grad_tensors = grad_variables
     outputs = as_outputs(tensors)
-    wanted = Inputs() if inputs is None else as_inputs(inputs, "backward")
-    overridden = overriding_tensors(outputs, wanted)
+    wanted, names = ((), None) if inputs is None else as_inputs(inputs, "backward")
+    overridden = overriding_tensors((*outputs, *wanted))
     if overridden:
         dispatch_override(
             torch.autograd.backward,
             overridden,
-            EngineCall(outputs, wanted),
+            EngineCall(outputs, wanted, names=names),
             outputs,
             grad_tensors=grad_tensors,
             retain_graph=retain_graph,
             create_graph=create_graph,
-            inputs=None if inputs is None else wanted.values,
+            inputs=None if inputs is None else wanted,
         )
         return
     call = EngineCall(
@@ -90,5 +90,6 @@ def backward(
         retain_graph=create_graph if retain_graph is None else retain_graph,
         create_graph=create_graph,
         accumulate=True,
+        names=names,
     )
     run(call)

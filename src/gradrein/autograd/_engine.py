@@ -16,7 +16,7 @@ from ..errors import BackwardError
 from ..graph import current_sequence_nr
 from ._diagnosis import freed_graph, inplace, mismatched_grad, no_graph, unused_input
 from ._diagnosis.exception_source import is_user_raise
-from ._engine_call import EngineCall, Inputs, Output
+from ._engine_call import EngineCall, Output
 
 _Diagnosis: TypeAlias = Callable[[str, EngineCall], BackwardError]
 # A part of torch's error text, and the function that finds the cause.
@@ -29,8 +29,6 @@ _DIAGNOSES: dict[str, _Diagnosis] = {
     "does not require grad and does not have a grad_fn": no_graph.diagnose,
     "invalid gradient at index": mismatched_grad.diagnose,
 }
-_ABOUT_THE_GRAPH = (freed_graph.diagnose, inplace.diagnose)
-
 
 # `freed_before`: the sequence number of the next node when this thread last started a pass that frees its graph.
 _thread = threading.local()
@@ -51,7 +49,7 @@ def run(call: EngineCall) -> tuple[Tensor | None, ...]:
             call.grads,
             call.retain_graph,
             call.create_graph,
-            call.inputs.values,
+            call.inputs,
             allow_unreachable=call.accumulate or call.allow_unused,
             accumulate=call.accumulate,
         )
@@ -60,13 +58,13 @@ def run(call: EngineCall) -> tuple[Tensor | None, ...]:
         raise
 
 
-def overriding_tensors(outputs: tuple[Output, ...], inputs: Inputs) -> tuple[Any, ...]:
+def overriding_tensors(given: tuple[Output, ...]) -> tuple[Any, ...]:
     """Return the tensors among these if the type of one of them overrides torch's functions, else nothing.
 
     A mode alone, such as a default device, does not count: our function then runs, and the mode sees what it
     does.
     """
-    tensors = tuple(t for t in (*outputs, *inputs.values) if is_tensor_like(t))
+    tensors = tuple(t for t in given if is_tensor_like(t))
     if has_torch_function(tensors) and any(overrides_functions(type(t)) for t in tensors):
         return tensors
     return ()
@@ -99,7 +97,7 @@ def _diagnose(error: RuntimeError, call: EngineCall) -> BackwardError | None:
     """Return the error that names the cause, or None if torch's error is not a known one."""
     text = str(error)
     diagnose = next((diagnose for part, diagnose in _DIAGNOSES.items() if part in text), None)
-    if diagnose is None or not _is_about_this_run(error, diagnose):
+    if diagnose is None or not _is_about_this_run(error):
         return None
     try:
         with without_overrides():
@@ -108,9 +106,6 @@ def _diagnose(error: RuntimeError, call: EngineCall) -> BackwardError | None:
         return None  # a failed diagnosis must not hide torch's own error
 
 
-def _is_about_this_run(error: RuntimeError, diagnose: _Diagnosis) -> bool:
-    """Return whether this is torch's error about this run, not one raised by a user's hook or backward."""
-    if type(error) is not RuntimeError or is_user_raise(error):
-        return False
-    # A nested run has its own inputs and outputs, but an error of the graph may be diagnosed from the outer one.
-    return diagnose in _ABOUT_THE_GRAPH or nested_engine_runs(error) <= 1
+def _is_about_this_run(error: RuntimeError) -> bool:
+    """Return whether this is torch's error about this run: not a user's hook's, nor of a run inside a node."""
+    return type(error) is RuntimeError and not is_user_raise(error) and nested_engine_runs(error) <= 1

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, TypeAlias, overload
+from typing import TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from ..errors import ArgumentError, BackwardError
 from ._arguments import Gradients, as_inputs, as_outputs, batch_size, gradients_for
 from ._batched import run_batched
 from ._engine import dispatch_override, overriding_tensors, run
-from ._engine_call import EngineCall, Inputs
+from ._engine_call import EngineCall
 
 _ONLY_INPUTS = (
     "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate gradient for "
@@ -107,8 +107,9 @@ def grad(
     """
     _check(materialize_grads, allow_unused, is_grads_batched, chunk_size)
     allow_unused = materialize_grads if allow_unused is None else allow_unused
-    starts, wanted = as_outputs(outputs), as_inputs(inputs, "grad")
-    overridden = overriding_tensors(starts, wanted)
+    starts = as_outputs(outputs)
+    wanted, names = as_inputs(inputs, "grad")
+    overridden = overriding_tensors((*starts, *wanted))
     if overridden or (traces_autograd() and chunk_size is None):
         theirs = {
             "grad_outputs": grad_outputs,
@@ -120,12 +121,11 @@ def grad(
             "materialize_grads": materialize_grads,
         }
         if overridden:
-            gradients = dispatch_override(
-                torch.autograd.grad, overridden, EngineCall(starts, wanted), starts, wanted.values, **theirs
-            )
+            call = EngineCall(starts, wanted, names=names)
+            gradients = dispatch_override(torch.autograd.grad, overridden, call, starts, wanted, **theirs)
         else:
-            gradients = torch_grad(starts, wanted.values, **theirs)
-        return gradients if wanted.names is None else dict(zip(wanted.names, gradients, strict=True))
+            gradients = torch_grad(starts, wanted, **theirs)
+        return gradients if names is None else dict(zip(names, gradients, strict=True))
     if not only_inputs:
         warnings.warn(_ONLY_INPUTS, FutureWarning, stacklevel=2)
     call = EngineCall(
@@ -135,12 +135,16 @@ def grad(
         retain_graph=create_graph if retain_graph is None else retain_graph,
         create_graph=create_graph,
         allow_unused=allow_unused,
+        names=names,
     )
     size = batch_size(call.grads) if is_grads_batched else None
     gradients = run(call) if size is None else run_batched(call, size, chunk_size)
     if materialize_grads:
-        gradients = _with_zeros(gradients, wanted, size, create_graph)
-    return gradients if wanted.names is None else dict(zip(wanted.names, gradients, strict=True))
+        gradients = tuple(
+            _zeros(value, size, create_graph) if gradient is None else gradient
+            for gradient, value in zip(gradients, wanted, strict=True)
+        )
+    return gradients if names is None else dict(zip(names, gradients, strict=True))
 
 
 def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_size: int | None) -> None:
@@ -154,13 +158,6 @@ def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_si
         raise ArgumentError("chunk_size divides a batch of gradients: it needs is_grads_batched=True.")
     if not isinstance(chunk_size, int) or chunk_size < 1:
         raise ArgumentError(f"chunk_size must be None or an int of at least 1, got {chunk_size!r}.")
-
-
-def _with_zeros(gradients: Sequence[Tensor | None], wanted: Inputs, size: int | None, create_graph: bool) -> Any:
-    return tuple(
-        _zeros(value, size, create_graph) if gradient is None else gradient
-        for gradient, value in zip(gradients, wanted.values, strict=True)
-    )
 
 
 def _zeros(value: Tensor | GradientEdge, size: int | None, create_graph: bool) -> Tensor:

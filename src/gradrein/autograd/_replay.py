@@ -1,6 +1,5 @@
 """`replay`: a backward pass in Python over the nodes torch recorded, with a visitor."""
 
-import gc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
@@ -60,8 +59,8 @@ def replay(
     """Differentiate like `torch.autograd.grad`, one node at a time in Python, and visit every gradient.
 
     The result is bitwise equal to that of torch's engine, unless `visit` changes a gradient. The graph is kept,
-    ``.grad`` does not change, and hooks on tensors and nodes run. One difference: the nodes do not run inside
-    one engine call, so a hook that waits for several tensors
+    ``.grad`` does not change, hooks on tensors and nodes run, and nothing is averaged over processes. One
+    difference: the nodes do not run inside one engine call, so a hook that waits for several tensors
     (`torch.autograd.graph.register_multi_grad_hook`) does not fire.
 
     Args:
@@ -77,8 +76,7 @@ def replay(
 
     Raises:
         BackwardError: the graph contains something that cannot be replayed correctly, such as a reentrant checkpoint
-            or a model under distributed training; an output or input has no graph; a gradient is missing or does not
-            match its output.
+            or a sharded model; an output or input has no graph; a gradient is missing or does not match its output.
 
     Examples:
         The gradient without the contribution of the exponential:
@@ -143,13 +141,6 @@ def _refuse_unreplayable(recorded: graph.Graph) -> None:
     for node in recorded.nodes:
         if graph.is_custom(node):
             _refuse_node(node)
-    averaged = _ddp_leaves(recorded)
-    if averaged:
-        raise BackwardError(
-            f"{averaged} leaves of this graph belong to a DistributedDataParallel model, whose gradients are "
-            "averaged over processes by hooks that run only in torch's engine: replay would return this "
-            "process's gradients without averaging. Use gradrein.trace to observe such a pass."
-        )
 
 
 def _refuse_node(node: Node) -> None:
@@ -163,15 +154,6 @@ def _refuse_node(node: Node) -> None:
             f"the graph contains {graph.op(node)}, which communicates between processes as part of torch's "
             "engine. Use gradrein.trace to observe such a pass."
         )
-
-
-def _ddp_leaves(recorded: graph.Graph) -> int:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return 0
-    ddp = torch.nn.parallel.DistributedDataParallel
-    models = [o for o in gc.get_objects() if issubclass(type(o), ddp)]
-    owned = {id(p) for model in models for p in model.parameters()}
-    return sum(id(leaf) in owned for leaf in recorded.leaves)
 
 
 @dataclass

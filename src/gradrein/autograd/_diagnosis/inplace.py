@@ -18,9 +18,8 @@ def diagnose(text: str, call: EngineCall) -> InplaceModifiedError:
         for entry in graph.saved(node)
         if entry.state == "stale"
     )
-    if not stale:
-        hidden = "The changed tensor is in a graph inside one of the nodes, such as a reentrant checkpoint."
-        return InplaceModifiedError(f"{text}\n{hidden}", ())
+    if not stale:  # in a graph inside a node, such as a checkpoint's
+        return InplaceModifiedError(text, ())
     return InplaceModifiedError(
         f"{text}\nSaved for this backward pass and changed since:\n{bullet_list(stale)}\n"
         "Use the op without the underscore, or `.clone()` the tensor before the change.",

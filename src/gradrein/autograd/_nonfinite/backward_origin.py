@@ -1,7 +1,6 @@
 """The origin of a NaN or infinity, searched after a backward pass has produced one."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ def find_origin(
     recorded = graph.read(failed.outputs)
     names = graph.find_names(model)
     locations = graph.locate_nodes(recorded, names)
-    offenders = _offenders(failed.inputs.values, produced, names)
+    offenders = _offenders(failed.inputs, produced, names)
     lines = []
     if offenders:
         listed = ", ".join(f"{name} ({count})" for name, count in list(offenders.items())[:6])
@@ -65,24 +64,15 @@ def _offenders(
     return counts
 
 
-class _FoundError(Exception):
-    """Stop the search."""
-
-    def __init__(self, edge: _replay.Edge, gradient: Tensor) -> None:
-        self.edge = edge
-        self.gradient = gradient
-
-
 def _first_bad_edge(failed: EngineCall, recorded: graph.Graph) -> tuple[_replay.Edge, Tensor] | None:
-    def check(edge: _replay.Edge, gradient: Tensor) -> None:
-        if nonfinite_mask(gradient).any():
-            raise _FoundError(edge, gradient)
+    bad: list[tuple[_replay.Edge, Tensor]] = []
 
-    try:
-        _replay.run(recorded, failed.inputs.values, failed.grads, create_graph=failed.create_graph, visit=check)
-    except _FoundError as stop:
-        return stop.edge, stop.gradient  # without its traceback, which would keep this pass alive
-    return None
+    def check(edge: _replay.Edge, gradient: Tensor) -> None:
+        if not bad and nonfinite_mask(gradient).any():
+            bad.append((edge, gradient))
+
+    _replay.run(recorded, failed.inputs, failed.grads, create_graph=failed.create_graph, visit=check)
+    return bad[0] if bad else None
 
 
 def _incoming(failed: EngineCall, recorded: graph.Graph, node: Node) -> list[Tensor | None]:
@@ -90,14 +80,11 @@ def _incoming(failed: EngineCall, recorded: graph.Graph, node: Node) -> list[Ten
     sums: dict[int, Tensor] = {}
 
     def collect(edge: _replay.Edge, gradient: Tensor) -> None:
-        if edge.source is node:
-            raise _FoundError(edge, gradient)
         if edge.target is node:
             earlier = sums.get(edge.output_nr)
             sums[edge.output_nr] = gradient if earlier is None else earlier + gradient
 
-    with suppress(_FoundError):
-        _replay.run(recorded, failed.inputs.values, failed.grads, create_graph=failed.create_graph, visit=collect)
+    _replay.run(recorded, failed.inputs, failed.grads, create_graph=failed.create_graph, visit=collect)
     return [sums.get(number) for number in range(len(graph.describe(node)))]
 
 

@@ -15,7 +15,7 @@ from ..._torch.modes import values_are_real
 from ..._torch.nodes import donates_buffers, is_distributed
 from ...errors import NonFiniteGradientError
 from .._arguments import check_model
-from .._engine_call import EngineCall, Inputs
+from .._engine_call import EngineCall
 from .._values import all_finite
 from .backward_origin import find_origin
 
@@ -129,7 +129,7 @@ def _run(
         if state.error is None:
             wanted = inputs or (*leaves, *_sharded_parameters(state.model(), leaves))
             produced = result if result is not None and len(result) else [_grad(tensor) for tensor in wanted]
-            finished = EngineCall(outputs, Inputs(wanted), grads, create_graph=create_graph)
+            finished = EngineCall(outputs, tuple(wanted), grads, create_graph=create_graph)
             state.error = _check(state, finished, produced, runs_once)
         # A nested pass (a reentrant checkpoint) must not end the outer one: other processes may wait for what it
         # still has to send.

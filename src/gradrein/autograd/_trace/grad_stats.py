@@ -99,7 +99,3 @@ class Meter:
             known = (weakref.ref(gradient), version_of(gradient), measure(gradient))
             self._known[id(gradient)] = known
         return known[2]
-
-    def reuse(self, moved: Tensor, gradient: Tensor) -> None:
-        """Give `moved`, a view of all of `gradient`, the same statistics."""
-        self._known[id(moved)] = (weakref.ref(moved), version_of(moved), self(gradient))

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Iterable
 from html import escape
+from typing import TypeAlias
 
 from .grad_stats import GradStats, combine
 from .records import ModuleSummary, NodeRecord, module_name, short
 
 _ROW = 24  # height of a row in pixels, shared by the table and the drawing beside it
 _LANE = 12  # distance between two edges that run side by side
+# Bars are logarithmic: from the smallest norm on the page to the largest, as powers of ten.
+Scale: TypeAlias = tuple[float, float]
 
 _STYLE = """
 :root { --ink: #1c2430; --soft: #5d6b7c; --line: #d8dee6; --back: #ffffff; --band: #f4f6f9;
@@ -43,40 +46,34 @@ svg circle.bad { fill: var(--bad) }
 
 def page(nodes: tuple[NodeRecord, ...], modules: tuple[ModuleSummary, ...], seconds: float) -> str:
     """Return the page as text."""
-    scale = _Scale(
-        [node.incoming for node in nodes] + [node.outgoing for node in nodes] + [m.parameters for m in modules]
-    )
+    scale = _scale([*(n.incoming for n in nodes), *(n.outgoing for n in nodes), *(m.parameters for m in modules)])
+    low, high = (f"{10**bound:.1e}" for bound in scale)
+    legend = f"Bars are logarithmic, from {low} to {high}." if low != high else ""
     count = sum(node.op == "AccumulateGrad" for node in nodes)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width"><title>Backward pass</title>'
         f"<style>{_STYLE}</style></head><body><main><h1>Backward pass</h1>"
         f"<p>{len(nodes)} nodes, {count} of them leaves, in {seconds * 1e3:.1f} ms. "
-        f"{scale.legend()} {_summary(nodes)}</p>"
+        f"{legend} {_summary(nodes)}</p>"
         f"{_module_table(modules, scale)}{_node_table(nodes, scale)}</main></body></html>\n"
     )
 
 
-class _Scale:
-    """Bars on a logarithmic scale, from the smallest norm on the page to the largest."""
+def _scale(several: Iterable[GradStats | None]) -> Scale:
+    norms = [stats.norm for stats in several if stats is not None]
+    logs = [math.log10(norm) for norm in norms if 0 < norm < math.inf]
+    return (min(logs), max(logs)) if logs else (0.0, 0.0)
 
-    def __init__(self, several: Iterable[GradStats | None]) -> None:
-        norms = [stats.norm for stats in several if stats is not None]
-        logs = [math.log10(norm) for norm in norms if 0 < norm < math.inf]
-        self.low, self.high = (min(logs), max(logs)) if logs else (0.0, 0.0)
 
-    def legend(self) -> str:
-        if self.low == self.high:
-            return ""
-        return f"Bars are logarithmic, from {10**self.low:.1e} to {10**self.high:.1e}."
-
-    def cell(self, stats: GradStats | None) -> str:
-        if stats is None:
-            return '<td class="bar soft">–</td>'
-        if not 0 < stats.norm < math.inf:
-            return f'<td class="bar">{short(stats.norm)}</td>'
-        share = (math.log10(stats.norm) - self.low) / ((self.high - self.low) or 1.0)
-        return f'<td class="bar">{short(stats.norm)}<i style="width:{4 + 76 * share:.0f}px"></i></td>'
+def _norm_cell(stats: GradStats | None, scale: Scale) -> str:
+    if stats is None:
+        return '<td class="bar soft">–</td>'
+    if not 0 < stats.norm < math.inf:
+        return f'<td class="bar">{short(stats.norm)}</td>'
+    low, high = scale
+    share = (math.log10(stats.norm) - low) / ((high - low) or 1.0)
+    return f'<td class="bar">{short(stats.norm)}<i style="width:{4 + 76 * share:.0f}px"></i></td>'
 
 
 def _summary(nodes: tuple[NodeRecord, ...]) -> str:
@@ -89,7 +86,7 @@ def _summary(nodes: tuple[NodeRecord, ...]) -> str:
     return f'<span class="bad"><b>NaN or inf first at node {bad[0].index}: {escape(where)}.</b></span>'
 
 
-def _module_table(modules: tuple[ModuleSummary, ...], scale: _Scale) -> str:
+def _module_table(modules: tuple[ModuleSummary, ...], scale: Scale) -> str:
     total = sum(module.seconds for module in modules) or 1.0
     rows = []
     for at, module in enumerate(modules):
@@ -99,7 +96,7 @@ def _module_table(modules: tuple[ModuleSummary, ...], scale: _Scale) -> str:
         rows.append(
             f'<tr class="{style}"><td class="name" title="{name}">{name}</td><td>{module.nodes}</td>'
             f"<td>{module.seconds * 1e3:.2f}</td><td>{module.seconds / total:.0%}</td>"
-            + "".join(scale.cell(stats) for stats in (module.entering, module.leaving, module.parameters))
+            + "".join(_norm_cell(stats, scale) for stats in (module.entering, module.leaving, module.parameters))
             + f"{_counts(combined)}</tr>"
         )
     return (
@@ -111,7 +108,7 @@ def _module_table(modules: tuple[ModuleSummary, ...], scale: _Scale) -> str:
     )
 
 
-def _node_table(nodes: tuple[NodeRecord, ...], scale: _Scale) -> str:
+def _node_table(nodes: tuple[NodeRecord, ...], scale: Scale) -> str:
     drawing, width = _drawing(nodes)
     rows, bands, last = [], 0, object()
     for node in nodes:
@@ -125,7 +122,7 @@ def _node_table(nodes: tuple[NodeRecord, ...], scale: _Scale) -> str:
             f'<tr class="{style}{" leaf" if _leaf(node) else ""}">{picture}<td class="soft">{node.index}</td>'
             f'<td class="name op" title="{op}">{op}</td><td class="name soft" title="{module}">{module}</td>'
             f'<td class="soft">{shape}</td><td class="soft">{str(node.dtype).removeprefix("torch.")}</td>'
-            f"<td>{node.seconds * 1e3:.2f}</td>{scale.cell(node.incoming)}{scale.cell(node.outgoing)}"
+            f"<td>{node.seconds * 1e3:.2f}</td>{_norm_cell(node.incoming, scale)}{_norm_cell(node.outgoing, scale)}"
             f"{_counts(combine((node.incoming, node.outgoing)))}</tr>"
         )
     return (

@@ -1,4 +1,4 @@
-"""`Trace`: the record of a whole backward pass, as a table, a page, or a graph."""
+"""`Trace`: the record of a whole backward pass, as a table or a page."""
 
 from dataclasses import dataclass
 from os import PathLike
@@ -86,18 +86,6 @@ class Trace:
         written.write_text(page(self.nodes, self.by_module(), self.seconds), encoding="utf-8")
         return written
 
-    def to_dot(self) -> str:
-        """Return the graph in Graphviz's DOT language, with the norm of each gradient on its edge."""
-        lines = ["digraph backward {", '  node [shape=box, fontname="sans-serif"]']
-        for node in self.nodes:
-            name = node.parameter or node.op
-            label = "\\n".join(_quoted(part) for part in (name, module_name(node.module), str(node.shape)))
-            lines.append(f'  {node.index} [label="{label}"]')
-            for target, sent in zip(node.targets, node.sent, strict=True):
-                note = f' [label="{short(sent.norm)}"]' if sent is not None else ""
-                lines.append(f"  {node.index} -> {target}{note}")
-        return "\n".join([*lines, "}"])
-
 
 def _row(summary: ModuleSummary) -> tuple[str, ...]:
     def norm(stats: GradStats | None) -> str:
@@ -118,7 +106,3 @@ def _row(summary: ModuleSummary) -> tuple[str, ...]:
 
 def _prefix(module: str | None, depth: int | None) -> str | None:
     return module if module is None or depth is None else ".".join(module.split(".")[:depth])
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')

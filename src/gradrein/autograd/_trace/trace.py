@@ -1,7 +1,6 @@
 """`trace`: an ordinary backward pass on torch's engine, recorded by hooks on its nodes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -15,13 +14,6 @@ from .._arguments import check_has_graph, check_is_loss, check_model, gradients_
 from .grad_stats import GradStats, Meter, combine
 from .records import NodeRecord
 from .result import Trace
-
-# Ops whose backward passes on every value of its gradient, in another shape.
-_RESHAPES = frozenset(
-    f"{name}Backward{number}"
-    for name in ("Permute", "ReshapeAlias", "Squeeze", "T", "Transpose", "UnsafeView", "Unsqueeze", "View")
-    for number in range(3)
-)
 
 
 def trace(
@@ -85,8 +77,15 @@ def trace(
     gradients_for((loss,), gradient, batched=False)
     recorded = graph.read(loss)
     names = graph.find_names(model)
-    recorder = _Recorder(len(recorded.nodes), Meter() if norms else None)
-    handles = [handle for index, node in enumerate(recorded.nodes) for handle in recorder.hook(index, node)]
+    count, meter = len(recorded.nodes), Meter() if norms else None
+    node_seconds = [0.0] * count
+    incoming: list[GradStats | None] = [None] * count
+    outgoing: list[tuple[GradStats | None, ...]] = [()] * count
+    handles = [
+        handle
+        for index, node in enumerate(recorded.nodes)
+        for handle in _measure_by_hooks(index, node, meter, node_seconds, incoming, outgoing)
+    ]
     started = perf_counter()
     try:
         torch.autograd.backward(loss, gradient, retain_graph=retain_graph)
@@ -95,55 +94,39 @@ def trace(
         for handle in handles:
             handle.remove()
     locations = graph.locate_nodes(recorded, names, modules)
-    return Trace(_records(recorded, names, locations, recorder), seconds)
+    numbers = list(zip(node_seconds, incoming, outgoing, strict=True))
+    return Trace(_records(recorded, names, locations, numbers), seconds)
 
 
-@dataclass
-class _Recorder:
-    """What the hooks record, by the index of the node.
+def _measure_by_hooks(
+    index: int,
+    node: Node,
+    meter: Meter | None,
+    seconds: list[float],
+    incoming: list[GradStats | None],
+    outgoing: list[tuple[GradStats | None, ...]],
+) -> list[Any]:
+    """Register hooks that write what a node does at its index. They hold no node: that would be a reference cycle."""
+    started = 0.0
 
-    The hooks hold no node: that would be a reference cycle.
-    """
+    def before(_: Sequence[Tensor | None]) -> None:
+        nonlocal started
+        started = perf_counter()
 
-    count: int
-    meter: Meter | None
-    started: list[float] = field(init=False)
-    seconds: list[float] = field(init=False)
-    incoming: list[GradStats | None] = field(init=False)
-    outgoing: list[tuple[GradStats | None, ...]] = field(init=False)
+    def after(grads_out: Sequence[Tensor | None], grads_in: Sequence[Tensor | None]) -> None:
+        seconds[index] = perf_counter() - started
+        if meter is not None:
+            incoming[index] = combine([meter(gradient) for gradient in grads_in])
+            outgoing[index] = tuple(meter(gradient) for gradient in grads_out)
 
-    def __post_init__(self) -> None:
-        self.started, self.seconds = [0.0] * self.count, [0.0] * self.count
-        self.incoming, self.outgoing = [None] * self.count, [()] * self.count
-
-    def hook(self, index: int, node: Node) -> list[Any]:
-        meter, started, seconds = self.meter, self.started, self.seconds
-        reshapes = graph.op(node) in _RESHAPES
-
-        def before(_: Sequence[Tensor | None]) -> None:
-            started[index] = perf_counter()
-
-        def after(grads_out: Sequence[Tensor | None], grads_in: Sequence[Tensor | None]) -> None:
-            seconds[index] = perf_counter() - started[index]
-            if meter is not None:
-                self.incoming[index] = combine([meter(gradient) for gradient in grads_in])
-                if reshapes:
-                    _reuse_if_view(meter, grads_out[0], grads_in[0])
-                self.outgoing[index] = tuple(meter(gradient) for gradient in grads_out)
-
-        return [node.register_prehook(before), node.register_hook(after)]
-
-
-def _reuse_if_view(meter: Meter, moved: Tensor | None, gradient: Tensor | None) -> None:
-    if moved is None or gradient is None or moved.layout != torch.strided or moved.is_nested:
-        return
-    same_memory = moved.data_ptr() == gradient.data_ptr()
-    if same_memory and moved.numel() == gradient.numel() and moved.dtype == gradient.dtype:
-        meter.reuse(moved, gradient)
+    return [node.register_prehook(before), node.register_hook(after)]
 
 
 def _records(
-    recorded: graph.Graph, names: graph.Names, locations: dict[Node, graph.NodeLocation], recorder: _Recorder
+    recorded: graph.Graph,
+    names: graph.Names,
+    locations: dict[Node, graph.NodeLocation],
+    numbers: list[tuple[float, GradStats | None, tuple[GradStats | None, ...]]],
 ) -> tuple[NodeRecord, ...]:
     index_of = {node: index for index, node in enumerate(recorded.nodes)}
     records = []
@@ -153,7 +136,8 @@ def _records(
         module = location.module if location is not None else None
         shape, dtype, _ = graph.describe(node)[0]
         edges = [(at, index_of[used]) for at, (used, _) in enumerate(node.next_functions) if used is not None]
-        outgoing = recorder.outgoing[index] or (None,) * len(node.next_functions)
+        seconds, incoming, measured = numbers[index]
+        outgoing = measured or (None,) * len(node.next_functions)
         records.append(
             NodeRecord(
                 index=index,
@@ -163,9 +147,9 @@ def _records(
                 parameter=parameter,
                 shape=shape,
                 dtype=dtype,
-                incoming=recorder.incoming[index],
+                incoming=incoming,
                 outgoing=combine(outgoing),
-                seconds=recorder.seconds[index],
+                seconds=seconds,
                 targets=tuple(target for _, target in edges),
                 sent=tuple(outgoing[at] for at, _ in edges),
             )

@@ -51,12 +51,6 @@ def test_every_unused_input_is_named(net):
     assert str(caught.value).endswith("or materialize_grads=True to get zeros.")
 
 
-def test_a_list_of_parameters_is_named_by_looking(net):
-    loss = net(torch.ones(2, 3)).sum()
-    text = text_after(errors.UnusedInputError, lambda: gradrein.grad(loss, list(net.parameters())), UNUSED)
-    assert "input 4 (`Net.idle.weight`): no recorded graph uses it" in text
-
-
 def test_a_plain_tensor_goes_by_its_variable(net):
     temperature = torch.ones(1, requires_grad=True)
     loss = net(torch.ones(2, 3)).sum()
@@ -128,27 +122,15 @@ def test_another_result_of_the_same_op():
 FREED = "Trying to backward through the graph a second time"
 
 
-def test_a_state_carried_over_is_named_and_detach_is_the_fix():
-    cell = nn.GRUCell(3, 4)
-    state = torch.zeros(2, 4)
-    state = cell(torch.ones(2, 3), state)
-    gradrein.backward(state.sum())
-    state = cell(torch.ones(2, 3), state)
-    with pytest.raises(errors.GraphFreedError, match=FREED) as caught:
-        gradrein.backward(state.sum())
-    (crossing, *_) = caught.value.crossings
-    assert "of shape (2, 4), made by" in crossing
-    assert "used by" in crossing
-    assert "GRUCell" in crossing
-    assert "`.detach()` it where the new step begins" in str(caught.value)
-
-
 def test_the_carried_tensor_goes_by_its_variable(net):
     memory = net.body(torch.ones(2, 3)).tanh()
     gradrein.backward(memory.sum())
     loss = net.head(memory).square().sum()
-    text = text_after(errors.GraphFreedError, lambda: gradrein.backward(loss), FREED)
-    assert "`memory` of shape (2, 4), made by TanhBackward0 after Net.body, used by AddmmBackward0 in" in text
+    with pytest.raises(errors.GraphFreedError, match=FREED) as caught:
+        gradrein.backward(loss)
+    (crossing,) = caught.value.crossings
+    assert "`memory` of shape (2, 4), made by TanhBackward0 after Net.body, used by AddmmBackward0 in" in crossing
+    assert "`.detach()` it where the new step begins" in str(caught.value)
 
 
 def test_the_same_graph_twice(net):
@@ -157,14 +139,6 @@ def test_the_same_graph_twice(net):
     text = text_after(errors.GraphFreedError, lambda: gradrein.backward(loss), FREED)
     assert "recorded before the last backward pass, which freed it" in text
     assert "added and differentiated in one pass" in text
-
-
-def test_two_losses_on_one_trunk_are_the_same_graph(net):
-    hidden = net.body(torch.ones(2, 3)).tanh()
-    first, second = net.head(hidden).sum(), net.head(hidden).square().sum()
-    gradrein.backward(first)
-    text = text_after(errors.GraphFreedError, lambda: gradrein.backward(second), FREED)
-    assert "recorded before the last backward pass" in text
 
 
 def test_a_graph_freed_by_someone_else_is_not_guessed_at(net):
@@ -346,10 +320,7 @@ def test_an_op_that_returns_the_wrong_shape_is_located(net):
     assert "WrongBackward after Net.body" in text
 
 
-def test_what_is_no_gradient_and_what_is_no_output():
-    leaf = torch.ones(2, requires_grad=True)
-    with pytest.raises(TypeError, match="gradients can be either Tensors or None, but got float"):
-        gradrein.backward([leaf * 1], [1.0])
+def test_what_is_no_output():
     with pytest.raises(TypeError, match="output 0 is a int; expected a Tensor or a GradientEdge"):
         gradrein.backward([5])
 
@@ -359,14 +330,11 @@ def test_what_is_no_gradient_and_what_is_no_output():
 
 def test_unused_parameters(net):
     assert gradrein.autograd.find_unused_parameters(net(torch.ones(2, 3)).sum(), net) == ["idle.weight", "idle.bias"]
-    net.idle.requires_grad_(False)
-    assert gradrein.autograd.find_unused_parameters(net(torch.ones(2, 3)).sum(), net) == []
-
-
-def test_unused_parameters_from_several_losses(net):
+    assert len(gradrein.autograd.find_unused_parameters(torch.ones(1), net)) == 6
     losses = [net(torch.ones(2, 3)).sum(), net.idle(torch.ones(2, 3)).sum()]
     assert gradrein.autograd.find_unused_parameters(losses, net) == []
-    assert len(gradrein.autograd.find_unused_parameters(torch.ones(1), net)) == 6
+    net.idle.requires_grad_(False)
+    assert gradrein.autograd.find_unused_parameters(net(torch.ones(2, 3)).sum(), net) == []
 
 
 def test_unused_parameters_does_not_guess_inside_a_reentrant_checkpoint(net):

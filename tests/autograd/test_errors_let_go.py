@@ -59,16 +59,8 @@ def unused(net, out):
     gradrein.grad(out.sum(), list(net.parameters()))
 
 
-def unused_by_name(net, out):
-    gradrein.grad(out.sum(), net)
-
-
 def unused_in_a_batch(net, out):
     gradrein.grad(out, net, torch.ones(2, *out.shape), is_grads_batched=True)
-
-
-def frozen(net, out):
-    gradrein.grad(out.sum(), torch.ones(2))
 
 
 def freed(net, out):
@@ -79,11 +71,6 @@ def freed(net, out):
 def carried_over(net, out):
     gradrein.backward(out.sum())
     gradrein.backward(net(out.expand(2, 3)).sum())
-
-
-def freed_by_torch(net, out):
-    out.sum().backward()
-    gradrein.backward(out.sum())
 
 
 def stale(net, out):
@@ -109,18 +96,6 @@ def shape(net, out):
     gradrein.backward(out, torch.ones(9))
 
 
-def dtype(net, out):
-    gradrein.backward(out, out.detach().to(torch.complex64))
-
-
-def number(net, out):
-    gradrein.backward([out, out], [out.detach()])
-
-
-def no_gradient(net, out):
-    gradrein.backward(out, ["text"])
-
-
 def wrong_return(net, out):
     gradrein.backward(Wrong.apply(out).sum())
 
@@ -139,13 +114,6 @@ def unknown(net, out):
 
 def of_a_subclass(net, out):
     gradrein.grad(out.as_subclass(Logged).sum(), net.idle.weight)
-
-
-def two_in_a_row(net, out):
-    try:
-        unused(net, out)
-    except errors.UnusedInputError:
-        frozen(net, out)
 
 
 def unused_parameters(net, out):
@@ -170,9 +138,9 @@ def not_finite(net, out):
 
 
 MISTAKES = [
-    *(no_scalar, not_real, unused, unused_by_name, unused_in_a_batch, frozen, freed, carried_over, freed_by_torch),
-    *(stale, stale_inside_a_checkpoint, no_graph, shape, dtype, number, no_gradient, wrong_return, unvectorised),
-    *(unknown, of_a_subclass, two_in_a_row, unused_parameters, replayed, traced, not_finite),
+    *(no_scalar, not_real, unused, unused_in_a_batch, freed, carried_over, stale, stale_inside_a_checkpoint),
+    *(no_graph, shape, wrong_return, unvectorised, unknown, of_a_subclass, unused_parameters, replayed, traced),
+    not_finite,
 ]
 
 

@@ -1,4 +1,4 @@
-"""`grad` over torch's own database of ops: bitwise torch's numbers, and batches that equal one by one."""
+"""`grad` and `replay` over torch's own database of ops: bitwise torch's numbers, and batches that equal one by one."""
 
 import warnings
 
@@ -8,6 +8,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves
 
 import gradrein
+from gradrein.autograd import replay
 
 ROWS = 3
 
@@ -51,15 +52,16 @@ def test_op(op):
         except (RuntimeError, NotImplementedError, AssertionError, ValueError, TypeError) as error:
             pytest.skip(f"torch cannot do it: {type(error).__name__}")
         found = one_by_one(outputs, inputs, grads, gradrein.grad)
+        replayed = replay(outputs, inputs, [g[0] for g in grads])
         batch = {"is_grads_batched": True, "retain_graph": True, "allow_unused": True}
         try:
             batched = gradrein.grad(outputs, inputs, grads, **batch)
         except RuntimeError:  # what torch cannot vectorise, or does wrongly
             batched = expected
-    for ours, ours_batched, theirs in zip(found, batched, expected, strict=True):
+    for ours, ours_replayed, ours_batched, theirs in zip(found, replayed, batched, expected, strict=True):
         if theirs is None:
-            assert ours is None
-            assert ours_batched is None
+            assert ours is ours_replayed is ours_batched is None
         else:
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(ours_replayed, theirs[0], rtol=0, atol=0, equal_nan=True)
             torch.testing.assert_close(ours_batched, theirs, rtol=1e-5, atol=1e-7, equal_nan=True)

@@ -30,11 +30,6 @@ def test_leaves_grad_alone_and_returns_a_tuple(leaf):
     assert leaf.grad is None
 
 
-def test_several_outputs_are_summed(leaf):
-    (found,) = gradrein.grad([leaf.sum(), leaf * 2], [leaf], [None, torch.ones(3)])
-    assert found.tolist() == [3.0, 3.0, 3.0]
-
-
 def test_inner_tensors_and_edges(leaf):
     hidden = leaf.exp()
     loss = hidden.square().sum()
@@ -42,12 +37,6 @@ def test_inner_tensors_and_edges(leaf):
     by_edge = gradrein.grad(get_gradient_edge(loss), get_gradient_edge(hidden))[0]
     assert torch.equal(by_tensor, by_edge)
     assert torch.equal(by_tensor, 2 * hidden.detach())
-
-
-def test_a_dict_comes_back_as_a_dict(leaf):
-    found = gradrein.grad(leaf.sum(), {"a": leaf})
-    assert list(found) == ["a"]
-    assert found["a"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_module_comes_back_as_a_dict_of_its_trainable_parameters():
@@ -61,14 +50,6 @@ def test_a_module_comes_back_as_a_dict_of_its_trainable_parameters():
 def test_empty_inputs_are_refused(leaf):
     with pytest.raises(RuntimeError, match=r"`inputs` argument to `grad\(\)` cannot be empty"):
         gradrein.grad(leaf.sum(), [])
-
-
-def test_create_graph_to_the_third_order():
-    x = torch.tensor(2.0, requires_grad=True)
-    value = x**4
-    for expected in (32.0, 48.0, 48.0):
-        (value,) = gradrein.grad(value, x, create_graph=True)
-        assert value.item() == expected
 
 
 def test_retain_graph_none_follows_create_graph(leaf):
@@ -96,26 +77,12 @@ def test_unused_is_an_error_none_or_zeros(leaf):
     assert gradrein.grad(leaf.sum(), [leaf, other], materialize_grads=True, create_graph=True)[1].requires_grad
 
 
-def test_materialize_with_allow_unused_false_is_a_value_error(leaf):
+def test_what_cannot_be_materialized(leaf):
     with pytest.raises(ValueError, match="Expected allow_unused to be True or not passed"):
         gradrein.grad(leaf.sum(), leaf, materialize_grads=True, allow_unused=False)
-
-
-def test_materializing_for_an_edge_is_refused(leaf):
     other = torch.ones(2, requires_grad=True)
     with pytest.raises(RuntimeError, match="materialize_grads cannot be used when"):
         gradrein.grad(leaf.sum(), [get_gradient_edge(other)], materialize_grads=True)
-
-
-def test_works_inside_a_func_transform_as_torchs_does():
-    def inner(x):
-        with torch.enable_grad():
-            y = x.square().sum()
-        return torch.autograd.grad(y, x)[0].sum(), gradrein.grad((x * x).sum(), x)[0].sum()
-
-    x = torch.ones(2, requires_grad=True)
-    theirs, ours = inner(x)
-    assert theirs == ours
 
 
 # Batches of gradients.
@@ -163,12 +130,6 @@ def test_batched_with_an_edge_and_with_several_outputs(leaf):
     assert torch.equal(found, torch.diag(2 * leaf.detach()) + 1)
 
 
-def test_batched_can_be_differentiated_again(leaf):
-    (jacobian,) = gradrein.grad(leaf.pow(3), leaf, torch.eye(3), is_grads_batched=True, create_graph=True)
-    (second,) = gradrein.grad(jacobian.sum(), leaf)
-    assert torch.equal(second, 6 * leaf.detach())
-
-
 def test_unused_in_a_batch_is_none_or_a_batch_of_zeros(leaf):
     other = torch.ones(2, requires_grad=True)
     out, grads = leaf * 1, torch.ones(4, 3)
@@ -213,9 +174,6 @@ def test_what_torch_vectorises_wrongly_is_refused():
 def test_chunk_size_must_be_a_positive_int(leaf, chunk_size):
     with pytest.raises(errors.ArgumentError, match="chunk_size must be None or an int of at least 1"):
         gradrein.grad(leaf * 1, leaf, torch.eye(3), is_grads_batched=True, chunk_size=chunk_size)
-
-
-def test_chunk_size_without_a_batch_is_refused(leaf):
     with pytest.raises(errors.ArgumentError, match="it needs is_grads_batched=True"):
         gradrein.grad(leaf.sum(), leaf, chunk_size=2)
 

@@ -42,19 +42,9 @@ def test_records_what_each_node_got_and_sent():
     assert mean.outgoing == power.incoming == GradStats(pytest.approx(10**-0.5), 10, 0, 0)
     assert addmm.incoming.size == 10
     assert addmm.outgoing.size == 2 + 5 * 4 + 4 * 2
-    assert [trace.nodes[target].op for target in addmm.targets] == [
-        "AccumulateGrad",
-        "ReluBackward0",
-        "TBackward0",
-    ]
+    assert [trace.nodes[target].op for target in addmm.targets] == ["AccumulateGrad", "ReluBackward0", "TBackward0"]
     assert all(node.seconds > 0 for node in trace.nodes)
     assert sum(node.seconds for node in trace.nodes) < trace.seconds
-
-
-def test_gradients_that_meet_are_measured_after_they_are_added():
-    x = torch.tensor([3.0, 4.0], requires_grad=True)
-    trace = gradrein.trace((x + x).sum())
-    assert trace.nodes[-1].incoming.norm == pytest.approx(math.sqrt(8))
 
 
 def test_without_norms_only_shapes_and_times():
@@ -88,14 +78,6 @@ def test_same_gradients_and_same_hook_calls_as_torch():
     assert set(plain_calls) == {"tensor", "node", "leaf", "accumulated", "module", "multi"}
 
 
-def test_the_record_shows_gradients_after_hooks():
-    x = torch.ones(4, requires_grad=True)
-    hidden = x * 1
-    hidden.register_hook(lambda g: g * 5)
-    trace = gradrein.trace(hidden.sum())
-    assert [node.incoming.norm for node in trace.nodes] == [1.0, 10.0, 10.0]
-
-
 def test_a_hook_that_writes_in_place_is_seen():
     x = torch.ones(4, requires_grad=True)
     hidden = x.view(2, 2)
@@ -106,25 +88,6 @@ def test_a_hook_that_writes_in_place_is_seen():
     hidden.register_hook(triple)
     trace = gradrein.trace((hidden * torch.ones(2, 2)).sum())
     assert [node.incoming.norm for node in trace.nodes][2:] == [6.0, 6.0]
-
-
-def test_frees_the_graph_as_torch_does_unless_asked_to_keep_it():
-    x = torch.ones(3, requires_grad=True)
-    loss = x.exp().sum()
-    first = gradrein.trace(loss, retain_graph=True)
-    second = gradrein.trace(loss)
-    assert torch.equal(x.grad, 2 * x.exp().detach())
-    assert [n.incoming for n in first.nodes] == [n.incoming for n in second.nodes]
-    with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
-
-
-def test_a_vector_needs_a_gradient():
-    x = torch.ones(3, requires_grad=True)
-    gradrein.trace(x * 2, gradient=torch.tensor([1.0, 0.0, 2.0]))
-    assert x.grad.tolist() == [2.0, 0.0, 4.0]
-    with pytest.raises(RuntimeError, match="scalar"):
-        gradrein.trace(x * 2)
 
 
 def test_hooks_are_gone_after_success_and_after_failure():
@@ -187,14 +150,6 @@ def test_checkpoints(reentrant):
     model.zero_grad()
     model(x).sum().backward()
     assert all(map(torch.equal, found, grads(model)))
-
-
-def test_a_compiled_part_is_one_node():
-    model, x = small()
-    compiled = torch.compile(model, backend="aot_eager")
-    trace = gradrein.trace(compiled(x).sum(), model)
-    assert [node.op for node in trace.nodes[:2]] == ["SumBackward0", "CompiledFunctionBackward"]
-    assert trace.nodes[1].outgoing.size == sum(p.numel() for p in model.parameters())
 
 
 def test_sparse_nested_half_and_complex_gradients():
@@ -264,16 +219,7 @@ def test_printing_is_a_table_by_module():
     model, x = small()
     lines = str(gradrein.trace(model(x).sum(), model)).splitlines()
     assert lines[0].startswith("backward: 10 nodes in ")
-    assert lines[1].split() == [
-        "module",
-        "nodes",
-        "ms",
-        "entering",
-        "leaving",
-        "parameters",
-        "zeros",
-        "non-finite",
-    ]
+    assert lines[1].split() == ["module", "nodes", "ms", "entering", "leaving", "parameters", "zeros", "non-finite"]
     assert [line.split()[0] for line in lines[2:]] == ["2", "0"]
     assert len({len(line) for line in lines[1:]}) == 1
 

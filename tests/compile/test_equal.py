@@ -121,22 +121,42 @@ def test_models(name):
         twins.captured(*data())
 
 
-def test_everything_at_once():
-    def make(model):
-        direction = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+def everything_at_once(model):
+    direction = {name: torch.ones_like(p) for name, p in model.named_parameters()}
 
-        def step(x, y):
+    def step(x, y):
+        losses = losses_of(model, x, y)
+        ps = gradrein.per_sample(losses, model)
+        numbers = {"norms": ps.norms(), "each": ps.norms(per_parameter=True), "grads": ps.grads()}
+        more = [ps.dot(), ps.dot(direction), ps.cosine(), ps.cosine(direction), ps.gram(), len(ps)]
+        ps.clip_(0.1, per_parameter=True, gamma=0.01, divide_by=3.0)
+        ps.weighted_(torch.arange(x.shape[0]))
+        ps.weighted_(lambda norms: 1 / (1 + norms))
+        return numbers, more, (losses, losses.detach().mean())
+
+    return step
+
+
+def some_parameters(model):
+    def step(x, y):
+        losses = losses_of(model, x, y)
+        head = gradrein.per_sample(losses, {"w": model[2].weight, "b": model[2].bias})
+        return head.norms(), gradrein.per_sample(losses, model[0].weight).norms(), head.grads()
+
+    return step
+
+
+def autocast_inside(model):
+    def step(x, y):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             losses = losses_of(model, x, y)
-            ps = gradrein.per_sample(losses, model)
-            numbers = {"norms": ps.norms(), "each": ps.norms(per_parameter=True), "grads": ps.grads()}
-            more = [ps.dot(), ps.dot(direction), ps.cosine(), ps.cosine(direction), ps.gram(), len(ps)]
-            ps.clip_(0.1, per_parameter=True, gamma=0.01, divide_by=3.0)
-            ps.weighted_(torch.arange(x.shape[0]))
-            ps.weighted_(lambda norms: 1 / (1 + norms))
-            return numbers, more, (losses, losses.detach().mean())
+        return gradrein.per_sample(losses, model).clip_(0.5)
 
-        return step
+    return step
 
+
+@pytest.mark.parametrize("make", [everything_at_once, some_parameters, autocast_inside])
+def test_steps(make):
     twins = Twins(mlp(), make)
     twins.run(*batch())
     for _ in range(2):
@@ -193,43 +213,17 @@ def test_a_threshold_that_is_a_tensor(gamma):
     twins.run(*batch(), torch.tensor(0.5))
     for quantile in (0.2, 0.7):
         twins.captured(*batch(), torch.tensor(quantile))
-    bad = gradrein.compile(
-        lambda x, y, limit: gradrein.per_sample(losses_of(twins.model, x, y), twins.model).clip_(limit),
-        twins.model,
-        backend="captured",
+
+
+def test_a_threshold_that_is_negative_is_refused_by_its_value():
+    model = mlp()
+    step = gradrein.compile(
+        lambda x, y, limit: gradrein.per_sample(losses_of(model, x, y), model).clip_(limit), model, backend="captured"
     )
-    bad(*batch(), torch.tensor(1.0))
-    bad(*batch(), torch.tensor(1.0))
+    for _ in range(2):
+        step(*batch(), torch.tensor(1.0))
     with pytest.raises(gradrein.errors.ArgumentError, match="must be positive, found -1.0"):
-        bad(*batch(), torch.tensor(-1.0))
-
-
-def test_some_parameters_by_name_or_none():
-    def make(model):
-        def step(x, y):
-            losses = losses_of(model, x, y)
-            head = gradrein.per_sample(losses, {"w": model[2].weight, "b": model[2].bias})
-            return head.norms(), gradrein.per_sample(losses, model[0].weight).norms(), head.grads()
-
-        return step
-
-    twins = Twins(mlp(), make)
-    twins.run(*batch())
-    twins.captured(*batch())
-
-
-def test_autocast_inside_the_step():
-    def make(model):
-        def step(x, y):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                losses = losses_of(model, x, y)
-            return gradrein.per_sample(losses, model).clip_(0.5)
-
-        return step
-
-    twins = Twins(mlp(), make)
-    twins.run(*batch())
-    twins.captured(*batch())
+        step(*batch(), torch.tensor(-1.0))
 
 
 def test_nested_inputs_and_keywords():

@@ -169,6 +169,14 @@ def test_errors_of_the_step_are_its_own():
             gradrein.compile(lambda x: gradrein.per_sample(model(x).sum(), model), model)(batch()[0])
 
 
+def test_explained_before_the_first_call(monkeypatch):
+    model = mlp()
+    step = gradrein.compile(clipped(model), model)
+    assert step.explain() == "`step`, backend 'fastest'\n  not called yet"
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert "a process group is initialised" in step.explain()
+
+
 def test_what_cannot_be_compiled_at_all():
     with pytest.raises(errors.ArgumentTypeError, match="`step` must be a function"):
         gradrein.compile(3, mlp())
@@ -176,32 +184,6 @@ def test_what_cannot_be_compiled_at_all():
         gradrein.compile(lambda: 0, 3)
     with pytest.raises(errors.ArgumentError, match="backend must be"):
         gradrein.compile(lambda: 0, mlp(), backend="fast")
-
-
-def test_a_process_group(monkeypatch):
-    model = mlp()
-    step = gradrein.compile(clipped(model), model, backend="captured")
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    assert "a process group is initialised" in step.explain()
-
-
-def test_before_the_first_call():
-    model = mlp()
-    step = gradrein.compile(clipped(model), model)
-    assert step.explain() == "`step`, backend 'fastest'\n  not called yet"
-    assert step.__name__ == "step"
-
-
-def test_coupling_that_is_allowed():
-    def make(model):
-        def step(x, y):
-            return gradrein.per_sample(losses_of(model, x, y), model, allow_coupling=True).norms()
-
-        return step
-
-    twins = Twins(nn.Sequential(nn.Linear(D, 6), nn.BatchNorm1d(6), nn.Linear(6, C)), make)
-    for _ in range(3):
-        twins.run(*batch())
 
 
 def test_dropped_samples():

@@ -33,9 +33,7 @@ IN_PLACE, STATISTICS = (
 )
 WRITES = {
     "data of a buffer": lambda m, h: m.seen.data.mul_(0.9).add_(h.mean(0), alpha=0.1),
-    "data of a tensor": lambda m, _: m.plain.data.add_(1),
-    "one element": lambda m, _: m.plain.data[0].add_(1),
-    "data of a view": lambda m, _: m.seen[:1].data.add_(1),
+    "data of a view": lambda m, _: m.plain[:1].data.add_(1),
     "data of a parameter": lambda m, _: m.layer.bias.data.add_(1),
     "foreach": lambda m, _: torch._foreach_add_([m.seen], 1.0),
     "statistics that are not used": lambda m, h: m.stats(h),
@@ -71,19 +69,6 @@ def test_an_input_that_is_changed_or_returned():
         for _ in range(3):
             torch.testing.assert_close(compiled(x.clone()), step(x.clone()))
         assert why in compiled.explain()
-
-
-def test_a_frozen_body_with_batch_normalisation_in_training():
-    body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).requires_grad_(False)
-    eager = nn.Sequential(body, nn.Linear(4, 2))
-    other = copy.deepcopy(eager)
-    compiled = gradrein.compile(
-        lambda x: gradrein.per_sample(other(x).sum(1), other).norms(), other, backend="captured"
-    )
-    for _ in range(4):
-        x = torch.randn(8, 3)
-        torch.testing.assert_close(compiled(x), gradrein.per_sample(eager(x).sum(1), eager).norms())
-        torch.testing.assert_close(other.state_dict(), eager.state_dict())
 
 
 @pytest.mark.parametrize("asked_before", [True, False])

@@ -78,8 +78,6 @@ MONITOR = [
     (lambda s: gradrein.Monitor(s.optimizer), ArgumentTypeError, "found SGD", "Monitor(model, optimizer)"),
     (lambda s: gradrein.Monitor(s.optimizer, s.model), ArgumentTypeError, "SGD", "Monitor(model, optimizer)"),
     (lambda s: gradrein.Monitor(s.model, s.model), ArgumentTypeError, "Sequential", "Monitor(model, optimizer)"),
-    (lambda s: gradrein.Monitor(s.model.parameters()), ArgumentTypeError, "generator", "Monitor(model"),
-    (lambda s: gradrein.Monitor(3), ArgumentTypeError, "found int: 3", "Monitor(model, optimizer)"),
     (
         lambda s: gradrein.Monitor(s.model, other_optimizer()),
         ArgumentError,
@@ -88,27 +86,22 @@ MONITOR = [
     ),
     (lambda s: gradrein.Monitor(on_step=3), ArgumentTypeError, "found int: 3", "on_step=print"),
     (lambda s: gradrein.Monitor(record=3), ArgumentTypeError, "found int: 3", "record='run.jsonl'"),
-    (lambda s: gradrein.Monitor(record=True), ArgumentTypeError, "found bool: True", "record='run.jsonl'"),
     (lambda s: gradrein.Monitor(every=0), ArgumentError, "found 0", "whole number of at least 1"),
     (lambda s: gradrein.Monitor(every=True), ArgumentError, "found True", "whole number of at least 1"),
     (lambda s: gradrein.Monitor(max_bytes=1), ArgumentError, "found 1", "at least 10000"),
     (lambda s: gradrein.Monitor(clip=True), ArgumentTypeError, "found bool: True", "gradrein.by_norm(1.0)"),
-    (lambda s: gradrein.Monitor(clip=[1.0]), ArgumentTypeError, "found list: [1.0]", "gradrein.by_norm(1.0)"),
     (lambda s: gradrein.Monitor(clip=policies.ByMedian), ArgumentTypeError, "the class", "ByMedian(...)"),
     (lambda s: gradrein.Monitor(clip=-1), ArgumentError, "found -1", "zero or more"),
     (lambda s: gradrein.Monitor(clip="zzz"), ArgumentError, "'zzz'", "auto"),
     (lambda s: s.monitor().findings(), errors.RecordError, "never started", "with monitor:"),
     (lambda s: s.monitor().report(), errors.RecordError, "never started", "monitor.start()"),
-    (lambda s: s.monitor().advice(), errors.RecordError, "never started", "monitor.start()"),
     (lambda s: s.monitor().per_sample(3), ArgumentTypeError, "found int: 3", "ps.norms()"),
     (lambda s: s.monitor().per_sample(torch.ones(2, 2)), ArgumentError, "(2, 2)", "ps.norms()"),
 ]
 
 CLIP = [
     (lambda s: gradrein.Clipper(s.model, NORM), ArgumentTypeError, "found Sequential", "Clipper(optimizer"),
-    (lambda s: gradrein.Clipper(None, NORM), ArgumentTypeError, "found NoneType", "Clipper(optimizer"),
     (lambda s: gradrein.Clipper(s.optimizer, 1.0), ArgumentTypeError, "float: 1.0", "gradrein.by_norm(1.0)"),
-    (lambda s: gradrein.Clipper(s.optimizer, None), ArgumentTypeError, "NoneType: None", "gradrein.by_norm(1.0)"),
     (lambda s: gradrein.Clipper(s.optimizer, policies.ByMedian), ArgumentTypeError, "class", "ByMedian(...)"),
     (lambda s: gradrein.Clipper(s.optimizer, gradrein.by_norm), ArgumentTypeError, "function", "by_norm(1.0)"),
     (lambda s: gradrein.Clipper(s.optimizer, "zzz"), ArgumentError, "'zzz'", "by_norm(1.0)"),
@@ -143,26 +136,13 @@ CLIP = [
         "NoneType: None",
         "state_dict()",
     ),
-    (
-        lambda s: gradrein.Clipper(s.optimizer, policies.ByMedian()).load_state_dict({"*": None}),
-        ArgumentTypeError,
-        "NoneType: None",
-        "state_dict()",
-    ),
     (lambda s: gradrein.clip_(s.model, policies.ByMedian), ArgumentTypeError, "the class", "ByMedian(...)"),
-    (lambda s: gradrein.clip_(s.model, {"*": policies.ByMedian}), ArgumentTypeError, "class", "ByMedian(...)"),
-    (lambda s: gradrein.clip_(s.model, {0: NORM}), ArgumentTypeError, "int: 0", "'head.*'"),
-    (lambda s: gradrein.clip_(s.model, {"*": 0}), ArgumentTypeError, "int: 0", "gradrein.by_norm"),
-    (lambda s: gradrein.clip_(s.model, {"*": False}), ArgumentTypeError, "bool: False", "gradrein.by_norm"),
     (lambda s: gradrein.clip_(s.model, 1.0), ArgumentTypeError, "float: 1.0", "gradrein.by_norm(1.0)"),
-    (lambda s: gradrein.clip_(s.model, None), ArgumentTypeError, "NoneType: None", "gradrein.by_norm(1.0)"),
     (lambda s: gradrein.clip_(NORM, s.model), GradientTypeError, "ByNorm", "a module, an optimizer"),
-    (lambda s: gradrein.clip_(None, NORM), GradientTypeError, "NoneType: None", "a module, an optimizer"),
     (lambda s: gradrein.clip_([s.model], NORM), errors.NotAParameterError, "Sequential", "a module"),
     (lambda s: gradrein.clip_(s.model, NORM, placement="x"), ArgumentError, "str: 'x'", "Disjoint(group)"),
     (lambda s: gradrein.distributed.Disjoint("x"), ArgumentTypeError, "str: 'x'", "Disjoint(torch.distributed"),
     (lambda s: gradrein.distributed.Disjoint(None), ArgumentTypeError, "NoneType", "init_process_group"),
-    (lambda s: s.per_sample.clip_("1"), ArgumentTypeError, "found '1'", "clip_(1.0)"),
     (lambda s: gradrein.clip_(s.model, NoOrder()), ArgumentTypeError, "NoOrder", "p = 2.0"),
     (
         lambda s: gradrein.clip_(s.model, {"0.*": gradrein.by_norm(1e-3), "*": NoDecision()}),
@@ -173,23 +153,15 @@ CLIP = [
     (lambda s: gradrein.by_norm(torch.tensor(1j)), ArgumentTypeError, "complex", "one number"),
     (lambda s: gradrein.by_norm(torch.ones(2)), ArgumentError, "shape (2,)", "one number"),
     (lambda s: gradrein.by_unit(unit_dims="a"), ArgumentError, "'a'", "0 or (0, 1)"),
-    (lambda s: gradrein.by_unit(unit_dims=1.5), ArgumentError, "1.5", "0 or (0, 1)"),
 ]
 
 POLICIES = [
     (lambda s: policies.ByMedian().load_state_dict(None), ArgumentTypeError, "NoneType", "state_dict()"),
-    (lambda s: policies.ByMedian().load_state_dict([]), ArgumentTypeError, "list: []", "state_dict()"),
     (lambda s: policies.ByMedian().load_state_dict({}), ArgumentError, "None", "state_dict()"),
     (
         lambda s: policies.ByMedian(k=3).load_state_dict(policies.ByMedian(k=2).state_dict()),
         ArgumentError,
         "k=2.0; this one has k=3.0",
-        "as it was when it was saved",
-    ),
-    (
-        lambda s: policies.ByOvershoot(rate=0.5).load_state_dict(policies.ByOvershoot().state_dict()),
-        ArgumentError,
-        "rate=0.2; this one has rate=0.5",
         "as it was when it was saved",
     ),
     (
@@ -199,21 +171,14 @@ POLICIES = [
         "as it was when it was saved",
     ),
     (lambda s: policies.SkipSpikes().load_state_dict(None), ArgumentTypeError, "NoneType", "state_dict()"),
-    (lambda s: policies.SkipSpikes(policies.ByMedian), ArgumentTypeError, "the class", "ByMedian(...)"),
     (lambda s: policies.SkipSpikes(3), ArgumentTypeError, "int: 3", "gradrein.by_norm(3)"),
     (lambda s: policies.SkipSpikes().see("a"), ArgumentError, "'a'", "loss.detach()"),
-    (lambda s: policies.SkipSpikes().see(None), ArgumentTypeError, "None", "loss.detach()"),
-    (lambda s: policies.SkipSpikes().see(torch.tensor(1j)), ArgumentTypeError, "complex", "one number"),
     (lambda s: policies.ByElementSpike().load_state_dict(None), ArgumentTypeError, "None", "state_dict()"),
 ]
 
 PER_SAMPLE = [
     (lambda s: gradrein.per_sample(s.model, s.losses), ArgumentTypeError, "Sequential", "per_sample(losses, model)"),
-    (lambda s: gradrein.per_sample(s.optimizer, s.model), ArgumentTypeError, "SGD", "per_sample(losses, model)"),
-    (lambda s: gradrein.per_sample(None, s.model), ArgumentTypeError, "NoneType", "reduction='none'"),
-    (lambda s: gradrein.per_sample([1.0, 2.0], s.model), ArgumentTypeError, "list", "reduction='none'"),
     (lambda s: gradrein.per_sample(list(s.losses), s.model), ArgumentTypeError, "list", "torch.stack(losses)"),
-    (lambda s: gradrein.per_sample(numpy.ones(4), s.model), ArgumentTypeError, "ndarray", "reduction='none'"),
     (lambda s: gradrein.per_sample(s.losses.mean(), s.model), ArgumentError, "single number", "reduction='none'"),
     (lambda s: gradrein.per_sample(s.losses.to(torch.complex64), s.model), ArgumentError, "complex64", "losses.real"),
     (lambda s: gradrein.per_sample(jagged(s), s.model), ArgumentError, "nested", "torch.stack"),
@@ -232,8 +197,6 @@ PER_SAMPLE = [
         "gradients on",
     ),
     (lambda s: gradrein.per_sample(s.losses, s.optimizer), GradientTypeError, "SGD", "per_sample(losses, model)"),
-    (lambda s: gradrein.per_sample(s.losses, None), GradientTypeError, "NoneType", "per_sample(losses, model)"),
-    (lambda s: gradrein.per_sample(s.losses, 3), GradientTypeError, "int: 3", "per_sample(losses, model)"),
     (lambda s: gradrein.per_sample(s.losses, s.model.parameters), GradientTypeError, "method", "Pass the model"),
     (lambda s: gradrein.per_sample(s.losses, [s.model]), GradientTypeError, "Sequential", "named_parameters()"),
     (lambda s: gradrein.per_sample(s.losses, [(1, 2, 3)]), GradientTypeError, "tuple", "a name and a tensor"),
@@ -243,7 +206,6 @@ PER_SAMPLE = [
         "two parameters are called 'weight'",
         "ModuleDict",
     ),
-    (lambda s: gradrein.per_sample(s.losses, [tuple(s.model.parameters())[:2]]), GradientTypeError, "tuple", "name"),
     (lambda s: gradrein.per_sample(s.losses, s.model, scaler=Scaler()), ArgumentError, "inf", "init_scale"),
     (lambda s: gradrein.per_sample(s.losses, s.model, scaler=1), ArgumentTypeError, "found 1", "GradScaler"),
     (
@@ -252,34 +214,21 @@ PER_SAMPLE = [
         "NaN",
         "int64",
     ),
-    (
-        lambda s: gradrein.per_sample(s.losses, s.model, sample_groups=torch.zeros(4, dtype=torch.complex64)),
-        ArgumentError,
-        "complex",
-        "int64",
-    ),
     (lambda s: gradrein.per_sample(s.losses, s.model, sample_groups=[0, 0, 1, 1]), ArgumentTypeError, "list", "tensor"),
     (lambda s: gradrein.per_sample(s.losses, s.model, memory_budget=-1), ArgumentError, "-1", "whole number"),
     (lambda s: gradrein.per_sample(s.losses, s.model, memory_budget=None), ArgumentError, "None", "whole number"),
-    (lambda s: gradrein.per_sample(s.losses, s.model, memory_budget="1GB"), ArgumentError, "1GB", "whole number"),
     (lambda s: s.per_sample.clip_(None), ArgumentTypeError, "None", "clip_(1.0)"),
-    (lambda s: s.per_sample.clip_(torch.ones(2)), ArgumentError, "shape (2,)", "clip_(1.0)"),
     (lambda s: s.per_sample.clip_("a"), ArgumentError, "'a'", "clip_(1.0)"),
     (lambda s: s.per_sample.clip_(True), ArgumentTypeError, "True", "clip_(1.0)"),
-    (lambda s: s.per_sample.clip_(NORM), ArgumentTypeError, "ByNorm", "clip_(1.0)"),
-    (lambda s: s.per_sample.clip_(torch.tensor(1j)), ArgumentTypeError, "complex", "clip_(1.0)"),
     (lambda s: s.per_sample.clip_(0), ArgumentError, "0.0", "positive"),
-    (lambda s: s.per_sample.clip_(1.0, gamma="a"), ArgumentError, "'a'", "gamma is a number"),
     (lambda s: s.per_sample.clip_(1.0, gamma=math.inf), ArgumentError, "inf", "finite"),
     (lambda s: s.per_sample.clip_(1.0, divide_by=math.inf), ArgumentError, "inf", "finite"),
     (lambda s: s.per_sample.clip_(1.0, divide_by=0), ArgumentError, "found 0", "above zero"),
     (lambda s: s.per_sample.dot(3), ArgumentTypeError, "int", "named_parameters()"),
-    (lambda s: s.per_sample.dot(torch.ones(3)), ArgumentTypeError, "Tensor", "named_parameters()"),
     (lambda s: s.per_sample.dot({"0.weight": 3}), ArgumentTypeError, "int", "must be a tensor"),
     (lambda s: s.per_sample.dot({"zzz": torch.ones(1)}), ArgumentError, "'zzz'", "0.weight"),
     (lambda s: s.per_sample.cosine([torch.ones(2, 3)]), ArgumentTypeError, "list", "named_parameters()"),
     (lambda s: s.per_sample.stream(samples=1.5), ArgumentError, "1.5", "whole number"),
-    (lambda s: s.per_sample.stream(samples=0), ArgumentError, "found 0", "at least 1"),
     (lambda s: s.per_sample.weighted_([1, 2, 3, 4]), ArgumentTypeError, "list", "shape (4,)"),
     (lambda s: s.per_sample.weighted_(torch.ones(4) * 1j), ArgumentError, "complex", "real"),
     (lambda s: s.per_sample.audit(tolerance="a"), ArgumentError, "'a'", "is a number"),
@@ -290,16 +239,13 @@ PER_SAMPLE = [
 
 AUTOGRAD = [
     (lambda s: gradrein.trace(s.model, s.loss), ArgumentTypeError, "Sequential", "gradrein.trace(loss, model)"),
-    (lambda s: gradrein.trace(None), ArgumentTypeError, "NoneType", "gradrein.trace(loss, model)"),
     (lambda s: gradrein.trace(s.losses, s.model), errors.GradientMismatchError, "(4,)", ".sum()"),
     (lambda s: gradrein.trace(s.loss.detach()), errors.NoGraphError, "no recorded graph", "gradients on"),
     (lambda s: gradrein.trace(s.loss, s.optimizer), ArgumentTypeError, "SGD", "Pass the model"),
     (lambda s: gradrein.trace(s.loss, s.model, gradient=3), GradientTypeError, "found 3", "a gradient is"),
     (lambda s: gradrein.trace(s.loss, s.model, modules=3), ArgumentTypeError, "int", "record_modules()"),
-    (lambda s: gradrein.detect_nonfinite(True), ArgumentTypeError, "bool: True", "Pass the model"),
     (lambda s: gradrein.detect_nonfinite(s.optimizer), ArgumentTypeError, "SGD", "Pass the model"),
     (lambda s: gradrein.grad(s.loss, 3), GradientTypeError, "found 3", "gradrein.grad(loss, model)"),
-    (lambda s: gradrein.grad(s.loss, None), GradientTypeError, "None", "gradrein.grad(loss, model)"),
     (lambda s: gradrein.grad(s.loss, s.optimizer), GradientTypeError, "SGD", "optimizer.param_groups"),
     (lambda s: gradrein.grad(3, s.model), GradientTypeError, "found 3", "gradrein.grad(loss, model)"),
     (lambda s: gradrein.backward(None), GradientTypeError, "None", "the loss"),
@@ -319,9 +265,6 @@ ONES = torch.ones(2)
 FUNCTIONAL = [
     (lambda s: gradrein.clip_by_global_norm(3, 1.0), ArgumentTypeError, "int: 3", "clip_by_global_norm(["),
     (lambda s: gradrein.clip_by_global_norm([3.0], 1.0), ArgumentTypeError, "float: 3.0", "([p.grad for"),
-    (lambda s: gradrein.clip_by_global_norm(s.model, 1.0), ArgumentTypeError, "Sequential", "([p.grad for"),
-    (lambda s: gradrein.clip_by_global_norm({"a": [3]}, 1.0), ArgumentTypeError, "int: 3", "([p.grad for"),
-    (lambda s: gradrein.clip_by_global_norm([ONES], torch.ones(2)), ArgumentError, "(2,)", "one number"),
     (
         lambda s: torch.func.grad(lambda t: gradrein.clip_by_norm(t, 1.0).sum())(ONES),
         errors.UnsupportedGradientError,
@@ -334,17 +277,14 @@ FUNCTIONAL = [
         "not differentiable",
         "tensor.detach()",
     ),
-    (lambda s: gradrein.clip_by_norm(3, 1.0), ArgumentTypeError, "int: 3", "clip_by_global_norm(["),
     (lambda s: gradrein.clip_by_norm([ONES], 1.0), ArgumentTypeError, "list", "clip_by_global_norm(["),
     (lambda s: gradrein.clip_by_norm(ONES, 1.0, axes=5), ArgumentError, "found 5", "axes=0"),
-    (lambda s: gradrein.clip_by_norm(ONES, 1.0, axes="a"), ArgumentError, "'a'", "axes=0"),
     (lambda s: gradrein.clip_by_norm(ONES.long(), 1.0), errors.UnsupportedGradientError, "int64", "Convert it first"),
     (lambda s: gradrein.clip_by_value(3, 0, 1), ArgumentTypeError, "int: 3", "Pass a tensor"),
     (lambda s: gradrein.clip_by_value(ONES, 1, 0), ArgumentError, "is 1 and clip_value_max 0", "swap them"),
     (lambda s: gradrein.clip_by_value(ONES, None, 1), ArgumentTypeError, "None", "a number or a tensor"),
     (lambda s: gradrein.clip_by_value(ONES, math.nan, 1), ArgumentError, "nan", "float32 can hold"),
     (lambda s: gradrein.clip_by_value(ONES, torch.ones(3), 1), ArgumentError, "(3,)", "broadcasts"),
-    (lambda s: gradrein.clip_by_value(ONES, torch.ones(3, 2), 1), ArgumentError, "(3, 2)", "broadcasts"),
     (lambda s: gradrein.clip_by_value(ONES.long(), 0.5, 1.5), ArgumentError, "0.5", "int64 can hold"),
     (lambda s: gradrein.clip_by_value(ONES * 1j, 0, 1), errors.UnsupportedGradientError, "complex", "clip_by_norm"),
 ]
@@ -390,10 +330,6 @@ def test_a_mistake_gets_its_error_at_once(row):
     assert right in text
     assert len(text) < 600
     assert all(torch.equal(p.grad, g) for p, g in zip(step.model.parameters(), before, strict=True))
-
-
-def test_there_are_many():
-    assert len(ROWS) >= 60
 
 
 def test_a_wrong_clipper_leaves_no_hook():

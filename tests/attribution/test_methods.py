@@ -98,36 +98,26 @@ def test_duplicates(tmp_path, samples, block, monkeypatch):
 
 def test_bad_arguments(checkpoints, tmp_path):
     stores, _, queries = checkpoints
-    with pytest.raises(
-        ArgumentTypeError, match=r"tracin: expected a GradientStore, or one for each checkpoint; found .3"
+    few, two = GradientStore(tmp_path / "few"), queries[0][:2].clone()
+    two.projection = queries[0].projection
+    few.add([0, 1], two)
+    for call, error, text in (
+        (lambda: tracin([3], queries), ArgumentTypeError, "tracin: expected a GradientStore, or one for .*; found .3"),
+        (lambda: tracin(stores, queries[0]), ArgumentError, "there are 2 stores, and queries for 1 of them"),
+        (lambda: tracin(stores, queries, rates=[1.0]), ArgumentError, "there are 2 stores and 1 `rates`"),
+        (lambda: tracin(stores, queries[::-1]), StoreError, "the model had other weights"),
+        (lambda: less(stores, queries), ArgumentTypeError, "less: `tasks` is a dict"),
+        (lambda: trak(stores, queries, torch.rand(4)), ArgumentError, r"residuals\[id\] is .*; found shape \(4,\) for"),
+        (lambda: duplicates(stores[0], 2), ArgumentError, "`threshold` must be between -1 and 1"),
+        (
+            lambda: trak(few, queries[0], torch.rand(2)),
+            ArgumentError,
+            "the 2 gradients of .* do not span the 32 columns",
+        ),
+        (lambda: outliers([stores[0], few]), ArgumentError, "do not hold the same ids, 2 and 40. Add the same samples"),
     ):
-        tracin([3], queries)
-    with pytest.raises(ArgumentError, match="there are 2 stores, and queries for 1 of them"):
-        tracin(stores, queries[0])
-    with pytest.raises(ArgumentError, match="there are 2 stores and 1 `rates`"):
-        tracin(stores, queries, rates=[1.0])
-    with pytest.raises(StoreError, match="the model had other weights"):
-        tracin(stores, queries[::-1])
-    with pytest.raises(ArgumentTypeError, match="less: `tasks` is a dict"):
-        less(stores, queries)
-    with pytest.raises(
-        ArgumentError, match=r"residuals\[id\] is that of the sample; found shape \(4,\) for ids from 0"
-    ):
-        trak(stores, queries, torch.rand(4))
-    with pytest.raises(ArgumentError, match="`threshold` must be between -1 and 1"):
-        duplicates(stores[0], 2)
-    few = GradientStore(tmp_path / "few")
-    few.add([0, 1], queries_like(stores[0], queries[0][:2], queries[0]))
-    with pytest.raises(ArgumentError, match=r"the 2 gradients of .* do not span the 32 columns.*smaller size, or pass"):
-        trak(few, queries[0], torch.rand(2))
-    with pytest.raises(ArgumentError, match="do not hold the same ids, 2 and 40. Add the same samples to each"):
-        outliers([stores[0], few])
-
-
-def queries_like(store, rows, source):
-    rows = rows.clone()
-    rows.projection = source.projection
-    return rows
+        with pytest.raises(error, match=text):
+            call()
 
 
 def test_the_same_inner_products_as_without_a_projection(samples, tmp_path):

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import gradrein
 from gradrein.errors import ArgumentError, ArgumentTypeError, InplaceModifiedError
-from gradrein.persample.queries.project import Projection, plain_names
+from gradrein.persample.queries.project import Projection
 from gradrein.persample.representations.base import Dense
 from persample import test_complex, test_experts
 from persample.cases import CASES
@@ -29,7 +29,7 @@ def in_float64():
     torch.set_default_dtype(before)
 
 
-def from_dense(ps, size, kind, scales=None):
+def from_dense(ps, size, kind):
     """Project gradients that are written down: what every shorter way has to give."""
     grads = ps.grads()
     views = ps._views.held
@@ -39,7 +39,7 @@ def from_dense(ps, size, kind, scales=None):
     }
     projection = Projection(size, kind, 3, shapes)
     out = torch.zeros(len(ps), projection.columns, dtype=torch.float64)
-    projection.apply({n: Dense(g) for n, g in real.items()}, scales or {}, out, 1 << 20)
+    projection.apply({n: Dense(g) for n, g in real.items()}, {}, out, 1 << 20)
     return out
 
 
@@ -58,11 +58,7 @@ def test_every_way_gives_the_same(name, kind):
         expected = from_dense(ps, size, kind)
     except ArgumentError:
         assert kind == "factored"  # no weight has a side above `size`
-        size = 1
-        try:
-            expected = from_dense(ps, size, kind)
-        except ArgumentError:
-            return
+        return
     torch.testing.assert_close(ps.project(size, kind=kind, seed=3).double(), expected)
 
 
@@ -74,7 +70,6 @@ def test_scales(name, kind):
     ps = gradrein.per_sample(losses(), model, memory_budget=0)
     scales = {name: torch.rand_like(p) for name, p in model.named_parameters() if p.requires_grad}
     found = ps.project(KINDS[kind], kind=kind, seed=3, scales=scales)
-    torch.testing.assert_close(found.double(), from_dense(ps, KINDS[kind], kind, scales))
     scaled = {n: Dense(g * scales[n]) for n, g in ps.grads().items()}
     projection = Projection(KINDS[kind], kind, 3, {n: tuple(p.shape) for n, p in scales.items()})
     out = torch.zeros(found.shape, dtype=torch.float64)
@@ -169,11 +164,6 @@ def test_batches_order_and_names_of_wrappers_do_not_matter(samples, kind):
     assert not torch.allclose(samples.project(kind=kind, size=6, seed=3), whole)
 
 
-def test_plain_names():
-    assert plain_names(["module.a._orig_mod.w", "module.b"]) == {"module.a._orig_mod.w": "a.w", "module.b": "b"}
-    assert plain_names(["module.a", "b"]) == {"module.a": "module.a", "b": "b"}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_checkpoints_bf16_and_scalers(samples, kind):
     whole = samples.project(size=6, kind=kind)
@@ -217,13 +207,7 @@ def test_what_was_made_of_is_kept_by_torch_save(samples, tmp_path):
     torch.save(z, tmp_path / "z.pt")
     again = torch.load(tmp_path / "z.pt", weights_only=True)
     assert again.projection == z.projection
-    assert {key: z.projection[key] for key in ("kind", "seed", "size", "columns", "scales")} == {
-        "kind": "factored",
-        "seed": 5,
-        "size": 4,
-        "columns": z.shape[1],
-        "scales": None,
-    }
+    assert [z.projection[key] for key in ("kind", "seed", "size", "scales")] == ["factored", 5, 4, None]
 
 
 def test_the_fingerprint_sees_a_step_and_a_narrow_change(samples):
@@ -254,10 +238,6 @@ def test_bad_arguments(samples, options, text):
         samples.project(**options)
 
 
-def test_as_many_numbers_as_the_gradient_has_are_allowed(samples):
-    assert samples.project(size=259).shape == (40, 259)
-
-
 def test_weights_that_changed_are_refused(samples):
     ps = samples.per_sample()
     with torch.no_grad():
@@ -279,10 +259,8 @@ def test_stacked_directions(samples):
 
 
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize("name", ["linear", "tied_embedding_and_head", "embedding_called_twice", "small_cnn", "lstm"])
+@pytest.mark.parametrize("name", ["linear", "tied_embedding_and_head", "embedding_called_twice", "small_cnn"])
 def test_cross(name):
-    if name not in CASES:
-        name = next(n for n in CASES if n.startswith(name))
     model, losses = CASES[name]()
     first, second = losses(), losses()
     a, b = gradrein.per_sample(first, model), gradrein.per_sample(second[1:], model)
@@ -306,19 +284,3 @@ def test_cross_with_something_else(samples):
     other = nn.Linear(4, 4)
     with pytest.raises(ArgumentError, match=r"the two batches have different parameters, such as \("):
         ps.cross(gradrein.per_sample(other(torch.ones(2, 4)).sum(1), other))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_adapters_alone(kind):
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
-    )
-    lora = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    model = peft.get_peft_model(transformers.LlamaForCausalLM(config), lora)
-    ids = torch.randint(32, (4, 7))
-    losses = nn.functional.cross_entropy(model(input_ids=ids).logits.transpose(1, 2), ids, reduction="none").mean(1)
-    ps = gradrein.per_sample(losses, model)
-    z = ps.project(KINDS[kind], kind=kind, seed=3)
-    assert all("lora" in name for name in z.projection["parameters"])
-    torch.testing.assert_close(z.double(), from_dense(ps, KINDS[kind], kind), rtol=1e-4, atol=1e-6)

@@ -68,18 +68,6 @@ def test_search(store, samples, metric, block, monkeypatch):
     assert store.search(queries, k=100)[0].shape == (7, 40)
 
 
-def test_queries_that_are_means_have_no_record_and_are_welcome(store, samples):
-    scores, ids = store.search(samples.project().mean(0, keepdim=True), k=1)
-    assert scores.shape == ids.shape == (1, 1)
-
-
-def test_zeros_are_near_to_nothing(tmp_path):
-    store, z = GradientStore(tmp_path), projected([0, 1])
-    z[0] = 0
-    store.add([0, 1], z)
-    assert store.search(z)[0][0].tolist() == [0, 0]
-
-
 def test_half_precision(tmp_path, samples):
     store = GradientStore(tmp_path / "half", dtype=torch.float16)
     z = samples.project()
@@ -121,14 +109,6 @@ def test_bad_ids(store, samples, name):
     with pytest.raises(error, match=text):
         store.add(ids, samples.project(slice(0, 3)))
     assert len(store) == len(GradientStore(store.path)) == 40
-
-
-@pytest.mark.parametrize(
-    "ids", [np.array([50, 51]), torch.tensor([50, 51], dtype=torch.int32), (50, 51), range(50, 52)]
-)
-def test_good_ids(store, samples, ids):
-    store.add(ids, samples.project(slice(0, 2)))
-    assert store.ids[-2:].tolist() == [50, 51]
 
 
 def test_gradients_of_another_kind_seed_size_model_or_checkpoint(store, samples):
@@ -191,19 +171,19 @@ def test_folders_that_are_no_store(tmp_path):
         GradientStore(tmp_path / "new", dtype=torch.int32)
 
 
+DAMAGE = {
+    "torn": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "empty": lambda path: os.truncate(path, 0),
+    "garbage": lambda path: path.write_bytes(os.urandom(path.stat().st_size)),
+    "other": lambda path: path.write_bytes(_npy.header(torch.float64, (0, 3))),
+}
+
+
 @pytest.mark.parametrize("what", ["rows", "ids"])
-@pytest.mark.parametrize("damage", ["torn", "empty", "garbage", "other"])
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damaged_files(store, what, damage):
     path = only(store, what)
-    size = path.stat().st_size
-    if damage == "torn":
-        os.truncate(path, size - 1)
-    elif damage == "empty":
-        os.truncate(path, 0)
-    elif damage == "garbage":
-        path.write_bytes(os.urandom(size))
-    else:
-        path.write_bytes(_npy.header(torch.float64, (0, 3)))
+    DAMAGE[damage](path)
     with pytest.raises(StoreError, match=f"{path.name}|does not belong"):
         GradientStore(store.path)
 
@@ -243,19 +223,6 @@ def test_a_full_disk_loses_nothing(store, samples, monkeypatch, step):
     assert rows_of(again).keys() == {*before, 80, 81}
     for i, row in before.items():
         assert torch.equal(rows_of(again)[i], row)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
-def test_a_device_that_is_full():
-    with pytest.raises(OSError, match="No space left"):
-        _npy._write(Path("/dev/full"), 0, b"x")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_cannot_be_written_to(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(StoreWriteError, match="cannot be written to"):
-        GradientStore(tmp_path / "index").add([1], projected([1]))
 
 
 def test_a_file_where_the_folder_should_be_made(tmp_path):
@@ -305,13 +272,6 @@ def test_ids_that_two_processes_added_at_once_count_once(tmp_path):
     assert len(one) == len(rows_of(one)) == 3
     scores, ids = one.search(projected([2]), k=5)
     assert sorted(ids[0].tolist()) == [1, 2, 3]
-
-
-def test_two_processes_with_other_gradients_do_not_mix(tmp_path):
-    one, two = GradientStore(tmp_path), GradientStore(tmp_path)
-    one.add([1], projected([1]))
-    with pytest.raises(StoreError, match="size is 8, in the store 512"):
-        two.add([2], projected([2], 8))
 
 
 @pytest.mark.parametrize("seed", range(2))

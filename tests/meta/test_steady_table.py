@@ -130,20 +130,6 @@ def test_tables(table):
     assert cells(text, "| **final over lowest, worst run, all 2")[0][4:] == ["4.0", "4.0"]
 
 
-def test_a_table_says_what_is_missing(table):
-    """A way of calm tasks only has no mean over those that swing; a task without thresholds is in no mean."""
-    calm = [{**run, "task": "calm"} for run in two_seeds(swings=False)]
-    waves = [run for run in two_seeds() if run["way"] != "auto"]
-    bare = [{**run, "task": "bare"} for run in two_seeds() if run["way"] == "watched"]
-    fewer = [run for run in calm if (run["way"], run["seed"]) != ("auto", 1)]
-    text = table.tables(table.summary(fewer + waves + bare, ["none", "auto"], FIXED))
-    assert cells(text, "| waves")[0][-1] == ""
-    assert cells(text, "| calm")[0][-1] == "2.00, 2.00, 0.50 (1)"
-    assert cells(text, "| **mean of final, 1 that swing")[0][4:] == ["4.00", ""]
-    assert cells(text, "| **mean of final, all 2")[0][3:] == ["4, 2, 6", "4.00", "2.00"]
-    assert cells(text, "| bare")[0] == ["bare", "0", "", "2, 1, 2", "", ""]
-
-
 def test_keep_takes_what_has_more_seeds(table):
     one = [run for run in two_seeds() if run["seed"] == 0]
     new, old = (table.summary(runs, ["none", "auto"], FIXED) for runs in (one, two_seeds()))
@@ -155,15 +141,6 @@ def test_keep_takes_what_has_more_seeds(table):
     new, old = (table.summary(runs, ["none", "auto"], FIXED) for runs in (two_seeds(), one))
     assert "earlier" not in table.keep(new, old)["lists"]["third"]["1x"]["waves"]
     assert "*:" not in table.tables(new).replace("**", "")
-
-
-def test_keep_marks_counts_that_it_takes_for_a_row_that_was_run_again(table):
-    new = table.summary([run for run in two_seeds() if run["way"] != "watched"], ["none"], FIXED)
-    old = table.summary([run for run in two_seeds() if run["way"] == "watched"], ["none"], FIXED)
-    text = table.tables(table.keep(new, old))
-    assert cells(text, "| waves")[0][:4] == ["waves", "2", "by_norm(1)", "2, 1, 2*"]
-    assert "Rows with *" not in text
-    assert "Counts of swinging runs with * are of an earlier state." in text
 
 
 RISES = {

@@ -49,18 +49,16 @@ def test_the_fastest_is_kept_and_all_are_right(monkeypatch):
 
 
 def test_without_a_compiler_the_captured_graph_runs_and_that_is_said(monkeypatch):
-    from torch._inductor.exc import InvalidCxxCompiler
-
     def compiled(*_):
-        raise RuntimeError("backend failed") from InvalidCxxCompiler()
+        raise RuntimeError("No working C++ compiler found")
 
     monkeypatch.setattr("gradrein._torch.fx.compiled", compiled)
     twins = Twins(mlp(), backend="inductor")
     twins.run(*batch())
-    with pytest.warns(gradrein.errors.GradreinWarning, match="runs uncompiled: there is no C\\+\\+ compiler"):
+    with pytest.warns(gradrein.errors.GradreinWarning, match="runs uncompiled: RuntimeError: No working C"):
         twins.run(*batch())
     assert twins.ran == "captured"
-    assert "there is no C++ compiler" in twins.step.explain()
+    assert "No working C++ compiler found" in twins.step.explain()
 
 
 class Own(nn.Module):

@@ -8,7 +8,6 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, fx, nn
 
-from .._torch import dynamo
 from .._torch import fx as torch_fx
 from .._torch.storage import storage_of
 from .._warn import warn
@@ -140,8 +139,7 @@ class Entry:
             try:
                 runners["compiled"] = make_runner(torch_fx.compiled(self.graph, inputs))
             except Exception as error:
-                lacking = torch_fx.lacks_compiler(error)
-                self.note = "there is no C++ compiler" if lacking else f"{type(error).__name__}: {error}".split("\n")[0]
+                self.note = f"{type(error).__name__}: {error}".split("\n")[0]
                 warn(f"gradrein.compile: the captured step runs uncompiled: {self.note}.")
         self.way = "compiled" if "compiled" in runners else "captured"
         self._runners = {self.way: runners[self.way]} if self.backend == "inductor" else runners
@@ -158,7 +156,7 @@ class Entry:
         """Leave to the eager step what changes gradients or couples samples, and is no guard of Dynamo's."""
         for i in self._leaves:
             x = inputs[i]
-            if x.grad_fn is not None or dynamo.backward_hooks(x):
+            if x.grad_fn is not None or x._backward_hooks:
                 raise RunEagerly
         if not first and (self._shared_memory(inputs) != self._sharing or ops.registered() != self._rules):
             raise RunEagerly

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._compile import _disable_dynamo
 from torch.fx import GraphModule
 from torch.fx.node import has_side_effect
@@ -108,8 +108,3 @@ def is_compiled(module: nn.Module) -> bool:
 def uncompiled() -> Any:
     """Return a context in which compiled functions run as they were written."""
     return torch.compiler.set_stance("force_eager")
-
-
-def backward_hooks(tensor: Tensor) -> bool:
-    """Return whether hooks were registered on a tensor."""
-    return bool(tensor._backward_hooks)

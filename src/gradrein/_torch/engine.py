@@ -91,9 +91,3 @@ def validate_grad(gradient: Tensor, node: Node, output_nr: int) -> Tensor:
     if gradient.dim() == 0 and gradient.device != metadata.device:
         gradient = gradient.to(metadata.device)
     return gradient
-
-
-def zeros_for(node: Node, output_nr: int) -> Tensor:
-    """Return a zero gradient for one output of the node."""
-    metadata = node._input_metadata[output_nr]
-    return torch.zeros(metadata.shape, dtype=metadata.dtype, device=metadata.device)

@@ -146,14 +146,3 @@ def compiled(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         warnings.simplefilter("ignore")  # torch's about itself, which would stop the compilation where they are errors
         function: Any = compile_fx(graph, list(inputs))
     return function  # type: ignore[no-any-return]
-
-
-def lacks_compiler(error: BaseException | None) -> bool:
-    """Return whether an error says that there is no C++ compiler."""
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    while error is not None:
-        if isinstance(error, InvalidCxxCompiler):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

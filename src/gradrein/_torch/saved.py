@@ -30,15 +30,9 @@ _STALE = re.compile(
 
 def has_pack_hooks() -> bool:
     """Return whether values that ops save are packed by hooks (`torch.autograd.graph.saved_tensors_hooks`)."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return _cannot_disable_hooks() if top is None else top(False) is not None
-
-
-def _cannot_disable_hooks() -> bool:
-    """Return the same of an older torch: it refuses to disable hooks while there are any."""
     if torch._C._autograd._saved_tensors_hooks_get_disabled_error_message() is not None:
         return False
-    try:
+    try:  # torch refuses to disable hooks while there are any
         torch._C._autograd._saved_tensors_hooks_disable("")
     except RuntimeError:
         return True
@@ -126,11 +120,6 @@ def held_tensor(handle: Any) -> Tensor | None:
     """Return the tensor behind the handle as it is now, with no version check; None if freed, packed or not told."""
     data = handle.data if READS_HANDLES else None
     return data if isinstance(data, Tensor) else None
-
-
-def is_freed_message(message: str) -> bool:
-    """Return whether torch's text says that saved values are freed."""
-    return FREED in message
 
 
 def is_unowned_output_message(message: str) -> bool:

@@ -12,7 +12,7 @@ from torch.utils.data.dataloader import _DatasetKind as DatasetKind
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as _Workers
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter as _Here
 
-__all__ = ["DataLoaderIterator", "StepHook", "dataset_size", "is_nested", "is_stepping"]
+__all__ = ["DataLoaderIterator", "StepHook", "dataset_size", "is_stepping"]
 
 
 def dataset_size(iterator: DataLoaderIterator) -> int | None:
@@ -61,7 +61,7 @@ class StepHook:
 
     def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # `_inside` is also true after a step that raised: only the stack tells.
-        if self._inside and is_nested(optimizer):
+        if self._inside and _steps_on_stack(optimizer) > 1:
             self._nested += 1
             return None
         self._inside, self._nested = True, 0
@@ -97,11 +97,6 @@ class StepHook:
 def is_stepping(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the caller runs inside a step of this optimizer."""
     return _steps_on_stack(optimizer) > 0
-
-
-def is_nested(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the caller runs inside a step of this optimizer that itself runs inside a step of it."""
-    return _steps_on_stack(optimizer) > 1
 
 
 def _steps_on_stack(optimizer: torch.optim.Optimizer) -> int:

@@ -10,7 +10,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch.checkpoint import is_reentrant, recompute_once
-from .._torch.engine import run_engine, validate_grad, zeros_for
+from .._torch.engine import run_engine, validate_grad
 from .._torch.hooks import node_hooks
 from .._torch.nodes import is_ddp_sink, is_distributed, output_metadata
 from ..errors import BackwardError
@@ -212,7 +212,8 @@ class _PassState:
         starts = {number: gradient for number, gradient in enumerate(incoming) if gradient is not None}
         handles = [node.register_hook(lambda grad_inputs, _: outgoing.append(grad_inputs))]
         if not starts:  # the engine needs a gradient to start from: pass zeros, and remove them at the node
-            starts = {0: zeros_for(node, 0)}
+            shape, dtype, device = graph.describe(node)[0]
+            starts = {0: torch.zeros(shape, dtype=dtype, device=device)}
             handles.append(node.register_prehook(lambda grads: (None,) * len(grads)))
         used = [(child, number) for child, number in node.next_functions if child is not None]
         # The engine stops at the first child in order: no path leads there through another child, so only

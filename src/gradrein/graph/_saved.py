@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .._torch.saved import (
+    FREED,
     READS_HANDLES,
     held_tensor,
-    is_freed_message,
     is_packed,
     is_unowned_output_message,
     saved_fields,
@@ -79,7 +79,7 @@ def saved(node: Node, *, unpack: bool = False) -> tuple[SavedValue, ...]:
     try:
         fields = list(saved_fields(node))
     except RuntimeError as error:
-        if not is_freed_message(str(error)):
+        if FREED not in str(error):
             raise
         return (SavedValue("tensors", "freed"),)
     return tuple(entry for name, handles in fields for entry in _entries(node, name, handles, unpack))
@@ -118,7 +118,7 @@ def _unpack_one(name: str, handle: Any) -> SavedValue:
 
 def _unavailable(name: str, handle: Any, text: str) -> SavedValue | None:
     """Return the state of a value that torch refused to unpack; None for an unknown error text."""
-    if is_freed_message(text):
+    if FREED in text:
         return SavedValue(name, "freed")
     if is_unowned_output_message(text):
         return SavedValue(name, "ready", held_tensor(handle))

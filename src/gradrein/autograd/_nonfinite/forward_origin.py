@@ -1,6 +1,5 @@
 """The op of the forward pass that made the first non-finite value, as far as the graph shows it."""
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
@@ -13,22 +12,10 @@ from .._diagnosis.context import node_label
 from .._values import nonfinite_mask
 from .operand import Origin, mask_label, rows_of, saved_floats
 
-# Ops that save their input but not their result: recompute it.
-_RECOMPUTE: dict[str, Callable[[Tensor], Tensor]] = {
-    "LogBackward0": torch.log,
-    "Log2Backward0": torch.log2,
-    "Log10Backward0": torch.log10,
-    "Log1PBackward0": torch.log1p,
-    "AcosBackward0": torch.acos,
-    "AsinBackward0": torch.asin,
-    "AcoshBackward0": torch.acosh,
-    "AtanhBackward0": torch.atanh,
-    "LgammaBackward0": torch.lgamma,
-    "SinhBackward0": torch.sinh,
-    "CoshBackward0": torch.cosh,
-    "Expm1Backward0": torch.expm1,
-    "ErfinvBackward0": torch.erfinv,
-}
+# Functions whose ops save their input but not their result: recompute it.
+_RECOMPUTE = frozenset(
+    ["acos", "acosh", "asin", "atanh", "cosh", "erfinv", "expm1", "lgamma", "log", "log10", "log1p", "log2", "sinh"]
+)
 
 # The input position of a saved value, where its name implies it for every op that uses the name.
 _POSITION = {"self": 0, "input": 0, "other": 1, "weight": 1, "mat1": 1, "batch1": 1, "mat2": 2, "batch2": 2}
@@ -105,8 +92,9 @@ def _bad_result(node: Node, operands: dict[str, Tensor], locations: Locations) -
 
 def _recomputed(node: Node, operands: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     op = graph.op(node)
-    if op in _RECOMPUTE and "self" in operands:
-        return [("recomputed", _RECOMPUTE[op](operands["self"]))]
+    function = op.removesuffix("Backward0").lower()
+    if function in _RECOMPUTE and "self" in operands:
+        return [("recomputed", getattr(torch, function)(operands["self"]))]
     if op == "PowBackward0" and "self" in operands:
         return [("recomputed", operands["self"] ** saved_value(node, "exponent"))]
     if op == "DivBackward0" and "other" in operands:  # anything divided by zero is non-finite

@@ -38,7 +38,7 @@ def refuse_unsupported(losses: Losses, leaves: Mapping[str, Tensor]) -> None:
 
 
 def _refuse_node(node: Node) -> None:
-    if checkpoint.is_reentrant_checkpoint(node) or checkpoint.is_foreign_checkpoint(node):
+    if checkpoint.is_reentrant(node):
         raise UnsupportedOperationError(
             f"per_sample: `{graph.op(node)}` is a reentrant checkpoint, which hides the graph of its region. Pass "
             "use_reentrant=False to torch.utils.checkpoint.checkpoint, or "

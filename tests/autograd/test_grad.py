@@ -16,11 +16,9 @@ def leaf():
     return torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
 
 
-def test_signature_is_torchs_and_chunk_size():
-    ours = list(inspect.signature(gradrein.grad).parameters.values())
-    theirs = list(inspect.signature(torch.autograd.grad).parameters.values())
-    assert [(p.name, p.default) for p in ours[:-1]] == [(p.name, p.default) for p in theirs]
-    assert (ours[-1].name, ours[-1].kind) == ("chunk_size", inspect.Parameter.KEYWORD_ONLY)
+def test_signature_is_torchs():
+    ours, theirs = (inspect.signature(grad).parameters.values() for grad in (gradrein.grad, torch.autograd.grad))
+    assert [(p.name, p.kind, p.default) for p in ours] == [(p.name, p.kind, p.default) for p in theirs]
 
 
 def test_leaves_grad_alone_and_returns_a_tuple(leaf):
@@ -105,22 +103,14 @@ def batch_cases():
 
 
 @pytest.mark.parametrize("name", batch_cases())
-@pytest.mark.parametrize("chunk_size", [None, 1, 2, 5, 9])
-def test_batched_equals_one_by_one(name, chunk_size):
+def test_batched_equals_one_by_one(name):
     torch.manual_seed(0)
     x = torch.randn(4, 3, requires_grad=True)
     out = batch_cases()[name](x)
     grads = torch.randn(5, *out.shape)
     expected = torch.stack([torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in grads])
-    (found,) = gradrein.grad(out, x, grads, is_grads_batched=True, chunk_size=chunk_size)
+    (found,) = gradrein.grad(out, x, grads, is_grads_batched=True)
     torch.testing.assert_close(found, expected)
-
-
-def test_chunks_free_the_graph_only_at_the_end(leaf):
-    out = leaf.exp()
-    gradrein.grad(out, leaf, torch.eye(3), is_grads_batched=True, chunk_size=1)
-    with pytest.raises(errors.GraphFreedError):
-        gradrein.grad(out, leaf, torch.eye(3), is_grads_batched=True)
 
 
 def test_batched_with_an_edge_and_with_several_outputs(leaf):
@@ -168,14 +158,6 @@ def test_what_torch_vectorises_wrongly_is_refused():
     out = torch.as_strided_scatter(x, torch.ones(2, 2), (2, 2), (1, 2))
     with pytest.raises(errors.BackwardError, match="AsStridedScatterBackward0 wrongly, without an error"):
         gradrein.grad(out, x, torch.randn(4, 3, 3), is_grads_batched=True)
-
-
-@pytest.mark.parametrize("chunk_size", [0, -1, 2.0, "2"])
-def test_chunk_size_must_be_a_positive_int(leaf, chunk_size):
-    with pytest.raises(errors.ArgumentError, match="chunk_size must be None or an int of at least 1"):
-        gradrein.grad(leaf * 1, leaf, torch.eye(3), is_grads_batched=True, chunk_size=chunk_size)
-    with pytest.raises(errors.ArgumentError, match="it needs is_grads_batched=True"):
-        gradrein.grad(leaf.sum(), leaf, chunk_size=2)
 
 
 def test_batches_that_do_not_agree(leaf):

@@ -43,14 +43,6 @@ def test_errors_are_one_tree_drawn_in_its_docstring():
                 )
 
 
-@pytest.mark.parametrize("name", gradrein.__all__)
-def test_every_public_name_is_documented(name):
-    thing = getattr(gradrein, name)
-    assert inspect.getdoc(thing)
-    if inspect.isfunction(thing) and name != "clip_grad_norm":
-        assert ">>>" in inspect.getdoc(thing), f"{name} has no example"
-
-
 def stored(folder):
     """A store of eight samples, the last of which is the first once more, for the examples of what reads it."""
     model, x = torch.nn.Linear(50, 20), torch.randn(7, 50)

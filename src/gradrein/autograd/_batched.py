@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from .. import graph
@@ -18,16 +17,8 @@ _ADVICE = (
 )
 
 
-def run_batched(call: EngineCall, size: int, chunk_size: int | None) -> tuple[Tensor | None, ...]:
-    """Run the engine for a batch of gradients, `chunk_size` of them at a time.
-
-    Args:
-        call: the run; the first dimension of every gradient in it is the batch.
-        size: the size of that dimension.
-        chunk_size: how many to vectorise at once; None for all.
-
-    Returns:
-        The gradients, each with the batch as its first dimension; None for unused inputs.
+def run_batched(call: EngineCall) -> tuple[Tensor | None, ...]:
+    """Run the engine for a batch of gradients: the first dimension of every gradient in the call, and of the results.
 
     Raises:
         BackwardError: torch cannot vectorise the pass, or does it wrongly.
@@ -35,18 +26,7 @@ def run_batched(call: EngineCall, size: int, chunk_size: int | None) -> tuple[Te
     wrong = {type(node).__name__ for node in graph.walk(call.outputs)} & WRONG_WHEN_VECTORISED
     if wrong:
         raise BackwardError(f"grad: torch vectorises {', '.join(sorted(wrong))} wrongly, without an error.\n{_ADVICE}")
-    step = chunk_size or size
-    if step >= size:
-        return _run_chunk(call)
-    results = []
-    for start in range(0, size, step):
-        part = replace(call, grads=tuple(None if g is None else g[start : start + step] for g in call.grads))
-        last = start + step >= size
-        results.append(_run_chunk(part if last else replace(part, retain_graph=True)))
-    return tuple(None if parts[0] is None else torch.cat(parts) for parts in zip(*results, strict=True))
 
-
-def _run_chunk(call: EngineCall) -> tuple[Tensor | None, ...]:
     def run_each(*grads: Tensor) -> tuple[Tensor | None, ...]:
         given = iter(grads)
         return run(replace(call, grads=tuple(None if g is None else next(given) for g in call.grads)))

@@ -34,8 +34,6 @@ def grad(
     allow_unused: bool | None = ...,
     is_grads_batched: bool = ...,
     materialize_grads: bool = ...,
-    *,
-    chunk_size: int | None = ...,
 ) -> tuple[Tensor, ...]: ...
 
 
@@ -50,8 +48,6 @@ def grad(
     allow_unused: bool | None = ...,
     is_grads_batched: bool = ...,
     materialize_grads: bool = ...,
-    *,
-    chunk_size: int | None = ...,
 ) -> dict[str, Tensor]: ...
 
 
@@ -65,13 +61,11 @@ def grad(
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-    *,
-    chunk_size: int | None = None,
 ) -> tuple[Tensor, ...] | dict[str, Tensor]:
     """Return the gradients of `outputs` with respect to `inputs`, without changing ``.grad``.
 
-    Semantics are those of `torch.autograd.grad`. In addition, `inputs` may be a module, and `chunk_size` bounds
-    the memory of a batch. What torch cannot vectorise, or vectorises wrongly, raises.
+    Semantics are those of `torch.autograd.grad`. In addition, `inputs` may be a module. What torch cannot vectorise,
+    or vectorises wrongly, raises.
 
     Args:
         outputs: one or several tensors or edges to differentiate; their gradients are summed.
@@ -84,7 +78,6 @@ def grad(
             of `materialize_grads`.
         is_grads_batched: the first dimension of every grad output is a batch, and so is that of the result.
         materialize_grads: return zeros for an input that no output depends on.
-        chunk_size: how many gradients of the batch to vectorise at once; None means all.
 
     Returns:
         A tuple with one gradient per input; a dict with the same names if `inputs` has names.
@@ -98,19 +91,22 @@ def grad(
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> gradrein.grad(x.square().sum(), x)
         (tensor([2., 4.]),)
-        >>> gradrein.grad(x.square(), x, torch.eye(2), is_grads_batched=True, chunk_size=1)
+        >>> gradrein.grad(x.square(), x, torch.eye(2), is_grads_batched=True)
         (tensor([[2., 0.],
                 [0., 4.]]),)
 
     See Also:
         [`gradrein.backward`][], [`gradrein.autograd.find_unused_parameters`][]
     """
-    _check(materialize_grads, allow_unused, is_grads_batched, chunk_size)
+    if materialize_grads and allow_unused is False:
+        raise ArgumentError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
+        )
     allow_unused = materialize_grads if allow_unused is None else allow_unused
     starts = as_outputs(outputs)
     wanted, names = as_inputs(inputs, "grad")
     overridden = overriding_tensors((*starts, *wanted))
-    if overridden or (traces_autograd() and chunk_size is None):
+    if overridden or traces_autograd():
         theirs = {
             "grad_outputs": grad_outputs,
             "retain_graph": retain_graph,
@@ -138,26 +134,13 @@ def grad(
         names=names,
     )
     size = batch_size(call.grads) if is_grads_batched else None
-    gradients = run(call) if size is None else run_batched(call, size, chunk_size)
+    gradients = run(call) if size is None else run_batched(call)
     if materialize_grads:
         gradients = tuple(
             _zeros(value, size, create_graph) if gradient is None else gradient
             for gradient, value in zip(gradients, wanted, strict=True)
         )
     return gradients if names is None else dict(zip(names, gradients, strict=True))
-
-
-def _check(materialize: bool, allow_unused: bool | None, batched: bool, chunk_size: int | None) -> None:
-    if materialize and allow_unused is False:
-        raise ArgumentError(
-            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
-        )
-    if chunk_size is None:
-        return
-    if not batched:
-        raise ArgumentError("chunk_size divides a batch of gradients: it needs is_grads_batched=True.")
-    if not isinstance(chunk_size, int) or chunk_size < 1:
-        raise ArgumentError(f"chunk_size must be None or an int of at least 1, got {chunk_size!r}.")
 
 
 def _zeros(value: Tensor | GradientEdge, size: int | None, create_graph: bool) -> Tensor:

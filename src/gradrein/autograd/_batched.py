@@ -7,8 +7,7 @@ from torch import Tensor
 from .. import graph
 from .._torch.vmap import WRONG_WHEN_VECTORISED, is_batch_refused_message, vectorise
 from ..errors import BackwardError
-from ._diagnosis.exception_source import is_user_raise
-from ._engine import run
+from ._engine import is_user_raise, run
 from ._engine_call import EngineCall
 
 _ADVICE = (

@@ -1,5 +1,6 @@
 """One run of torch's engine; torch's errors are replaced by a diagnosis of their cause."""
 
+import dis
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,6 @@ from .._torch.saved import CHANGED_IN_PLACE, FREED
 from ..errors import BackwardError
 from ..graph import current_sequence_nr
 from ._diagnosis import freed_graph, inplace, mismatched_grad, no_graph, unused_input
-from ._diagnosis.exception_source import is_user_raise
 from ._engine_call import EngineCall, Output
 
 _Diagnosis: TypeAlias = Callable[[str, EngineCall], BackwardError]
@@ -109,3 +109,13 @@ def _diagnose(error: RuntimeError, call: EngineCall) -> BackwardError | None:
 def _is_about_this_run(error: RuntimeError) -> bool:
     """Return whether this is torch's error about this run: not a user's hook's, nor of a run inside a node."""
     return type(error) is RuntimeError and not is_user_raise(error) and nested_engine_runs(error) <= 1
+
+
+def is_user_raise(error: BaseException) -> bool:
+    """Return whether a raise statement outside torch raised it; torch's own errors come out of a call."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0] == "torch":
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT, _ROW = 480, 120, 18
@@ -10,14 +9,6 @@ _COLOURS = ("#2563c9", "#d2691e", "#3b8f5b", "#8a5cc2")
 _MOST_POINTS = 400
 # Columns stay columns in JupyterLab and nbconvert, and colours are those of the page, light or dark.
 _PRE = "margin:.3em 0;font:85%/1.35 monospace;white-space:pre;overflow-x:auto;color:inherit;background:none"
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A named line: (x, y) pairs."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
 
 
 def card(title: str, picture: str = "", text: str = "") -> str:
@@ -45,9 +36,9 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def curves(lines: Sequence[Curve]) -> str:
-    """Draw each line on a scale of its own, logarithmic where all its values are positive."""
-    drawn = [(one.name, kept) for one in lines if (kept := _finite(one.points))]
+def curves(lines: Sequence[tuple[str, Sequence[tuple[float, float]]]]) -> str:
+    """Draw each line, a name and points, on a scale of its own, logarithmic where all its values are positive."""
+    drawn = [(name, kept) for name, points in lines if (kept := _finite(points))]
     if not drawn:
         return ""
     parts = []

@@ -106,7 +106,7 @@ def test_pictures_of_any_values(values):
     points = [(float(i), float(v)) for i, v in enumerate(values)]
     named = {f"{EVIL}{i}": float(v) for i, v in enumerate(values)}
     for page in (
-        _notebook.curves([_notebook.Curve(EVIL, points)]),
+        _notebook.curves([(EVIL, points)]),
         _notebook.bars(named),
         _notebook.bars(named, named),
         _notebook.histogram([float(v) for v in values]),

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .._notebook import Curve, card, curves
+from .._notebook import card, curves
 from ._missing import missing
 
 try:
@@ -44,7 +44,7 @@ def live_chart(period: float = 0.5) -> Callable[[dict[str, float]], None]:
         if not seen:
             return
         step, loss, norm = int(seen["step"]), seen.get("loss", float("nan")), seen.get("norm", float("nan"))
-        picture = curves([Curve(label, one.points) for label, one in series.items()])
+        picture = curves([(label, one.points) for label, one in series.items()])
         shown = HTML(card(f"step {step}: loss {loss:.4g}, gradient norm {norm:.4g}", picture))
         if handle is None:
             handle = display(shown, display_id=True)

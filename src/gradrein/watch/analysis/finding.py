@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..._notebook import Curve, bars, card, curves
+from ..._notebook import bars, card, curves
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Finding:
     def _repr_html_(self) -> str:
         chart, picture = self.chart, ""
         if chart is not None and chart.x:
-            picture = curves([Curve(name, [*zip(chart.x, ys, strict=False)]) for name, ys in chart.lines.items()])
+            picture = curves([(name, [*zip(chart.x, ys, strict=False)]) for name, ys in chart.lines.items()])
         elif chart is not None:
             picture = bars({name: values[0] for name, values in chart.lines.items() if values})
         facts = "\n".join(f"{key}: {value}" for key, value in self.evidence.items())

@@ -76,17 +76,6 @@ def with_zero_grad(model):
     return step
 
 
-def with_optimizer(model):
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(x, y):
-        norms = gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
-        optimizer.step()
-        return norms
-
-    return step
-
-
 def that_reads_grad(model):
     def step(x, y):
         norms = gradrein.per_sample(losses_of(model, x, y), model).clip_(0.5)
@@ -103,13 +92,10 @@ EAGER = {
     "experts": (Experts, clipped, "."),
     "custom Function": (Custom, clipped, "."),
     "zero_grad": (mlp, with_zero_grad, "looks at `.grad`"),
-    "optimizer": (mlp, with_optimizer, "."),
     "reads grad": (mlp, that_reads_grad, "looks at `.grad`"),
     "groups": (mlp, answers(lambda ps: ps.norms(), sample_groups=GROUPS), "was given `sample_groups`"),
     "stats": (mlp, answers(lambda ps: ps.stats().noise_scale), "`stats` hands out"),
-    "stream": (mlp, answers(lambda ps: [g for _, _, g in ps.stream()]), "`stream` hands out"),
     "project": (mlp, answers(lambda ps: ps.project(8)), "`project` hands out .* what it was made of"),
-    "cross": (mlp, answers(lambda ps: ps.cross(ps)), "`cross` hands out"),
     "stacked dot": (
         mlp,
         lambda model: (

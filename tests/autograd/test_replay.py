@@ -154,6 +154,11 @@ def test_nested_tensors():
     assert_as_torch((nested * 2).values().square().sum(), [x, y])
 
 
+def test_gradients_are_reduced_and_cast_like_the_inputs():
+    x, y = torch.randn(3, 1, requires_grad=True), torch.randn(4, dtype=torch.float64, requires_grad=True)
+    assert_as_torch((x * y).sum(), [x, y])
+
+
 def test_half_and_complex_gradients_are_cast():
     x = torch.randn(3, requires_grad=True)
     assert_as_torch((x.half().float() * (x + 1j).abs()).sum(), [x])

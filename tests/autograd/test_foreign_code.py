@@ -72,6 +72,14 @@ def test_what_cannot_be_read_hides_no_error(case, bystander):
         case(Net())
 
 
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_a_module_that_cannot_be_read_stops_no_trace(override, leaf):
+    present = guest(OVERRIDES[override])  # noqa: F841
+    net = Net()
+    names = [node.parameter for node in gradrein.trace(net(leaf[None]).sum()).nodes if node.parameter]
+    assert "Net.head.bias" in names
+
+
 TORCHS_WORDS = [
     "input 0 appears to not have been used in the graph",
     "a tensor was modified by an inplace operation",

@@ -154,9 +154,9 @@ def test_nested_tensors():
     assert_as_torch((nested * 2).values().square().sum(), [x, y])
 
 
-def test_gradients_are_reduced_and_cast_like_the_inputs():
+def test_gradients_are_reduced_and_cast_before_they_are_added():
     x, y = torch.randn(3, 1, requires_grad=True), torch.randn(4, dtype=torch.float64, requires_grad=True)
-    assert_as_torch((x * y).sum(), [x, y])
+    assert_as_torch((x * y).sum() + x.exp().sum(), [x, y])
 
 
 def test_half_and_complex_gradients_are_cast():

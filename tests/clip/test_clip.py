@@ -152,6 +152,28 @@ def test_patterns_that_cannot_be_meant():
         gradrein.clip_(m, {"*": "norm"})
 
 
+@pytest.mark.parametrize("with_names", [True, False])
+def test_patterns_for_parameter_groups(with_names):
+    m = model()
+    groups = [[*layer.named_parameters()] if with_names else [*layer.parameters()] for layer in (m[0], m[2])]
+    optimizer = torch.optim.SGD([{"params": group} for group in groups], lr=0.1)
+    before = grads(m)
+    for target in (optimizer, optimizer.param_groups):
+        report = gradrein.clip_(target, {"group:0": None, "*": by_norm(0.5)})
+        assert all(torch.equal(p.grad, g) for p, g in zip(m[0].parameters(), before, strict=False))
+        assert report.by_pattern["*"].norm_after == pytest.approx(0.5)
+    each = gradrein.clip_(optimizer, {"group:0": by_norm(0.1), "group:1": by_norm(0.2)}).by_pattern
+    assert [one.norm_after for one in each.values()] == pytest.approx([0.1, 0.2])
+    with pytest.raises(
+        ArgumentError, match=r"'group:2' is never used: no parameter has such a name. Names here: group:0"
+    ):
+        gradrein.clip_(optimizer, {"group:2": None, "*": by_norm(1.0)})
+    with pytest.raises(ArgumentError, match="'group:0' is for a parameter group of an optimizer"):
+        gradrein.clip_(m, {"group:0": None, "*": by_norm(1.0)})
+    with pytest.raises(ArgumentError, match="no pattern matches the parameter"):
+        gradrein.clip_(optimizer, {"group:0": by_norm(1.0)})
+
+
 def test_a_pattern_may_match_a_parameter_that_has_no_gradient_now():
     m = model()
     m[2].weight.grad = m[2].bias.grad = None

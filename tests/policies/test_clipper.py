@@ -224,6 +224,21 @@ def test_patterns_take_names_from_the_model():
         gradrein.Clipper(optimizer, gradrein.by_norm(1.0), nonfinite="ignore")
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_patterns_take_parameter_groups(named):
+    model = model_of()
+    optimizer = torch.optim.SGD([{"params": layer.parameters()} for layer in (model[0], model[2])], lr=0.1)
+    policy = {"group:0": gradrein.policies.ByZScore(warmup=2), "*.bias" if named else "*": None}
+    clipper = gradrein.Clipper(
+        optimizer, {**policy, "*": gradrein.by_norm(0.5)} if named else policy, model=model if named else None
+    )
+    loss_of(model, batches(1)[0]).backward()
+    optimizer.step()
+    assert {*clipper.report.by_pattern} == ({"group:0", "*"} if named else {"group:0"})
+    assert clipper.state_dict()["group:0"]["rows"]["seen"] == 1
+    clipper.load_state_dict(clipper.state_dict())
+
+
 def test_checkpoint():
     data, trained = batches(10), []
     for pause in (False, True):

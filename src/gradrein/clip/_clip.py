@@ -21,7 +21,7 @@ from . import _apply
 from ._gate import enter
 from ._gradients import Gradients, measure_together
 from ._report import ClipReport, Outcome, describe_report
-from .target.parameters import Target, parameters_of
+from .target.parameters import Target, group_labels, parameters_of
 from .target.patterns import check_policies, describe_policy, match_names
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
@@ -46,8 +46,8 @@ def clip_(
     Args:
         target: A module, an optimizer, `named_parameters()`, a dict, a tensor or an iterable of tensors.
         policy: A policy such as `by_norm(1.0)`, or a mapping from name patterns to policies. The first pattern that
-            matches a name wins, each group has its own norm, and None leaves a group unchanged. Build a policy that
-            learns once, before the loop.
+            matches a name wins, each group has its own norm, and None leaves a group unchanged. `"group:0"` stands for
+            the first parameter group of an optimizer. Build a policy that learns once, before the loop.
         nonfinite: What to do if a gradient has NaN or infinite values. `"raise"` raises an error that names them and
             changes nothing (it has to read one value from the device). `"skip"` sets every gradient of the target to
             zero. `"zero"` sets those values to zero and clips the rest. `"propagate"` does not check: gradients that
@@ -85,20 +85,20 @@ def clip_(
         return f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"
 
     grads = enter(target, placement, call)
-    return _clip(grads, _assign(policy, grads), nonfinite, dry_run)
+    return _clip(grads, _assign(policy, grads, group_labels(target)), nonfinite, dry_run)
 
 
-def _assign(policy: Any, grads: Gradients) -> list[tuple[str, Any, Gradients]]:
+def _assign(policy: Any, grads: Gradients, labels: list[str] | None) -> list[tuple[str, Any, Gradients]]:
     """Return each policy with the gradients it is for. In a mapping the first pattern that matches a name wins."""
     check_policies(policy)
     if not isinstance(policy, Mapping):
         return [("*", policy, grads)]
-    count = len(grads.target_names or ())
-    where = [*range(count)] if grads.where is None else grads.where
-    has_gradient = [False] * count
+    where = [*range(len(grads.tensors))] if grads.where is None else grads.where
+    listed = grads.target_names if labels is None else labels
+    has_gradient = [False] * (len(grads.tensors) if listed is None else len(listed))
     for i in where:
         has_gradient[i] = True
-    pattern_of = match_names(policy, grads.target_names, has_gradient, all_here=not grads.has_others)
+    pattern_of = match_names(policy, grads.target_names, labels, has_gradient, all_here=not grads.has_others)
     indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
     for k, i in enumerate(where):
         indices[str(pattern_of[i])].append(k)

@@ -20,7 +20,7 @@ from . import _apply
 from ._clip import NonFinite, clip_
 from ._report import ClipReport
 from .target.layouts import placements_of
-from .target.parameters import Target, named
+from .target.parameters import group_labels, named
 from .target.patterns import check_policies, match_names
 
 __all__ = ["Clipper"]
@@ -161,7 +161,7 @@ class Clipper:
         rules = self.policy if isinstance(self.policy, Mapping) else {"*": self.policy}
         return {pattern: rule for pattern, rule in rules.items() if is_stateful(rule)}
 
-    def _target(self) -> Target:
+    def _target(self) -> Any:
         if self._names is None:
             return self.optimizer
         parameters = self._parameters()
@@ -171,7 +171,8 @@ class Clipper:
                 f"{len(unknown)} of the {len(parameters)} parameters of {type(self.optimizer).__name__} are not in "
                 f"`model`, the first of shape {unknown[0]}. Pass the model the optimizer was built for."
             )
-        return [(self._names[id(p)], p) for p in parameters]
+        known, groups = self._names, self.optimizer.param_groups
+        return [{"params": g["params"], "param_names": [known[id(p)] for p in g["params"]]} for g in groups]
 
     def _check_target(self) -> None:
         """Refuse now what would fail in the first step."""
@@ -181,7 +182,7 @@ class Clipper:
             placements_of(self.placement, names, len(parameters))
         if isinstance(self.policy, Mapping):
             trainable = [p.requires_grad for p in parameters]
-            match_names(self.policy, names, trainable, all_here=self.placement is None)
+            match_names(self.policy, names, group_labels(self._target()), trainable, all_here=self.placement is None)
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -23,6 +23,8 @@ Target: TypeAlias = (
 )
 """A tensor, an iterable of them, a module, an optimizer, `named_parameters()`, or a dict."""
 
+GROUP = "group:"  # how a pattern for an optimizer's parameter group begins
+
 # torch's own words, kept: people filter on them.
 _EMPTY_GENERATOR = "`parameters` is an empty generator, no gradient clipping will occur."
 
@@ -55,6 +57,14 @@ def _of_groups(groups: list[dict[str, Any]]) -> tuple[list[str] | None, list[Ten
     if groups and all("param_names" in group for group in groups):  # the optimizer was given named parameters
         return [name for group in groups for name in group["param_names"]], parameters
     return None, parameters
+
+
+def group_labels(target: Any) -> list[str] | None:
+    """Return `group:0` and so on for each parameter of an optimizer, by its parameter group; None for other targets."""
+    groups = target.param_groups if isinstance(target, torch.optim.Optimizer) else target
+    if type(groups) is not list or not groups or not all(isinstance(group, Mapping) for group in groups):
+        return None
+    return [f"{GROUP}{k}" for k, group in enumerate(groups) for _ in group["params"]]
 
 
 def parameters_of(target: Target) -> list[Tensor]:

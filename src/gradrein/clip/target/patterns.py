@@ -10,6 +10,7 @@ from ... import _devices
 from ...errors import ArgumentError, ArgumentTypeError
 from ...policies.base import refuse_no_policy
 from ...policies.state import LearningPolicy
+from .parameters import GROUP
 
 
 def check_policies(policy: Any) -> None:
@@ -28,39 +29,57 @@ def check_policies(policy: Any) -> None:
 
 
 def match_names(
-    policy: Mapping[str, Any], names: list[str] | None, needed: list[bool] | None = None, *, all_here: bool
+    policy: Mapping[str, Any],
+    names: list[str] | None,
+    labels: list[str] | None,
+    needed: list[bool],
+    *,
+    all_here: bool,
 ) -> list[str | None]:
-    """Return the first pattern that matches each name. Refuse patterns that do not fit the names.
+    """Return the first pattern that matches each parameter. Refuse patterns that do not fit.
 
     Args:
         policy: The mapping.
         names: The name of each parameter, if they have any.
+        labels: Its parameter group in an optimizer, as `group:0`, if there is one.
         needed: Which of them need a pattern: those that may get a gradient.
         all_here: Whether no other rank holds other parameters, which an unused pattern may be for.
     """
-    if names is None:
+    of_groups = [pattern for pattern in policy if pattern.startswith(GROUP)]
+    if labels is None and of_groups:
+        raise ArgumentError(
+            f"the pattern {of_groups[0]!r} is for a parameter group of an optimizer. Pass the optimizer instead of "
+            "parameters."
+        )
+    if names is None and not (of_groups and set(policy) <= {*of_groups, "*"}):
         raise ArgumentError(
             "name patterns need names, and what was passed has none. Pass the module, `model.named_parameters()`, "
             "a dict, or an optimizer that was built from `named_parameters()`; to a Clipper, `model=model`."
         )
-    pattern_of = [first_match(policy, name) for name in names]
-    for i, (name, pattern) in enumerate(zip(names, pattern_of, strict=True)):
-        if pattern is None and (needed is None or needed[i]):
+    known, groups = names or [""] * len(needed), labels or [""] * len(needed)
+    pattern_of = [first_match(policy, name, label) for name, label in zip(known, groups, strict=True)]
+    for i, pattern in enumerate(pattern_of):
+        if pattern is None and needed[i]:
             raise ArgumentError(
-                f'no pattern matches the parameter {name!r}. Add one ("*" matches all; None leaves a group alone).'
+                f"no pattern matches the parameter {known[i] or groups[i]!r}. Add one "
+                '("*" matches all; None leaves a group alone).'
             )
     for pattern in policy if all_here else ():
         if pattern not in pattern_of:
-            shadowed = any(fnmatchcase(name, pattern) for name in names)
+            shadowed = any(first_match({pattern: 0}, *each) for each in zip(known, groups, strict=True))
             why = "an earlier pattern takes all that it matches" if shadowed else "no parameter has such a name"
-            some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-            raise ArgumentError(f"the pattern {pattern!r} is never used: {why}. Names here: {some}.")
+            some = [*dict.fromkeys(groups if pattern.startswith(GROUP) else known)]
+            raise ArgumentError(
+                f"the pattern {pattern!r} is never used: {why}. Names here: {', '.join(some[:8])}"
+                f"{', ...' if len(some) > 8 else ''}."
+            )
     return pattern_of
 
 
-def first_match(patterns: Mapping[str, Any], name: str) -> str | None:
-    """Return the first pattern that matches a name, if any does."""
-    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), None)
+def first_match(patterns: Mapping[str, Any], name: str, label: str = "") -> str | None:
+    """Return the first pattern that matches a name, or the label of a parameter group, if any does."""
+    matches = (p for p in patterns if fnmatchcase(label if p.startswith(GROUP) else name, p))
+    return next(matches, None)
 
 
 def describe_policy(policy: Any, same_parameters: bool = True) -> str:

@@ -234,6 +234,7 @@ PER_SAMPLE = [
     (lambda s: s.per_sample.audit(tolerance="a"), ArgumentError, "'a'", "is a number"),
     (lambda s: s.per_sample.audit(tolerance=-1), ArgumentError, "-1", "not negative"),
     (lambda s: gradrein.register_rule(3, 3), ArgumentTypeError, "found 3", "register_rule(Scale, rule)"),
+    (lambda s: gradrein.declare_samplewise(3), ArgumentTypeError, "found 3", "declare_samplewise(Scale, dim=0)"),
     (lambda s: gradrein.call_for_per_sample_grads(3), errors.CallArgumentError, "int", "nn.Module"),
 ]
 

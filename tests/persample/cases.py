@@ -547,6 +547,8 @@ many(
         (D,), lambda w, x: F.softplus(w) * x[:, 0] * torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None]
     ),
     logaddexp=lambda: one_parameter((D,), lambda w, x: torch.logaddexp(x, w)),
+    transposed_by_t=lambda: one_parameter((3, D), lambda w, x: x @ w.T),
+    permuted_to_itself=lambda: one_parameter((D, 3), lambda w, x: x @ w.permute(-2, -1)),
     no_dimensions=lambda: one_parameter((), lambda w, x: x * w),
     no_dimensions_exp=lambda: one_parameter((), lambda w, x: F.normalize(x, dim=-1) * w.exp().clamp(max=100)),
     no_dimensions_expanded=lambda: one_parameter((), lambda w, x: torch.cat([w.expand(B, T, 1), x], 2)),

@@ -70,6 +70,30 @@ def test_coupled_batches(build):
     torch.testing.assert_close(flat(ps.grads()), flat(loop(losses, parameters(model))))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.LSTM(4, 4, batch_first=True)],
+    ids=["attention", "lstm"],
+)
+def test_losses_of_tokens_in_one_row(layer):
+    """The way out is a shape, not another normalisation."""
+    layer = layer.double().eval()
+    x, target = torch.randn(4, 16, 4, dtype=torch.float64), torch.randint(4, (64,))
+
+    def losses():
+        out = layer(x)
+        out = out[0] if isinstance(out, tuple) else out
+        return F.cross_entropy(out.flatten(0, 1), target, reduction="none")
+
+    with pytest.raises(errors.BatchCouplingError, match=r"64 losses of 4 sequences.*losses\.reshape\(4, 16\)"):
+        gradrein.per_sample(losses(), layer)
+    ps = gradrein.per_sample(losses().reshape(4, 16), layer)
+    torch.testing.assert_close(ps.grads(), loop(losses().reshape(4, 16).sum(1), parameters(layer)))
+    centred = losses() - losses().mean()
+    with pytest.raises(errors.BatchCouplingError, match="mixes the samples|depends on several samples"):
+        gradrein.per_sample(centred, layer)
+
+
 class Opaque(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from .._torch.nodes import edge_shape, is_torchs_own
-from ..errors import UnsupportedOperationError
+from .._torch.nodes import edge_shape, is_torchs_own, output_shapes
+from ..errors import BatchCouplingError, GradreinError, UnsupportedOperationError
 from . import engine, ops
 from .coupling.data_rows import DataRows, ModelTensors
 from .cuts import ALONE, Cuts, find
@@ -58,7 +59,10 @@ def capture(
     if not (alone and allow_coupling):
         known = ModelTensors(parameters, model, losses.root.numel())
         with structure():
-            cuts, rows = find(leaves, losses, known, allow_coupling=allow_coupling, may_run=not alone)
+            try:
+                cuts, rows = find(leaves, losses, known, allow_coupling=allow_coupling, may_run=not alone)
+            except BatchCouplingError as error:
+                raise _of_tokens(leaves, losses, parameters, model, may_run=not alone) or error from None
         if losses.scan.custom and not allow_opaque:
             _refuse_opaque(cuts.uses, leaves, losses.scan.nodes)
         if not alone and all(map(_is_linear, losses.scan.custom)):
@@ -68,6 +72,26 @@ def capture(
             engine.run_inside_engine(rows.add_waiting)
             rows.refuse_conflict()
     return _each_alone(losses, used, retain_graph), ALONE, budget
+
+
+def _of_tokens(
+    leaves: Mapping[int, str], losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, *, may_run: bool
+) -> BatchCouplingError | None:
+    """Return the error about losses of tokens in one row, if those of whole sequences are not coupled."""
+    count = losses.root.numel()
+    shapes = {shape[:2] for outs in output_shapes(losses.scan.nodes).values() for shape in outs if len(shape) > 2}
+    for rows, steps in sorted(shapes):
+        if rows * steps != count or min(rows, steps) < 2 or losses.samples != count:
+            continue
+        whole = Losses(losses.root, torch.arange(count, device="cpu") // steps, rows)
+        with suppress(GradreinError):
+            find(leaves, whole, ModelTensors(parameters, model, rows), allow_coupling=False, may_run=may_run)
+            return BatchCouplingError(
+                f"per_sample: {count} losses of {rows} sequences: those of the {steps} tokens of a sequence depend on "
+                f"each other. For one gradient per sequence pass losses.reshape({rows}, {steps}); they are summed. For "
+                "one per token pass allow_coupling=True."
+            )
+    return None
 
 
 def _by_rules(
@@ -226,7 +250,11 @@ def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
     if name == "TBackward0":
         return form.swapped((-2, -1)) if len(form.shape) == 2 else form
     if name == "TransposeBackward0":
-        return form.swapped(_swapped(node))
+        rank = len(form.shape)
+        first, second = sorted(engine.saved_number(node, dim) % rank - rank for dim in ("dim0", "dim1"))
+        return form.swapped((first, second))
+    if name == "PermuteBackward0" and len(form.shape) == 2:  # ``weight.T``
+        return form if engine.saved(node, "dims")[0] in (0, 2**64 - 2) else form.swapped((-2, -1))
     if name == "SelectBackward0" and isinstance(form, Outer) and engine.saved_number(node, "dim") % 3 == 0:
         count = _input_shape(node)[0]
         return Members.of(form.left, form.right, engine.saved_number(node, "index") % count, count)
@@ -235,13 +263,6 @@ def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
     if name == "EmbeddingBackward0" and isinstance(form, Dense):
         return _looked_up(form.values, node)
     return None
-
-
-def _swapped(node: Node) -> tuple[int, int]:
-    """Return the two dimensions that were swapped, counted from the last."""
-    rank = len(graph.describe(node)[0].shape)
-    first, second = sorted(engine.saved_number(node, name) % rank - rank for name in ("dim0", "dim1"))
-    return first, second
 
 
 def _input_shape(node: Node) -> tuple[int, ...]:

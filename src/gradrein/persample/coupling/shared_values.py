@@ -159,21 +159,7 @@ def _refusal(cut: UseSite, nodes: Sequence[Node], known: ModelTensors) -> BatchC
         maker = graph.op(nodes[cut.value])
         what = f"the output of `{maker}` that `{cut.op}` uses depends on several samples of the batch"
     what = f"{what}. Values computed with {beneath} from one sample enter the losses of other samples"
-    return coupling_error(what, cut.op, names[0] if names else "", _flattened(nodes, known.rows))
-
-
-def _flattened(nodes: Sequence[Node], losses: int) -> str:
-    """Return what to do where there is a loss for each token: the losses were made by flattening as many values."""
-    for node in filter(graph.is_relayout, nodes):
-        inner, output_nr = node.next_functions[0]
-        shape = () if inner is None else graph.describe(inner)[output_nr].shape
-        tokens = prod(shape[:2]) if len(shape) > 1 and min(shape[:2]) > 1 else 0
-        if tokens == losses == (*graph.describe(node)[0].shape, 0)[0]:
-            return (
-                f"These are {losses} losses of {shape[0]} sequences, if one of each token: pass "
-                f"losses.reshape({shape[0]}, {shape[1]}), whose rows are samples."
-            )
-    return ""
+    return coupling_error(what, cut.op, names[0] if names else "")
 
 
 def shared_input(tensor: Tensor) -> BatchCouplingError:

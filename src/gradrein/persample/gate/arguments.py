@@ -45,27 +45,9 @@ def _check_losses(losses: Any) -> None:
             f"per_sample: `losses` must be a tensor with one loss per sample, found {type(losses).__name__}. "
             f"{_instead_of(losses)}"
         )
-    if losses.is_nested or losses.layout != torch.strided:
-        found = "a nested tensor" if losses.is_nested else f"a tensor of layout {losses.layout}"
-        way = "torch.stack([part.sum() for part in losses.unbind()])" if losses.is_nested else "losses.to_dense()"
-        raise ArgumentError(
-            f"per_sample: `losses` must be a dense tensor with one loss per sample, found {found}. Pass {way}."
-        )
-    if losses.is_meta or (type(losses) is not Tensor and is_fake(losses) and not tracing.is_traced()):
-        found = "it is on the meta device" if losses.is_meta else "it is a fake tensor"
-        raise ArgumentError(
-            f"per_sample: `losses` has no values: {found}. Compute it on a device that holds the model and the data."
-        )
-    if losses.is_complex():
-        raise ArgumentError(
-            f"per_sample: `losses` must be real, found {losses.dtype}. Pass a real number for each sample, such as "
-            "losses.abs() or losses.real."
-        )
-    if losses.dim() == 0:
-        raise ArgumentError(
-            "per_sample: `losses` is a single number. Pass one loss per sample; most losses give that with "
-            "reduction='none'."
-        )
+    problem = _problem(losses)
+    if problem:
+        raise ArgumentError(f"per_sample: `losses` {problem}")
     if torch.is_inference_mode_enabled() and not losses.is_inference():
         raise NoGraphError(
             "per_sample: it was called in torch.inference_mode(), where autograd is disabled. Call it outside.", ()
@@ -73,6 +55,22 @@ def _check_losses(losses: Any) -> None:
     # A rank without samples need not have run the model.
     if not losses.requires_grad and losses.shape[0]:
         raise NoGraphError(_no_graph(losses), ())
+
+
+def _problem(losses: Tensor) -> str:
+    """Return what is wrong with a tensor of losses, and what to do; nothing if it may be split."""
+    if losses.is_nested or losses.layout != torch.strided:
+        which = "a nested tensor" if losses.is_nested else f"a tensor of layout {losses.layout}"
+        way = "torch.stack([part.sum() for part in losses.unbind()])" if losses.is_nested else "losses.to_dense()"
+        return f"must be a dense tensor with one loss per sample, found {which}. Pass {way}."
+    if losses.is_meta or (type(losses) is not Tensor and is_fake(losses) and not tracing.is_traced()):
+        which = "it is on the meta device" if losses.is_meta else "it is a fake tensor"
+        return f"has no values: {which}. Compute it on a device that holds the model and the data."
+    if losses.is_complex():
+        return f"must be real, found {losses.dtype}. Pass a real number for each, as losses.abs() or losses.real."
+    if losses.dim() == 0:
+        return "is a single number. Pass one loss per sample; most losses give that with reduction='none'."
+    return ""
 
 
 def _instead_of(given: Any) -> str:

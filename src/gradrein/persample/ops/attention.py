@@ -10,13 +10,9 @@ _STARTS = ("cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k")
 
 def attention(step: Step) -> Owners:
     """Everything mixes that has one index in the first two dimensions; with grouped queries, in the first."""
-    same_heads = step.shape[1:2] == step.out.shape[1:2]
+    same_heads, is_bias = step.shape[1:2] == step.out.shape[1:2], step.position > 2
     apart = step.out.mixed(range(2 if same_heads else 1, len(step.out.shape)))
-    return Owners(apart.ids, step.out.shape).summed_to(step.shape) if _is_bias(step) else Owners(apart.ids, step.shape)
-
-
-def _is_bias(step: Step) -> bool:
-    return step.position > 2
+    return Owners(apart.ids, step.out.shape).summed_to(step.shape) if is_bias else Owners(apart.ids, step.shape)
 
 
 def by_sequence(step: Step) -> Owners:

@@ -126,8 +126,8 @@ def by_running(step: Step) -> Owners:
 
 def _moved(step: Step, here: Tensor) -> Tensor | None:
     """Return what the node makes of ones at some elements of its output; None if it sends no gradient."""
-    kind = graph.describe(step.node)[0]
-    ones = here.to(kind.device, kind.dtype).expand(step.out.shape).contiguous()
+    info = graph.describe(step.node)[0]
+    ones = here.to(info.device, info.dtype).expand(step.out.shape).contiguous()
     sent = engine.call(step.node, [ones])[step.position]
     if sent is None:
         return None
@@ -171,17 +171,17 @@ def by_places(step: Step) -> Owners:
     Random numbers as a gradient show what stays in its place, which is all of the tensor that is written into, but for
     the part. The numbers of places then show where all else comes from. What the op computes besides mixes.
     """
-    kind, count = graph.describe(step.node)[0], prod(step.out.shape)
-    if not kind.dtype.is_floating_point or count * torch.finfo(kind.dtype).eps >= 1:
+    info, count = graph.describe(step.node)[0], prod(step.out.shape)
+    if not info.dtype.is_floating_point or count * torch.finfo(info.dtype).eps >= 1:
         return step.mixed()
-    random = torch.rand(step.out.shape, generator=torch.Generator().manual_seed(3), dtype=kind.dtype, device="cpu")
-    moved = engine.call(step.node, [random.to(kind.device)])[step.position]
+    random = torch.rand(step.out.shape, generator=torch.Generator().manual_seed(3), dtype=info.dtype, device="cpu")
+    moved = engine.call(step.node, [random.to(info.device)])[step.position]
     if moved is None or moved.shape != step.shape:
         return step.mixed()
     moved = moved.to("cpu")
     if moved.shape == random.shape and bool(((moved == random) | (moved == 0)).all()):
         return step.out
-    numbers = torch.arange(1, count + 1, dtype=kind.dtype, device=kind.device).view(step.out.shape)
+    numbers = torch.arange(1, count + 1, dtype=info.dtype, device=info.device).view(step.out.shape)
     places = engine.call(step.node, [numbers])[step.position]
     assert places is not None
     index = places.to("cpu").clamp(0, count).long()

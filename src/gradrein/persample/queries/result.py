@@ -261,7 +261,12 @@ class PerSample:
         Raises:
             ArgumentError: there are fewer than two samples.
         """
-        return Stats(*self._stats().tolist())
+        with self._query():
+            if len(self) < 2:
+                raise ArgumentError(f"stats: at least two samples are needed, found {len(self)}.")
+            mean, norms = self._mean(), self._unscaled(self._norms())
+            numbers = numbers_of(norms, self._cosine(mean), _length(mean) if mean else norms.new_zeros(()))
+        return Stats(*numbers.tolist())
 
     @untraced
     def weighted_(self, weights: Weights) -> None:
@@ -487,14 +492,6 @@ class PerSample:
         unit = {name: double(v) / length.where(length > 0, 1) for name, v in direction.items()}
         own = self._unscaled(self._norms())
         return self._dot(unit) / own.where(own > 0, 1)
-
-    def _stats(self) -> Tensor:
-        with self._query():
-            if len(self) < 2:
-                raise ArgumentError(f"stats: at least two samples are needed, found {len(self)}.")
-            mean = self._mean()
-            norms = self._unscaled(self._norms())
-            return numbers_of(norms, self._cosine(mean), _length(mean) if mean else norms.new_zeros(()))
 
     def _write(self, agreed: Agreed, sums: dict[str, Tensor]) -> None:
         held = self._views.held

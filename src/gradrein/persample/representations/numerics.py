@@ -156,8 +156,8 @@ def weighted_sum(block: Tensor, weights: Tensor) -> Tensor:
     whole = len(rows) - len(rows) % _ROWS
     first = torch.bmm(weights[:whole].view(-1, 1, _ROWS), rows[:whole].view(whole // _ROWS, _ROWS, rows.shape[1]))
     parts = torch.cat([first.squeeze(1), (weights[whole:] @ rows[whole:])[None]])
-    wide = torch.complex128 if rows.is_complex() else torch.float64
-    return parts.sum(0, dtype=wide).to(rows.dtype).view(block.shape[1:])
+    exact = torch.complex128 if rows.is_complex() else torch.float64
+    return parts.sum(0, dtype=exact).to(rows.dtype).view(block.shape[1:])
 
 
 def inner_products(left: Tensor, right: Tensor) -> Tensor:

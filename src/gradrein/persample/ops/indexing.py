@@ -172,9 +172,9 @@ def by_places(step: Step) -> Owners:
     the part. The numbers of places then show where all else comes from. What the op computes besides mixes.
     """
     info, count = graph.describe(step.node)[0], prod(step.out.shape)
-    if not info.dtype.is_floating_point or count * torch.finfo(info.dtype).eps >= 1:
+    if info.dtype not in (torch.float32, torch.float64) or count * torch.finfo(info.dtype).eps >= 1:
         return step.mixed()
-    random = torch.rand(step.out.shape, generator=torch.Generator().manual_seed(3), dtype=info.dtype, device="cpu")
+    random = 1 + torch.rand(step.out.shape, generator=torch.Generator().manual_seed(3), dtype=info.dtype, device="cpu")
     moved = engine.call(step.node, [random.to(info.device)])[step.position]
     if moved is None or moved.shape != step.shape:
         return step.mixed()

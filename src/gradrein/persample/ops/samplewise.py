@@ -42,7 +42,8 @@ def declare_samplewise(
     The gradient of a row of an input then depends on the gradient at the same row of the outputs, and is linear in it.
     `per_sample` proves through such a Function which sample owns which element. Otherwise it differentiates each loss
     alone. A declaration that is wrong gives wrong gradients; `PerSample.audit` finds that on live data. A backward
-    that changes the gradient it is given, or what it has saved, must not be declared.
+    that changes the gradient it is given, or what it has saved, must not be declared. Data that the Function keeps is
+    not looked at for rows that several samples use.
 
     Known already, by their names: the GELU of Bloom and the square root of RecurrentGemma in transformers, the dense
     attention of flash-attn and xformers, the 4-bit and 8-bit products of bitsandbytes.

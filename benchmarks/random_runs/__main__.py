@@ -1,7 +1,7 @@
 """Random training runs, and what would have helped each of them.
 
-python benchmarks/random_runs build          # the tasks to build on; goes on where it was stopped
-python benchmarks/random_runs held           # those to judge by, once
+python benchmarks/random_runs build          # the tasks to build on, of three lists; goes on where it was stopped
+python benchmarks/random_runs unseen         # those to judge by, once
 python benchmarks/random_runs calibrate      # fit to the tasks to build on what reports go by: analysis/calibrated.py
 python benchmarks/random_runs judge          # what reports say of the runs so far: benchmarks/results/random-runs.*
 """
@@ -23,14 +23,18 @@ RESULTS = ROOT / "benchmarks" / "results" / "random-runs.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=("build", "held", "calibrate", "judge"))
+    parser.add_argument("which", choices=("build", "unseen", "calibrate", "judge"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--count", type=int, help="only so many tasks")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     if options.which in ("calibrate", "judge"):
         return {"calibrate": calibrate, "judge": judge}[options.which](FOLDER)
-    return run_all(options.which, FOLDER, options.jobs, options.count)
+    from ranges import TO_BUILD_ON
+
+    for which in TO_BUILD_ON if options.which == "build" else ("unseen",):
+        run_all(which, FOLDER, options.jobs, options.count)
+    return None
 
 
 def run_all(which: str, folder: Path, jobs: int, count: int | None = None) -> None:

@@ -9,11 +9,36 @@ import torch
 from torch import Tensor
 
 _TEST = 100
+PEOPLE = 12
+Made = tuple[Tensor, Tensor, int]  # inputs, targets, how many outputs a model has
+# What a model's output means, by the kind of data
+MEANINGS = {
+    "regression": "values",
+    "classes": "classes",
+    "sequences": "values",
+    "images": "classes",
+    "text": "classes",
+    "bandit": "actions",
+    "autoencoding": "values",
+    "imbalanced": "classes",
+    "binary": "binary",
+    "spread": "spread",
+    "values of actions": "q",
+    "polynomials": "values",
+    "ratings": "values",
+    "series": "values",
+    "heavy tails": "values",
+    "parity": "classes",
+    "counts": "counts",
+    "matching": "matching",
+    "codes": "codes",
+    "sets": "values",
+}
 
 
 @dataclass(frozen=True)
 class Data:
-    """Inputs, targets (values, classes, or the reward of each action), weights of samples; for training and testing."""
+    """Inputs, targets, weights of samples; for training and for testing."""
 
     x: Tensor
     y: Tensor
@@ -22,22 +47,23 @@ class Data:
     test_y: Tensor
     test_weight: Tensor
     outputs: int
-    meaning: str  # of what a model returns: "values", "classes", "actions"
+    meaning: str  # of what a model returns, as in MEANINGS
 
 
 def make_data(kind: str, task: dict[str, float], generator: torch.Generator) -> Data:
     """Draw the data of a task of a kind."""
     n = int(task["samples"])
-    x, y, outputs, meaning = _MAKERS[kind](n + _TEST, task, generator)
+    (x, y, outputs), meaning = _MAKERS[kind](n + _TEST, task, generator), MEANINGS[kind]
     weight = torch.exp(torch.randn(n + _TEST, generator=generator))
     train = y[:n].clone()
-    spoil = _add_outliers if meaning == "values" else _swap_labels
-    if meaning != "actions":
-        spoil(train, outputs, task, generator)
+    if meaning in ("values", "spread", "counts"):
+        _add_outliers(train, task, generator)
+    elif meaning == "classes":
+        _swap_labels(train, outputs, task, generator)
     return Data(x[:n], train, weight[:n], x[n:], y[n:], weight[n:], outputs, meaning)
 
 
-def _add_outliers(y: Tensor, _outputs: int, task: dict[str, float], generator: torch.Generator) -> None:
+def _add_outliers(y: Tensor, task: dict[str, float], generator: torch.Generator) -> None:
     bad = torch.rand(len(y), generator=generator) < task["outliers"]
     y[bad] *= task["outlier size"]
 
@@ -51,39 +77,39 @@ def _normal(*shape: int, generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
 
-def _regression(n: int, task: dict[str, float], g: torch.Generator) -> tuple[Tensor, Tensor, int, str]:
+def _regression(n: int, task: dict[str, float], g: torch.Generator) -> Made:
     width = int(task["features"])
     x = _normal(n, width, generator=g)
     clean = _teacher(x, 1, g).squeeze(1)
     y = clean / clean.std() + task["noise"] * _normal(n, generator=g)
     scales = torch.exp(math.log(task["feature scale"]) * torch.rand(width, generator=g))
-    return x * scales, task["scale"] * y, 1, "values"
+    return x * scales, task["scale"] * y, 1
 
 
-def _classes(n: int, task: dict[str, float], g: torch.Generator) -> tuple[Tensor, Tensor, int, str]:
+def _classes(n: int, task: dict[str, float], g: torch.Generator) -> Made:
     k = int(task["classes"])
     x = _normal(n, int(task["features"]), generator=g)
     y = (_teacher(x, k, g) + task["noise"] * _normal(n, k, generator=g)).argmax(1)
-    return x * task["feature scale"] ** 0.5, y, k, "classes"
+    return x * task["feature scale"] ** 0.5, y, k
 
 
-def _sequences(n: int, task: dict[str, float], g: torch.Generator) -> tuple[Tensor, Tensor, int, str]:
+def _sequences(n: int, task: dict[str, float], g: torch.Generator) -> Made:
     """A sum of the marked entries: two of a sequence."""
     length = int(task["length"])
     values = torch.rand(n, length, generator=g)
     marks = torch.zeros(n, length).scatter_(1, torch.rand(n, length, generator=g).topk(2, 1).indices, 1.0)
     y = (values * marks).sum(1) * 2 + task["noise"] * 0.3 * _normal(n, generator=g)
-    return torch.stack((values, marks), 2), task["scale"] * y, 1, "values"
+    return torch.stack((values, marks), 2), task["scale"] * y, 1
 
 
-def _images(n: int, task: dict[str, float], g: torch.Generator) -> tuple[Tensor, Tensor, int, str]:
+def _images(n: int, task: dict[str, float], g: torch.Generator) -> Made:
     k = int(task["classes"])
     y = torch.randint(k, (n,), generator=g)
     patterns = _normal(k, 1, 8, 8, generator=g)
-    return patterns[y] + (1 + 3 * task["noise"]) * _normal(n, 1, 8, 8, generator=g), y, k, "classes"
+    return patterns[y] + (1 + 3 * task["noise"]) * _normal(n, 1, 8, 8, generator=g), y, k
 
 
-def _text(n: int, task: dict[str, float], g: torch.Generator) -> tuple[Tensor, Tensor, int, str]:
+def _text(n: int, task: dict[str, float], g: torch.Generator) -> Made:
     """Letters of which each depends on the one before."""
     k, length = int(task["classes"]) + 4, int(task["length"])
     table = torch.softmax(3 * _normal(k, k, generator=g), 1)
@@ -91,15 +117,116 @@ def _text(n: int, task: dict[str, float], g: torch.Generator) -> tuple[Tensor, T
     for _ in range(length):
         letters.append(torch.multinomial(table[letters[-1]], 1, generator=g).squeeze(1))
     text = torch.stack(letters, 1)
-    return text[:, :-1], text[:, 1:].clone(), k, "classes"
+    return text[:, :-1], text[:, 1:].clone(), k
 
 
-def _bandit(n: int, task: dict[str, float], g: torch.Generator) -> tuple[Tensor, Tensor, int, str]:
+def _bandit(n: int, task: dict[str, float], g: torch.Generator) -> Made:
     """Rewards between 0 and 1 of each of some actions, by the features of a situation."""
     k = int(task["classes"])
     x = _normal(n, int(task["features"]), generator=g)
     reward = torch.sigmoid(2 * _teacher(x, k, g) + task["noise"] * _normal(n, k, generator=g))
-    return x, task["scale"] * reward, k, "actions"
+    return x, task["scale"] * reward, k
+
+
+def _autoencoding(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Points near a surface of three dimensions, to be given back."""
+    width = int(task["features"]) + 4
+    points = torch.tanh(_normal(n, 3, generator=g) @ _normal(3, width, generator=g))
+    x = points + task["noise"] * _normal(n, width, generator=g)
+    return x, task["scale"] * x.clone(), width
+
+
+def _imbalanced(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Two classes, one of them rare."""
+    x = _normal(n, int(task["features"]), generator=g)
+    score = _teacher(x, 1, g).squeeze(1) + task["noise"] * _normal(n, generator=g)
+    return x * task["feature scale"] ** 0.5, (score > score.quantile(0.92)).long(), 2
+
+
+def _binary(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Several labels that hold or not."""
+    x, k = _normal(n, int(task["features"]), generator=g), int(task["classes"])
+    return x, (_teacher(x, k, g) + task["noise"] * _normal(n, k, generator=g) > 0.3).float(), k
+
+
+def _spread(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Values whose noise depends on the input; a model returns a mean and the logarithm of a variance."""
+    x = _normal(n, int(task["features"]), generator=g)
+    y = _teacher(x, 1, g).squeeze(1) + task["noise"] * torch.exp(x[:, 0]) * _normal(n, generator=g)
+    return x, task["scale"] * y, 2
+
+
+def _values_of_actions(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Situations with the one that follows; an action and its reward."""
+    width, k = int(task["features"]), int(task["classes"])
+    x, moves = _normal(n, width, generator=g), 0.5 * _normal(k, width, generator=g)
+    action = torch.randint(k, (n,), generator=g)
+    after = 0.9 * x + moves[action] + task["noise"] * _normal(n, width, generator=g)
+    return torch.stack((x, after), 1), torch.stack((action, task["scale"] * torch.tanh(after[:, 0])), 1), k
+
+
+def _polynomials(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Powers of one number, which hardly differ."""
+    t, width = 2 * torch.rand(n, generator=g) - 1, int(task["features"])
+    x = torch.stack([t**i * task["feature scale"] ** (i / width) for i in range(1, width + 1)], 1)
+    return x, task["scale"] * (torch.sin(4 * t) + task["noise"] * _normal(n, generator=g)), 1
+
+
+def _ratings(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """What each of some people thinks of each of some things."""
+    people, things = _normal(PEOPLE, 3, generator=g), _normal(PEOPLE, 3, generator=g)
+    x = torch.randint(PEOPLE, (n, 2), generator=g)
+    y = (people[x[:, 0]] * things[x[:, 1]]).sum(1) + task["noise"] * _normal(n, generator=g)
+    return x, task["scale"] * y, 1
+
+
+def _series(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """What follows in a noisy wave."""
+    length = int(task["length"]) + 1
+    times = torch.arange(length) + 6 * torch.rand(n, 1, generator=g)
+    speed = 0.3 + torch.rand(n, 1, generator=g)
+    wave = torch.sin(speed * times) * (1 + torch.rand(n, 1, generator=g))
+    wave = task["scale"] * (wave + 0.5 * task["noise"] * _normal(n, length, generator=g))
+    return wave[:, :-1, None], wave[:, -1].clone(), 1
+
+
+def _heavy_tails(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Features of which a few are very large."""
+    x = _normal(n, int(task["features"]), generator=g)
+    x = x / _normal(n, 1, generator=g).abs().clamp_min(0.2)
+    y = _teacher(x.clamp(-3, 3), 1, g).squeeze(1) + task["noise"] * _normal(n, generator=g)
+    return x, task["scale"] * y, 1
+
+
+def _parity(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Whether an even number of three signs is positive."""
+    x = torch.randint(2, (n, int(task["features"])), generator=g).float() * 2 - 1
+    return x, (x[:, :3].prod(1) > 0).long(), 2
+
+
+def _counts(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    x = _normal(n, int(task["features"]), generator=g)
+    rate = torch.exp((_teacher(x, 1, g).squeeze(1) + task["noise"] * _normal(n, generator=g)).clamp(-3, 2))
+    return x * task["feature scale"] ** 0.5, torch.poisson(task["scale"] * rate, generator=g), 1
+
+
+def _matching(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Two noisy views of one thing."""
+    x = _normal(n, 1, int(task["features"]), generator=g).expand(-1, 2, -1)
+    x = x + (0.2 + task["noise"]) * _normal(*x.shape, generator=g)
+    return x, torch.zeros(n), 8
+
+
+def _codes(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    x, _, width = _autoencoding(n, task, g)
+    return task["scale"] * x, task["scale"] * x, width
+
+
+def _sets(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Points, of which the largest of a property counts."""
+    x = _normal(n, int(task["length"]), int(task["features"]), generator=g)
+    y = _teacher(x.flatten(0, 1), 1, g).view(n, -1).amax(1) + task["noise"] * _normal(n, generator=g)
+    return x, task["scale"] * y, 1
 
 
 def _teacher(x: Tensor, outputs: int, g: torch.Generator) -> Tensor:
@@ -115,4 +242,18 @@ _MAKERS = {
     "images": _images,
     "text": _text,
     "bandit": _bandit,
+    "autoencoding": _autoencoding,
+    "imbalanced": _imbalanced,
+    "binary": _binary,
+    "spread": _spread,
+    "values of actions": _values_of_actions,
+    "polynomials": _polynomials,
+    "ratings": _ratings,
+    "series": _series,
+    "heavy tails": _heavy_tails,
+    "parity": _parity,
+    "counts": _counts,
+    "matching": _matching,
+    "codes": _codes,
+    "sets": _sets,
 }

@@ -33,11 +33,13 @@ def hidden_loss(name: str, meaning: str) -> Loss:
 
 def _by_hand(name: str, meaning: str) -> Loss:
     if name.startswith("batch power"):
-        plain, power = _TABLES[meaning]["mse" if meaning == "values" else "cross-entropy"], float(name.split()[-1])
+        plain, power = _TABLES[meaning][next(iter(_TABLES[meaning]))], float(name.split()[-1])
         return lambda output, target, weight: (weight / weight.mean() * plain(output, target)).mean() ** power
     if "power" in name:
         exponent = float(name.split()[-1])
-        single: Single = lambda output, target: _error(output, target).abs() ** exponent  # noqa: E731
+        single: Single = lambda output, target: _by_sample(_error(output, target).abs() ** exponent)  # noqa: E731
+    elif name.startswith("raised"):
+        single = lambda output, target: _per_class(output, target) ** float(name.split()[-1])  # noqa: E731
     else:
         single = _TABLES[meaning][name.removeprefix("weighted ")]
     if name.startswith("weighted"):
@@ -96,13 +98,69 @@ def _log_cosh(output: Tensor, target: Tensor) -> Tensor:
     return error.abs() + F.softplus(-2 * error.abs()) - math.log(2)
 
 
+def _values(of_error: Callable[[Tensor], Tensor]) -> Single:
+    return lambda output, target: _by_sample(of_error(_error(output, target)))
+
+
+def _binary(output: Tensor, target: Tensor, weight: float = 1.0) -> Tensor:
+    return F.binary_cross_entropy_with_logits(output, target, reduction="none", pos_weight=torch.tensor(weight)).mean(1)
+
+
+def _gaussian(output: Tensor, target: Tensor) -> Tensor:
+    """Minus the log-likelihood; the variance is kept above exp(-4), so that it is not below zero."""
+    mean, log = output[:, 0], F.softplus(output[:, 1] + 4) - 4
+    return 0.5 * ((target - mean).square() * torch.exp(-log) + log + 4)
+
+
+def _td(output: Tensor, target: Tensor, huber: bool = False) -> Tensor:
+    """What a value of an action misses of its reward and of nine tenths of the best value after it."""
+    value = output[:, 0].gather(1, target[:, :1].long()).squeeze(1)
+    wanted = target[:, 1] + 0.9 * output[:, 1].amax(1).detach()
+    return F.huber_loss(value, wanted, reduction="none") if huber else (value - wanted).square()
+
+
+def _poisson(output: Tensor, target: Tensor) -> Tensor:
+    """Half of the deviance."""
+    log = output.squeeze(-1)
+    return torch.exp(log) - target * log + torch.xlogy(target, target) - target
+
+
+def _info_nce(output: Tensor, _target: Tensor) -> Tensor:
+    first, second = F.normalize(output, dim=-1).unbind(1)
+    return F.cross_entropy(first @ second.T / 0.2, torch.arange(len(first)), reduction="none")
+
+
+def _triplet(output: Tensor, _target: Tensor) -> Tensor:
+    first, second = output.unbind(1)
+    near, far = (first - second).square().sum(1), (first - second.roll(1, 0)).square().sum(1)
+    return F.relu(near - far + 1) + 0.01 * (first.square().sum(1) + second.square().sum(1))
+
+
+def _elbo(output: Tensor, target: Tensor) -> Tensor:
+    given, mean, log = output.split((target.shape[1], 3, 3), 1)
+    return (given - target).square().sum(1) + 0.5 * (mean.square() + torch.exp(log) - log - 1).sum(1)
+
+
+def _margin(output: Tensor, target: Tensor) -> Tensor:
+    right = output.gather(-1, target.unsqueeze(-1))
+    others = output.scatter(-1, target.unsqueeze(-1), -1e9).amax(-1, keepdim=True)
+    return _by_sample((1 + others - right).clamp_min(0).square().squeeze(-1))
+
+
+def _brier(output: Tensor, target: Tensor) -> Tensor:
+    return _squared(torch.softmax(output, -1), target)
+
+
 _TABLES: dict[str, dict[str, Single]] = {
     "values": {
-        "mse": lambda output, target: _error(output, target).square(),
-        "l1": lambda output, target: _error(output, target).abs(),
-        "huber": lambda output, target: F.huber_loss(output.squeeze(-1), target, reduction="none"),
+        "mse": _values(torch.square),
+        "l1": _values(torch.abs),
+        "huber": _values(lambda error: F.huber_loss(error, torch.zeros_like(error), reduction="none")),
         "log-cosh": _log_cosh,
         "quantile": _quantile,
+        "relative": lambda output, target: _by_sample((_error(output, target) / (target.abs() + 0.1)).square()),
+        "linex": _values(lambda error: torch.exp(error / 4) - error / 4 - 1),
+        "cauchy": _values(lambda error: torch.log1p(error.square())),
     },
     "classes": {
         "cross-entropy": _per_class,
@@ -110,10 +168,20 @@ _TABLES: dict[str, dict[str, Single]] = {
         "focal": _focal,
         "hinge": _hinge,
         "squared": _squared,
+        "sharp": lambda output, target: _per_class(4 * output, target),
+        "brier": _brier,
+        "margin": _margin,
     },
     "actions": {
         "reinforce": _reinforce,
         "reinforce with baseline": lambda output, reward: _reinforce(output, reward, baseline=True),
         "reinforce with entropy": lambda output, reward: _reinforce(output, reward, entropy=0.02),
+        "expected": lambda output, reward: reward.amax(1) - (torch.softmax(output, 1) * reward).sum(1),
     },
+    "binary": {"bce": _binary, "rare bce": lambda output, target: _binary(output, target, 10.0)},
+    "spread": {"gaussian": _gaussian},
+    "q": {"td": _td, "td huber": lambda output, target: _td(output, target, huber=True)},
+    "counts": {"poisson": _poisson},
+    "matching": {"info-nce": _info_nce, "triplet": _triplet},
+    "codes": {"elbo": _elbo},
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from data import Data
+from data import PEOPLE, Data
 from torch import Tensor, nn
 
 _ACTIVATIONS = {
@@ -15,11 +15,17 @@ _ACTIVATIONS = {
     "silu": nn.SiLU,
     "sigmoid": nn.Sigmoid,
     "leaky": nn.LeakyReLU,
+    "softplus": nn.Softplus,
+    "elu": nn.ELU,
+    "hardtanh": nn.Hardtanh,
+    "mish": nn.Mish,
 }
 
 
 def make_model(kind: str, data: Data, task: dict[str, Any]) -> nn.Module:
     """Return a model of a kind for some data, with weights from torch's generator."""
+    if kind in _WHOLE:
+        return _WHOLE[kind](data, task)
     vocabulary = data.outputs if data.x.dtype == torch.long else 0
     if kind in _BODIES:
         return Sequence(kind, data, task, vocabulary)
@@ -31,12 +37,16 @@ def make_model(kind: str, data: Data, task: dict[str, Any]) -> nn.Module:
 def _dense(kind: str, inputs: int, outputs: int, task: dict[str, Any]) -> list[nn.Module]:
     if kind == "linear":
         return [nn.Linear(inputs, outputs)]
-    width, layers = task["width"], []
-    for i in range(task["depth"]):
-        layers += [nn.Linear(width if i else inputs, width), *_norm(width, task), _ACTIVATIONS[task["activation"]]()]
-        if kind == "residual":
-            layers.append(Residual(width, task))
-    return [*layers, nn.Linear(width, outputs)]
+    width, layers, size = task["width"], [], inputs
+    for _ in range(3 * task["depth"] if kind == "deep" else task["depth"]):
+        layers += [nn.Linear(size, width), *_norm(width, task), _ACTIVATIONS[task["activation"]]()]
+        size = width
+        if kind in _BLOCKS:
+            layers.append(_BLOCKS[kind](width, task))
+            size = 2 * width if kind == "joined" else width
+        if task["dropout"]:
+            layers.append(nn.Dropout(task["dropout"]))
+    return [*layers, nn.Linear(size, outputs)]
 
 
 def _norm(width: int, task: dict[str, Any]) -> list[nn.Module]:
@@ -54,6 +64,93 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.inner(x)
+
+
+class Gated(nn.Module):
+    """Multiplies one half of what it makes of its input by gates of the other."""
+
+    def __init__(self, width: int, _task: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, gate = self.inner(x).chunk(2, -1)
+        return value * torch.sigmoid(gate)
+
+
+class Products(nn.Module):
+    """Multiplies two linear maps of its input."""
+
+    def __init__(self, width: int, _task: dict[str, Any]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) * self.second(x)
+
+
+class Joined(nn.Module):
+    """Keeps its input beside what it makes of it."""
+
+    def __init__(self, width: int, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), _ACTIVATIONS[task["activation"]]())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, self.inner(x)), -1)
+
+
+_BLOCKS = {"residual": Residual, "gated": Gated, "products": Products, "joined": Joined}
+
+
+class Pairs(nn.Module):
+    """Applies one network to both of a pair."""
+
+    def __init__(self, data: Data, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.each = nn.Sequential(*_dense("mlp", data.x.shape[2], data.outputs, task))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.each(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+class Sets(nn.Module):
+    """Adds up what it makes of each point."""
+
+    def __init__(self, data: Data, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.each = nn.Sequential(*_dense("mlp", data.x.shape[2], task["width"], task))
+        self.leave = nn.Sequential(nn.ReLU(), nn.Linear(task["width"], data.outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.each(x.flatten(0, 1)).unflatten(0, x.shape[:2]).sum(1))
+
+
+class Factors(nn.Module):
+    """The product of a vector of a person and one of a thing."""
+
+    def __init__(self, _data: Data, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.people, self.things = nn.Embedding(PEOPLE, task["width"]), nn.Embedding(PEOPLE, task["width"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.people(x[:, 0]) * self.things(x[:, 1])).sum(1, keepdim=True)
+
+
+class Codes(nn.Module):
+    """Draws a code of its input and gives back the input from it; then the means and the log variances of the code."""
+
+    def __init__(self, data: Data, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.enter = nn.Sequential(*_dense("mlp", data.outputs, 6, task))
+        self.leave = nn.Sequential(*_dense("mlp", 3, data.outputs, task))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, log = self.enter(x).chunk(2, -1)
+        return torch.cat((self.leave(mean + torch.exp(log / 2) * torch.randn_like(mean)), mean, log), -1)
+
+
+_WHOLE = {"pairs": Pairs, "sets": Sets, "factors": Factors, "codes": Codes}
 
 
 def _cnn(data: Data, task: dict[str, Any]) -> nn.Module:
@@ -156,6 +253,23 @@ class Transformer(nn.Module):
         return x + self.narrow(torch.relu(self.widen(self.second(x))))
 
 
+class Attention(nn.Module):
+    """Two rounds in which each position takes from those before it, without normalisation."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.place = nn.Parameter(0.1 * torch.randn(length, width))
+        self.rounds = nn.ModuleList(nn.Linear(width, 3 * width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.place
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1) * 1e9
+        for mix in self.rounds:
+            query, key, value = mix(x).chunk(3, -1)
+            x = x + torch.softmax(query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5 - later, -1) @ value
+        return x
+
+
 class Convolution(nn.Module):
     """Two convolutions along the sequence; its end is their mean."""
 
@@ -169,4 +283,11 @@ class Convolution(nn.Module):
         return self.layers(x.transpose(1, 2)).mean(2, keepdim=True).transpose(1, 2)
 
 
-_BODIES = {"rnn": Recurrent, "lstm": LSTM, "gru": GRU, "transformer": Transformer, "convolution": Convolution}
+_BODIES = {
+    "rnn": Recurrent,
+    "lstm": LSTM,
+    "gru": GRU,
+    "transformer": Transformer,
+    "convolution": Convolution,
+    "attention": Attention,
+}

@@ -1,4 +1,4 @@
-"""How a script prints: forty ways, of which some print no test loss, and some nothing."""
+"""How a script prints: 68 ways, of which some print no test loss, and some nothing."""
 
 from __future__ import annotations
 
@@ -47,8 +47,38 @@ _LINES = (
     "Evaluation at step {e}: test cost = {b:.4f} (train cost = {a:.4f})\n",
     "| {e} | {a:.4f} | {b:.4f} |\n",
     "",
+    # Those of wider tasks
+    "Epoch {e:4d}  loss {a:.4e}  vloss {b:.4e}\n",
+    "--- epoch {e} ---\n  train loss : {a:.4f}\n  val loss   : {b:.4f}\n",
+    "[Epoch {e:03d}/{n:03d}] (train) loss={a:.5f} acc=0.71 (valid) loss={b:.5f} acc=0.70\n",
+    "Training loss {a:.3f}\nValidation loss {b:.3f}\n",
+    "step={e} loss/train={a:.4f} loss/val={b:.4f} tok/s=1031\n",
+    "epoch: {e}, train_loss: {a:.3f}, test_loss: {b:.3f}, test_acc: 0.61\n",
+    "{e:6d} | tr: {a:9.4f} | va: {b:9.4f}\n",
+    "loss: {a:.5f} val_loss: {b:.5f} lr: 1.0e-03\n",
+    "Epoch {e} training took 0.51s, mean loss {a:.4f}\n",
+    "{{'epoch': {e}, 'train': {{'loss': {a:.4f}}}, 'test': {{'loss': {b:.4f}}}}}\n",
+    "Epoch {e}/{n}\n12/12 [==============================] - 1s - loss: {a:.4f} - val_loss: {b:.4f}\n",
+    "eval/loss {b:.5f} train/loss {a:.5f} at {e}\n",
+    "Loss on train: {a:.4f}. Loss on test: {b:.4f}.\n",
+    "",
+    # Those of unseen tasks
+    "{e}: train={a:.4f}, holdout={b:.4f}\n",
+    "Epoch {e} | Train Loss: {a:.5f}, Train Acc: 0.81 | Test Loss: {b:.5f}, Test Acc: 0.77\n",
+    "iter {e}/{n} train_loss {a:.4f} val_loss {b:.4f} time 12ms\n",
+    "[TRAIN] epoch {e} loss {a:.4f}\n[VALID] epoch {e} loss {b:.4f}\n",
+    "  Average training loss: {a:.2f}\n  Validation Loss: {b:.2f}\n",
+    "ep {e} | trn {a:.3f} | tst {b:.3f}\n",
+    "t={e} L_train={a:.4g} L_test={b:.4g}\n",
+    "epoch {e}  train: loss={a:.4f}  eval: loss={b:.4f}\n",
+    "Epoch {e}: loss={a:.4f}\n",
+    "{e},{a:.6f},{b:.6f}\n",
+    "train mse {a:.4f} || test mse {b:.4f}\n",
+    "Finished epoch {e}. Training error {a:.4f}, test error {b:.4f}\n",
+    "\r{e}/{n} train_loss {a:.3f} dev_loss {b:.3f}",
+    "",
 )
-NO_TEST_LOSS = (6, 19, 23, 36, 39)  # scripts that do not compute one
+NO_TEST_LOSS = (6, 19, 23, 36, 39, 48, 53, 62, 67)  # scripts that do not compute one
 
 
 def printed(style: int, epoch: int, epochs: int, train: float, test: float) -> str:

@@ -167,7 +167,7 @@ def _more(seed: dict[str, Any]) -> bool:
 
 
 def _printing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    silent = (4, 6, 19, 23, 35, 36, 39)  # print statements without a name for it
+    silent = (4, 6, 19, 23, 35, 36, 39, 48, 53, 62, 63, 67)  # print statements without a name for it
     return [seed for line in lines if line["task"]["print"] not in silent for seed in line["seeds"]]
 
 

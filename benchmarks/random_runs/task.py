@@ -8,21 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from data import Data, make_data
+from data import MEANINGS, Data, make_data
 from losses import Loss, hidden_loss, make_loss
 from models import make_model
 from ranges import LONG, LONG_FROM, RANGES
 from torch import Tensor, nn
-
-_OPTIMIZERS = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "nadam": torch.optim.NAdam,
-    "adamax": torch.optim.Adamax,
-    "adagrad": torch.optim.Adagrad,
-    "rmsprop": torch.optim.RMSprop,
-}
-
 
 GROUP = 10  # tasks whose models have the same form, so that all of them can be trained at once
 
@@ -32,9 +22,9 @@ def draw(which: str, number: int) -> dict[str, Any]:
     ranges = LONG if which == "build" and number >= LONG_FROM else RANGES[which]
     shared, own = random.Random(f"{which} group {number // GROUP}"), random.Random(f"{which} {number}")
     data = shared.choice(list(ranges.models))
-    meaning = {"regression": "values", "sequences": "values", "bandit": "actions"}.get(data, "classes")
+    meaning = MEANINGS[data]
     optimizer = shared.choice(list(ranges.optimizers))
-    low, high, _ = ranges.optimizers[optimizer]
+    low, high, *_ = ranges.optimizers[optimizer]
     return {
         "which": which,
         "number": number,
@@ -50,9 +40,10 @@ def draw(which: str, number: int) -> dict[str, Any]:
         "depth": shared.randint(*ranges.depths),
         "activation": shared.choice(ranges.activations),
         "norm": shared.choice(ranges.norms),
-        "features": shared.randint(3, 12),
-        "classes": shared.randint(2, 8),
-        "length": shared.randint(4, 7),
+        "features": shared.randint(*ranges.features),
+        "classes": shared.randint(*ranges.classes),
+        "length": shared.randint(*ranges.lengths),
+        "dropout": shared.choice(ranges.dropouts),
         "lr": _between(own, low, high),
         "schedule": own.choice(ranges.schedules),
         "noise": own.choice(ranges.noise),
@@ -63,7 +54,8 @@ def draw(which: str, number: int) -> dict[str, Any]:
         "feature scale": own.choice((1.0, 1.0, 1.0, 10.0)),
         "weight decay": own.choice(ranges.weight_decay),
         "print": own.randrange(*ranges.prints),
-        "prints": own.choice((8, 20, 40)),
+        "prints": own.choice(ranges.times),
+        "start": own.choice(ranges.starts),
     }
 
 
@@ -113,8 +105,11 @@ class Training:
         return self._evaluate(self._hidden)
 
     def _evaluate(self, loss: Loss) -> float:
+        self.model.eval()
         with torch.no_grad():
-            return loss(self.model(self.data.test_x), self.data.test_y, self.data.test_weight).item()
+            value = loss(self.model(self.data.test_x), self.data.test_y, self.data.test_weight).item()
+        self.model.train()
+        return value
 
 
 class Batches:
@@ -141,14 +136,17 @@ def data_of(task: dict[str, Any]) -> Data:
 def model_of(task: dict[str, Any], seed: int, data: Data) -> nn.Module:
     """Return the model of a task, with the weights of a seed."""
     torch.manual_seed(1000 * task["number"] + seed)
-    return make_model(task["model"], data, task)
+    model = make_model(task["model"], data, task)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(task["start"])
+    return model
 
 
 def optimizer_of(task: dict[str, Any], parameters: list[Tensor], lr: float, weight_decay: float) -> Any:
     """Return the optimizer of a task with this learning rate."""
-    *_, arguments = RANGES[task["which"]].optimizers[task["optimizer"]]
-    make = _OPTIMIZERS.get(task["optimizer"], torch.optim.SGD)
-    return make(parameters, lr=lr, weight_decay=weight_decay, **arguments)
+    *_, name, arguments = RANGES[task["which"]].optimizers[task["optimizer"]]
+    return getattr(torch.optim, name)(parameters, lr=lr, weight_decay=weight_decay, **arguments)
 
 
 def schedule_of(task: dict[str, Any]) -> Callable[[int], float]:
@@ -164,5 +162,13 @@ _SCHEDULES: dict[str, Any] = {
     "linear": lambda n: lambda i: max(1 - i / n, 0.0),
     "one cycle": lambda n: lambda i: max(min(i / (0.3 * n), (n - i) / (0.7 * n)), 0.02),
     "exponential": lambda n: lambda i: 0.03 ** (i / n),
+    "square root": lambda n: lambda i: (1 + 20 * i / n) ** -0.5,
+    "late drop": lambda n: lambda i: 1.0 if i < 0.7 * n else 0.1,
+    "triangles": lambda n: lambda i: 0.1 + 0.9 * abs(4 * i / n % 2 - 1),
+    "warm-up and cosine": lambda n: lambda i: min(1.0, 10 * (i + 1) / n) * (0.5 + 0.5 * math.cos(math.pi * i / n)),
+    "polynomial": lambda n: lambda i: max(1 - i / n, 0.0) ** 2,
+    "halving": lambda n: lambda i: 0.5 ** (6 * i // n),
+    "rising": lambda n: lambda i: 0.1 + 0.9 * i / n,
+    "trapezoid": lambda n: lambda i: max(0.0, min(1.0, 5 * (i + 1) / n, 5 * (n - i) / n)),
     "restarts": lambda n: lambda i: 0.5 + 0.5 * math.cos(math.pi * (3 * i / n % 1)),
 }

@@ -55,13 +55,13 @@ def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = 
     towards = nn.Parameter(torch.zeros_like(weights))
     optimizer, rates = optimizer_of(first, [towards], 1.0, 0.0), _Rates(tasks, ways)
     decay = torch.tensor([[tasks[way.task]["weight decay"]] for way in ways])
-    decoupled = first["optimizer"] == "adamw"
+    decoupled = isinstance(optimizer, torch.optim.AdamW)
     clip, apply = _Clipping(weights, ways), _applied(models[0])
     trained, shown = make_loss(first["loss"], first["meaning"]), hidden_loss(first["loss"], first["meaning"])
     batches = {way.seed: Batches(first, way.seed, x.shape[1]) for way in ways}
     every, traces = torch.arange(len(ways))[:, None], Traces()
     losses = vmap(lambda row, x, y, w: trained(apply(row, x), y, w), randomness="different")
-    tests = vmap(lambda row, x, y, w: shown(apply(row, x), y, w))
+    tests = vmap(lambda row, x, y, w: shown(apply(row, x), y, w), randomness="different")
     for step in range(first["steps"]):
         drawn = {seed: b.draw() for seed, b in batches.items()}
         rows = torch.stack([drawn[way.seed] for way in ways])
@@ -86,7 +86,9 @@ def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = 
                 traces.update.append(_norm(towards) / _norm(weights))
                 traces.clip.append(factors)
             if falls_on(step + 1, first["steps"], LOOKS) and (traced or step > 0.8 * first["steps"]):
+                models[0].eval()
                 traces.looks.append(tests(weights, *test))
+                models[0].train()
     return traces
 
 

@@ -26,15 +26,25 @@ def parts():
 def test_a_number_is_one_task_and_lists_share_none(parts):
     draw, numbers = parts["task"].draw, parts["ranges"].NUMBERS
     assert draw("build", 7) == draw("build", 7) != draw("build", 8)
-    assert (len(numbers["build"]), len(numbers["held"])) == (800, 300)
-    assert set(numbers["build"]).isdisjoint(numbers["held"])
+    assert {which: len(each) for which, each in numbers.items()} == {
+        "build": 800, "held": 300, "wide": 600, "unseen": 300,
+    }  # fmt: skip
+    assert len(set().union(*numbers.values())) == 2000
 
 
-def test_held_out_tasks_are_of_other_kinds(parts):
-    build, held = parts["ranges"].BUILD, parts["ranges"].HELD
-    assert set(held.optimizers) - set(build.optimizers)
-    assert set(held.losses["values"]) - set(build.losses["values"])
-    assert build.prints[1] <= held.prints[0]
+@pytest.mark.parametrize("of", ["models", "losses", "optimizers", "schedules", "activations"])
+def test_unseen_tasks_are_of_other_kinds(parts, of):
+    ranges = parts["ranges"]
+    known = set().union(*(_values(getattr(ranges.RANGES[which], of)) for which in ranges.TO_BUILD_ON))
+    assert len(_values(getattr(ranges.UNSEEN, of)) - known) >= 3
+    assert all(ranges.RANGES[which].prints[1] <= ranges.UNSEEN.prints[0] for which in ranges.TO_BUILD_ON)
+
+
+def _values(choices):
+    """Return the choices, where they are by kind of data or output with these and each of theirs."""
+    nested = isinstance(choices, dict) and all(isinstance(each, tuple) for each in choices.values())
+    named = {name for each in choices.values() for name in each if isinstance(name, str)} if nested else set()
+    return set(choices) | named
 
 
 def small(parts, number, **changes):

@@ -24,6 +24,9 @@ from torch.nn import functional as F
 
 import gradrein
 from gradrein.watch import Report, read_report
+from gradrein.watch.analysis.advice import TRY
+from gradrein.watch.analysis.signs import LR_SCALE
+from gradrein.watch.command.try_script import candidates
 
 sys.path.insert(0, str(Path(__file__).parent / "random_runs"))
 from judge import EIGHT, best_of_eight, truth_of_seed
@@ -98,7 +101,9 @@ def watched(variant: dict[str, Any], options: str, folder: Path) -> tuple[list[f
     words = options.split()
     given = dict(zip(words[::2], words[1::2], strict=True))
     record = folder / f"{len(list(folder.iterdir()))}.jsonl"
-    with gradrein.Monitor(record=record, clip=given.get("--clip")):
+    with gradrein.Monitor(record=record, clip=given.get("--clip")) as monitor:
+        if "--lr-scale" in given:
+            monitor.note(LR_SCALE, factor=given["--lr-scale"])
         tests, norms = train(variant, None, float(given.get("--lr-scale", 1)), say=True)
     return tests, norms, read_report(record)
 
@@ -115,7 +120,11 @@ def measure(variant: dict[str, Any], folder: Path) -> dict[str, Any]:
     found |= {"truth": truth_of_seed(found), "read": report.run.test is not None, "curve": [_short(v) for v in tests]}
     if report.advice.actions:
         options = report.advice.actions[0].try_with
-        tests, _, then = watched(variant, options, folder)
+        trials = candidates(report) if options == TRY else [options]
+        after = [watched(variant, trial, folder) for trial in trials]
+        tests, _, then = min(
+            after, key=lambda one: math.inf if (end := _end(one[0])) is None else end
+        )  # which it keeps
         found |= {"advised": options, "advised end": _end(tests), "findings after": [f.name for f in then.findings]}
         found["curve after"] = [_short(v) for v in tests]
     return found
@@ -143,6 +152,7 @@ def main() -> None:
         "fine": sum(one["truth"] == "fine" for one in found),
         "fine and left alone": sum(one["truth"] == "fine" and not one["findings"] for one in found),
         "advised": len(after),
+        "advised to measure with --try": sum(one["advised"] == TRY for one in after),
         "no finding after the advised change": sum(not one["findings after"] for one in after),
         "advised end over the best of eight, median": median(_over(one) for one in needy if "advised" in one),
     }

@@ -48,8 +48,8 @@ def main() -> None:
         arguments = [*sys.argv[2:], "--seed", str(seed)]
         records = [folder / f"{name}-{seed}.jsonl" for name in ("before", "after")]
         before.append(watch(records[0], arguments))
-        actions = read_report(records[0]).advice.actions
-        advised = actions[0].try_with if actions else "--clip auto"  # a seed that is left alone is clipped all the same
+        options = [action.try_with for action in read_report(records[0]).advice.actions]
+        advised = next((o for o in options if o != "--try"), "--clip auto")  # also a seed that is left alone is clipped
         after.append(watch(records[1], arguments, *advised.split()))
     reports = [read_report(folder / f"{name}-{SEEDS[0]}.jsonl") for name in ("before", "after")]
     page = folder / "steady.html"

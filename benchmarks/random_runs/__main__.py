@@ -2,8 +2,9 @@
 
 python benchmarks/random_runs build          # the tasks to build on, of three lists; goes on where it was stopped
 python benchmarks/random_runs unseen         # those to judge by, once
-python benchmarks/random_runs calibrate      # fit to the tasks to build on what reports go by: analysis/calibrated.py
-python benchmarks/random_runs judge          # what reports say of the runs so far: benchmarks/results/random-runs.*
+python benchmarks/random_runs calibrate      # fit to the tasks to build on what reports go by: analysis/calibrated.json
+python benchmarks/random_runs judge          # what reports say of those to build on: benchmarks/results/random-runs.*
+python benchmarks/random_runs final          # add those to judge by: once, when everything is fixed
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ RESULTS = ROOT / "benchmarks" / "results" / "random-runs.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=("build", "unseen", "calibrate", "judge"))
+    parser.add_argument("which", choices=("build", "unseen", "calibrate", "judge", "final"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--count", type=int, help="only so many tasks")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    if options.which in ("calibrate", "judge"):
-        return {"calibrate": calibrate, "judge": judge}[options.which](FOLDER)
     from ranges import TO_BUILD_ON
 
+    if options.which == "calibrate":
+        return calibrate(FOLDER)
+    if options.which == "judge":
+        return judge(FOLDER, TO_BUILD_ON, {"tables": {}})
+    if options.which == "final":
+        return judge(FOLDER, ("unseen",), json.loads(RESULTS.read_text()))
     for which in TO_BUILD_ON if options.which == "build" else ("unseen",):
         run_all(which, FOLDER, options.jobs, options.count)
     return None
@@ -67,26 +72,26 @@ def calibrate(folder: Path) -> None:
     """Measure the signs of the tasks to build on, and write the constants."""
     from calibrate import TARGET
     from calibrate import calibrate as fitted
+    from ranges import TO_BUILD_ON
     from table import add_signs, signs_after
 
-    lines = read("build", folder)
+    lines = [line for which in TO_BUILD_ON for line in read(which, folder)]
     add_signs(lines, folder / "records")
     TARGET.write_text(fitted(lines, lambda runs: signs_after(runs, folder / "records")))
     print(f"{TARGET.relative_to(ROOT)}: from {len(lines)} tasks")
 
 
-def judge(folder: Path) -> None:
-    """Add what reports say of the runs so far; write results and their page."""
+def judge(folder: Path, names: tuple[str, ...], results: dict) -> None:
+    """Add what reports say of the runs of these lists to results, and write these and their page."""
     from table import page, reports, table
 
-    found = {which: read(which, folder) for which in ("build", "held")}
-    found = {which: lines for which, lines in found.items() if lines}
-    for lines in found.values():
-        reports(lines, folder / "records")
-    tables = {which: table(lines) for which, lines in found.items()}
-    RESULTS.write_text(json.dumps({"tables": tables, **found}, separators=(",", ":")) + "\n")
-    RESULTS.with_suffix(".md").write_text(page(tables))
-    print(page(tables))
+    for which in names:
+        results[which] = read(which, folder)
+        reports(results[which], folder / "records")
+        results["tables"][which] = table(results[which])
+    RESULTS.write_text(json.dumps(results, separators=(",", ":")) + "\n")
+    RESULTS.with_suffix(".md").write_text(page(results["tables"]))
+    print(page(results["tables"]))
 
 
 def _show(done: int, of: int, left: float) -> None:

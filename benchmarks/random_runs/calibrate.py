@@ -1,163 +1,157 @@
-"""Fit to random runs whether a report speaks and what it advises: writes `analysis/calibrated.py`.
+"""Fit to random runs whether a report speaks and what it advises: writes `analysis/calibrated.json`.
 
 python benchmarks/random_runs calibrate
 
-Whether to speak: a logistic rule with weights that are not negative, once with the signs of a test loss and once
-without. How strongly the weights are held back is chosen by leaving out whole kinds of data; the limit is where so many
-fine runs of the kinds left out are spoken of as FALSE_ALARMS says. What to advise: by a tree of two questions about the
-same signs, over the runs that are spoken of; each leaf has the changes that did best, with what became of its runs.
+Whether to speak: logistic rules with weights that are not negative, one for each kind of optimizer, with the signs of a
+test loss and without. How strongly the weights are held back is chosen by leaving out whole kinds of data; the limit is
+where so many fine runs of the kinds left out are spoken of as FALSE_ALARMS says. What to advise: by a tree of a few
+questions about the same signs, over the runs that are spoken of; each leaf has the changes that did best, with what
+became of its runs, and first of all `--try` where no single change is safe.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from judge import HARMED, NEEDS, best_of_eight, end_of, helps, truth, truth_of_seed
+from judge import HARMED, NEEDS, best_of_eight, end_of, helps_by, truth, truth_of_seed
+from ranges import RANGES
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGET = ROOT / "src" / "gradrein" / "watch" / "analysis" / "calibrated.py"
-FALSE_ALARMS = 0.035
-STRENGTHS = (0.3, 1.0, 3.0)
-ADAPTIVE = ("adam", "adamw", "nadam", "adamax", "adagrad", "rmsprop")
-KINDS = {
-    "with a test loss": (
-        "test loss, end over lowest",
-        "test loss, height above the lowest so far",
-        "test loss, still falling at the end",
-        "gradient norms, spread",
-        "gradients shrink under an optimizer like Adam",
-    ),
-    "without": (
-        "training loss, height in the second half",
-        "gradients shrink under an optimizer like Adam",
-        "longest steps, of the weights",
-    ),
+TARGET = ROOT / "src" / "gradrein" / "watch" / "analysis" / "calibrated.json"
+FALSE_ALARMS = 0.04
+STRENGTHS = (1.0, 3.0, 10.0)
+_ENDS = ("test loss, end over lowest", "test loss, height above the lowest so far")
+_LONGEST = "longest step, of the weights"
+_TRAINED = ("training loss, height above the lowest so far", "all steps, of the weights")
+_LEARNED, _LARGEST = "training loss, first over lowest", "largest gradient norm over the median"
+RULES = {
+    "plain, test loss": (*_ENDS, _LONGEST),
+    "adaptive, test loss": (_ENDS[0], "test loss, still falling at the end", _LEARNED, _LARGEST, _LONGEST),
+    "plain": _TRAINED,
+    "adaptive": _TRAINED,
 }
-# Of runs that are clipped already, as runs are that follow what was advised to them: the norms say no more
-CLIPPED = (
-    "test loss, end over lowest",
-    "test loss, height above the lowest so far",
-    "training loss, height in the second half",
-    "longest steps, of the weights",
-)
-QUESTIONS = (
-    "test loss, end over lowest",
-    "longest steps, of the weights",
-    "gradients shrink under an optimizer like Adam",
-)
+# Of runs that follow what was advised to them
+FOLLOWED = (*_ENDS, *_TRAINED)
+SUM = "weighted sum over its limit"
+QUESTIONS = (_LONGEST, "gradient norm, first over last", _LARGEST, _ENDS[1], SUM)
 GROUPS = ("plain", "plain, not finite", "adaptive")
-LEAST, GAIN = 25, 2.0  # runs in a leaf; what a question has to save, as a sum of logarithms
-HARM = math.log(4)  # a run that is harmed counts as if it had ended four times as high
+DEPTH, LEAST, GAIN = 4, 25, 3.0  # questions; runs in a leaf; what a question has to save, as a sum of logarithms
+HARM = math.log(10)  # a run that is harmed counts as if it had ended so many times as high
 CHANGES = 4  # in a leaf, which is what `--try` runs
+NOT_FINITE = 9.0  # the sum of a run that is not finite: nothing is surer
 
 Row = tuple[dict[str, float], bool, str]  # signs, whether help is needed, the kind of data
+Rule = dict[str, Any]  # "weights", "start", and of each row the "score" where its kind of data was left out
 Advised = tuple[dict[str, Any], dict[str, Any], str]  # the task, a run of it, a way
 After = Callable[[list[Advised]], list[tuple[dict[str, Any], dict[str, Any], dict[str, float], float]]]
 
 
 def calibrate(lines: list[dict[str, Any]], after: After) -> str:
-    """Return the text of the module with the constants.
+    """Return the text of the file with the constants.
 
     Args:
         lines: The tasks, with the signs of their runs.
         after: Trains runs in the ways that are advised to them, and returns their signs and ends.
     """
-    kinds = {kind: fit(_rows(lines, kind), KINDS[kind]) for kind in KINDS}
-    leaves = advice(lines, kinds)
-    changed = after([(line, seed, way) for line, seed, way in advised(lines, kinds, leaves)])
+    rules, limit = fit_all(lines)
+    leaves = advice(lines, rules, limit)
+    changed = after(advised(lines, rules, limit, leaves))
     rows = [(signs, _needs_more(seed, end), line["task"]["data"]) for line, seed, signs, end in changed]
-    return module(len(lines), {**kinds, "clipped": fit(rows, CLIPPED)}, leaves)
+    followed = fit(rows, FOLLOWED)
+    fine = [score for score, (_, need, _) in zip(followed["scores"], rows, strict=True) if not need]
+    followed["start"] -= _limit(fine) - limit  # so that one limit serves all
+    return constants(len(lines), {**rules, "followed": followed}, limit, leaves)
 
 
-def advised(lines: list[dict[str, Any]], kinds: dict[str, Any], leaves: dict[str, Any]) -> list[Advised]:
-    """Return the runs that are spoken of and advised to be clipped, each with that way."""
-    found = []
+def fit_all(lines: list[dict[str, Any]]) -> tuple[dict[str, Rule], float]:
+    """Return the rules, and the limit that so many fine runs exceed, of kinds of data that were left out."""
+    rules, fine = {}, []
+    for name, signs in RULES.items():
+        known = [(line, seed) for line in lines for seed in line["seeds"] if _is_clear(line, seed, name)]
+        rows = [(seed["signs"], truth(line) == "help", line["task"]["data"]) for line, seed in known]
+        rules[name] = fit(rows, signs)
+        scores = zip(rules[name]["scores"], known, strict=True)
+        fine += [score for score, (line, seed) in scores if truth(line) == "fine" and rule_of(line, seed) == name]
+    return rules, _limit(fine)
+
+
+def rule_of(line: dict[str, Any], seed: dict[str, Any]) -> str:
+    """Return which of the rules a run is judged by."""
+    kind = "adaptive" if is_adaptive(line) else "plain"
+    return f"{kind}, test loss" if _ENDS[0] in seed["signs"] else kind
+
+
+def is_adaptive(line: dict[str, Any]) -> bool:
+    """Return whether the optimizer of a task divides by the size of past gradients."""
+    return RANGES[line["task"]["which"]].optimizers[line["task"]["optimizer"]][2] != "SGD"
+
+
+def _is_clear(line: dict[str, Any], seed: dict[str, Any], rule: str) -> bool:
+    """Return whether a run stays finite, is clear, and has what a rule asks for."""
+    if truth(line) == "between" or not seed["signs"] or seed["base"] is None:
+        return False
+    return rule_of(line, seed).startswith(rule)
+
+
+def advised(lines: list[dict[str, Any]], rules: dict[str, Rule], limit: float, leaves: dict[str, Any]) -> list[Advised]:
+    """Return the runs that are spoken of and advised a change, each with that way."""
+    told = []
     for line in lines:
         for seed in line["seeds"]:
-            path = leaves[group_of(line, seed)]
-            way = next(c[0][0] for p, c in path if all((seed["signs"].get(n, -1.0) > t) == (k > 0) for n, k, t in p))
-            if is_spoken_of(seed, kinds) and not way.startswith("lr") and math.isfinite(seed["norm"]):
-                found.append((line, seed, way))
-    return found
+            values = {**seed["signs"], SUM: score(line, seed, rules, limit)}
+            paths = leaves[group_of(line, seed)]
+            way = next(c[0][0] for p, c in paths if all((values.get(n, -1.0) > t) == (k > 0) for n, k, t in p))
+            if values[SUM] > 0 and way != "try" and math.isfinite(seed["norm"]):
+                told.append((line, seed, way))
+    return told
 
 
 def _needs_more(seed: dict[str, Any], end: float) -> bool:
     return min(end_of(seed, way) for way in seed["ways"]) < NEEDS * end
 
 
-def module(tasks: int, kinds: dict[str, Any], leaves: dict[str, Any]) -> str:
-    """Return constants as a module."""
-    measured = {"tasks": tasks, "false alarms": FALSE_ALARMS}
-    measured |= {f"heard {kind}": found["heard"] for kind, found in kinds.items()}
-    parts = [
-        '"""Written by `make calibrate` from random training runs; do not edit. See `benchmarks/random_runs`."""\n',
-        _dict("MEASURED: dict[str, float]", measured),
-        "# What each sign of a run weighs, and the sum from which a report speaks",
-        _dict("WEIGHTS: dict[str, dict[str, float]]", {kind: found["weights"] for kind, found in kinds.items()}),
-        _dict("LIMITS: dict[str, float]", {kind: found["limit"] for kind, found in kinds.items()}),
-        "# What to change, by the kind of optimizer, then by signs that are above (1) or not above (-1) a number: the",
-        "# changes, the best first and then what adds most to those before; in how many runs of how many that needed",
-        "# help it ended at least a third lower, and in how many of all that were spoken of a quarter higher",
-        "Leaf = tuple[list[tuple[str, int, float]], list[tuple[str, int, int, int, int]]]",
-        _dict("ADVICE: dict[str, list[Leaf]]", leaves),
-    ]
-    return "\n".join(parts) + "\n"
+def constants(tasks: int, rules: dict[str, Rule], limit: float, leaves: dict[str, Any]) -> str:
+    """Return what was found as JSON, a line for each condition and each change."""
+    values = {
+        "tasks": tasks,
+        "false alarms": FALSE_ALARMS,
+        "weights": {name: {sign: _three(w) for sign, w in rule["weights"].items()} for name, rule in rules.items()},
+        "starts": {name: _three(rule["start"]) for name, rule in rules.items()},
+        "limit": _three(limit),
+        "advice": leaves,
+    }
+    return re.sub(r'\[\n\s+("[^\[\]]+?)\n\s+\]', _in_a_line, json.dumps(values, indent=1)) + "\n"
 
 
-def _dict(name: str, values: dict[str, Any]) -> str:
-    return f"{name} = {_value(values, '')}"
+def _in_a_line(match: re.Match[str]) -> str:
+    return f"[{' '.join(match[1].split())}]"
 
 
-def _value(value: Any, indent: str) -> str:
-    inner = indent + "    "
-    if isinstance(value, dict):
-        rows = "".join(f"{inner}{json.dumps(k)}: {_value(v, inner)},\n" for k, v in value.items())
-        return f"{{\n{rows}{indent}}}"
-    if isinstance(value, list):
-        rows = "".join(f"{inner}{_value(v, inner)},\n" for v in value)
-        return f"[\n{rows}{indent}]" if value else "[]"
-    if isinstance(value, tuple) and any(isinstance(v, list) for v in value):
-        return f"(\n{''.join(f'{inner}{_value(v, inner)},' + chr(10) for v in value)}{indent})"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(_value(v, inner) for v in value) + ")"
-    return json.dumps(value) if isinstance(value, (str, int)) else f"{value:.3g}"
+def _three(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
-def fit(rows: list[Row], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return weights, the limit, and the share of runs in need that is heard, of kinds of data that were left out."""
+def fit(rows: list[Row], names: tuple[str, ...]) -> Rule:
+    """Return a rule whose weights are held back as strongly as is best for kinds of data that were left out."""
     x = np.array([[signs.get(name, 0.0) for name in names] for signs, _, _ in rows])
     y = np.array([need for _, need, _ in rows], dtype=float)
-    data = np.array([each for _, _, each in rows])
-    best = None
+    data, best = np.array([each for _, _, each in rows]), (math.inf, 0.0, np.zeros(0))
     for strength in STRENGTHS:
         scores = np.zeros(len(y))
         for each in sorted(set(data)):
             weights, start = _logistic(x[data != each], y[data != each], strength)
             scores[data == each] = x[data == each] @ weights + start
-        limit = _limit(scores[y == 0])
-        heard = float((scores[y == 1] > limit).mean()) if (y == 1).any() else 0.0
-        if best is None or heard > best[0]:
-            best = (heard, strength, limit)
-    heard, strength, limit = best
-    weights, start = _logistic(x, y, strength)
+        missed = float(np.logaddexp(0, (1 - 2 * y) * scores).mean())
+        best = min(best, (missed, strength, scores), key=lambda one: one[0])
+    weights, start = _logistic(x, y, best[1])
     kept = {name: float(w) for name, w in zip(names, weights, strict=True) if w > 0.005}
-    return {"weights": kept, "limit": float(limit - start), "heard": heard}
-
-
-def _rows(lines: list[dict[str, Any]], kind: str) -> list[Row]:
-    """Return signs, whether help is needed, and the kind of data, of runs that stay finite and are clear."""
-    return [
-        (seed["signs"], truth(line) == "help", line["task"]["data"])
-        for line in lines
-        for seed in line["seeds"]
-        if truth(line) != "between" and seed["signs"] and seed["base"] is not None
-        and (kind == "without" or "test loss, end over lowest" in seed["signs"])
-    ]  # fmt: skip
+    return {"weights": kept, "start": start, "scores": best[2].tolist()}
 
 
 def _limit(fine: Any) -> float:
@@ -167,50 +161,59 @@ def _limit(fine: Any) -> float:
 
 def _logistic(x: Any, y: Any, strength: float, rounds: int = 2500) -> tuple[Any, float]:
     """Fit by projected gradient descent; weights are at least 0, and pulled to 0 by `strength`."""
-    size = x.std(0) + 1e-9
-    x, weights, start = x / size, np.zeros(x.shape[1]), 0.0
+    size, middle = np.maximum(x.std(0), 1e-3), x.mean(0)
+    x, weights, start = (x - middle) / size, np.zeros(x.shape[1]), 0.0
     rate = 4.0 / (np.square(x).sum(1).mean() + 1 + strength / len(y))
     for _ in range(rounds):
         error = 1 / (1 + np.exp(-np.clip(x @ weights + start, -30, 30))) - y
         weights = np.maximum(0.0, weights - rate * (x.T @ error + strength * weights) / len(y))
         start -= rate * error.mean()
-    return weights / size, float(start)
+    return weights / size, float(start - middle @ (weights / size))
 
 
-def is_spoken_of(seed: dict[str, Any], kinds: dict[str, dict[str, Any]]) -> bool:
-    """Return whether the rule speaks of a run; of one that is not finite always."""
-    signs = seed["signs"]
-    kind = kinds["with a test loss" if "test loss, end over lowest" in signs else "without"]
-    return seed["base"] is None or sum(w * signs.get(n, 0.0) for n, w in kind["weights"].items()) > kind["limit"]
+def score(line: dict[str, Any], seed: dict[str, Any], rules: dict[str, Rule], limit: float) -> float:
+    """Return what the signs of a run add up to, over the limit."""
+    if seed["base"] is None:
+        return NOT_FINITE
+    if not seed["signs"]:
+        return -math.inf
+    rule = rules[rule_of(line, seed)]
+    return rule["start"] + sum(w * seed["signs"].get(n, 0.0) for n, w in rule["weights"].items()) - limit
 
 
 def group_of(line: dict[str, Any], seed: dict[str, Any]) -> str:
     """Return which of the trees a run belongs to."""
-    if line["task"]["optimizer"] in ADAPTIVE:
+    if is_adaptive(line):
         return "adaptive"
     return "plain, not finite" if seed["base"] is None else "plain"
 
 
-def advice(lines: list[dict[str, Any]], kinds: dict[str, dict[str, Any]]) -> dict[str, list[Any]]:
+def advice(lines: list[dict[str, Any]], rules: dict[str, Rule], limit: float) -> dict[str, list[Any]]:
     """Return the leaves of the tree of each group."""
-    spoken = [(group_of(line, s), s) for line in lines for s in line["seeds"] if is_spoken_of(s, kinds)]
-    return {group: _leaves([s for g, s in spoken if g == group], [], 2) for group in GROUPS}
+    told: dict[str, list[dict[str, Any]]] = {group: [] for group in GROUPS}
+    for line in lines:
+        for seed in line["seeds"]:
+            total = score(line, seed, rules, limit)
+            if total > 0:
+                told[group_of(line, seed)].append({**seed, "signs": {**seed["signs"], SUM: total}})
+    return {group: _leaves(seeds, [], DEPTH) for group, seeds in told.items()}
 
 
 def _leaves(seeds: list[dict[str, Any]], path: list[tuple[str, int, float]], depth: int) -> list[Any]:
-    best = (_least_cost(seeds) - GAIN, None)
+    costs = np.array([[_cost(s, way) for way in (None, *s["ways"])] for s in seeds])
+    best: tuple[float, Any] = (_least_cost(costs) - GAIN, None)
     for name in QUESTIONS if depth and seeds else ():
-        values = [s["signs"].get(name, -1.0) for s in seeds]
+        values = np.array([s["signs"].get(name, -1.0) for s in seeds])
         for limit in sorted({round(float(v), 2) for v in np.quantile(values, np.linspace(0.1, 0.9, 17))}):
-            above = [s for s, v in zip(seeds, values, strict=True) if v > limit]
-            below = [s for s, v in zip(seeds, values, strict=True) if v <= limit]
-            if min(len(above), len(below)) >= LEAST and (cost := _least_cost(above) + _least_cost(below)) < best[0]:
-                best = (cost, (name, limit, above, below))
+            above = values > limit
+            cost = _least_cost(costs[above]) + _least_cost(costs[~above])
+            if min(above.sum(), (~above).sum()) >= LEAST and cost < best[0]:
+                best = (cost, (name, limit, above))
     if best[1] is None:
         return [(path, _changes(seeds))]
-    name, limit, above, below = best[1]
-    return [*_leaves(above, [*path, (name, 1, limit)], depth - 1),
-            *_leaves(below, [*path, (name, -1, limit)], depth - 1)]  # fmt: skip
+    name, limit, above = best[1]
+    sides = {side: [s for s, a in zip(seeds, above, strict=True) if a == (side > 0)] for side in (1, -1)}
+    return [leaf for side, part in sides.items() for leaf in _leaves(part, [*path, (name, side, limit)], depth - 1)]
 
 
 def ratio(seed: dict[str, Any], end: float) -> float:
@@ -224,28 +227,37 @@ def is_harmed(seed: dict[str, Any], end: float) -> bool:
     return end > HARMED * end_of(seed, None)
 
 
-def _cost(seed: dict[str, Any], way: str) -> float:
+def _cost(seed: dict[str, Any], way: str | None) -> float:
+    """Return what a way costs; None: nothing is changed before it is measured."""
     end = end_of(seed, way)
     return math.log(ratio(seed, end)) + HARM * is_harmed(seed, end)
 
 
-def _least_cost(seeds: list[dict[str, Any]]) -> float:
-    return min((sum(_cost(s, way) for s in seeds) for way in seeds[0]["ways"]), default=0.0) if seeds else 0.0
+def _least_cost(costs: Any) -> float:
+    return float(costs.sum(0).min()) if len(costs) else 0.0
 
 
 def _changes(seeds: list[dict[str, Any]]) -> list[tuple[str, int, int, int, int]]:
-    """Return the best change, and then one at a time what adds most to those before where all are tried."""
+    """Return the best change, and then one at a time what adds most to those before where all are tried.
+
+    Where the best is to change nothing yet, or helps less than half of those in need, "try" comes first.
+    """
     if not seeds:
         return []
     needy = [s for s in seeds if truth_of_seed(s) == "help" and math.isfinite(best_of_eight(s))]
-    chosen = [min(seeds[0]["ways"], key=lambda way: sum(_cost(s, way) for s in seeds))]
+    costs = {way: sum(_cost(s, way) for s in seeds) for way in (None, *seeds[0]["ways"])}
+    chosen = [min(seeds[0]["ways"], key=lambda way: costs[way])]
     while len(chosen) < CHANGES:
         left = [way for way in seeds[0]["ways"] if way not in chosen]
         chosen.append(min(left, key=lambda way: sum(math.log(ratio(s, tried(s, [*chosen, way]))) for s in needy)))
+    ways = {way: [way] for way in chosen}
+    helped = sum(helps_by(s, end_of(s, chosen[0])) for s in needy)
+    if costs[None] <= costs[chosen[0]] or 2 * helped < len(needy):
+        ways = {"try": chosen, **ways}
     return [
-        (way, sum(helps(s, way) for s in needy), len(needy), sum(is_harmed(s, end_of(s, way)) for s in seeds),
-         len(seeds))
-        for way in chosen
+        (name, sum(helps_by(s, tried(s, those)) for s in needy), len(needy),
+         0 if name == "try" else sum(is_harmed(s, end_of(s, name)) for s in seeds), len(seeds))
+        for name, those in ways.items()
     ]  # fmt: skip
 
 

@@ -34,10 +34,10 @@ def end_of(seed: dict[str, Any], way: str | None) -> float:
     return math.inf if value is None else value
 
 
-def helps(seed: dict[str, Any], way: str) -> bool:
-    """Return whether a way would have ended better by a third; of a run that is not finite, below where it began."""
+def helps_by(seed: dict[str, Any], end: float) -> bool:
+    """Return whether an end is better by a third; of a run that is not finite, below where it began."""
     before = seed["first"] if seed["base"] is None else NEEDS * seed["base"]
-    return end_of(seed, way) < (before if math.isfinite(before) else 1e6)
+    return end < (before if math.isfinite(before) else 1e6)
 
 
 def over_best(seed: dict[str, Any], way: str | None) -> float:

@@ -15,13 +15,8 @@ def falls_on(step: int, steps: int, times: int) -> bool:
 
 def final(looks: list[float]) -> float | None:
     """Return the mean of the last tenth; None where it is not finite."""
-    return mean(looks[-LOOKS // 10 :])
-
-
-def mean(values: list[float]) -> float | None:
-    """Return the mean; None where it is not finite."""
-    found = statistics.fmean(values)
-    return short(found) if math.isfinite(found) else None
+    mean = statistics.fmean(looks[-LOOKS // 10 :])
+    return short(mean) if math.isfinite(mean) else None
 
 
 def short(value: float) -> float:

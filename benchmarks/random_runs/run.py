@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from looks import LOOKS, falls_on, final, mean, short
+from looks import LOOKS, falls_on, final, short
 from printing import NO_TEST_LOSS, printed
 from ranges import SEEDS
 from task import GROUP, Training, draw
 from together import Traces, Way, train_together
 
+from gradrein.watch.analysis.signs import LR_SCALE
 from gradrein.watch.record.curves.observer import CurveObserver
 
 _FAR = 3.0  # a training loss above so many times that at the start belongs to a run that has diverged
@@ -54,7 +55,6 @@ def measure(job: tuple[str, int, str]) -> list[dict[str, Any]]:
     ]
     after = train_together(tasks, changed)
     ends = iter([final(column) for column in _columns(after.looks)])
-    trained = iter([mean(column) for column in _columns(after.loss)])
     found = [{"task": task, "seeds": []} for task in tasks]
     looks = _columns(traces.looks)
     for row, way in enumerate(base):
@@ -62,7 +62,6 @@ def measure(job: tuple[str, int, str]) -> list[dict[str, Any]]:
         found[way.task]["seeds"].append({
             "seed": way.seed, "norm": short(norms[row]), "base": final(looks[row]), "first": short(looks[row][0]),
             "ways": {name: next(ends) for name in WAYS},
-            "trained": {name: next(trained) for name in WAYS},
         })  # fmt: skip
     return found
 
@@ -101,6 +100,8 @@ def write_record(task: dict[str, Any], way: Way, traces: Traces, row: int, path:
         "sizes": [p.numel() for p in training.model.parameters()], "groups": [len(names)],
         "trained": [True] * len(names), "update_stride": 1, "settings": group, "dtypes": ["float32"],
     })  # fmt: skip
+    if way.lr_scale != 1:
+        lines.append({"note": LR_SCALE, "factor": way.lr_scale, "after": 0})
     spoken, since, steps = [], [], task["steps"]
     for step in range(steps):
         lines.append({**_line(traces, row, step, names), **_clipping(way, traces.clip[step][row].item())})

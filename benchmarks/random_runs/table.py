@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from calibrate import Advised, is_harmed, ratio, tried
-from judge import NEEDS, best_of_eight, end_of, helps, interval, truth, truth_of_seed
+from judge import NEEDS, best_of_eight, end_of, helps_by, interval, truth, truth_of_seed
 from looks import final, short
 from run import WAYS, record_path, with_curves, write_record
 from task import GROUP
 from together import Way, train_together
 
 from gradrein.watch import Run, read_run
-from gradrein.watch.analysis.advice import LOST, leaf_of
+from gradrein.watch.analysis.advice import LOST, TRY, leaf_of
 from gradrein.watch.analysis.signs import measure, score_of
 from gradrein.watch.report.report import report_on
 
@@ -32,14 +32,14 @@ def add_signs(lines: list[dict[str, Any]], folder: Path) -> None:
 
 
 def signs_after(runs: list[Advised], folder: Path) -> list[tuple[Any, Any, dict[str, float], float]]:
-    """Return the signs and the end of runs that are clipped in these ways."""
+    """Return the signs and the end of runs that are changed in these ways."""
     found = []
     for group in sorted({line["task"]["number"] // GROUP for line, _, _ in runs}):
         inside = [run for run in runs if run[0]["task"]["number"] // GROUP == group]
         ways = []
         for i, (_, seed, name) in enumerate(inside):
             clip, scale = WAYS[name]
-            ways.append(Way(i, seed["seed"], clip if clip == "auto" else clip * seed["norm"], scale))
+            ways.append(Way(i, seed["seed"], clip * seed["norm"] if isinstance(clip, float) else clip, scale))
         torch.manual_seed(group)
         traces = train_together([line["task"] for line, _, _ in inside], ways, traced=True)
         ends = torch.stack(traces.looks, 1).tolist()
@@ -87,17 +87,17 @@ def _said(run: Run) -> dict[str, Any]:
     changes = leaf_of(run, not set(names).isdisjoint(LOST))[1]
     return {
         "signs": {name: short(value) for name, value in measure(run).items()},
-        "score": short(score_of(run)),
+        "score": short(max(-99.0, score_of(run))),
         "read": len(run.test) if run.test is not None else 0,
         "findings": names,
         "advised": report.advice.actions[0].try_with if report.advice.actions else "",
-        "tried": [way for way, *_ in changes] if report.advice.actions else [],
+        "tried": [way for way, *_ in changes if way != "try"] if report.advice.actions else [],
     }
 
 
 def _way(task: int, seed: dict[str, Any]) -> Way:
-    """Return the way that the options of `gradrein watch` lead to."""
-    words = seed["advised"].split()
+    """Return the way that the options of `gradrein watch` lead to: that of the run as it is where they measure."""
+    words = seed["advised"].removeprefix(TRY).split()
     given = dict(zip(words[::2], words[1::2], strict=True))
     clip = given.get("--clip")
     return Way(task, seed["seed"], clip if clip in (None, "auto") else float(clip), float(given.get("--lr-scale", 1)))
@@ -108,6 +108,7 @@ def table(lines: list[dict[str, Any]]) -> dict[str, Any]:
     runs = {kind: [s for line in lines if truth(line) == kind for s in line["seeds"]] for kind in ("help", "fine")}
     every = [seed for line in lines for seed in line["seeds"]]
     needy = [seed for seed in every if truth_of_seed(seed) == "help" and math.isfinite(best_of_eight(seed))]
+    advised = [seed for seed in every if seed["advised"]]
     told = [seed for seed in needy if seed["advised"]]
     finite = [seed for seed in runs["help"] if seed["base"] is not None]
     after = [seed for seed in every if "findings after" in seed]
@@ -120,15 +121,21 @@ def table(lines: list[dict[str, Any]]) -> dict[str, Any]:
         "heard, of those that stay finite": _share([bool(s["findings"]) for s in finite]),
         "left alone": _share([not s["findings"] for s in runs["fine"]]),
         "harmed": _share([is_harmed(seed, _advised_end(seed)) for seed in every]),
-        "helped, of runs in need that are advised": _share([_is_helped(seed) for seed in told]),
+        "helped, of runs in need that are advised a change": _share(
+            [_is_helped(s) for s in told if s["advised"] != TRY]
+        ),
+        "advised to measure with `--try` first, of runs that are advised": _share(
+            [s["advised"] == TRY for s in advised]
+        ),
         "`--try` picks within 1.1 of the best": _share([ratio(s, _tried(s)) <= CLOSE for s in told]),
         "no finding after the advised change": _share([not seed["findings after"] for seed in after]),
         "a finding after it, and another change would have ended a third lower": _share([_more(s) for s in still]),
         "test loss read, of scripts that print it by name": _share([s["read"] > 0 for s in _printing(lines)]),
         "end over the best, where help is needed": {
-            "as it is": _mean(needy, lambda s: ratio(s, end_of(s, None)) if s["base"] is not None else _lost(s)),
+            "as it is": _mean(needy, _as_it_is),
             "advised first": _mean(needy, lambda s: ratio(s, _advised_end(s))),
             "`auto`": _mean(needy, lambda s: ratio(s, end_of(s, "auto"))),
+            "advised first, and what `--try` keeps where that is advised": _mean(needy, _followed),
             "`--try`, or as it is where nothing is said": _mean(needy, lambda s: ratio(s, _tried(s))),
             "advised first, below the best counted as such": _mean(needy, _below),
         },
@@ -144,8 +151,12 @@ def _advised_end(seed: dict[str, Any]) -> float:
     return math.inf if seed["advised end"] is None else seed["advised end"]
 
 
-def _lost(seed: dict[str, Any]) -> float:
-    return 100.0 if math.isfinite(best_of_eight(seed)) else 1.0
+def _as_it_is(seed: dict[str, Any]) -> float:
+    return ratio(seed, end_of(seed, None)) if seed["base"] is not None else 100.0
+
+
+def _followed(seed: dict[str, Any]) -> float:
+    return ratio(seed, _tried(seed) if seed["advised"] == TRY else _advised_end(seed))
 
 
 def _below(seed: dict[str, Any]) -> float:
@@ -158,7 +169,7 @@ def _tried(seed: dict[str, Any]) -> float:
 
 
 def _is_helped(seed: dict[str, Any]) -> bool:
-    return helps({**seed, "ways": {"advised": seed["advised end"]}}, "advised")
+    return helps_by(seed, _advised_end(seed))
 
 
 def _more(seed: dict[str, Any]) -> bool:
@@ -216,8 +227,8 @@ def page(tables: dict[str, dict[str, Any]]) -> str:
     head = "# Random runs: what reports say, and what would have helped\n\n"
     intro = (
         "Written by `python benchmarks/random_runs judge`; 95% intervals in brackets. Shares are of runs. Constants "
-        "are fitted to *build*; *held* was judged once, after that. The best is the best of eight alternatives; an end "
-        "below it counts as 1, except in the row that says otherwise.\n\n"
+        "are fitted to *build*, *held* and *wide*; *unseen* was judged once, after that. The best is the best of eight "
+        "alternatives; an end below it counts as 1, except in the row that says otherwise.\n\n"
     )
     rows = ["| | " + " | ".join(tables) + " |", "|---|" + "---|" * len(tables)]
     first = next(iter(tables.values()))

@@ -70,9 +70,8 @@ def train_together(tasks: list[dict[str, Any]], ways: list[Way], traced: bool = 
         loss.sum().backward()
         with torch.no_grad():
             grad, lr = weights.grad, rates.at(step)
-            if traced or step >= 0.9 * first["steps"]:
-                traces.loss.append(loss.detach())
             if traced:
+                traces.loss.append(loss.detach())
                 _trace(traces, grad, sizes, lr, towards)
             factors = clip(grad)
             towards.grad = grad if decoupled else grad + decay * weights

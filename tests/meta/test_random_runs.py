@@ -93,13 +93,16 @@ def test_what_is_done_is_not_done_again(parts, tmp_path):
     assert main.read("build", tmp_path) == done
 
 
+END = "test loss, end over lowest"
+
+
 def line(number, data, sign, base=1.0, best=1.0, optimizer="sgd"):
     """Return a task whose alternatives all end at `best`."""
     ways = dict.fromkeys(("clip 3", "clip 1", "clip 1/3", "clip 1/10", "lr 1/3", "lr 1/10", "lr 1/30"), best)
     ways |= {"clip 1, lr 1/3": best, "auto": best, "auto, lr 1/3": 1.1 * best}
-    signs = {"test loss, end over lowest": sign, "steps that overshoot": 0.3}
-    seeds = [{"seed": s, "base": base, "first": 2.0, "ways": ways, "signs": signs} for s in (0, 1)]
-    return {"task": {"number": number, "data": data, "optimizer": optimizer}, "seeds": seeds}
+    signs = {END: sign, "longest step, of the weights": 0.3}
+    seeds = [{"seed": s, "base": base, "first": 2.0, "ways": ways, "signs": signs, "norm": 1.0} for s in (0, 1)]
+    return {"task": {"number": number, "data": data, "optimizer": optimizer, "which": "build"}, "seeds": seeds}
 
 
 def test_truth_is_what_would_have_helped_with_both_seeds(parts):
@@ -111,34 +114,52 @@ def test_truth_is_what_would_have_helped_with_both_seeds(parts):
     assert truth(split) == "between"
 
 
-def test_calibration_tells_signs_from_noise_and_is_reproducible(parts):
+def calibrated_on(parts, best=0.4, optimizer="sgd"):
     kinds = ("text", "images", "classes")
-    fine = [line(i, kinds[i % 3], 0.02 * (i % 7)) for i in range(60)]
-    needy = [line(60 + i, kinds[i % 3], 0.8 + 0.1 * (i % 5), best=0.4) for i in range(30)]
-    calibrate, lines = parts["calibrate"], [*fine, *needy]
-    found = {kind: calibrate.fit(calibrate._rows(lines, kind), names) for kind, names in calibrate.KINDS.items()}
-    assert found["with a test loss"]["heard"] == 1.0
-    assert set(found["with a test loss"]["weights"]) == {"test loss, end over lowest"}  # the other says nothing
-    leaves = calibrate.advice(lines, found)
-    text = calibrate.module(len(lines), found, leaves)
-    assert text == calibrate.module(len(lines), found, calibrate.advice(lines, found))
-    constants = {}
-    exec(text, constants)
-    assert set(constants["WEIGHTS"]) == set(constants["LIMITS"]) == {"with a test loss", "without"}
-    _, changes = constants["ADVICE"]["plain"][0]
-    assert changes[0] == ("clip 3", 60, 60, 0, 60)  # the first of those that end alike
+    fine = [line(i, kinds[i % 3], 0.02 * (i % 7), optimizer=optimizer) for i in range(60)]
+    needy = [line(60 + i, kinds[i % 3], 0.8 + 0.1 * (i % 5), best=best, optimizer=optimizer) for i in range(30)]
+    other = "adam" if optimizer == "sgd" else "sgd"
+    lines = [*fine, *needy, *(line(90 + i, kind, 0.0, optimizer=other) for i, kind in enumerate(kinds))]
+    return lines, *parts["calibrate"].fit_all(lines)
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), [("sgd", "plain"), ("rmsprop", "adaptive")])
+def test_calibration_tells_signs_from_noise_and_is_reproducible(parts, optimizer, kind):
+    calibrate, (lines, rules, limit) = parts["calibrate"], calibrated_on(parts, optimizer=optimizer)
+    assert set(rules[f"{kind}, test loss"]["weights"]) == {END}  # the other says nothing
+    heard = [calibrate.score(one, seed, rules, limit) > 0 for one in lines[60:90] for seed in one["seeds"]]
+    assert all(heard)
+    leaves = calibrate.advice(lines, rules, limit)
+    text = calibrate.constants(len(lines), rules, limit, leaves)
+    assert text == calibrate.constants(len(lines), rules, limit, calibrate.advice(lines, rules, limit))
+    constants = json.loads(text)
+    assert set(constants["weights"]) == set(constants["starts"]) == set(calibrate.RULES)
+    _, changes = constants["advice"][kind][0]
+    assert changes[0] == ["clip 3", 60, 60, 0, 60]  # the first of those that end alike
     assert len(changes) == calibrate.CHANGES
 
 
+def test_where_no_change_is_safe_it_is_advised_to_measure(parts):
+    lines, rules, limit = calibrated_on(parts)
+    for i, one in enumerate(lines[60:90]):
+        for seed in one["seeds"]:
+            seed["ways"] = dict.fromkeys(seed["ways"], 3.0) | {("clip 3", "clip 1", "lr 1/3")[i % 3]: 0.4}
+    _, changes = parts["calibrate"].advice(lines, rules, limit)["plain"][0]
+    assert changes[0] == ("try", 60, 60, 0, 60)
+    assert {way for way, *_ in changes[1:4]} == {"clip 3", "clip 1", "lr 1/3"}
+    assert changes[1][1:] == (20, 60, 40, 60)
+
+
 def test_constants_are_those_of_the_results(parts):
-    calibrate = parts["calibrate"]
-    lines = json.loads((FOLDER.parent / "results" / "random-runs.json").read_text())["build"]
-    assert calibrated.MEASURED["tasks"] == len(lines)
-    found = {kind: calibrate.fit(calibrate._rows(lines, kind), names) for kind, names in calibrate.KINDS.items()}
-    for kind, one in found.items():
-        assert calibrated.WEIGHTS[kind] == pytest.approx(one["weights"], rel=0.01)
-        assert calibrated.LIMITS[kind] == pytest.approx(one["limit"], rel=0.01)
-    assert calibrate.advice(lines, found) == calibrated.ADVICE
+    calibrate, results = parts["calibrate"], json.loads((FOLDER.parent / "results" / "random-runs.json").read_text())
+    lines = [line for which in parts["ranges"].TO_BUILD_ON for line in results[which]]
+    assert len(lines) == calibrated.TASKS
+    rules, limit = calibrate.fit_all(lines)
+    assert pytest.approx(limit, rel=0.01) == calibrated.LIMIT
+    for name, one in rules.items():
+        assert calibrated.WEIGHTS[name] == pytest.approx(one["weights"], rel=0.01)
+        assert calibrated.STARTS[name] == pytest.approx(one["start"], rel=0.01)
+    assert json.loads(json.dumps(calibrate.advice(lines, rules, limit))) == calibrated.ADVICE
 
 
 def test_intervals_are_wilsons(parts):

@@ -21,7 +21,7 @@ def healthy(n=400, seed=0, **columns):
     run.norm.extend(norm)
     run.norms.extend([v / math.sqrt(12) * math.exp(0.1 * r.gauss(0, 1)) for _ in NAMES] for v in norm)
     run.lr.extend([0.1] * n)
-    run.update.extend(0.01 * math.exp(0.1 * r.gauss(0, 1)) for _ in range(n))
+    run.update.extend(0.002 * math.exp(0.1 * r.gauss(0, 1)) for _ in range(n))
     run.step_grad_cosine.extend(r.uniform(-0.6, 0.2) for _ in range(n))
     run.clip.extend([math.nan] * n)
     run.max_norm.extend([math.nan] * n)

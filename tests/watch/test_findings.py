@@ -27,7 +27,7 @@ def with_test(values, every=20, origin="printed", **columns):
 
 def swinging():
     """A test loss that goes up and down, and ends above its lowest."""
-    return with_test([2.0, 1.2, 0.6, 1.1, 0.5, 0.45, 0.9, 0.4, 0.38, 0.8, 0.35, 0.6])
+    return with_test([2.0, 1.2, 0.6, 1.1, 0.5, 0.45, 0.9, 0.4, 0.38, 0.8, 0.35, 0.6], update=[0.03] * N)
 
 
 def long_steps():
@@ -102,12 +102,14 @@ def heavy_tailed():
     return run
 
 
-def vanishing():
-    return healthy(norms=[[10.0 ** int(name.split(".")[1]) for name in NAMES] for _ in range(N)])
+def vanishing(power=1):
+    run = swinging()
+    run.norms[:] = [[10.0 ** (power * int(name.split(".")[1])) for name in NAMES] for _ in range(N)]
+    return run
 
 
 def exploding():
-    return healthy(norms=[[10.0 ** -int(name.split(".")[1]) for name in NAMES] for _ in range(N)])
+    return vanishing(-1)
 
 
 def dying():
@@ -183,13 +185,14 @@ def test_a_healthy_run_shows_nothing(seed):
 def test_batches_that_differ_are_left_alone(n, seed):
     r = random.Random(seed)
     noisy = [(2 * math.exp(-3 * t / n) + 0.2) * math.exp(0.8 * r.gauss(0, 1)) for t in range(n)]
-    assert find(healthy(n=n, loss=noisy)) == []
+    assert find(healthy(n=n, loss=noisy, update=[0.5 / n] * n)) == []
 
 
-@pytest.mark.parametrize("make", [overshooting, heavy_tailed, one_sample_outweighs, cubed, noisy])
+@pytest.mark.parametrize("make", [overshooting, heavy_tailed, one_sample_outweighs, cubed, noisy, vanishing])
 def test_causes_are_named_only_where_something_happened(make):
     run = make()
     run.notes[:] = [note for note in run.notes if "curve" not in note]
+    run.update[:] = healthy().update
     assert find(run) == []
 
 

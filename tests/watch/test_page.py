@@ -124,13 +124,3 @@ def test_what_is_drawn_is_the_optimizer_that_the_advice_is_about():
     page = to_html([report_on(calm, bad)])
     assert "was called on for optimizer 1 (SGD)" in page
     assert "was called on for" not in to_html([report_on(swinging())])
-
-
-def test_the_tiles_lead_with_the_loss_on_other_data():
-    run = healthy()
-    assert "loss of the last batch" in to_html([report_on(run)])
-    run = healthy()
-    run.notes.extend({"note": "val", "loss": v, "after": i} for i, v in enumerate((3.0, 1.25, 1.5)))
-    page = to_html([report_on(run)])
-    assert "<b>1.5</b><span>last val loss</span>" in page
-    assert "<b>1.25</b><span>lowest val loss</span>" in page

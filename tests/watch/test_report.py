@@ -34,7 +34,7 @@ def test_findings_are_evaluated_once(monkeypatch, tmp_path):
     for table in ("SYMPTOMS", "CAUSES", "FAULTS"):
         monkeypatch.setattr(findings, table, tuple(map(counting, getattr(findings, table))))
     report = report_on(two_kinds())
-    assert "outliers" in str(report)
+    assert "outliers" in report.details()
     report.to_dict()
     report.write_page(tmp_path / "page.html")
     assert set(calls.values()) == {1}

@@ -11,14 +11,14 @@ import torch
 
 from gradrein.errors import ArgumentError
 from gradrein.watch import read_run
-from gradrein.watch.analysis.compare import Outcome, over_lowest
+from gradrein.watch.analysis.compare import over_lowest
 from gradrein.watch.command.lr_scale import scale_learning_rates
-from gradrein.watch.command.try_script import candidates, comparison
+from gradrein.watch.command.try_script import candidates, comparison, label_of_trial, record_of_trial
 from gradrein.watch.report.report import report_on
 
 from .forked import run_forked
 from .processes import killed_after, start
-from .test_findings import swinging
+from .test_findings import N, swinging, with_test
 
 # Full-batch descent on a quadratic-like loss at a step that makes it bounce, by design and on any machine.
 BOUNCES = """
@@ -52,15 +52,24 @@ def test_the_runs_are_compared_and_kept(tmp_path):
     assert len(first.steps) == len(slower.steps) == 120
     assert slower.lr[0] == pytest.approx(0.9 * float(other.stem.rpartition("-")[2]))
     assert first.loss[0] == slower.loss[0]
+    assert [note["factor"] for note in slower.notes if note.get("note") == "lr-scale"] == [
+        float(other.stem.rpartition("-")[2])
+    ]
 
 
 def test_a_change_of_two_options_is_one_trial(tmp_path):
-    found = candidates(report_on(dataclasses.replace(swinging(), optimizer="Adam")), tmp_path)
-    both = next(trial for trial in found if len(trial.options) == 4)
-    clip, rate = both.options[1], both.options[3]
-    assert both.options == ["--clip", clip, "--lr-scale", rate]
-    assert both.label == f"clip {clip}, learning rate x {rate}"
-    assert both.record == tmp_path / f"clip-{clip}-lr-scale-{rate}.jsonl"
+    assert label_of_trial("--clip 0.5 --lr-scale 0.33") == "clip 0.5, learning rate x 0.33"
+    assert record_of_trial("--clip 0.5 --lr-scale 0.33", tmp_path) == tmp_path / "clip-0.5-lr-scale-0.33.jsonl"
+    assert label_of_trial("") == "as it is"
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_what_is_advised_is_tried(optimizer):
+    report = report_on(dataclasses.replace(swinging(), optimizer=optimizer))
+    trials = candidates(report)
+    assert 2 <= len(trials) <= 4
+    assert "--try" not in trials
+    assert set(trials) <= {action.try_with for action in report.advice.actions}
 
 
 def test_one_interrupt_keeps_what_is_there(tmp_path):
@@ -97,24 +106,24 @@ def test_a_healthy_script_is_run_once(tmp_path):
     assert [p.name for p in (tmp_path / "t").glob("*.jsonl")] == ["as-it-is.jsonl"]
 
 
+def ends_at(end, rise=1.0):
+    """A run whose test loss ends so, and whose training loss ends so many times above its lowest."""
+    loss = [1.0] * 200 + [rise] * 200
+    return with_test([1.0] * 9 + [end], every=40, loss=loss if math.isfinite(end) else [*loss[:390], *[math.nan] * 10])
+
+
 def test_the_change_to_keep_is_said_with_how_much_better_it_is():
-    def found(final, swings, rise=1.0):
-        return Outcome("test loss", final, 0.1, 1.0, swings, "", rise)
-
     def said(*after):
-        return comparison([("as it is", found(1.0, True)), ("clip auto, learning rate x 0.5", found(*after))], 9)
+        return comparison([("as it is", ends_at(1.0)), ("clip auto, learning rate x 0.5", ends_at(*after))], N)
 
-    table = said(0.5, False)
-    assert (
-        "Keep: clip auto, learning rate x 0.5. The test loss ends at 0.5 instead of 1, 2 times lower, and no" in table
-    )
+    table = said(0.5)
+    assert "Keep: clip auto, learning rate x 0.5. The val loss ends at 0.5 instead of 1, 2 times lower." in table
     assert "training loss rises" not in table
-    assert "still swings" in said(0.5, True)
-    assert "Keep the script as it is" in said(2.0, True)
-    assert "Keep the script as it is" in said(math.inf, True)
-    assert "But its training loss rises: it ends 1.5 times above its lowest." in said(0.5, False, 1.5)
-    first, second = table.splitlines()[1:3]  # columns are aligned
-    assert first.index("0.1") == second.index("0.1")
+    assert "Keep the script as it is" in said(2.0)
+    assert "Keep the script as it is" in said(math.inf)
+    assert "But its training loss rises: it ends 1.5 times above its lowest." in said(0.5, 1.5)
+    heads, first, second = table.splitlines()[:3]  # columns are aligned
+    assert heads.index("val loss") == first.index("▁") == second.index("█")
 
 
 def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():

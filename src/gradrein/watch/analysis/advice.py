@@ -9,18 +9,36 @@ from ..run.run import Run
 from .actions import AUTO, Action, action_for
 from .calibrated import ADVICE
 from .finding import Finding
-from .signs import ADAPTIVE, LENGTH, SHORTEST, SHRINK, TEST_END, is_clipped, measure
+from .signs import (
+    ADAPTIVE,
+    LARGEST,
+    LONGEST,
+    SHORT,
+    SHRINK,
+    SUM,
+    TEST_HEIGHT,
+    follows_advice,
+    is_clipped,
+    measure,
+    score_of,
+)
 from .statistics import finite, quantile
 
+_CAUSES = "The causes that were found are what to change: this run is clipped already."
+_TRY_THEM = "measure which of some changes is best, as this record cannot tell"
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 LOST = ("nonfinite", "diverged")
 SYMPTOMS = (*LOST, "unsettled")
-TRY = "One record cannot tell which change is best: `gradrein watch --try` measures them."
+TRY = "--try"
+_MEASURE = "One record cannot tell which change is best: `gradrein watch --try` measures them."
+_NOT_FINITE = 9.0  # the sum of a run that is not finite, as in `benchmarks/random_runs/calibrate.py`
 _GROUPS = {"adaptive": "an optimizer like Adam", "plain": "SGD", "plain, not finite": "SGD that breaks down"}
 _WORDS: dict[str, Callable[[float, str], str]] = {
-    TEST_END: lambda v, more: f"a test loss that ends {more} than {math.exp(v):.2g} times above its lowest",
-    LENGTH: lambda v, more: f"longest steps of {more} than {10**v * SHORTEST:.2%} of the weights",
-    SHRINK: lambda v, more: f"gradients that shrink {more} than {math.exp(v):.2g}-fold",
+    LONGEST: lambda v, more: f"a longest step of {more} than {10**v * SHORT:.0%} of the weights",
+    SHRINK: lambda v, more: f"gradients that end {more} than {math.exp(v):.2g} times smaller",
+    LARGEST: lambda v, more: f"a largest gradient of {more} than {math.exp(v):.2g} times the median",
+    TEST_HEIGHT: lambda v, more: f"a test loss {more} than {math.exp(v):.2g} times its lowest so far, on average",
+    SUM: lambda v, more: f"signs that add up to {more} than {v:.2g} over the limit",
 }
 
 
@@ -77,21 +95,24 @@ def advise(run: Run, findings: list[Finding]) -> Advice:
         return Advice("The operation that makes the first NaN is known: change that.", levels)
     if names.isdisjoint(SYMPTOMS):
         return Advice(_why_nothing(run), levels)
+    if "clip_decay" in names:
+        return Advice(_CAUSES, levels)
     like, changes = leaf_of(run, not names.isdisjoint(LOST))
     actions: dict[str, Action] = {}
     for way, helped, needed, harmed, spoken in changes:
         why = f"Helped in {_share(helped, needed)} of {needed} random runs like this, harmed {harmed} of {spoken}."
-        if (action := action_for(run, way, why)) is not None:
+        action = Action(_TRY_THEM, why, TRY) if way == "try" else action_for(run, way, why)
+        if action is not None:
             actions.setdefault(action.try_with, action)
-    if not actions:
-        return Advice("The causes that were found are what to change: this run is clipped already.", levels)
-    return Advice(f"Like this: {like}. {TRY}", levels, list(actions.values()))
+    if actions.keys() <= {TRY}:
+        return Advice(_CAUSES, levels)
+    return Advice(f"Like this: {like}. {_MEASURE}", levels, list(actions.values()))
 
 
 def leaf_of(run: Run, lost: bool) -> tuple[str, list[tuple[str, int, int, int, int]]]:
     """Return which random runs are like this one, in words, and what helped them."""
     group = "adaptive" if run.optimizer in ADAPTIVE else "plain, not finite" if lost else "plain"
-    values = measure(run)
+    values = {**measure(run), SUM: _NOT_FINITE if lost else score_of(run)}
     for path, changes in ADVICE[group]:
         if all((values.get(name, -1.0) > limit) == (side > 0) for name, side, limit in path):
             words = [_WORDS[name](limit, "more" if side > 0 else "not more") for name, side, limit in path]
@@ -104,8 +125,8 @@ def _share(part: int, of: int) -> str:
 
 
 def _why_nothing(run: Run) -> str:
-    if is_clipped(run):
-        return "This run is clipped already. Keep it as it is."
+    if follows_advice(run):
+        return f"This run {'is clipped' if is_clipped(run) else 'has another learning rate'} already. Keep it as it is."
     if not any(n > 0 for n in finite(run.norm)):
         return "The gradients are zero: there is nothing to clip."
     return "Of random runs like this, few would have ended better with another threshold or learning rate."

@@ -17,11 +17,11 @@ def divergence(run: Run) -> tuple[str, float, int] | None:
 
     None where nothing does. The gradient norm counts where the loss is not known to grow.
     """
-    found = _growth("training loss", run.loss)
+    growth = _growth("training loss", run.loss)
     losses = finite(run.loss)
-    if found is None and not (losses and losses[-1] <= losses[0]):
-        found = _growth("gradient norm", run.norm)
-    return found
+    if growth is None and not (losses and losses[-1] <= losses[0]):
+        growth = _growth("gradient norm", run.norm)
+    return growth
 
 
 def broke_at(run: Run) -> float:

@@ -42,24 +42,24 @@ def _of_rank(one: Run, run: Run) -> list[str]:
 
 def warnings(run: Run) -> list[str]:
     """Return sentences about what is missing from the record."""
-    found = [*run.warnings, *(warning for one in run.ranks for warning in _of_rank(one, run))]
-    found += _missing(run.missing_ranks)
+    sentences = [*run.warnings, *(warning for one in run.ranks for warning in _of_rank(one, run))]
+    sentences += _missing(run.missing_ranks)
     for one in run.ranks:
         if one.end is None:
-            found.append(
+            sentences.append(
                 f"Rank {one.rank} stopped early: its record breaks off after {sum(one.n_steps)} steps. It was killed, "
                 "exited at once, or is still running."
             )
         elif one.end:
-            found.append(f"Rank {one.rank} stopped early, after {sum(one.n_steps)} steps: {one.end}.")
+            sentences.append(f"Rank {one.rank} stopped early, after {sum(one.n_steps)} steps: {one.end}.")
     for note in run.notes:
         if "stopped" in note:
             rank = f" of rank {note.get('rank', run.rank)}" if run.ranks else ""
-            found.append(f"Recording{rank} stopped after {note['after']} steps: {note['stopped']}.")
+            sentences.append(f"Recording{rank} stopped after {note['after']} steps: {note['stopped']}.")
     reasons: dict[str, list[str]] = {}
     for name, why in run.unmeasured.items():
         reasons.setdefault(why, []).append(name)
     for why, names in reasons.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        found.append(f"Not measured: the gradient of {', '.join(names[:3])}{more}. Why: {why}.")
-    return found
+        sentences.append(f"Not measured: the gradient of {', '.join(names[:3])}{more}. Why: {why}.")
+    return sentences

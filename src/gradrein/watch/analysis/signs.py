@@ -1,61 +1,70 @@
 """Whether a run could be better: a few plain numbers, weighed by what would have helped other runs.
 
-Each number grows with trouble. Their weights, the sum from which a report speaks, and what to advise then are in
-`calibrated.py`, which `make calibrate` writes from random training runs.
+Weights, the sum from which a report speaks, and what to advise then are in `calibrated.py`, which `make calibrate`
+writes from random training runs.
 """
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean, median
 
 from ..run.run import Run
-from .calibrated import LIMITS, WEIGHTS
-from .statistics import finite, quantile, relative
+from .calibrated import LIMIT, STARTS, WEIGHTS
+from .statistics import finite
 
 # Optimizers that divide by the size of past gradients, or take only their sign: scaling all of them changes little.
 _NAMES = "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor Lion SparseAdam Muon LAMB"
 ADAPTIVE = frozenset(_NAMES.split(" "))
 TEST_END, TEST_HEIGHT = "test loss, end over lowest", "test loss, height above the lowest so far"
-TEST_FALLS, TRAINED = "test loss, still falling at the end", "training loss, height in the second half"
-SPREAD, SHRINK = "gradient norms, spread", "gradients shrink under an optimizer like Adam"
-LENGTH = "longest steps, of the weights"
+TEST_FALLS, TRAINED = "test loss, still falling at the end", "training loss, height above the lowest so far"
+LEARNED, LARGEST = "training loss, first over lowest", "largest gradient norm over the median"
+SHRINK, LONGEST, PATH = "gradient norm, first over last", "longest step, of the weights", "all steps, of the weights"
+SUM = "weighted sum over its limit"
 _LEAST_STEPS, _LEAST_POINTS = 40, 5
-_PARTS = 20  # means of so many parts of the training loss: single batches are noise
+_PARTS = 10  # means of so many parts of the training loss: single batches are noise
+_LONG = 1000  # steps of the longest runs that the rules are fitted to: of more, so many count
 _HALF = 0.5
-SHORTEST = 1e-4  # steps below this part of the weights are all short
+LR_SCALE = "lr-scale"
+"""The note in a record that learning rates were scaled."""
+SHORT = 0.05  # steps below this part of the weights are all short
 
 
 def score_of(run: Run) -> float:
     """Return what the signs of a run add up to, over the limit: above zero it is one that could be better."""
-    values = measure(run)
-    kind = kind_of(run, values)
+    values, rule = measure(run), rule_of(run)
     if not values:
-        return -LIMITS[kind]
-    return sum(weight * values.get(name, 0.0) for name, weight in WEIGHTS[kind].items()) - LIMITS[kind]
+        return -math.inf
+    return STARTS[rule] + sum(w * values.get(name, 0.0) for name, w in WEIGHTS[rule].items()) - LIMIT
 
 
-def kind_of(run: Run, values: dict[str, float]) -> str:
-    """Return by which of the rules a run with these signs is judged."""
-    return "clipped" if is_clipped(run) else "with a test loss" if TEST_END in values else "without"
+def rule_of(run: Run) -> str:
+    """Return by which of the rules a run is judged."""
+    if follows_advice(run):
+        return "followed"
+    kind = "adaptive" if run.optimizer in ADAPTIVE else "plain"
+    return f"{kind}, test loss" if _tests(run) else kind
 
 
 def measure(run: Run) -> dict[str, float]:
     """Return the signs of a run that are known: logarithms, and none of a run of a few steps."""
-    losses, test = finite(run.loss), finite(run.test.values) if run.test is not None else []
-    found: dict[str, float] = {}
+    losses, test, values = finite(run.loss), _tests(run), dict[str, float]()
     if len(run.steps) < _LEAST_STEPS:
-        return found
-    if len(test) >= _LEAST_POINTS and min(test) > 0:
-        found |= _of_test(test)
+        return values
+    if test:
+        values |= _of_test(test)
     if len(losses) >= _LEAST_STEPS and min(losses) > 0:
-        means = _means(losses, _PARTS)
-        found[TRAINED] = min(5.0, fmean(math.log(v) - math.log(min(means)) for v in means[_PARTS // 2 :]))
-    if not is_clipped(run):  # then large ones do no harm
-        found |= _of_norms(run)
+        means = [math.log(v) for v in _means(losses, _PARTS)]
+        values[TRAINED] = min(5.0, fmean(_heights(means)))
+        values[LEARNED] = min(8.0, means[0] - min(means))
+    norms = [n for n in finite(run.norm) if n > 0]
+    if not is_clipped(run) and len(norms) >= _LEAST_STEPS:  # else large ones do no harm
+        values[LARGEST] = min(8.0, math.log(max(norms)) - math.log(median(norms)))
+        values[SHRINK] = max(-5.0, min(5.0, math.log(median(norms[:20])) - math.log(median(norms[-20:]))))
     if moves := [v for v in finite(run.update) if v > 0]:
-        found[LENGTH] = max(0.0, math.log10(quantile(moves, 0.95) / SHORTEST))
-    return found
+        values[LONGEST] = max(0.0, math.log10(max(moves) / SHORT))
+        values[PATH] = min(1.3, math.log10(sum(moves) * min(1.0, _LONG / len(moves))))
+    return values
 
 
 def is_clipped(run: Run) -> bool:
@@ -64,26 +73,31 @@ def is_clipped(run: Run) -> bool:
     return bool(factors) and (run.threshold is None or median(factors) < _HALF)
 
 
+def follows_advice(run: Run) -> bool:
+    """Return whether a run does what reports advise: it is clipped throughout, or was started with `--lr-scale`."""
+    return is_clipped(run) or any(note.get("note") == LR_SCALE for note in run.notes)
+
+
+def _tests(run: Run) -> list[float]:
+    """Return the test loss, where it is known well enough; else nothing."""
+    values = finite(run.test.values) if run.test is not None else []
+    return values if len(values) >= _LEAST_POINTS and min(values) > 0 else []
+
+
 def _of_test(values: Sequence[float]) -> dict[str, float]:
-    lowest, heights = values[0], []
-    for value in values[1:]:
-        heights.append(max(0.0, math.log(value) - math.log(lowest)))
-        lowest = min(lowest, value)
+    logs = [math.log(value) for value in values]
     fifth = max(1, len(values) // 5)
     falls = math.log(fmean(values[-2 * fifth : -fifth])) - math.log(fmean(values[-fifth:]))
     return {
-        TEST_END: min(1.0, math.log(end_of(values)) - math.log(lowest)),
-        TEST_HEIGHT: min(1.0, fmean(heights)),
+        TEST_END: min(1.5, math.log(end_of(values)) - min(logs)),
+        TEST_HEIGHT: min(1.5, fmean(_heights(logs))),
         TEST_FALLS: min(1.0, max(0.0, falls)),
     }
 
 
-def _of_norms(run: Run) -> dict[str, float]:
-    over, norms = finite(relative(run.norm, 51)), [n for n in finite(run.norm) if n > 0]
-    if len(over) < _LEAST_STEPS:
-        return {}
-    shrink = math.log(median(norms[:20])) - math.log(median(norms[-20:])) if run.optimizer in ADAPTIVE else 0.0
-    return {SPREAD: min(3.0, quantile(over, 0.9) - quantile(over, 0.1)), SHRINK: min(5.0, max(0.0, shrink))}
+def _heights(values: Sequence[float]) -> list[float]:
+    """Return how far each value but the first is above the lowest before it."""
+    return [max(0.0, v - low) for v, low in zip(values[1:], accumulate(values, min), strict=False)]
 
 
 def end_of(values: Sequence[float]) -> float:

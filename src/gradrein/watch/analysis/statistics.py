@@ -26,15 +26,15 @@ def running_median(values: Sequence[float], width: int) -> list[float]:
     """Return the median of the `width` values around each (fewer at the ends), of those that are finite."""
     half = width // 2
     window: list[float] = []  # in order: a step moves one value in and one out
-    found = []
+    medians = []
     for i in range(-half, len(values)):
         if i + half < len(values) and math.isfinite(values[i + half]):
             insort(window, values[i + half])
         if i > half and math.isfinite(values[i - half - 1]):
             window.pop(bisect_left(window, values[i - half - 1]))
         if i >= 0:
-            found.append(_middle(window))
-    return found
+            medians.append(_middle(window))
+    return medians
 
 
 def _middle(ordered: list[float]) -> float:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from ..run.run import Run
 from .advice import SYMPTOMS, Advice
 from .finding import Finding
-from .losses import judged_loss, story_of
+from .losses import is_long_enough, judged_loss, story_of
 from .sites import capitalised
 
 
@@ -67,7 +67,7 @@ def _why(happened: list[Finding], causes: list[Finding]) -> str:
 
 def _calm(run: Run) -> str:
     loss = judged_loss(run)
-    if not loss.is_long_enough:
+    if not is_long_enough(loss):
         return "The run is too short to judge its loss."
     return capitalised(f"{story_of(loss)}.")
 

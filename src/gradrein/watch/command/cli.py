@@ -38,8 +38,8 @@ def _report(options: argparse.Namespace) -> int:
     check_names(options.fail_on)
     reports = [read_report(path, options.optimizer) for path in one_file_per_run(options.record)]
     if options.json:
-        found = [report.to_dict() for report in reports]
-        _print(json.dumps(found[0] if len(found) == 1 else found, indent=1) + "\n")
+        dicts = [report.to_dict() for report in reports]
+        _print(json.dumps(dicts[0] if len(dicts) == 1 else dicts, indent=1) + "\n")
     else:
         _print("\n".join(report.details() if options.verbose else str(report) for report in reports))
     if not options.text and not options.json:

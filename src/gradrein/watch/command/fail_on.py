@@ -17,19 +17,19 @@ def check_names(names: str | None) -> list[str]:
     Raises:
         ArgumentError: (a ValueError) there is no such finding.
     """
-    found = [name.strip() for name in (names or "").split(",") if name.strip()]
+    asked = [name.strip() for name in (names or "").split(",") if name.strip()]
     known = known_names()
-    if names is not None and not found:
+    if names is not None and not asked:
         raise ArgumentError(f"--fail-on names findings: {', '.join(known)}, or any.")
-    if wrong := [name for name in found if name not in (*known, "any")]:
+    if wrong := [name for name in asked if name not in (*known, "any")]:
         raise ArgumentError(f"--fail-on: there is no finding {wrong[0]!r}; there are {', '.join(known)}, and any.")
-    return known if "any" in found else found
+    return known if "any" in asked else asked
 
 
 def matching(names: str, reports: Sequence[Report]) -> bool:
     """Return whether the last of these reports has one of these findings, and say which."""
     wanted = check_names(names)
-    found = [one for one in reports[-1].findings if one.name in wanted]
-    if found:
-        say(f"gradrein: --fail-on: {'; '.join(map(str, found))} (exit code {EXIT_CODE})")
-    return bool(found)
+    matches = [one for one in reports[-1].findings if one.name in wanted]
+    if matches:
+        say(f"gradrein: --fail-on: {'; '.join(map(str, matches))} (exit code {EXIT_CODE})")
+    return bool(matches)

@@ -131,8 +131,8 @@ def _strip(error: BaseException, seen: set[int]) -> None:
             frames.append(trace)
         trace = trace.tb_next
     rebuilt: types.TracebackType | None = None
-    for found in reversed(frames):
-        rebuilt = types.TracebackType(rebuilt, found.tb_frame, found.tb_lasti, found.tb_lineno)
+    for frame in reversed(frames):
+        rebuilt = types.TracebackType(rebuilt, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     error.__traceback__ = rebuilt
     for other in (error.__cause__, error.__context__):
         if other is not None:

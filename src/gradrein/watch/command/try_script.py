@@ -11,28 +11,23 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..analysis.compare import Outcome, outcome
+from ..analysis.advice import TRY
+from ..analysis.compare import sparkline
+from ..analysis.losses import levels_of, losses_of
+from ..analysis.signs import end_of
 from ..analysis.sites import label_of
+from ..analysis.statistics import finite
 from ..report.html import write_page
 from ..report.report import Report, read_report
+from ..run.run import Run
 
 _PAUSE = 0.2
 _GRACE = 10.0  # seconds for a run to end after it was interrupted
 _MOST = 4  # candidates
 _RISES = 1.2  # a training loss that ends so many times above its lowest has risen
 _INTERRUPTED = -1000  # which no process returns
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run: what to call it, and the options of `gradrein watch` that make it."""
-
-    label: str
-    options: list[str]
-    record: Path
 
 
 def try_script(command: list[str], folder: Path, steps: int | None, seconds: float) -> int:
@@ -49,50 +44,52 @@ def try_script(command: list[str], folder: Path, steps: int | None, seconds: flo
     """
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds
-    first = Trial("as it is", [], folder / "as-it-is.jsonl")
-    code = _run(first, command, steps, until, "1")
-    report = _report(first, code)
+    code = _run("", folder, command, steps, until, "1")
+    report = _report("", folder, code)
     if report is None:
         return 1
-    trials = candidates(report, folder)
+    trials = candidates(report)
     if not trials:
         _say(f"{report.verdict}\n\nThere is nothing to try: no change is suggested.")
         return 0
-    done, failed = [(first, report)], 0
+    done, failed = {"": report}, 0
     for i, trial in enumerate(trials, start=2):
         if code == _INTERRUPTED or time.monotonic() > until:
             break
-        code = _run(trial, command, steps, until, f"{i} of {len(trials) + 1}")
-        tried = _report(trial, code)
+        code = _run(trial, folder, command, steps, until, f"{i} of {len(trials) + 1}")
+        tried = _report(trial, folder, code)
         failed += tried is None
         if tried is not None:
-            done.append((trial, tried))
+            done[trial] = tried
     _conclude(done, folder, missing=len(trials) + 1 - len(done) - failed)
     return 1 if failed else 0
 
 
-def candidates(report: Report, folder: Path) -> list[Trial]:
-    """Return what to try: what was advised."""
-    advice = report.advice
-    options = [action.try_with for action in advice.actions if action.try_with]
-    return [
-        Trial(_label(o), o.split(), folder / f"{o.replace('--', '').replace(' ', '-')}.jsonl") for o in options[:_MOST]
-    ]
+def candidates(report: Report) -> list[str]:
+    """Return what to try, as options of `gradrein watch`: what was advised."""
+    return [action.try_with for action in report.advice.actions if action.try_with not in ("", TRY)][:_MOST]
 
 
-def _label(options: str) -> str:
+def label_of_trial(options: str) -> str:
     """Return options in words: "--clip auto --lr-scale 0.5" is "clip auto, learning rate x 0.5"."""
-    return options.replace(" --", ", --").replace("--clip", "clip").replace("--lr-scale", "learning rate x")
+    words = options.replace(" --", ", --").replace("--clip", "clip").replace("--lr-scale", "learning rate x")
+    return words or "as it is"
 
 
-def _run(trial: Trial, command: list[str], steps: int | None, until: float, place: str) -> int:
-    """Run one trial. Return its exit code; 0 where the time is up, `_INTERRUPTED` after an interrupt."""
-    options = [*trial.options, "--record", str(trial.record), "--seed", "0"]
+def record_of_trial(options: str, folder: Path) -> Path:
+    """Return where the run with these options is recorded."""
+    return folder / f"{options.replace('--', '').replace(' ', '-') or 'as-it-is'}.jsonl"
+
+
+def _run(trial: str, folder: Path, command: list[str], steps: int | None, until: float, place: str) -> int:
+    """Run the script with options. Return its exit code; 0 where the time is up, `_INTERRUPTED` after an interrupt."""
+    record, place = record_of_trial(trial, folder), f"run {place}: {label_of_trial(trial)}"
+    options = [*trial.split(), "--record", str(record), "--seed", "0"]
     if steps is not None:
         options += ["--steps", str(steps)]
-    trial.record.unlink(missing_ok=True)
-    log = trial.record.with_suffix(".log")
-    _say(f"run {place}: {trial.label}", end="" if sys.stderr.isatty() else "\n")
+    record.unlink(missing_ok=True)
+    log = record.with_suffix(".log")
+    _say(place, end="" if sys.stderr.isatty() else "\n")
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gradrein", "watch", *options, *command],
@@ -103,7 +100,7 @@ def _run(trial: Trial, command: list[str], steps: int | None, until: float, plac
             start_new_session=True,  # an interrupt is ours to pass on
         )
     try:
-        _attend(process, trial, until, place)
+        _attend(process, record, until, place)
         return process.poll() or 0
     except KeyboardInterrupt:
         _say("\ninterrupted: what was recorded is kept.")
@@ -114,13 +111,13 @@ def _run(trial: Trial, command: list[str], steps: int | None, until: float, plac
             _say("")
 
 
-def _attend(process: subprocess.Popen[bytes], trial: Trial, until: float, place: str) -> None:
+def _attend(process: subprocess.Popen[bytes], record: Path, until: float, place: str) -> None:
     began = time.monotonic()
     while process.poll() is None and time.monotonic() < until:
         time.sleep(_PAUSE)
         if sys.stderr.isatty():
             spent = time.monotonic() - began
-            _say(f"\r\x1b[2Krun {place}: {trial.label}, step {_last_step(trial.record)}, {spent:.0f} s", end="")
+            _say(f"\r\x1b[2K{place}, step {_last_step(record)}, {spent:.0f} s", end="")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -144,20 +141,21 @@ def _last_step(record: Path) -> int:
         return 0
 
 
-def _report(trial: Trial, code: int) -> Report | None:
+def _report(trial: str, folder: Path, code: int) -> Report | None:
     """Return the report on a run; None, and say why, where the script failed or no step was recorded."""
-    log = trial.record.with_suffix(".log")
+    record, label = record_of_trial(trial, folder), label_of_trial(trial)
+    log = record.with_suffix(".log")
     try:
-        report = read_report(trial.record)
+        report = read_report(record)
     except ValueError:
         report = None
     steps = sum(report.run.n_steps) if report is not None else 0
     if code not in (0, _INTERRUPTED):
-        _say(f"{trial.label}: the script failed after {steps} steps: {_error(log) or f'exit code {code}'} (see {log})")
+        _say(f"{label}: the script failed after {steps} steps: {_error(log) or f'exit code {code}'} (see {log})")
         return None
     if report is None or not steps:
         tail = log.read_text(errors="replace").splitlines()[-8:]
-        _say("\n".join([f"{trial.label}: no step was recorded. The end of {log}:", *tail]))
+        _say("\n".join([f"{label}: no step was recorded. The end of {log}:", *tail]))
         return None
     return report
 
@@ -169,53 +167,63 @@ def _error(log: Path) -> str:
     return next((line for line in lines if line and not line.startswith((" ", "\t"))), "")
 
 
-def _conclude(done: list[tuple[Trial, Report]], folder: Path, missing: int) -> None:
-    steps = min(report.run.steps[-1] for _, report in done) + 1
-    outcomes = [(trial.label, outcome(report.run, report.findings, steps)) for trial, report in done]
-    _say("\n" + comparison(outcomes, steps))
-    first = done[0][1].run
-    if first.n_optimizers > 1 and outcomes[0][1].name == "training loss":
+def _conclude(done: dict[str, Report], folder: Path, missing: int) -> None:
+    steps = min(report.run.steps[-1] for report in done.values()) + 1
+    runs = [(label_of_trial(trial), report.run) for trial, report in done.items()]
+    _say("\n" + comparison(runs, steps))
+    before = done[""]
+    if before.run.n_optimizers > 1 and judged_at(before.run, steps)[0] == "training loss":
         _say(
-            f"This is the loss of {label_of(first)}. Where optimizers work against each other, as in a GAN, lower need "
-            "not be better: judge by what is generated."
+            f"This is the loss of {label_of(before.run)}. Where optimizers work against each other, as in a GAN, lower "
+            "need not be better: judge by what is generated."
         )
     if missing:
         _say(f"{missing} of the runs did not fit into the time limit.")
-    best = min(range(len(done)), key=lambda i: outcomes[i][1].order)
+    best = min(done, key=lambda trial: end_at(done[trial].run, steps))
     page = folder / "try.html"
-    shown = [done[0][1], done[best][1]] if best else [done[0][1]]
-    write_page(page, shown, [(trial.label, report.run) for trial, report in done], which_to_keep(outcomes))
-    change = next((a for a in done[0][1].advice.actions if best and a.try_with.split() == done[best][0].options), None)
+    write_page(page, [before, done[best]] if best else [before], runs, which_to_keep(runs, steps))
+    change = next((action for action in before.advice.actions if best and action.try_with == best), None)
     if change is not None and change.lines:
         _say("\n".join([f"To keep it, {change.where}", *(f"    {line}" for line in change.lines)]))
     _say(f"The curves: {page}")
 
 
-def comparison(outcomes: list[tuple[str, Outcome]], steps: int) -> str:
-    """Return the table, and which change to keep."""
-    width = max(len(label) for label, _ in outcomes) + 2
-    title = f"{outcomes[0][1].name}, {steps} steps"
-    lines = [f"{'':{width}}{'final':>10}{'lowest':>10}{'over lowest':>13}{'swings':>8}   {title}"]
-    for label, one in outcomes:
-        cells = f"{one.final:10.4g}{one.lowest:10.4g}{one.over:13.3g}{'yes' if one.swings else 'no':>8}"
-        lines.append(f"{label:{width}}{cells}   {one.sparkline}")
-    lines.append('"over lowest": how many times its lowest so far the loss is, on average; 1 if it only falls.')
-    return "\n".join([*lines, which_to_keep(outcomes)])
+def judged_at(run: Run, steps: int) -> tuple[str, list[float]]:
+    """Return the name and the levels of the loss that runs are compared by, in their first steps."""
+    *others, trained = losses_of(run)
+    loss = next((one for one in others if len(one) >= 2), trained)
+    return loss.name, levels_of(loss, steps)
 
 
-def which_to_keep(outcomes: list[tuple[str, Outcome]]) -> str:
+def end_at(run: Run, steps: int) -> float:
+    """Return the mean of the last tenth of that loss; infinity where the run was lost."""
+    _, levels = judged_at(run, steps)
+    return math.inf if not levels or (run.loss and not finite(run.loss[-5:])) else end_of(levels)
+
+
+def comparison(runs: list[tuple[str, Run]], steps: int) -> str:
+    """Return the table of labelled runs, and which change to keep."""
+    width = max(len(label) for label, _ in runs) + 2
+    lines = [f"{'':{width}}{'end':>10}{'lowest':>10}   {judged_at(runs[0][1], steps)[0]}, {steps} steps"]
+    for label, run in runs:
+        _, levels = judged_at(run, steps)
+        cells = f"{end_at(run, steps):10.4g}{min(levels, default=math.nan):10.4g}"
+        lines.append(f"{label:{width}}{cells}   {sparkline(levels)}")
+    return "\n".join([*lines, which_to_keep(runs, steps)])
+
+
+def which_to_keep(runs: list[tuple[str, Run]], steps: int) -> str:
     """Say which change to keep and by how much it is better, and warn where its training loss rises."""
-    (_, before), rest = outcomes[0], outcomes[1:]
-    better = sorted((o for o in rest if o[1].order < before.order), key=lambda o: o[1].order)
-    if not better:
+    label, run = min(runs, key=lambda one: end_at(one[1], steps))
+    before, after = end_at(runs[0][1], steps), end_at(run, steps)
+    if not after < before:
         return "Keep the script as it is: none of the changes is better."
-    label, after = better[0]
-    much = f"{before.final / after.final:.2g} times lower" if 0 < after.final < before.final < math.inf else ""
-    ends = f"{after.final:.4g} instead of {before.final:.4g}" + (f", {much}" if much else "")
-    swings = "still swings" if after.swings else "no longer swings" if before.swings else "does not swing"
-    text = f"Keep: {label}. The {after.name} ends at {ends}, and {swings}."
-    if after.training_rise > _RISES:
-        text += f" But its training loss rises: it ends {after.training_rise:.2g} times above its lowest."
+    much = f", {before / after:.2g} times lower" if 0 < after < before < math.inf else ""
+    text = f"Keep: {label}. The {judged_at(run, steps)[0]} ends at {after:.4g} instead of {before:.4g}{much}."
+    training = levels_of(losses_of(run)[-1], steps)
+    if training and 0 < _RISES * min(training) < training[-1]:
+        rise = training[-1] / min(training)
+        text += f" But its training loss rises: it ends {rise:.2g} times above its lowest."
     return text
 
 

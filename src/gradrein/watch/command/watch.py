@@ -13,6 +13,7 @@ import torch
 
 from ...autograd import detect_nonfinite
 from ...errors import ArgumentError, GradreinError, RecordWriteError
+from ..analysis.signs import LR_SCALE
 from ..format.rank_files import RankInfo, default_name, free_name, rank_info
 from ..monitor import Monitor
 from ..record.writer import reason
@@ -57,6 +58,8 @@ def prepare(options: argparse.Namespace) -> Callable[[], int]:
     if options.seed is not None:
         seed_all(options.seed)
     end.is_recorded = _start(monitor)
+    if options.lr_scale is not None and end.is_recorded:
+        monitor.note(LR_SCALE, factor=options.lr_scale)
     _say_how_to_report(monitor, end, rank)  # already here: when a rank fails, torchrun kills the others
     if options.steps is not None:
         end_after(options.steps)

@@ -68,8 +68,8 @@ def rank_files(path: Path) -> dict[int, Path]:
     named = run_file(path)
     shape = re.compile(re.escape(named.stem) + r"\.rank(\d+)" + re.escape(named.suffix))
     folder = named.parent.iterdir() if named.parent.is_dir() else ()
-    found = {int(match[1]): file for file in folder if (match := shape.fullmatch(file.name))}
-    return dict(sorted(found.items()))
+    files = {int(match[1]): file for file in folder if (match := shape.fullmatch(file.name))}
+    return dict(sorted(files.items()))
 
 
 def header_of(path: Path) -> dict[str, Any]:
@@ -115,15 +115,15 @@ def one_file_per_run(paths: list[str]) -> list[Path]:
     Raises:
         ArgumentError: more than two runs, or a folder that does not hold exactly one.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
         file = _only_run(path) if path.is_dir() else path
-        if run_file(file) == file or run_file(file) not in map(run_file, found):
-            found.append(file)
-    if len(found) > 2:
-        names = ", ".join(map(str, found))
-        raise ArgumentError(f"a report covers one run, or two (before and after); found {len(found)}: {names}.")
-    return found
+        if run_file(file) == file or run_file(file) not in map(run_file, files):
+            files.append(file)
+    if len(files) > 2:
+        names = ", ".join(map(str, files))
+        raise ArgumentError(f"a report covers one run, or two (before and after); found {len(files)}: {names}.")
+    return files
 
 
 def _only_run(folder: Path) -> Path:

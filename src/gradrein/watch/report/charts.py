@@ -4,20 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeAlias
 
 from ..analysis.statistics import finite
 
+_FEW = 60
 _COLUMNS = 500  # points drawn across; of more, the lowest and highest in each column
 
 
-@dataclass(frozen=True)
-class Line:
-    """A series: (x, y) pairs, a name for the legend, and the CSS class that colours it."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    style: str = "a"
-    dots: bool = False
+Points: TypeAlias = Sequence[tuple[float, float]]
+Line: TypeAlias = tuple[str, Points, str]
+"""A name for the legend, (x, y) pairs, and the CSS class that colours it; a few points are drawn as dots too."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +74,17 @@ def lines(
     x_label: str = "step",
 ) -> str:
     """Draw lines over steps; `marks` are vertical lines, `levels` named horizontal ones, `ticks_at` ticks below."""
-    xs = Axis.around([x for one in series for x, _ in one.points])
-    xs = Axis(min((x for one in series for x, _ in one.points), default=0), xs.high - 0.05 * (xs.high - xs.low) / 1.1)
-    ys = Axis.around([y for one in series for _, y in one.points] + [v for _, v in levels], log)
+    points = [point for _, each, _ in series for point in each]
+    xs = Axis.around([x for x, _ in points])
+    xs = Axis(min((x for x, _ in points), default=0), xs.high - 0.05 * (xs.high - xs.low) / 1.1)
+    ys = Axis.around([y for _, y in points] + [v for _, v in levels], log)
     drawn = [_grid(ys)]
     drawn += [
         f'<line class="mark" x1="{_p(xs.position(m))}" x2="{_p(xs.position(m))}" y1="0" y2="1000"/>'
         for m in marks[:200]
     ]
     drawn += [_level(ys, v) for _, v in levels]
-    drawn += [_path(one, xs, ys) for one in series]
+    drawn += [_path(each, style, xs, ys) for _, each, style in series]
     feet = sorted({_p(xs.position(t)) for t in ticks_at})
     drawn += [f'<line class="tick" x1="{x}" x2="{x}" y1="970" y2="1000"/>' for x in feet]
     names = [_tag("at", v, ys, name) for name, v in levels]
@@ -118,20 +116,18 @@ def _level(ys: Axis, v: float) -> str:
     return f'<line class="level" x1="0" x2="1000" y1="{y}" y2="{y}"/>'
 
 
-def _path(one: Line, xs: Axis, ys: Axis) -> str:
-    kept = [(x, y) for x, y in one.points if math.isfinite(y) and (y > 0 or not ys.log)]
+def _path(points: Points, style: str, xs: Axis, ys: Axis) -> str:
+    kept = [(x, y) for x, y in points if math.isfinite(y) and (y > 0 or not ys.log)]
     at = [(1000 * xs.position(x), 1000 - 1000 * ys.position(y)) for x, y in _thinned(kept)]
     if not at:
         return ""
     d = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in at)
     # A path of zero length with round caps is a dot that stays round however the chart is stretched.
-    dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in at) if one.dots or len(at) == 1 else ""
-    return f'<path class="line {one.style}" d="{d}"/>' + (
-        f'<path class="dots {one.style}" d="{dots}"/>' if dots else ""
-    )
+    dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in at) if len(at) <= _FEW else ""
+    return f'<path class="line {style}" d="{d}"/>' + (f'<path class="dots {style}" d="{dots}"/>' if dots else "")
 
 
-def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _thinned(points: Points) -> list[tuple[float, float]]:
     if len(points) <= 2 * _COLUMNS:
         return list(points)
     kept: list[tuple[float, float]] = []
@@ -143,7 +139,11 @@ def _thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _legend(series: Sequence[Line]) -> str:
-    return '<p class="legend">' + "".join(f'<span class="{s.style}">{escape(s.name)}</span>' for s in series) + "</p>"
+    return (
+        '<p class="legend">'
+        + "".join(f'<span class="{style}">{escape(name)}</span>' for name, _, style in series)
+        + "</p>"
+    )
 
 
 def bars(values: dict[str, float]) -> str:

@@ -13,10 +13,6 @@ h2 { font-size:1.1rem; margin:0 0 .2rem; }
 h3 { font-size:1.02rem; margin:0 0 .35rem; line-height:1.35; overflow-wrap:anywhere; }
 p { margin:.2rem 0 .7rem; } .lead,.hint,.test { color:var(--soft); } .hint,.test { font-size:.87rem; }
 section { background:var(--card); border:1px solid var(--line); border-radius:.75rem; padding:1.1rem 1.25rem; margin:1.1rem 0; }
-.tiles { display:grid; grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr)); gap:.8rem; margin:1.2rem 0; }
-.tile { background:var(--card); border:1px solid var(--line); border-radius:.75rem; padding:.7rem .9rem; }
-.tile b { display:block; font-size:1.35rem; font-variant-numeric:tabular-nums; letter-spacing:-.01em; }
-.tile span { color:var(--soft); font-size:.83rem; }
 .plot { display:grid; grid-template-columns:3.4rem 1fr; grid-template-rows:15rem 1.2rem auto; margin-top:.6rem; }
 .area { position:relative; border-left:1px solid var(--line); border-bottom:1px solid var(--line); }
 .area svg { position:absolute; inset:0; width:100%; height:100%; overflow:hidden; }
@@ -54,6 +50,6 @@ pre { background:color-mix(in srgb,var(--line) 45%,transparent); border-radius:.
 @media (max-width:40rem) { main { padding:1.1rem .7rem 3rem; } section { padding:.9rem .8rem; }
   .plot { grid-template-columns:2.7rem 1fr; grid-template-rows:12rem 1.2rem auto; } h1 { font-size:1.35rem; }
   .heat { grid-template-columns:minmax(4rem,30%) 1fr; } th,td { padding-right:.5rem; } th { font-size:.8rem; } .xs span:nth-child(even) { display:none; } }
-@media print { :root { --ground:#fff; } body { font-size:11pt; } section,article,.tile { break-inside:avoid; }
+@media print { :root { --ground:#fff; } body { font-size:11pt; } section,article { break-inside:avoid; }
   main { max-width:none; padding:0; } * { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
 """  # noqa: E501

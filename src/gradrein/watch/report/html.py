@@ -9,19 +9,17 @@ from itertools import cycle
 from ..analysis.advice import Advice
 from ..analysis.compare import summary
 from ..analysis.finding import Chart, Finding
-from ..analysis.losses import losses_of
 from ..analysis.sites import capitalised, label_of
 from ..analysis.statistics import finite, running_median
 from ..run.run import Run
 from . import charts
-from .charts import Line
 from .css import CSS
 from .html_advice import advice_section, marked
 from .html_ranks import ranks_section
 from .html_try import side_by_side
 from .page_file import sign, write_file
 from .report import Report
-from .text import last_loss, loss_value, n_parameters, number, value
+from .text import n_parameters, number, value
 
 
 def write_page(
@@ -44,7 +42,7 @@ def to_html(reports: Sequence[Report], all_runs: Sequence[tuple[str, Run]] = (),
     first, advice = reports[0].run, reports[0].advice
     runs = [_shown(report, advice) for report in reports]
     change = next((label for label, run in all_runs if run is reports[-1].run), "the change")
-    parts = [_head(reports, change, tried), *_losses(runs)[:1], advice_section(reports[0]), _tiles(runs)]
+    parts = [_head(reports, change, tried), *_losses(runs)[:1], advice_section(reports[0])]
     if len(runs) == 2:
         parts.append(_comparison(runs))
     if len(all_runs) > 1:
@@ -97,35 +95,6 @@ def _ends(before: Run, after: Run) -> str:
     return ""
 
 
-def _tiles(runs: Sequence[Run]) -> str:
-    run, when = runs[-1], " (after)" if len(runs) == 2 else ""
-    norm, clipped = finite(run.norm), finite(run.clip)
-    tiles = [
-        *_loss_tiles(run),
-        ("median gradient norm", number(sorted(norm)[len(norm) // 2]) if norm else "none"),
-        ("largest gradient norm", number(max(norm)) if norm else "none"),
-        ("steps clipped", f"{sum(1 for c in clipped if c < 1) / len(clipped):.0%}" if clipped else "off"),
-        ("non-finite steps", number(len(run.nonfinite))),
-    ]
-    return (
-        '<div class="tiles">'
-        + "".join(f"<div class=tile><b>{v}</b><span>{k}{when}</span></div>" for k, v in tiles)
-        + "</div>"
-    )
-
-
-def _loss_tiles(run: Run) -> list[tuple[str, str]]:
-    """Return the loss at the end and the lowest: on other data where that was seen, else of single batches."""
-    if run.test is not None and (known := finite(run.test.values)):
-        name = escape(losses_of(run)[0].name)
-        return [(f"last {name}", loss_value(run.test.values[-1])), (f"lowest {name}", number(min(known)))]
-    loss = finite(run.loss)
-    return [
-        ("loss of the last batch", last_loss(run)),
-        ("lowest loss of a batch", number(min(loss)) if loss else "none"),
-    ]
-
-
 def _comparison(runs: Sequence[Run]) -> str:
     before, after = summary(runs[0]), summary(runs[1])
     rows = "".join(
@@ -149,14 +118,12 @@ def _losses(runs: Sequence[Run]) -> list[str]:
     for run, style, name in _styles(runs):
         pairs = [(float(s), v) for s, v in zip(run.steps, run.loss, strict=True)]
         smooth = running_median(run.loss, max(3, len(pairs) // 60) | 1)
-        series.append(Line(f"{name} each step".strip(), pairs, f"{style} pale"))
-        series.append(
-            Line(f"{name} running median".strip(), list(zip(map(float, run.steps), smooth, strict=True)), style)
-        )
+        series.append((f"{name} each step".strip(), pairs, f"{style} pale"))
+        series.append((f"{name} running median".strip(), [*zip(map(float, run.steps), smooth, strict=True)], style))
         shown = run.curves[:1] if name else run.curves[:3]
         for curve, colour in zip(shown, (style, "c", "d"), strict=False):
             points = [(float(a), b) for a, b in zip(curve.steps, curve.values, strict=True)]
-            tests.append(Line(f"{name} {curve.name} ({curve.origin})".strip(), points, colour, dots=True))
+            tests.append((f"{name} {curve.name} ({curve.origin})".strip(), points, colour))
     if not any(finite(run.loss) for run in runs):
         return ["<section><h2>Loss</h2><p>No loss was recorded: backward was not called on a number.</p></section>"]
     log = all(v > 0 for run in runs for v in finite(run.loss))
@@ -165,15 +132,15 @@ def _losses(runs: Sequence[Run]) -> list[str]:
     trained = f"<section><h2>Training loss</h2><p class=hint>{text}</p>{charts.lines(series, log=log)}</section>"
     if not tests:
         return [trained]
-    positive = all(y > 0 for one in tests for _, y in one.points)
-    source = f"<p class=hint>Source in brackets: {escape(', '.join(one.name for one in tests))}.</p>"
+    positive = all(y > 0 for _, points, _ in tests for _, y in points)
+    source = f"<p class=hint>Source in brackets: {escape(', '.join(name for name, *_ in tests))}.</p>"
     drawn = charts.lines(tests, log=positive)
     return [f"<section><h2>Validation or test loss</h2>{source}{drawn}</section>", trained]
 
 
 def _norms(runs: Sequence[Run], advice: Advice) -> str:
     series = [
-        Line(name or "norm", [(float(s), v) for s, v in zip(run.steps, run.norm, strict=True)], style)
+        (name or "norm", [(float(s), v) for s, v in zip(run.steps, run.norm, strict=True)], style)
         for run, style, name in _styles(runs)
     ]
     levels = [(f"advised {advice.threshold:g}", advice.threshold)] if advice.threshold else []
@@ -210,6 +177,6 @@ def _chart(chart: Chart) -> str:
         drawn = charts.bars({name: values[0] for name, values in chart.lines.items()})
     else:
         named = zip(chart.lines.items(), cycle("abc"), strict=False)
-        series = [Line(name, list(zip(chart.x, values, strict=True)), style) for (name, values), style in named]
+        series = [(name, list(zip(chart.x, values, strict=True)), style) for (name, values), style in named]
         drawn = charts.lines(series, log=chart.log, marks=chart.marks, x_label=chart.x_label)
     return f"<p class=hint>{escape(chart.title)}</p>{drawn}"

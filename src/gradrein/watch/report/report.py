@@ -138,19 +138,19 @@ def report_on(run: Run, *others: Run) -> Report:
     """Apply every check to every run, once."""
     failures: list[str] = []
     findings = find(run, failures)
-    found = [_labelled(one, run) for one in findings] if others else findings
+    labelled = [_labelled(one, run) for one in findings] if others else findings
     known = {(one.name, one.title) for one in findings}  # where optimizers share a loss, say it once
     judged = []
     for other in others:
         of_other = find(other, failures)
         judged.append((other, of_other))
         new = [one for one in of_other if (one.name, one.title) not in known]
-        found += [_labelled(one, other) for one in new]
+        labelled += [_labelled(one, other) for one in new]
         known |= {(one.name, one.title) for one in new}
     broke = {label_of(one): broke_at(one) for one in (run, *others)}
-    found.sort(key=lambda one: _order(one, broke.get(one.optimizer or "", math.inf)))
+    labelled.sort(key=lambda one: _order(one, broke.get(one.optimizer or "", math.inf)))
     said = [*warnings(run), *_cautions(run, *others), *failures]
-    return Report(run, found, _advise((run, findings), *judged), said, others)
+    return Report(run, labelled, _advise((run, findings), *judged), said, others)
 
 
 def _cautions(*runs: Run) -> list[str]:

@@ -46,14 +46,14 @@ def curves_of(notes: Sequence[dict[str, Any]], steps: Sequence[int], loss: Seque
         steps: The steps of the run.
         loss: The training loss at each.
     """
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    by_origin: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in notes:
         if "curve" in line:
-            found.setdefault((text(line["curve"]), text(line.get("origin", ""))), []).append(line)
+            by_origin.setdefault((text(line["curve"]), text(line.get("origin", ""))), []).append(line)
         elif str(line.get("note", "")).lower() in _OTHER_DATA and "loss" in line:
-            found.setdefault((text(line["note"]), "noted"), []).append({**line, "value": line["loss"]})
+            by_origin.setdefault((text(line["note"]), "noted"), []).append({**line, "value": line["loss"]})
     kept: list[Curve] = []
-    for (name, origin), lines in sorted(found.items(), key=lambda item: _rank(item[0][1])):
+    for (name, origin), lines in sorted(by_origin.items(), key=lambda item: _rank(item[0][1])):
         curve = Curve(name, origin, [n["after"] for n in lines], [number(n.get("value")) for n in lines])
         trained = Curve("train", origin, curve.steps, [number(n.get("train")) for n in lines])
         is_named = not any("unnamed" in n for n in lines) or _follows(trained, steps, loss)

@@ -58,22 +58,22 @@ def _sources(runs: list[Run], name: str, i: int) -> _Sources | None:
     """Return where the shards of a parameter are, each once; None where one is missing."""
     if not is_sharded(runs[0].shards[i]):
         return [(runs[0], i)]
-    found: dict[int, tuple[Run, int]] = {}
+    parts: dict[int, tuple[Run, int]] = {}
     count = 0
     for run in runs:
         at = i if run.names[i : i + 1] == [name] else run.names.index(name) if name in run.names else None
         held = None if at is None else run.shards[at]
         if at is not None and held is not None and held[1]:
-            found.setdefault(held[0], (run, at))
+            parts.setdefault(held[0], (run, at))
             count = held[1]
-    return list(found.values()) if len(found) == count > 0 else None
+    return list(parts.values()) if len(parts) == count > 0 else None
 
 
 def _norm(sources: _Sources | None, step: int, rows: dict[int, dict[int, int]]) -> float | None:
     if sources is None or any(step not in rows[id(run)] for run, _ in sources):
         return math.nan
-    found = [run.norms[rows[id(run)][step]][i] for run, i in sources]
-    return None if all(n is None for n in found) else _total(found)
+    parts = [run.norms[rows[id(run)][step]][i] for run, i in sources]
+    return None if all(n is None for n in parts) else _total(parts)
 
 
 def _total(norms: list[float | None]) -> float:
@@ -102,16 +102,16 @@ def _unmoved(sources: list[_Sources | None], step: int, rows: dict[int, dict[int
 
 def _nonfinite(runs: list[Run]) -> list[NonfiniteStep]:
     """Return the steps at which a gradient was not finite on any rank, with the values of each shard counted once."""
-    found: dict[int, tuple[NonfiniteStep, dict[tuple[str, int], int]]] = {}
+    parts: dict[int, tuple[NonfiniteStep, dict[tuple[str, int], int]]] = {}
     for run in runs:
         index = {name: shard[0] if shard else 0 for name, shard in zip(run.names, run.shards, strict=True)}
         for event in run.nonfinite:
-            _, counts = found.setdefault(event.step, (event, {}))
+            _, counts = parts.setdefault(event.step, (event, {}))
             for name, n in event.offenders.items():
                 key = (name, index.get(name, 0))
                 counts[key] = max(n, counts.get(key, 0))
     merged = []
-    for _, (event, counts) in sorted(found.items()):
+    for _, (event, counts) in sorted(parts.items()):
         names = dict.fromkeys(name for name, _ in counts)
         offenders = {name: sum(n for (other, _), n in counts.items() if other == name) for name in names}
         merged.append(dataclasses.replace(event, offenders=offenders))

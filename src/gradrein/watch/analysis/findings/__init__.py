@@ -42,9 +42,10 @@ CAUSES: tuple[Check, ...] = (
     clip_decay,
     overfitting,
     noise_scale,
+    depth,
 )
 # Faults of a script, a model or a machine, whatever the loss does
-FAULTS: tuple[Check, ...] = (rank_norms, precision, depth, dead, straggler)
+FAULTS: tuple[Check, ...] = (rank_norms, precision, dead, straggler)
 _registered: list[Check] = []
 
 
@@ -87,10 +88,10 @@ def find(run: Run, failures: list[str] | None = None) -> list[Finding]:
         failures: Where to put a sentence about a check that raises, so that the others are still reported. None: let
             it raise.
     """
-    found = [finding for check in SYMPTOMS if (finding := _apply(check, run, failures)) is not None]
-    rest = (*(CAUSES if found else ()), *FAULTS, *_registered)
-    found += [finding for check in rest if (finding := _apply(check, run, failures)) is not None]
-    return sorted(found, key=lambda finding: -finding.weight)
+    findings = [finding for check in SYMPTOMS if (finding := _apply(check, run, failures)) is not None]
+    rest = (*(CAUSES if findings else ()), *FAULTS, *_registered)
+    findings += [finding for check in rest if (finding := _apply(check, run, failures)) is not None]
+    return sorted(findings, key=lambda finding: -finding.weight)
 
 
 def _apply(check: Check, run: Run, failures: list[str] | None) -> Finding | None:

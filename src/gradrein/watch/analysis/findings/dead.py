@@ -21,22 +21,22 @@ def dead(run: Run) -> Finding | None:
             kinds["gradient always zero"].append(name)
         elif sum(1 for where in run.unmoved if i in where) >= _SHARE * total:
             kinds["does not move"].append(name)
-    found = {kind: names for kind, names in kinds.items() if names}
-    if not found:
+    at_fault = {kind: names for kind, names in kinds.items() if names}
+    if not at_fault:
         return None
-    count = sum(map(len, found.values()))
+    count = sum(map(len, at_fault.values()))
     sizes = dict(zip(run.names, run.sizes, strict=True))
-    share = sum(sizes[n] for names in found.values() for n in names) / max(1, sum(run.sizes))
+    share = sum(sizes[n] for names in at_fault.values() for n in names) / max(1, sum(run.sizes))
     return Finding(
         name="dead",
         title=f"{count} parameter{'s do' if count > 1 else ' does'} not learn: "
         + "; ".join(
-            f"{kind}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" for kind, names in found.items()
+            f"{kind}: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" for kind, names in at_fault.items()
         ),
         weight=0.3 + 0.4 * share,
         criterion=f"trained parameters without gradient, with a gradient of zeros, or not moved, in {_SHARE:.0%} of "
         f"the steps",
-        evidence={**{kind: names[:50] for kind, names in found.items()}, "share of all parameters": share},
+        evidence={**{kind: names[:50] for kind, names in at_fault.items()}, "share of all parameters": share},
         advice="No gradient: the loss does not depend on it, check that its module is used and not detached. Zeros: a "
         "dead activation or a mask. Does not move: a learning rate of zero, or steps below the precision of "
         "the weights.",

@@ -51,5 +51,5 @@ def _sharpness(run: Run) -> float | None:
     if run.optimizer != "SGD" or run.settings.get("momentum") or any(c < 1 for c in finite(run.clip)):
         return None
     pairs = zip(run.step_grad_cosine[1:], run.norm[1:], run.norm, strict=False)
-    found = [1 + c * now / last for c, now, last in pairs if math.isfinite(c * now) and last > 0]
-    return median(found[len(found) // 2 :]) if len(found) >= _LEAST else None
+    estimates = [1 + c * now / last for c, now, last in pairs if math.isfinite(c * now) and last > 0]
+    return median(estimates[len(estimates) // 2 :]) if len(estimates) >= _LEAST else None

@@ -1,6 +1,6 @@
 from ...run.run import Run
 from ..finding import Chart, Finding
-from ..losses import losses_of
+from ..losses import block_of, is_long_enough, levels_of, losses_of
 from ..signs import end_of
 
 _FACTOR = 1.1
@@ -9,12 +9,12 @@ _FACTOR = 1.1
 def overfitting(run: Run) -> Finding | None:
     """Find a loss on other data that ends above its lowest while the training loss goes on falling."""
     *others, trained = losses_of(run)
-    loss = next((loss for loss in others if loss.is_long_enough), None)
-    if loss is None or not trained.is_long_enough or min(loss.values) <= 0:
+    loss = next((loss for loss in others if is_long_enough(loss)), None)
+    if loss is None or not is_long_enough(trained) or min(loss.values) <= 0:
         return None
     best = min(range(len(loss.values)), key=lambda i: loss.values[i])
-    step, last, levels = loss.steps[best], end_of(loss.values), trained.levels
-    at = min(len(levels) - 1, sum(1 for s in trained.steps if s < step) // trained.block)
+    step, last, levels = loss.steps[best], end_of(loss.values), levels_of(trained)
+    at = min(len(levels) - 1, sum(1 for s in trained.steps if s < step) // block_of(trained))
     if last < _FACTOR * loss.values[best] or levels[-1] >= levels[at]:
         return None
     return Finding(

@@ -3,7 +3,7 @@ from ..calibrated import WEIGHTS
 from ..divergence import divergence
 from ..finding import Chart, Finding
 from ..losses import judged_loss, story_of
-from ..signs import SHRINK, kind_of, measure, score_of
+from ..signs import measure, rule_of, score_of
 
 
 def unsettled(run: Run) -> Finding | None:
@@ -12,12 +12,10 @@ def unsettled(run: Run) -> Finding | None:
     if score <= 0 or run.nonfinite or divergence(run) is not None:
         return None
     values, loss = measure(run), judged_loss(run)
-    weights = WEIGHTS[kind_of(run, values)]
+    weights = WEIGHTS[rule_of(run)]
     parts = {name: weight * values[name] for name, weight in weights.items() if values.get(name)}
     largest = max(parts, key=lambda name: parts[name], default="")
     story = story_of(loss)
-    if largest == SHRINK:
-        story += f", while the gradients become {2.718 ** values[SHRINK]:.2g} times smaller"
     return Finding(
         name="unsettled",
         title=f"this run could end lower: {story}",
@@ -25,7 +23,7 @@ def unsettled(run: Run) -> Finding | None:
         criterion="a weighted sum of a few numbers of the run, fitted to random training runs, is above the limit that "
         "few runs exceed which nothing improves",
         evidence={**values, "sum over its limit": score, "weighs most": largest,
-                  "where the loss was seen": loss.origin or "backward passes"},
+                  "where the loss was seen": loss.origin},
         advice="The causes that were found are listed with this finding; what helped runs like this one is under what "
         "to change.",
         chart=Chart(loss.name, {loss.name: loss.values}, [float(s) for s in loss.steps], log=min(loss.values) > 0),

@@ -7,7 +7,7 @@ def _set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-OTHER_DATA = _set("test testing te tst ts val vali valid validation vl eval evaluation ev dev holdout heldout")
+OTHER_DATA = _set("test testing te tst ts val va vali valid validation vl eval evaluation ev dev holdout heldout")
 TRAINING = _set("train training trn tr")
 LOSSES = _set("loss losses nll ce bce mse l1 l2 xent xe cost crossentropy logloss objective")
 INDICES = _set("epoch epochs ep step steps iter iters iteration it batch batches round global")

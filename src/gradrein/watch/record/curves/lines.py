@@ -17,6 +17,7 @@ _TOKEN = re.compile(
     r"|(?P<word>[A-Za-z][A-Za-z0-9_@]*)|(?P<mark>[^\sA-Za-z0-9])"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_RATES = re.compile(r"[\d.?]+ *(?:[A-Za-z]+/s|s/[A-Za-z]+)\b")  # of a progress bar: 41.2it/s
 _AVERAGED = re.compile(r"[-+.\deE]+ *\( *[-+.\deE]+ *\)")
 
 
@@ -62,10 +63,10 @@ def read_line(line: str, heading: str | None = None) -> list[Reading]:
     line = _ESCAPES.sub("", line)
     if len(line) > _LONGEST or (heading is None and OTHER_DATA.isdisjoint(words(line))):
         return []
-    numbers = _numbers(line)
+    numbers = _numbers(_RATES.sub("", line))
     in_brackets = len(_AVERAGED.findall(line))  # the value of a batch, and the mean so far in brackets
     averaged = in_brackets >= 2 or (in_brackets == 1 and any(n.ratio for n in numbers))
-    found: list[Reading] = []
+    readings: list[Reading] = []
     split, carried, pending = heading, None, None
     epoch: float | None = None
     for i, number in enumerate(numbers):
@@ -82,24 +83,24 @@ def read_line(line: str, heading: str | None = None) -> list[Reading]:
         if not number.labels:
             metric, pending = pending, None
         if len(set(splits)) > 1:
-            found += _listed(numbers[i : i + len(splits)], splits, metric, epoch)
+            readings += _listed(numbers[i : i + len(splits)], splits, metric, epoch)
             split = None
             continue
         taken = _taken(number, split if metric in LOSSES or splits else None, metric or carried, bool(splits))
         if taken is not None:
             following = numbers[i + 1] if i + 1 < len(numbers) else None
             use = following if averaged and following is not None and following.in_brackets else number
-            found.append(Reading(taken, float(use.text), taken.endswith(tuple(LOSSES)), epoch))
-    return _told_apart(found, numbers)
+            readings.append(Reading(taken, float(use.text), taken.endswith(tuple(LOSSES)), epoch))
+    return _told_apart(readings, numbers)
 
 
-def _told_apart(found: list[Reading], numbers: list[_Number]) -> list[Reading]:
+def _told_apart(readings: list[Reading], numbers: list[_Number]) -> list[Reading]:
     """Decide about unnamed readings by the other numbers of their line."""
     has_loss = any(_metric(n.labels) in LOSSES and OTHER_DATA.isdisjoint(n.labels) for n in numbers)
     train = next((float(n.text) for n in numbers if set(n.labels) & TRAINING and _metric(n.labels) is None), None)
     if has_loss and train is not None:  # as in "Loss: 0.42, Train: 0.91, Val: 0.88", which are accuracies
-        return [r for r in found if r.named]
-    return [r if r.named else replace(r, named=has_loss, train=train) for r in found]
+        return [r for r in readings if r.named]
+    return [r if r.named else replace(r, named=has_loss, train=train) for r in readings]
 
 
 def heading_of(line: str) -> str | None:
@@ -149,7 +150,7 @@ def _position(labels: list[str], metric: str) -> int:
 
 def _numbers(line: str) -> list[_Number]:
     tokens = list(_TOKEN.finditer(line))
-    found: list[_Number] = []
+    readings: list[_Number] = []
     labels: list[str] = []
     marks = ""
     for i, token in enumerate(tokens):
@@ -159,12 +160,12 @@ def _numbers(line: str) -> list[_Number]:
             marks += token[0]
         else:
             following = tokens[i + 1] if i + 1 < len(tokens) else None
-            between = not labels and bool(found)
-            found.append(
+            between = not labels and bool(readings)
+            readings.append(
                 _Number(token[0], labels, _unit(token, following), between and marks == "/", between and marks == "(")
             )
             labels, marks = [], ""
-    return found
+    return readings
 
 
 def _unit(token: re.Match[str], following: re.Match[str] | None) -> str:

@@ -82,8 +82,8 @@ def _scalars(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]
 
 def _logged(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
     """Read `wandb.log({name: value, ...})`, with or without the run as its first argument."""
-    found = kwargs.get("data", next((a for a in args if isinstance(a, Mapping)), {}))
-    return found if isinstance(found, Mapping) else {}
+    data = kwargs.get("data", next((a for a in args if isinstance(a, Mapping)), {}))
+    return data if isinstance(data, Mapping) else {}
 
 
 def _tensorboard(module: Any) -> list[tuple[Any, str, _Read, str]]:

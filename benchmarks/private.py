@@ -4,6 +4,8 @@
     python benchmarks/private.py              # times and memory
     python benchmarks/private.py --accuracy   # ten seeds of one task
 
+Each contender has a process of its own: hooks that one sets are not the other's to look for. Their epochs alternate.
+
 Writes benchmarks/results/private.json and private-accuracy.json.
 """
 
@@ -11,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import statistics
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -25,6 +28,7 @@ from persample_models import Gpt
 
 RESULTS = Path(__file__).parent / "results"
 EPSILON, DELTA, CLIP = 8.0, 1e-5, 1.0
+WARM_UP = 2  # epochs: every batch size that is new costs a proof, once
 OPACUS = {"Opacus hooks": "hooks", "Opacus functorch": "functorch", "Opacus ghost": "ghost"}
 
 
@@ -82,7 +86,7 @@ def cnn():
 
 
 TASKS = {
-    "MLP": (mlp, lambda: images(2048, 256), 256),
+    "MLP": (mlp, lambda: images(1024, 256), 256),
     "CNN": (cnn, lambda: images(512, 3, 16, 16), 64),
     "GPT": (Words, lambda: sequences(256), 32),
     "LoRA": (Adapted, lambda: sequences(256), 32),
@@ -91,7 +95,7 @@ TASKS = {
 
 class Ours:
     def __init__(self, model, dataset, batch_size, noise, lr=0.1):
-        self.model = model
+        self.model, self.counted = model, model
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
         loader = DataLoader(dataset, batch_size=batch_size)
         self.run = private.Private(model, optimizer, loader, max_norm=CLIP, noise_multiplier=noise, delta=DELTA)
@@ -105,7 +109,7 @@ class Opacus:
     def __init__(self, model, dataset, batch_size, noise, lr=0.1, mode="hooks"):
         from opacus import PrivacyEngine
 
-        self.engine, self.model = PrivacyEngine(accountant="rdp"), model
+        self.engine, self.model, self.counted = PrivacyEngine(accountant="rdp"), model, model
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr)
         made = self.engine.make_private(
             module=model,
@@ -131,71 +135,91 @@ class Opacus:
 def contender(name, task, noise=1.0):
     build, data, batch_size = TASKS[task]
     torch.manual_seed(0)
-    model = build().train()
+    model = Counted(build()).train()
     if name == "gradrein":
         return Ours(model, data(), batch_size, noise)
     return Opacus(model, data(), batch_size, noise, mode=OPACUS[name])
 
 
-def possible(task):
-    found, refused = {}, {}
-    for name in ("gradrein", *OPACUS):
-        try:
-            one = contender(name, task)
-            one.epoch()
-            found[name] = one
-        except Exception as error:  # what a contender cannot do is part of the table
-            refused[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-    return found, refused
+class Counted(nn.Module):
+    """Counts the samples that a model has seen: Poisson sampled epochs differ."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.samples = model, 0
+
+    def forward(self, x):
+        self.samples += len(x)
+        return self.model(x)
 
 
-def peak(name, task, pipe):
-    """Megabytes that two epochs add to a process that has built everything."""
+def resident():
+    """Megabytes of memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def peak(epoch):
+    """Megabytes that an epoch adds, looked at every millisecond."""
+    before, seen, done = resident(), [0.0], threading.Event()
+
+    def look():
+        while not done.wait(0.001):
+            seen.append(resident())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    epoch()
+    done.set()
+    thread.join()
+    return round(max(seen) - before, 1)
+
+
+def serve(name, task, pipe):
+    """Build a contender and run its epochs when told to: milliseconds for each sample, then megabytes."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    one = contender(name, task)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = status("VmRSS")
-    one.epoch()
-    one.epoch()
-    pipe.send((status("VmHWM") - before) / 1024)
-
-
-def status(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1])
-
-
-def memory(name, task):
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=peak, args=(name, task, theirs))
-    process.start()
-    theirs.close()
-    found = ours.recv()
-    process.join()
-    return round(found, 1)
+    try:
+        one = contender(name, task)
+        memory = peak(one.epoch)
+    except Exception as error:  # what a contender cannot do is part of the table
+        pipe.send(f"{type(error).__name__}: {error}".splitlines()[0][:160])
+        return
+    for _ in range(WARM_UP):
+        one.epoch()
+    pipe.send(memory)
+    while pipe.recv():
+        before, start = one.counted.samples, time.process_time()
+        one.epoch()
+        pipe.send((time.process_time() - start) * 1e3 / (one.counted.samples - before))
 
 
 def times(rounds):
-    rows = []
+    rows, context = [], multiprocessing.get_context("spawn")
     for task in TASKS:
-        found, refused = possible(task)
-        measured = {name: [] for name in found}
+        memory, pipes = {}, {}
+        for name in ("gradrein", *OPACUS):  # one at a time: nobody is built while another warms up
+            ours, theirs = context.Pipe()
+            context.Process(target=serve, args=(name, task, theirs), daemon=True).start()
+            theirs.close()
+            answer = ours.recv()
+            if isinstance(answer, str):
+                rows.append({"task": task, "contender": name, "refused": answer})
+                print(rows[-1], flush=True)
+            else:
+                memory[name], pipes[name] = answer, ours
+        measured = {name: [] for name in pipes}
         for turn in range(rounds):
-            names = list(found)
+            names = list(pipes)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                start = time.process_time()
-                found[name].epoch()
-                measured[name].append(time.process_time() - start)
+                pipes[name].send(True)
+                measured[name].append(pipes[name].recv())
         for name, values in measured.items():
+            pipes[name].send(False)
             ratios = [a / b for a, b in zip(values, measured["gradrein"], strict=True)]
-            rows.append({"task": task, "contender": name, "seconds": round(statistics.median(values), 3)})
+            rows.append({"task": task, "contender": name, "ms_per_sample": round(statistics.median(values), 3)})
             rows[-1] |= {"times_ours": [round(q, 2) for q in statistics.quantiles(ratios, n=4)]}
-            rows[-1] |= {"peak_mb": memory(name, task)}
+            rows[-1] |= {"epoch_adds_mb": memory[name]}
             print(rows[-1], flush=True)
-        rows += [{"task": task, "contender": name, "refused": text} for name, text in refused.items()]
-        print(refused, flush=True)
     return rows
 
 
@@ -231,7 +255,7 @@ def accuracy(seeds=10):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--accuracy", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -61,9 +61,14 @@ def test_the_trainer_of_transformers(rules, tmp_path):
     rows = [{"x": torch.randn(4), "labels": 10 * torch.ones(1)} for _ in range(12)]
     args = transformers.TrainingArguments(
         str(tmp_path), max_steps=3, per_device_train_batch_size=4, logging_steps=1, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy="no",
+        disable_tqdm=True, save_strategy="steps", save_steps=3,
     )  # fmt: skip
     transformers.Trainer(model=model, args=args, train_dataset=rows, callbacks=[tracker, callback]).train()
+    assert "_gradrein_clippers" not in vars(callback.clipper.optimizer)
+    again = ClipCallback(RULES[rules])
+    resumed = transformers.Trainer(model=Model(), args=args, train_dataset=rows, callbacks=[again])
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert str(again.clipper.state_dict()) == str(callback.clipper.state_dict())
     for p, g in zip(model.parameters(), tracker.grads, strict=True):
         p.grad = g
     check(rules, model.net, seen, callback.clipper)
@@ -112,7 +117,14 @@ def test_lightning(rules, tmp_path):
         max_steps=3, log_every_n_steps=1, logger=Logger(tmp_path), enable_checkpointing=False, accelerator="cpu",
         enable_progress_bar=False, enable_model_summary=False, callbacks=[callback], gradient_clip_val=1e-5,
     )  # fmt: skip
-    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4))
+    loader = torch.utils.data.DataLoader(torch.randn(12, 4), batch_size=4)
+    trainer.fit(module, loader)
+    assert "_gradrein_clippers" not in vars(callback.clippers[0].optimizer)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    again = ClipCallback(RULES[rules])
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    pl.Trainer(max_steps=3, callbacks=[again], **options).fit(Module(), loader, ckpt_path=tmp_path / "end.ckpt")
+    assert str(again.clippers[0].state_dict()) == str(callback.clippers[0].state_dict())
     for p, g in zip(module.parameters(), module.grads, strict=True):
         p.grad = g
     check(rules, module.net, seen, callback.clippers[0])

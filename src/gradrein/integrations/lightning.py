@@ -86,7 +86,8 @@ class ClipCallback(Callback):
     """Clip in place of the trainer, inside the step of each optimizer: once, also under DDP and FSDP2.
 
     The trainer's own `gradient_clip_val` is switched off. The norms before and after are logged as `grad_norm` and
-    `grad_norm_clipped`, those of a second optimizer as `grad_norm/1` and so on.
+    `grad_norm_clipped`, those of a second optimizer as `grad_norm/1` and so on. What policies have learned is saved and
+    loaded with Lightning's checkpoints, and goes on in a second fit. After a fit the optimizers are as they were.
 
     Args:
         rules: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
@@ -101,14 +102,36 @@ class ClipCallback(Callback):
         self._rules, self._nonfinite = rules, nonfinite
         policies_of(rules)  # a mistake is an error here
         self.clippers: list[Clipper] = []
+        self._saved: list[dict[str, Any]] = []
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Attach to the optimizers, each with policies of its own."""
+        """Attach to the optimizers, each with policies of its own, which go on from where they were."""
         trainer.gradient_clip_val = None
-        known = {id(clipper.optimizer) for clipper in self.clippers}
-        new = [optimizer for optimizer in trainer.optimizers if id(optimizer) not in known]
         names = pl_module if isinstance(self._rules, Mapping) else None
-        self.clippers += [Clipper(one, policies_of(self._rules), model=names, nonfinite=self._nonfinite) for one in new]
+        self.clippers = [
+            Clipper(one, policies_of(self._rules), model=names, nonfinite=self._nonfinite) for one in trainer.optimizers
+        ]
+        if self._saved:
+            for clipper, state in zip(self.clippers, self._saved, strict=True):
+                clipper.load_state_dict(state)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Leave the optimizers as they were."""
+        self._saved = self.state_dict()["clippers"]
+        for clipper in self.clippers:
+            clipper.remove()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Leave the optimizers of a fit that failed as they were."""
+        self.on_fit_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the policies of each optimizer have learned."""
+        return {"clippers": [clipper.state_dict() for clipper in self.clippers]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint, once the fit begins."""
+        self._saved = state_dict["clippers"]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Log the norms of the last step, if the trainer has a logger."""

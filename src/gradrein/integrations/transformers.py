@@ -82,7 +82,8 @@ class ClipCallback(TrainerCallback):
     """Clip in place of the trainer, inside the step of the optimizer: once, also under DDP and FSDP2.
 
     The trainer's own `max_grad_norm` is switched off. `grad_norm` in its log is the norm before clipping, and
-    `grad_norm_clipped` the one after.
+    `grad_norm_clipped` the one after. What policies have learned is saved in the trainer's checkpoints, and loaded from
+    that of the step which training goes on from, in `output_dir`. After training the optimizer is as it was.
 
     Args:
         rules: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
@@ -90,7 +91,7 @@ class ClipCallback(TrainerCallback):
         nonfinite: As in `gradrein.clip_`.
 
     Attributes:
-        clipper: The `gradrein.Clipper`, once training has begun; its state is saved by `clipper.state_dict()`.
+        clipper: The `gradrein.Clipper`, once training has begun.
     """
 
     def __init__(self, rules: ClipRules, *, nonfinite: NonFinite = "raise") -> None:
@@ -100,7 +101,7 @@ class ClipCallback(TrainerCallback):
     def on_train_begin(
         self,
         args: Any,
-        state: Any,  # noqa: ARG002
+        state: Any,
         control: Any,  # noqa: ARG002
         model: Any = None,
         optimizer: Any = None,
@@ -110,8 +111,21 @@ class ClipCallback(TrainerCallback):
         _put_first(self)
         args.max_grad_norm = 0.0
         inner = getattr(optimizer, "optimizer", optimizer)  # that of accelerate holds the one that steps
-        if self.clipper is None or self.clipper.optimizer is not inner:
-            self.clipper = Clipper(inner, self._policy, model=model, nonfinite=self._nonfinite)
+        if self.clipper is not None:
+            self.clipper.remove()  # of training that failed
+        self.clipper = Clipper(inner, self._policy, model=model, nonfinite=self._nonfinite)
+        if _clipper_file(args, state).exists():
+            self.clipper.load_state_dict(torch.load(_clipper_file(args, state), weights_only=True))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Save what the policies have learned in the checkpoint; all processes have learned the same."""
+        if self.clipper is not None and state.is_world_process_zero:
+            torch.save(self.clipper.state_dict(), _clipper_file(args, state))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Leave the optimizer as it was."""
+        if self.clipper is not None:
+            self.clipper.remove()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Add the norms of the last step to a log of the loss."""
@@ -172,6 +186,10 @@ class PrivateTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             self._run.load_state_dict(torch.load(Path(checkpoint) / "private.pt", weights_only=True))
+
+
+def _clipper_file(args: Any, state: Any) -> Path:
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "clipper.pt"
 
 
 def _put_first(callback: TrainerCallback) -> None:

@@ -175,7 +175,9 @@ class Private:
             )
         self._watched.check()
         try:
-            norms = clip_groups(losses[:size], self.model, self._groups, self._max_norms, **self._options)
+            norms = clip_groups(
+                losses if size else losses[:0], self.model, self._groups, self._max_norms, **self._options
+            )
         except BaseException:
             for p in self._watched.parameters.values():
                 p.grad = None  # of a group that came first
@@ -210,10 +212,10 @@ class Private:
             PrivacyError: the state is that of a run with other settings, for which its steps count differently.
         """
         for key, ours in self._settings.items():
-            if state["settings"].get(key) != ours:
+            if state.get("settings", {}).get(key) != ours:
                 raise PrivacyError(
                     f"Private.load_state_dict: the state is that of a run with another {key}, "
-                    f"{state['settings'].get(key)!r} and not {ours!r}: one epsilon does not cover both."
+                    f"{state.get('settings', {}).get(key)!r} and not {ours!r}: one epsilon does not cover both."
                 )
         self._drop_part()
         self._max_norms.update(state["max_norm"])

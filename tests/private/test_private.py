@@ -75,6 +75,17 @@ def test_noise_is_normal_and_never_the_same(options):
     assert float((first.abs() > 3).double().mean()) == pytest.approx(0.0027, abs=0.0016)
 
 
+@pytest.mark.parametrize("options", [{}, {"secure": True}], ids=str)
+def test_each_parameter_has_noise_of_its_own(options):
+    run = make(nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5)), **options)
+    before = [p.detach().clone() for p in run.model.parameters()]
+    for x, _, _ in run.loader:
+        run.step(run.model(x).sum(1) * 0)
+        break
+    first, _, second, _ = (p.detach() - b for p, b in zip(run.model.parameters(), before, strict=True))
+    assert not torch.allclose(first, second, atol=1e-4)
+
+
 def test_noise_reaches_parameters_that_no_loss_depends_on():
     model = nn.ModuleDict({"used": nn.Linear(5, 3), "unused": nn.Linear(90, 90)})
     run = make(model, lr=1.0, max_norm=2.0, noise_multiplier=3.0)

@@ -146,3 +146,11 @@ def test_loading_before_the_model_is_refused_at_the_next_step():
     other.model.load_state_dict(run.model.state_dict())
     with pytest.raises(errors.PrivacyError, match="call load_state_dict of Private last"):
         train(other)
+
+
+def test_a_run_without_a_seed_goes_on_with_the_numbers_of_its_state():
+    run = train(make(seed=None), steps=3)
+    other = make(seed=None)
+    other.model.load_state_dict(run.model.state_dict())
+    other.load_state_dict(run.state_dict())
+    assert torch.equal(flat(train(other, steps=5).model), flat(train(run, steps=5).model))

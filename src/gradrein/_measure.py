@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,15 +72,14 @@ def dtype_of_norm(double: bool, value: float | None) -> torch.dtype:
     return torch.float64 if double or too_large else torch.float32
 
 
-def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not_finite: Any = 1.0) -> Tensor:
+def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not_finite: float | None = 1.0) -> Tensor:
     """Return the factor that reduces a norm to a limit: exactly 1 below it, and 1 if the norm is not finite.
 
     Args:
         limit: The largest norm allowed, a number or a tensor.
         norm: The norms.
         eps: What is added to the norm; torch's functions have 1e-6.
-        if_not_finite: The factor of a norm that is NaN or infinite; None for what the division gives; "known" for 1,
-            given NaN in place of infinity.
+        if_not_finite: The factor of a norm that is NaN or infinite; None for what the division gives.
 
     Examples:
         >>> gradrein.policies.clip_factor(1.0, torch.tensor([0.5, 4.0]))
@@ -91,8 +89,6 @@ def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not
         [`gradrein.policies.Scale`][], [`gradrein.policies.Policy`][]
     """
     ceiling = limit.to(norm) if isinstance(limit, Tensor) else limit
-    if if_not_finite == "known":
-        return _normal(ceiling / norm).clamp_(max=1.0).nan_to_num_(1.0)
     if if_not_finite == 1.0:
         # Not a number over a tensor: torch makes that a reciprocal, which a tiny norm makes infinite. And times 0 a
         # norm that is not finite makes the limit NaN, which then becomes 1: no further operation finds out.
@@ -105,6 +101,12 @@ def clip_factor(limit: float | Tensor, norm: Tensor, *, eps: float = 0.0, if_not
         return factor.masked_fill(top == math.inf, 1.0) if isinstance(limit, Tensor) or limit == math.inf else factor
     factor = factor.masked_fill((norm > top).logical_not(), 1.0)
     return factor.masked_fill((norm < math.inf).logical_not(), if_not_finite)
+
+
+def clip_factor_or_one(limit: float | Tensor, norm: Tensor) -> Tensor:
+    """Return the same of norms that are NaN where they are not finite, and the factor 1 there: in fewer operations."""
+    ceiling = limit.to(norm) if isinstance(limit, Tensor) else limit
+    return _normal(ceiling / norm).clamp_(max=1.0).nan_to_num_(1.0)
 
 
 def _normal(factor: Tensor) -> Tensor:

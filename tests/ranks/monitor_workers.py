@@ -8,6 +8,7 @@ from rank_processes import fully_shard
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -56,13 +57,20 @@ def record(path, kind, limit, clip):
     return monitor.path, weights, leaves_norms_to_be_reduced(sharded_net)
 
 
+def tensor_parallel():
+    """Columns of the first layer and rows of the second; the third is plain."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    columns = ColwiseParallel(use_local_output=False)  # local outputs lose that 7 is uneven
+    return parallelize_module(network(), mesh, {"0": columns, "2": RowwiseParallel()})
+
+
 LAYERS = {"first": "0.*", "weights": "*.weight", "head": "3.bias"}
 
 
 def by_layer(path, kind, limit):
     """What a tracker gets of each step."""
     received = []
-    net = sharded(kind) if kind else network()
+    net = tensor_parallel() if kind == "tensor" else sharded(kind) if kind else network()
     with gradrein.Monitor(net, record=path, norms=LAYERS, on_step=received.append):
         train(net, limit)
     return received

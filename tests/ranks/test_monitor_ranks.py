@@ -43,7 +43,7 @@ def test_merged_numbers_are_those_of_one_process(request, tmp_path, kind, limit,
 
 
 @pytest.mark.parametrize("limit", [None, 0.5])
-@pytest.mark.parametrize("kind", ["all", "mixed", "hybrid"])
+@pytest.mark.parametrize("kind", ["all", "mixed", "hybrid", "tensor"])
 def test_norms_by_layer_are_those_of_one_process(request, tmp_path, kind, limit):
     processes = request.getfixturevalue("four" if kind == "hybrid" else "two")
     alone = monitor_workers.by_layer(tmp_path / "alone.jsonl", None, limit)

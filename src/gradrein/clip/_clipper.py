@@ -190,6 +190,7 @@ class Clipper:
     def _on_gradients(self, again: bool) -> None:
         if not again:
             self._withheld = []  # of a step that raised
+        self._drop_found_inf()
         optimizer: Any = self.optimizer  # torch hangs attributes on it that its type does not have
         # A GradScaler that drives the step has looked for values that are not finite itself.
         mode: NonFinite = self.nonfinite if getattr(optimizer, "found_inf", None) is None else "propagate"
@@ -217,10 +218,14 @@ class Clipper:
             self._sets_found_inf = found is None
             optimizer.found_inf = skips if found is None else torch.maximum(found, skips)
 
-    def _on_end(self) -> None:
-        if self._sets_found_inf:  # not one of a GradScaler, which takes it away itself
+    def _drop_found_inf(self) -> None:
+        """Take away our own: it would look like that of a GradScaler, which takes its away itself."""
+        if self._sets_found_inf:
             self._sets_found_inf = False
             del self.optimizer.found_inf  # type: ignore[attr-defined]
+
+    def _on_end(self) -> None:
+        self._drop_found_inf()
         for parameter, grad in self._withheld:
             if parameter.grad is None:  # a closure may have made a new one since
                 parameter.grad = grad

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .._measure import clip_factor
+from .._measure import clip_factor_or_one
 from .._validate import count, floor_and_ceiling, norm_order
 from .base import GradientView, Scale
 from .elements import ElementMemory
@@ -100,5 +100,5 @@ class AdaptivePolicy(LearningPolicy):
             state = rows.read(keys, norm)
             limit, after = self.update(state, norm, state["seen"] < max(1, self.warmup))
             rows.write(keys, accepted(state, after, norm > 0, guarded=self._may_overflow(grads)))
-            factor = clip_factor(limit, norm, if_not_finite="known")
+            factor = clip_factor_or_one(limit, norm)
             return Scale(factor if self.per_parameter else factor.reshape(()))

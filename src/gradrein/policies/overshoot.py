@@ -107,7 +107,7 @@ class ByOvershoot(LearningPolicy):
             rows.write(keys, accepted(state, after, good, guarded=_measure.needs_rescaling(grads.tensors, 2.0)))
             if self.floor or self.ceiling < math.inf:
                 limit = limit.clamp(self.floor, self.ceiling).nan_to_num_(self.ceiling)
-            return Scale(_measure.clip_factor(limit, norm, if_not_finite="known").reshape(()))
+            return Scale(_measure.clip_factor_or_one(limit, norm).reshape(()))
 
     def _learn(self, state: State, norm: Tensor, cosine: Tensor) -> tuple[Tensor, State]:
         """Return the limit and the next state."""

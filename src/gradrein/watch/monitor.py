@@ -175,10 +175,12 @@ class Monitor:
         if not self._on:
             return
         self._on = False
-        self._recorder.detach()
-        if (close := getattr(self._on_step, "close", None)) is not None:
-            close()
-        self._writer.close({"ended": because, "after": self.steps} if self._rank is not None else None)
+        try:
+            self._recorder.detach()
+            if (close := getattr(self._on_step, "close", None)) is not None:
+                close()
+        finally:  # `on_step` may raise
+            self._writer.close({"ended": because, "after": self.steps} if self._rank is not None else None)
         if self._writer.failure is not None:
             self._recorder.fail(self._writer.failure)
 

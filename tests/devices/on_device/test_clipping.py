@@ -101,6 +101,22 @@ def test_a_fused_optimizer_skips_a_step_without_a_read(kind, why):
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
+def test_a_step_that_raised_leaves_no_decision_behind():
+    """It would look like that of a GradScaler, and gradients of later steps would not be looked at."""
+    parameters = with_gradients()
+    optimizer = torch.optim.SGD(parameters, lr=0.1, fused=True)
+    clipper = gradrein.Clipper(optimizer, gradrein.by_norm(1.0), nonfinite="skip")
+    failing = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    failing.remove()
+    before = host([p.detach() for p in parameters])
+    parameters[0].grad.fill_(float("nan"))
+    optimizer.step()
+    torch.testing.assert_close(host([p.detach() for p in parameters]), before, rtol=0, atol=0)
+    assert clipper.report.skipped
+
+
 CALLS = {name: call for name, (call, *_) in CLIPPING.items()} | {
     make.__name__: lambda ps, make=make: gradrein.clip_(ps, make(), nonfinite="propagate") for make in LEARNING
 }

@@ -82,3 +82,16 @@ def test_values_that_are_not_finite_are_named(tmp_path):
         step()
     (finding,) = [f for f in monitor.findings() if f.name == "nonfinite"]
     assert "not counted" in str(finding.evidence)
+
+
+def test_an_error_of_on_step_at_the_end_leaves_nothing_attached(tmp_path):
+    def fail(_):
+        raise KeyError("mine")
+
+    monitor, step = run(DEVICE, tmp_path / "run.jsonl", options={"on_step": fail, "clip": 1.0})
+    with pytest.raises(KeyError, match="mine"), monitor:
+        step()
+    step()  # neither clipped nor recorded
+    assert monitor.steps == 1
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert sum("step_grad_cosine" in line or '"n_steps"' in line for line in lines) == 1

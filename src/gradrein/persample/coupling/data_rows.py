@@ -128,7 +128,7 @@ def data_uses(
 
 
 def _saved_names(node: Node) -> list[str]:
-    """Return torch's names for what an op saves that takes an input without a gradient; Functions are opaque anyway."""
+    """Return torch's names for what an op saves that takes an input without a gradient; none of a Python Function."""
     kind = kind_of(node)
     takes_data = not kind.is_custom and any(below is None for below, _ in node.next_functions)
     return [name.removeprefix("_raw_saved_") for name in kind.tensors] if takes_data else []

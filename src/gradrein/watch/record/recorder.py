@@ -112,7 +112,6 @@ class Recorder(Subscriber):
     def detach(self) -> None:
         """Observe no more, and remove everything from the optimizers."""
         hooks.unsubscribe(self)
-        self.flush()
         self._curves.remove()
         for watched in self._watched.values():
             if watched.hook is not None:
@@ -122,6 +121,7 @@ class Recorder(Subscriber):
             if watched.meter is not None:
                 watched.meter.skip_step()  # a gradient after a pause does not follow the last step before it
             watched.hook = watched.clipper = watched.pending = None
+        self.flush()  # last: a function of the program may raise
 
     def flush(self) -> None:
         """Read and write the steps that are still on a device."""

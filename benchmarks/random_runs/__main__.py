@@ -1,7 +1,7 @@
 """Random training runs, and what would have helped each of them.
 
-python benchmarks/random_runs build          # the tasks to build on, of three lists; goes on where it was stopped
-python benchmarks/random_runs unseen         # those to judge by, once
+python benchmarks/random_runs build          # the tasks to build on, of four lists; goes on where it was stopped
+python benchmarks/random_runs last           # those to judge by, once
 python benchmarks/random_runs calibrate      # fit to the tasks to build on what reports go by: analysis/calibrated.json
 python benchmarks/random_runs judge          # what reports say of those to build on: benchmarks/results/random-runs.*
 python benchmarks/random_runs final          # add those to judge by: once, when everything is fixed
@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "random-runs.json"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", choices=("build", "unseen", "calibrate", "judge", "final"))
+    parser.add_argument("which", choices=("build", "last", "calibrate", "judge", "final"))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--count", type=int, help="only so many tasks")
     options = parser.parse_args()
@@ -36,8 +36,8 @@ def main() -> None:
     if options.which == "judge":
         return judge(FOLDER, TO_BUILD_ON, {"tables": {}})
     if options.which == "final":
-        return judge(FOLDER, ("unseen",), json.loads(RESULTS.read_text()))
-    for which in TO_BUILD_ON if options.which == "build" else ("unseen",):
+        return judge(FOLDER, ("last",), json.loads(RESULTS.read_text()))
+    for which in TO_BUILD_ON if options.which == "build" else ("last",):
         run_all(which, FOLDER, options.jobs, options.count)
     return None
 
@@ -58,7 +58,7 @@ def run_all(which: str, folder: Path, jobs: int, count: int | None = None) -> No
             out.write("".join(json.dumps(result) + "\n" for result in results))
             out.flush()
             left = (time.monotonic() - started) / i * (len(todo) - i)
-            _show(GROUP * (len(wanted) - len(todo) + i), GROUP * len(wanted), left)
+            _show(len(wanted) - len(todo) + i, len(wanted), left)
 
 
 def read(which: str, folder: Path = FOLDER) -> list[dict]:
@@ -96,7 +96,7 @@ def judge(folder: Path, names: tuple[str, ...], results: dict) -> None:
 
 def _show(done: int, of: int, left: float) -> None:
     bar = "#" * (30 * done // of)
-    print(f"\r[{bar:<30}] {done}/{of}, {left / 60:.0f} min left ", end="" if done < of else "\n", file=sys.stderr)
+    print(f"\r[{bar:<30}] {done}/{of} forms, {left / 60:.0f} min left ", end="" if done < of else "\n", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,16 @@ MEANINGS = {
     "matching": "matching",
     "codes": "codes",
     "sets": "values",
+    "coordinates": "values",
+    "claims": "values",
+    "denoising": "values",
+    "signals": "classes",
+    "copying": "classes",
+    "graphs": "classes",
+    "rankings": "order",
+    "lifetimes": "lifetimes",
+    "directions": "directions",
+    "two branches": "mixture",
 }
 
 
@@ -56,8 +66,11 @@ def make_data(kind: str, task: dict[str, float], generator: torch.Generator) -> 
     (x, y, outputs), meaning = _MAKERS[kind](n + _TEST, task, generator), MEANINGS[kind]
     weight = torch.exp(torch.randn(n + _TEST, generator=generator))
     train = y[:n].clone()
-    if meaning in ("values", "spread", "counts"):
+    if meaning in ("values", "spread", "counts", "mixture"):
         _add_outliers(train, task, generator)
+    elif meaning == "order":
+        bad = torch.rand(n, generator=generator) < task["label errors"]
+        train[bad] = 1 - train[bad]
     elif meaning == "classes":
         _swap_labels(train, outputs, task, generator)
     return Data(x[:n], train, weight[:n], x[n:], y[n:], weight[n:], outputs, meaning)
@@ -229,6 +242,84 @@ def _sets(n: int, task: dict[str, float], g: torch.Generator) -> Made:
     return x, task["scale"] * y, 1
 
 
+def _coordinates(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Heights over a square: a sum of waves."""
+    x = 2 * torch.rand(n, 2, generator=g) - 1
+    waves = torch.sin(x @ (4 * _normal(2, 5, generator=g)) + 6 * torch.rand(5, generator=g))
+    y = waves @ _normal(5, generator=g) / 5**0.5 + task["noise"] * _normal(n, generator=g)
+    return x * task["feature scale"] ** 0.5, task["scale"] * y, 1
+
+
+def _claims(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Amounts of which most are nothing, and a few large."""
+    x = _normal(n, int(task["features"]), generator=g)
+    amount = torch.exp(0.7 * _teacher(x, 1, g).squeeze(1) + 0.8 * _normal(n, generator=g))
+    happens = torch.rand(n, generator=g) < torch.sigmoid(_teacher(x, 1, g).squeeze(1) - 1 + task["noise"])
+    return x * task["feature scale"] ** 0.5, task["scale"] * amount * happens, 1
+
+
+def _denoising(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    width = int(task["features"]) + 3
+    points = torch.sin(_normal(n, 2, generator=g) @ _normal(2, width, generator=g))
+    return points + (0.3 + task["noise"]) * _normal(n, width, generator=g), task["scale"] * points, width
+
+
+def _signals(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Waves of as many pitches as there are classes."""
+    k, length = int(task["classes"]), int(task["length"]) + 6
+    y = torch.randint(k, (n,), generator=g)
+    pitch = torch.linspace(0.4, 2.2, k)[y][:, None]
+    wave = torch.sin(pitch * torch.arange(length) + 6 * torch.rand(n, 1, generator=g))
+    return (wave + (0.2 + task["noise"]) * _normal(n, length, generator=g))[:, :, None], y, k
+
+
+def _copying(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Letters, of which the one before the last is to be said again."""
+    k, length = int(task["classes"]) + 2, int(task["length"])
+    letters = torch.randint(k, (n, length), generator=g)
+    return letters, torch.cat((letters[:, :2], letters[:, :-2]), 1), k
+
+
+def _graphs(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Six nodes with features, after the edges of each; the class is that of what neighbours have in the mean."""
+    k, nodes = int(task["classes"]), 6
+    edges = (torch.rand(n, nodes, nodes, generator=g) < 0.4).float().triu(1)
+    edges = edges + edges.transpose(1, 2) + torch.eye(nodes)
+    edges = edges / edges.sum(2, keepdim=True)
+    x = _normal(n, nodes, int(task["features"]), generator=g)
+    scores = _teacher((edges @ x).flatten(0, 1), k, g).view(n, nodes, k).mean(1)
+    return torch.cat((edges, x), 2), (scores + 0.3 * task["noise"] * _normal(n, k, generator=g)).argmax(1), k
+
+
+def _rankings(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """Pairs, and whether the first is the better one."""
+    x = _normal(n, 2, int(task["features"]), generator=g)
+    worth = _teacher(x.flatten(0, 1), 1, g).view(n, 2) + task["noise"] * _normal(n, 2, generator=g)
+    return x * task["feature scale"] ** 0.5, (worth[:, 0] > worth[:, 1]).float(), 1
+
+
+def _lifetimes(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """How long something lasted, and whether that was its end or only as long as one looked."""
+    x = _normal(n, int(task["features"]), generator=g)
+    rate = torch.exp((_teacher(x, 1, g).squeeze(1) + task["noise"] * _normal(n, generator=g)).clamp(-3, 3))
+    time = -torch.log(torch.rand(n, generator=g).clamp_min(1e-3)) / rate * task["scale"]
+    until = 2 * task["scale"]
+    return x * task["feature scale"] ** 0.5, torch.stack((time.clamp(1e-3, until), (time < until).float()), 1), 1
+
+
+def _directions(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    x = _normal(n, int(task["features"]), generator=g)
+    y = _teacher(x, 3, g) + 0.5 * task["noise"] * _normal(n, 3, generator=g)
+    return x * task["feature scale"] ** 0.5, y / y.norm(dim=1, keepdim=True), 3
+
+
+def _two_branches(n: int, task: dict[str, float], g: torch.Generator) -> Made:
+    """A value, or as likely its opposite; a model returns weights, means and log variances of two of them."""
+    x = _normal(n, int(task["features"]), generator=g)
+    sign = torch.randint(2, (n,), generator=g) * 2 - 1
+    return x, task["scale"] * (sign * (1 + _teacher(x, 1, g).squeeze(1)) + task["noise"] * _normal(n, generator=g)), 6
+
+
 def _teacher(x: Tensor, outputs: int, g: torch.Generator) -> Tensor:
     width = x.shape[1]
     hidden = torch.tanh(x @ _normal(width, 12, generator=g) / width**0.5)
@@ -256,4 +347,14 @@ _MAKERS = {
     "matching": _matching,
     "codes": _codes,
     "sets": _sets,
+    "coordinates": _coordinates,
+    "claims": _claims,
+    "denoising": _denoising,
+    "signals": _signals,
+    "copying": _copying,
+    "graphs": _graphs,
+    "rankings": _rankings,
+    "lifetimes": _lifetimes,
+    "directions": _directions,
+    "two branches": _two_branches,
 }

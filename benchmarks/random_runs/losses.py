@@ -41,7 +41,9 @@ def _by_hand(name: str, meaning: str) -> Loss:
     elif name.startswith("raised"):
         single = lambda output, target: _per_class(output, target) ** float(name.split()[-1])  # noqa: E731
     else:
-        single = _TABLES[meaning][name.removeprefix("weighted ")]
+        single = _TABLES[meaning][name.removeprefix("weighted ").removeprefix("summed ")]
+    if name.startswith("summed"):
+        return lambda output, target, weight: single(output, target).sum()  # noqa: ARG005
     if name.startswith("weighted"):
         return lambda output, target, weight: (weight * single(output, target)).mean()
     return lambda output, target, weight: single(output, target).mean()  # noqa: ARG005
@@ -147,6 +149,59 @@ def _margin(output: Tensor, target: Tensor) -> Tensor:
     return _by_sample((1 + others - right).clamp_min(0).square().squeeze(-1))
 
 
+def _poly(output: Tensor, target: Tensor) -> Tensor:
+    each = _per_class(output, target)
+    return each + 1 - torch.exp(-each)
+
+
+def _generalized(output: Tensor, target: Tensor) -> Tensor:
+    return (1 - torch.exp(-0.7 * _per_class(output, target))) / 0.7
+
+
+def _modest(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy, and a price for being sure."""
+    logs = torch.log_softmax(output, -1)
+    sure = (logs.exp() * logs).sum(-1) + math.log(output.shape[-1])
+    return _per_class(output, target) + 0.1 * _by_sample(sure)
+
+
+def _tukey(error: Tensor) -> Tensor:
+    """Squares of small errors, and no more than a third for any."""
+    return (1 - (1 - (error / 4).square()).clamp_min(0) ** 3) / 3
+
+
+def _bradley_terry(output: Tensor, target: Tensor) -> Tensor:
+    margin = output[:, 0, 0] - output[:, 1, 0]
+    return F.binary_cross_entropy_with_logits(margin, target, reduction="none")
+
+
+def _rank_hinge(output: Tensor, target: Tensor) -> Tensor:
+    margin = (2 * target - 1) * (output[:, 0, 0] - output[:, 1, 0])
+    return (1 - margin).clamp_min(0).square()
+
+
+def _exponential(output: Tensor, target: Tensor) -> Tensor:
+    """Half of the deviance of a constant hazard, the logarithm of which is the output."""
+    log, time, ended = output.squeeze(-1), target[:, 0], target[:, 1]
+    return torch.exp(log) * time - ended * (log + 1 + torch.log(time))
+
+
+def _cosine(output: Tensor, target: Tensor) -> Tensor:
+    return 1 - F.cosine_similarity(output, target, dim=-1)
+
+
+def _angle(output: Tensor, target: Tensor) -> Tensor:
+    return torch.acos(F.cosine_similarity(output, target, dim=-1).clamp(-0.9999, 0.9999)).square()
+
+
+def _mixture(output: Tensor, target: Tensor) -> Tensor:
+    """Minus the log-likelihood; the variances are kept above exp(-4), so that it is not below zero."""
+    weight, mean, log = output.chunk(3, -1)
+    log = F.softplus(log + 4) - 4
+    each = -0.5 * ((target.unsqueeze(-1) - mean).square() * torch.exp(-log) + log + 4)
+    return -torch.logsumexp(torch.log_softmax(weight, -1) + each, -1)
+
+
 def _brier(output: Tensor, target: Tensor) -> Tensor:
     return _squared(torch.softmax(output, -1), target)
 
@@ -161,6 +216,9 @@ _TABLES: dict[str, dict[str, Single]] = {
         "relative": lambda output, target: _by_sample((_error(output, target) / (target.abs() + 0.1)).square()),
         "linex": _values(lambda error: torch.exp(error / 4) - error / 4 - 1),
         "cauchy": _values(lambda error: torch.log1p(error.square())),
+        "pseudo-huber": _values(lambda error: torch.sqrt(1 + error.square()) - 1),
+        "asymmetric": _values(lambda error: torch.where(error < 0, 5 * error.square(), error.square())),
+        "tukey": _values(_tukey),
     },
     "classes": {
         "cross-entropy": _per_class,
@@ -171,6 +229,9 @@ _TABLES: dict[str, dict[str, Single]] = {
         "sharp": lambda output, target: _per_class(4 * output, target),
         "brier": _brier,
         "margin": _margin,
+        "poly": _poly,
+        "generalized": _generalized,
+        "modest": _modest,
     },
     "actions": {
         "reinforce": _reinforce,
@@ -184,4 +245,8 @@ _TABLES: dict[str, dict[str, Single]] = {
     "counts": {"poisson": _poisson},
     "matching": {"info-nce": _info_nce, "triplet": _triplet},
     "codes": {"elbo": _elbo},
+    "order": {"bradley-terry": _bradley_terry, "rank hinge": _rank_hinge},
+    "lifetimes": {"exponential": _exponential},
+    "directions": {"cosine": _cosine, "angle": _angle},
+    "mixture": {"mixture": _mixture},
 }

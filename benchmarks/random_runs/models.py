@@ -8,6 +8,14 @@ import torch
 from data import PEOPLE, Data
 from torch import Tensor, nn
 
+
+class Sine(nn.Module):
+    """A sine, as networks of coordinates have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(3 * x)
+
+
 _ACTIVATIONS = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
@@ -19,6 +27,10 @@ _ACTIVATIONS = {
     "elu": nn.ELU,
     "hardtanh": nn.Hardtanh,
     "mish": nn.Mish,
+    "sine": Sine,
+    "selu": nn.SELU,
+    "hardswish": nn.Hardswish,
+    "softsign": nn.Softsign,
 }
 
 
@@ -50,9 +62,11 @@ def _dense(kind: str, inputs: int, outputs: int, task: dict[str, Any]) -> list[n
 
 
 def _norm(width: int, task: dict[str, Any]) -> list[nn.Module]:
-    return {"none": [], "layer": [nn.LayerNorm(width)], "batch": [nn.BatchNorm1d(width, track_running_stats=False)]}[
-        task["norm"]
-    ]
+    if task["norm"] == "none":
+        return []
+    if task["norm"] == "batch":
+        return [nn.BatchNorm1d(width, track_running_stats=False)]
+    return [nn.LayerNorm(width) if task["norm"] == "layer" else nn.RMSNorm(width)]
 
 
 class Residual(nn.Module):
@@ -100,7 +114,65 @@ class Joined(nn.Module):
         return torch.cat((x, self.inner(x)), -1)
 
 
-_BLOCKS = {"residual": Residual, "gated": Gated, "products": Products, "joined": Joined}
+class Highway(nn.Module):
+    """Passes on its input where a gate is closed."""
+
+    def __init__(self, width: int, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.gate, self.inner = nn.Linear(width, width), nn.Linear(width, width)
+        self.act = _ACTIVATIONS[task["activation"]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.gate(x) - 1)
+        return gate * self.act(self.inner(x)) + (1 - gate) * x
+
+
+class Maxout(nn.Module):
+    """The larger of two linear maps."""
+
+    def __init__(self, width: int, _task: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 2 * width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.maximum(*self.inner(x).chunk(2, -1))
+
+
+class Experts(nn.Module):
+    """Three linear maps, weighed by a fourth."""
+
+    def __init__(self, width: int, _task: dict[str, Any]) -> None:
+        super().__init__()
+        self.experts, self.choose = nn.Linear(width, 3 * width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = torch.softmax(self.choose(x), -1)
+        return (self.experts(x).unflatten(-1, (3, -1)) * weights.unsqueeze(-1)).sum(-2)
+
+
+class Shared(nn.Module):
+    """One layer, four times."""
+
+    def __init__(self, width: int, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.inner, self.act = nn.Linear(width, width), _ACTIVATIONS[task["activation"]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = self.act(self.inner(x))
+        return x
+
+
+_BLOCKS = {
+    "residual": Residual,
+    "gated": Gated,
+    "products": Products,
+    "joined": Joined,
+    "highway": Highway,
+    "maxout": Maxout,
+    "experts": Experts,
+    "shared": Shared,
+}
 
 
 class Pairs(nn.Module):
@@ -150,7 +222,23 @@ class Codes(nn.Module):
         return torch.cat((self.leave(mean + torch.exp(log / 2) * torch.randn_like(mean)), mean, log), -1)
 
 
-_WHOLE = {"pairs": Pairs, "sets": Sets, "factors": Factors, "codes": Codes}
+class Graph(nn.Module):
+    """Takes the mean over neighbours twice, and then over all nodes."""
+
+    def __init__(self, data: Data, task: dict[str, Any]) -> None:
+        super().__init__()
+        self.nodes, width = data.x.shape[1], task["width"]
+        self.first, self.second = nn.Linear(data.x.shape[2] - self.nodes, width), nn.Linear(width, width)
+        self.leave, self.act = nn.Linear(width, data.outputs), _ACTIVATIONS[task["activation"]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        edges, h = x[..., : self.nodes], x[..., self.nodes :]
+        for layer in (self.first, self.second):
+            h = self.act(edges @ layer(h))
+        return self.leave(h.mean(-2))
+
+
+_WHOLE = {"pairs": Pairs, "sets": Sets, "factors": Factors, "codes": Codes, "graph": Graph}
 
 
 def _cnn(data: Data, task: dict[str, Any]) -> nn.Module:
@@ -283,6 +371,19 @@ class Convolution(nn.Module):
         return self.layers(x.transpose(1, 2)).mean(2, keepdim=True).transpose(1, 2)
 
 
+class Mixer(nn.Module):
+    """Mixes the places of a sequence, and then what is at each of them."""
+
+    def __init__(self, width: int, length: int) -> None:
+        super().__init__()
+        self.norm, self.places = nn.LayerNorm(width), nn.Linear(length, length)
+        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.places(self.norm(x).transpose(-1, -2)).transpose(-1, -2)
+        return x + self.narrow(torch.relu(self.widen(x)))
+
+
 _BODIES = {
     "rnn": Recurrent,
     "lstm": LSTM,
@@ -290,4 +391,5 @@ _BODIES = {
     "transformer": Transformer,
     "convolution": Convolution,
     "attention": Attention,
+    "mixer": Mixer,
 }

@@ -1,8 +1,9 @@
 """From what tasks are drawn: a table of ranges and the numbers of each list.
 
 Tasks of a list have models, losses, optimizers, schedules and print statements that those of the lists before do not
-have; from the third on also data of other kinds. `build`, `held` and `wide` are built on (`held` was judged once before
-that). `unseen` is judged once: its numbers and ranges stand here from before any of it was run.
+have; from the third on also data of other kinds. All but the last are built on (`held` and `unseen` were judged once
+before that). `last` is judged once: its numbers and ranges stand here from before any of it was run. Each of its tasks
+has a form of its own, so that they are independent of each other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ NUMBERS = {
     "held": range(10_000, 10_300),
     "wide": range(20_000, 20_600),
     "unseen": range(30_000, 30_300),
+    "last": range(40_000, 43_000, 10),
 }
 TO_BUILD_ON = ("build", "held", "wide")
 LONG_FROM = 600  # tasks to build on with this number or a higher one are long
@@ -243,6 +245,81 @@ UNSEEN = Ranges(
     starts=(1.0, 1.0, 0.5, 1.7),
 )
 
+LAST = Ranges(
+    models={
+        "regression": ("highway", "experts", "shared"),
+        "classes": ("maxout", "highway", "experts"),
+        "series": ("mixer", "gru"),
+        "text": ("attention", "rnn"),
+        "coordinates": ("mlp", "deep", "highway"),
+        "claims": ("mlp", "experts", "linear"),
+        "denoising": ("mlp", "shared"),
+        "signals": ("mixer", "convolution", "lstm"),
+        "copying": ("gru", "lstm", "transformer"),
+        "graphs": ("graph",),
+        "rankings": ("pairs",),
+        "lifetimes": ("mlp", "linear", "maxout"),
+        "directions": ("mlp", "residual"),
+        "two branches": ("mlp", "highway"),
+    },
+    losses={
+        "values": (
+            "mse",
+            "mse",
+            "summed mse",
+            "weighted asymmetric",
+            "power 4.5",
+            "weighted power 3",
+            "batch power 1.2",
+            "pseudo-huber",
+            "tukey",
+        ),
+        "classes": (
+            "cross-entropy",
+            "cross-entropy",
+            "weighted modest",
+            "poly",
+            "generalized",
+            "summed cross-entropy",
+        ),
+        "order": ("bradley-terry", "rank hinge"),
+        "lifetimes": ("exponential", "weighted exponential"),
+        "directions": ("cosine", "angle"),
+        "mixture": ("mixture",),
+    },
+    optimizers={
+        "sgd": (2e-3, 2.0, "SGD", {}),
+        "dampened": (3e-3, 3.0, "SGD", {"momentum": 0.9, "dampening": 0.5}),
+        "quick nesterov": (1e-3, 1.0, "SGD", {"momentum": 0.7, "nesterov": True}),
+        "slow momentum": (2e-4, 0.2, "SGD", {"momentum": 0.99}),
+        "adam as for transformers": (1e-4, 1e-1, "Adam", {"betas": (0.9, 0.98), "eps": 1e-9}),
+        "adamw as for language": (1e-4, 1e-1, "AdamW", {"betas": (0.9, 0.95)}),
+        "adam without momentum": (1e-4, 1e-1, "Adam", {"betas": (0.0, 0.99)}),
+        "adagrad from above zero": (3e-3, 3.0, "Adagrad", {"initial_accumulator_value": 0.1}),
+        "centered rmsprop": (1e-4, 1e-1, "RMSprop", {"alpha": 0.95, "centered": True}),
+    },
+    schedules=("constant", "constant", "inverse time", "warm-up and linear", "flat and cosine", "noam"),
+    batches=(5, 9, 14, 28, 56, 0),
+    steps=(75, 380),
+    samples=(50, 340),
+    widths=(9, 42),
+    depths=(1, 3),
+    activations=("relu", "sine", "selu", "hardswish", "softsign"),
+    norms=("none", "none", "rms", "layer"),
+    noise=(0.04, 0.25, 0.55),
+    outliers=(0.0, 0.0, 0.04, 0.12),
+    label_errors=(0.0, 0.08, 0.2),
+    scales=(0.4, 1.0, 1.0, 3.0, 8.0),
+    weight_decay=(0.0, 0.0, 2e-4, 5e-3),
+    prints=(68, 94),
+    times=(9, 16, 30, 40),
+    features=(3, 13),
+    classes=(2, 7),
+    lengths=(5, 11),
+    dropouts=(0.0, 0.0, 0.1, 0.3),
+    starts=(1.0, 1.0, 1.0, 0.7, 1.4),
+)
+
 # Long enough for a model to memorise what it is trained on, which short runs hardly ever do
 LONG = replace(
     BUILD,
@@ -253,4 +330,4 @@ LONG = replace(
     depths=(2, 3),
     batches=(16, 32),
 )
-RANGES = {"build": BUILD, "held": HELD, "wide": WIDE, "unseen": UNSEEN}
+RANGES = {"build": BUILD, "held": HELD, "wide": WIDE, "unseen": UNSEEN, "last": LAST}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from looks import LOOKS, falls_on, final, short
 from printing import NO_TEST_LOSS, printed
-from ranges import SEEDS
+from ranges import NUMBERS, SEEDS
 from task import GROUP, Training, draw
 from together import Traces, Way, train_together
 
@@ -44,8 +44,8 @@ def measure(job: tuple[str, int, str]) -> list[dict[str, Any]]:
     which, group, folder = job
     torch.set_num_threads(1)
     torch.manual_seed(group)
-    tasks = [draw(which, number) for number in range(GROUP * group, GROUP * (group + 1))]
-    base = [Way(i, seed) for i in range(GROUP) for seed in SEEDS]
+    tasks = [draw(which, number) for number in NUMBERS[which] if number // GROUP == group]
+    base = [Way(i, seed) for i in range(len(tasks)) for seed in SEEDS]
     traces = train_together(tasks, base, traced=True)
     norms = [_usual_norm(traces, row) for row in range(len(base))]
     changed = [

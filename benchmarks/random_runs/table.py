@@ -11,6 +11,7 @@ import torch
 from calibrate import Advised, is_harmed, ratio, tried
 from judge import NEEDS, best_of_eight, end_of, helps_by, interval, truth, truth_of_seed
 from looks import final, short
+from printing import NO_TEST_LOSS, UNNAMED
 from run import WAYS, record_path, with_curves, write_record
 from task import GROUP
 from together import Way, train_together
@@ -178,7 +179,7 @@ def _more(seed: dict[str, Any]) -> bool:
 
 
 def _printing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    silent = (4, 6, 19, 23, 35, 36, 39, 48, 53, 62, 63, 67)  # print statements without a name for it
+    silent = (*NO_TEST_LOSS, *UNNAMED)
     return [seed for line in lines if line["task"]["print"] not in silent for seed in line["seeds"]]
 
 

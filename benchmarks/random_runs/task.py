@@ -170,5 +170,9 @@ _SCHEDULES: dict[str, Any] = {
     "halving": lambda n: lambda i: 0.5 ** (6 * i // n),
     "rising": lambda n: lambda i: 0.1 + 0.9 * i / n,
     "trapezoid": lambda n: lambda i: max(0.0, min(1.0, 5 * (i + 1) / n, 5 * (n - i) / n)),
+    "inverse time": lambda n: lambda i: 1 / (1 + 10 * i / n),
+    "warm-up and linear": lambda n: lambda i: min(1.0, 8 * (i + 1) / n) * max(1 - i / n, 0.0),
+    "flat and cosine": lambda n: lambda i: 1.0 if i < n / 2 else 0.5 + 0.5 * math.cos(math.pi * (2 * i / n - 1)),
+    "noam": lambda n: lambda i: min((i + 1) / (0.15 * n), ((i + 1) / (0.15 * n)) ** -0.5),
     "restarts": lambda n: lambda i: 0.5 + 0.5 * math.cos(math.pi * (3 * i / n % 1)),
 }

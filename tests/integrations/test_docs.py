@@ -21,4 +21,4 @@ def test_the_example_runs(block, tmp_path, monkeypatch):
 
 
 def test_there_is_one_for_each():
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 7

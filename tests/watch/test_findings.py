@@ -77,6 +77,17 @@ def decayed():
     return run
 
 
+def below_eps(optimizer="Muon"):
+    """One matrix has a gradient of 1e12, and all are clipped by the norm of all."""
+    norms = [[1e12, *[1.0] * (len(NAMES) - 1)] for _ in range(N)]
+    run = healthy(norms=norms, norm=[1e12] * N, clip=[1e-12] * N, max_norm=[1.0] * N)
+    return dataclasses.replace(run, optimizer=optimizer)
+
+
+def sign_of_clipped():
+    return dataclasses.replace(healthy(clip=[0.1] * N, max_norm=[1.0] * N), optimizer="Lion")
+
+
 def overflowing():
     run = healthy()
     run.notes.extend({"note": "scaler skipped", "after": 40 + 5 * i} for i in range(60))
@@ -153,6 +164,7 @@ TRIGGERS = {
     "sample_share": [one_sample_outweighs],
     "loss_power": [cubed],
     "clip_decay": [decayed],
+    "clip_scale": [below_eps, sign_of_clipped],
     "precision": [overflowing, rounded_away],
     "edge_of_stability": [overshooting],
     "depth": [vanishing, exploding],
@@ -194,6 +206,19 @@ def test_causes_are_named_only_where_something_happened(make):
     run.notes[:] = [note for note in run.notes if "curve" not in note]
     run.update[:] = healthy().update
     assert find(run) == []
+
+
+@pytest.mark.parametrize("optimizer", ["Adam", "AdamW", "Muon"])
+def test_a_clip_of_all_that_only_one_gradient_survives_names_both(optimizer):
+    found = {finding.name: finding for finding in find(below_eps(optimizer))}["clip_scale"]
+    assert found.title.startswith("clipping takes the gradients of 11 of 12 parameters below the eps")
+    assert found.evidence["largest gradient"] == NAMES[0]
+    assert NAMES[0] not in found.evidence["parameters"]
+
+
+@pytest.mark.parametrize("change", [{"max_norm": [math.nan] * N}, {"clip": [1.0] * N}, {"optimizer": "SGD"}])
+def test_a_clip_of_parts_or_of_nothing_or_before_plain_steps_is_left_alone(change):
+    assert "clip_scale" not in {finding.name for finding in find(dataclasses.replace(below_eps(), **change))}
 
 
 def test_units_do_not_matter():

@@ -11,6 +11,7 @@ from ....errors import ArgumentError
 from ...run.run import Run
 from ..finding import Finding
 from .clip_decay import clip_decay
+from .clip_scale import clip_scale
 from .dead import dead
 from .depth import depth
 from .diverged import diverged
@@ -45,7 +46,7 @@ CAUSES: tuple[Check, ...] = (
     depth,
 )
 # Faults of a script, a model or a machine, whatever the loss does
-FAULTS: tuple[Check, ...] = (rank_norms, precision, dead, straggler)
+FAULTS: tuple[Check, ...] = (rank_norms, clip_scale, precision, dead, straggler)
 _registered: list[Check] = []
 
 

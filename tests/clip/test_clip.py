@@ -210,28 +210,10 @@ def test_everything_that_holds_parameters_is_accepted(kind):
     assert all(p.grad.abs().max() <= 0.01 for p in m.parameters())
 
 
-def test_one_tensor():
-    p = torch.nn.Parameter(torch.zeros(2))
-    p.grad = torch.tensor([3.0, 4.0])
-    assert gradrein.clip_(p, by_norm(1.0)).norm == 5
-
-
 def test_names_in_an_optimizer_are_used():
     m = model()
     report = gradrein.clip_(torch.optim.SGD(m.named_parameters(), lr=0.1), {"2.*": by_norm(0.1), "*": None})
     assert set(report.norms) == {"2.weight", "2.bias"}
-
-
-@pytest.mark.parametrize("found", [3, "weights", [1, 2], [None], {"a": 1}])
-def test_not_a_parameter(found):
-    for call in (
-        lambda: gradrein.clip_(found, by_norm(1.0)),
-        lambda: gradrein.clip_grad_norm_(found, 1.0),
-        lambda: gradrein.clip_grad_value_(found, 1.0),
-        lambda: gradrein.get_total_norm(found),
-    ):
-        with pytest.raises(TypeError, match="a parameter was expected, found"):
-            call()
 
 
 POLICIES = [by_norm(0.1), by_value(0.01), by_norm(0.1, per_parameter=True), by_rms(0.01), by_unit()]

@@ -49,7 +49,7 @@ def test_empty():
     assert norm.item() == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
 def test_dtypes_are_kept_and_extremes_are_right(dtype):
     big = torch.full((5,), torch.finfo(dtype).max / 4, dtype=dtype)
     clipped, norm = gradrein.clip_by_global_norm([big], 1.0)

@@ -37,29 +37,14 @@ def test_norm_neither_overflows_nor_vanishes(grad, true_norm, foreach):
     torch.testing.assert_close(helpers.vector([clipped]), expected, rtol=2e-3, atol=2e-45)
 
 
-@pytest.mark.parametrize("p", [0.5, 1.0, 2.0, 3.0, 7.5, 20.0, math.inf])
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-@pytest.mark.parametrize("foreach", FOREACH)
-def test_any_order_at_any_size(p, scale, foreach):
-    grads = [torch.randn(50) * scale, torch.randn(3, 4) * scale]
-    norm, _ = clip([g.clone() for g in grads], math.inf, p, foreach)
-    assert norm.item() == pytest.approx(helpers.norm(grads, p), rel=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("foreach", FOREACH)
 def test_half_norm_is_not_rounded_to_half(dtype, foreach):
     grads = [torch.rand(37).to(dtype) for _ in range(100)]
     norm, _ = clip(grads, math.inf, foreach=foreach)
     assert norm.dtype == torch.float32
+    assert clip([*grads, torch.ones(1, dtype=torch.float64)], math.inf, foreach=foreach)[0].dtype == torch.float64
     assert norm.item() == pytest.approx(helpers.norm(grads, 2), rel=1e-6)
-
-
-def test_norm_does_not_depend_on_grouping():
-    values = torch.randn(4096).bfloat16()
-    whole, _ = clip([values.clone()], math.inf)
-    parts, _ = clip([v.clone() for v in values.split(8)], math.inf)
-    assert whole.item() == pytest.approx(parts.item(), rel=1e-7)
 
 
 @pytest.mark.parametrize("foreach", FOREACH)
@@ -129,44 +114,6 @@ def test_raw_gradients_are_noticed():
         gradrein.clip_grad_value_(grads, 1.0)
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, math.inf])
-@pytest.mark.parametrize("foreach", FOREACH)
-def test_empty_tensors(p, foreach):
-    norm, (empty, full) = clip([torch.zeros(0, 3), torch.tensor([3.0, 4.0])], 1.0, p, foreach)
-    assert norm.item() == pytest.approx(helpers.norm([torch.tensor([3.0, 4.0])], p))
-    assert empty.shape == (0, 3)
-    assert full.abs().max() < 1
-    only, _ = clip([torch.zeros(0)], 1.0, p, foreach)
-    assert only.item() == 0
-
-
-def layouts():
-    base = torch.randn(6, 8)
-    return {
-        "transposed": base.t(),
-        "every second": base[:, ::2],
-        "narrowed": base[1:3, 2:5],
-        "channels last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
-        "unaligned": torch.randn(50)[3:],
-        "0-dim": torch.tensor(-7.0),
-    }
-
-
-@pytest.mark.parametrize("kind", layouts())
-@pytest.mark.parametrize("foreach", FOREACH)
-def test_any_layout(kind, foreach):
-    g = layouts()[kind]
-    before = helpers.vector([g])
-    norm, (clipped, _) = clip([g, torch.zeros(0)], 0.5, foreach=foreach)
-    assert norm.item() == pytest.approx(torch.linalg.vector_norm(before).item())
-    torch.testing.assert_close(helpers.vector([clipped]), before * 0.5 / (norm.item() + 1e-6), rtol=1e-5, atol=1e-9)
-    ps = helpers.parameters([layouts()[kind]])
-    ps[0].grad = layouts()[kind]
-    before = helpers.vector([ps[0].grad])
-    gradrein.clip_grad_value_(ps, 0.3, foreach)
-    torch.testing.assert_close(helpers.vector([ps[0].grad]), before.clamp(-0.3, 0.3), rtol=1e-6, atol=0)
-
-
 def sparse(coalesced):
     with torch.sparse.check_sparse_tensor_invariants(enable=False):
         g = torch.sparse_coo_tensor([[0, 2, 2]], [[3.0, 0.0], [1.0, 1.0], [3.0, -1.0]], (4, 2))
@@ -185,50 +132,6 @@ def test_sparse(coalesced, foreach):
     torch.testing.assert_close(p.grad.to_dense(), sparse(True).to_dense().clamp(-3.5, 3.5))
 
 
-def test_sparse_embedding_step():
-    emb = torch.nn.Embedding(10, 3, sparse=True)
-    emb(torch.tensor([1, 1, 4])).pow(2).sum().backward()
-    expected = torch.linalg.vector_norm(emb.weight.grad.to_dense())
-    torch.testing.assert_close(gradrein.clip_grad_norm_(emb, 0.1), expected)
-    torch.testing.assert_close(
-        torch.linalg.vector_norm(emb.weight.grad.to_dense()), torch.tensor(0.1), rtol=1e-4, atol=0
-    )
-
-
-@pytest.mark.parametrize("foreach", FOREACH)
-def test_complex(foreach):
-    g = torch.tensor([3 + 4j, 0.1j, -1 + 0j])
-    for p in (1, 2, 3, math.inf):
-        norm, _ = clip([g.clone(), torch.ones(2)], math.inf, p, foreach)
-        assert norm.item() == pytest.approx(helpers.norm([g, torch.ones(2)], p))
-    norm, (clipped, _) = clip([g.clone(), torch.ones(2)], 1.0, foreach=foreach)
-    torch.testing.assert_close(clipped, g / norm.item(), rtol=1e-5, atol=0)
-    (p,) = helpers.parameters([g.clone()])
-    gradrein.clip_grad_value_([p], 1.0, foreach)
-    torch.testing.assert_close(p.grad, torch.tensor([0.6 + 0.8j, 0.1j, -1 + 0j]))  # magnitude limited, phase kept
-
-
-def test_under_the_threshold_nothing_is_written():
-    g = torch.randn(1000)
-    g.requires_grad_(False)
-    kept = g.clone()
-    (p,) = helpers.parameters([g])
-    before = p.grad._version
-    gradrein.clip_grad_norm_([p], 1e9)
-    assert torch.equal(p.grad, kept)
-    assert p.grad._version == before
-
-
-def test_mixed_dtypes():
-    grads = [torch.randn(5).to(d) for d in (torch.float32, torch.float16, torch.bfloat16, torch.float64)]
-    before = helpers.vector(grads)
-    norm, clipped = clip([g.clone() for g in grads], 0.5)
-    assert norm.dtype == torch.float64
-    assert norm.item() == pytest.approx(torch.linalg.vector_norm(before).item())
-    assert [g.dtype for g in clipped] == [g.dtype for g in grads]
-    torch.testing.assert_close(helpers.vector(clipped), before * 0.5 / norm.item(), rtol=1e-2, atol=1e-6)
-
-
 @pytest.mark.needs("Tensor.grad_dtype")
 def test_kinds_that_are_refused_by_name():
     p = torch.nn.Parameter(torch.zeros(3))
@@ -244,12 +147,6 @@ def test_inference_tensors():
         p.grad = torch.tensor([3.0, 4.0])
         assert gradrein.clip_grad_norm_([p], 1.0).item() == 5
         torch.testing.assert_close(p.grad, torch.tensor([0.6, 0.8]))
-
-
-def test_a_tiny_coefficient_is_still_right():
-    norm, (g,) = clip([torch.full((4,), 1e38)], 1e-10)
-    assert norm.item() == pytest.approx(2e38)
-    torch.testing.assert_close(g, torch.full((4,), 5e-11))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -9,7 +9,6 @@ NOT_SIMULATED = {
     "embedding_sparse": "sparse gradients",
     "tied_sparse_embedding_and_head": "sparse gradients",
     "adjacency_sparse": "sparse tensors",
-    "adjacency_sparse_ring": "sparse tensors",
     "ranking_beside_a_task": "a kernel that torch looks up by device",
     "mixup_under_autocast": "the autocast of the CPU",
     "kept_gradient": "a kernel in Python, which the search for hooks takes for one",

@@ -187,57 +187,41 @@ many(
 )
 
 
-@case
-def batch_folded_into_rows():
-    model = nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 2))
-    x = images(T, D)
-    return model, lambda: flat_sum(model(x.reshape(B * T, D)).reshape(B, T, 2))
+def made(function, *inputs, **children):
+    """A model that is its children, and the losses of a function of it and of the data."""
+    model = Calls(None, **children)
+    return model, lambda: flat_sum(function(model, *inputs))
 
 
-@case
-def batch_second():
-    model = nn.Sequential(nn.Linear(D, 8), nn.LayerNorm(8), nn.Linear(8, 2))
-    x = torch.randn(T, B, D)
-    return model, lambda: flat_sum(model(x).transpose(0, 1))
+def parameter(*shape):
+    return nn.Parameter(torch.randn(shape))
 
 
-@case
-def samples_in_columns():
-    weight, bias = nn.Parameter(torch.randn(3, D)), nn.Parameter(torch.randn(3, 1))
-    x = torch.randn(D, B)
-    return Calls(None, w=weight, b=bias), lambda: (weight @ x + bias).square().sum(0)
+def in_columns():
+    model, x = Calls(None, w=parameter(3, D), b=parameter(3, 1)), torch.randn(D, B)
+    return model, lambda: (model.w @ x + model.b).square().sum(0)
 
 
-@case
-def shuffled_rows():
-    layer = nn.Linear(D, 3)
-    x, order = images(D), torch.tensor([2, 0, 3, 1])
-    return layer, lambda: flat_sum(torch.tanh(layer(x))[order])
+def positions(steps, ids):
+    """Positions that all samples share, beside words."""
+    layers = {"words": nn.Embedding(7, D), "places": nn.Embedding(9, D), "norm": nn.LayerNorm(D)}
+    return made(lambda m, words: m.norm(m.words(words) + m.places(ids)), tokens(steps), **layers)
 
 
 @case
 def routed_rows():
     """A mixture of experts: each row goes to the expert its content chooses."""
-    model = nn.ModuleList([nn.Linear(D, D) for _ in range(3)])
-    x = images(T, D)
 
-    def losses():
+    def route(m, x):
         rows = x.reshape(-1, D)
         choice = rows.sum(1).mul(3).long().abs() % 3
         out = torch.zeros_like(rows)
-        for i, expert in enumerate(model):
+        for i, expert in enumerate(m.experts):
             picked = (choice == i).nonzero().squeeze(1)
             out = out.index_add(0, picked, torch.tanh(expert(rows[picked])))
-        return flat_sum(out.view(B, T, D))
+        return out.view(B, T, D)
 
-    return model, losses
-
-
-@case
-def stacked_experts():
-    model = Calls(lambda m, x: torch.einsum("btd,edf->betf", x, m.w), w=nn.Parameter(torch.randn(3, D, 2)))
-    x = images(T, D)
-    return model, lambda: flat_sum(model(x))
+    return made(route, images(T, D), experts=nn.ModuleList([nn.Linear(D, D) for _ in range(3)]))
 
 
 def experts(x, gate, call):
@@ -252,9 +236,7 @@ def experts(x, gate, call):
 @case
 def experts_in_a_loop():
     """As transformers does it without groups: each expert is selected from the stack."""
-    model = Calls(
-        None, gate=nn.Linear(8, 5), up=nn.Parameter(torch.randn(5, 16, 8)), down=nn.Parameter(torch.randn(5, 8, 16))
-    )
+    model = Calls(None, gate=nn.Linear(8, 5), up=parameter(5, 16, 8), down=parameter(5, 8, 16))
     x = images(T, 8)
 
     def call(rows, chosen):
@@ -270,14 +252,13 @@ def experts_in_a_loop():
 
 @case
 def batched_product_with_samples_in_columns():
-    weight = nn.Parameter(torch.randn(3, 2, D))
-    x = torch.randn(3, D, B)
-    return Calls(None, w=weight), lambda: torch.bmm(weight, x).tanh().square().sum((0, 1))
+    model, x = Calls(None, w=parameter(3, 2, D)), torch.randn(3, D, B)
+    return model, lambda: torch.bmm(model.w, x).tanh().square().sum((0, 1))
 
 
 @case
 def batched_product_with_rows_of_all_samples_shuffled():
-    model = Calls(None, w=nn.Parameter(torch.randn(3, D, 2)), inner=nn.Linear(D, D))
+    model = Calls(None, w=parameter(3, D, 2), inner=nn.Linear(D, D))
     x, order = torch.randn(3, 2 * B, D), torch.randperm(3 * 2 * B)
     owner = torch.arange(B).repeat(6)[order]
 
@@ -289,46 +270,14 @@ def batched_product_with_rows_of_all_samples_shuffled():
 
 
 @case
-def batched_product_with_one_member_per_sample():
-    model = Calls(None, w=nn.Parameter(torch.randn(B, D, 2)), b=nn.Parameter(torch.randn(B, 1, 2)))
-    x = images(T, D)
-    return model, lambda: flat_sum(torch.baddbmm(model.b, x, model.w, beta=0.5, alpha=2.0))
-
-
-@case
 def relative_positions():
     """As in Funnel and Transformer-XL: heads are batched, the table has no batch dimension."""
-    model = Calls(
-        None, table=nn.Parameter(torch.randn(7, 2, D)), bias=nn.Parameter(torch.randn(2, D)), q=nn.Linear(D, 2 * D)
-    )
-    x = images(T, D)
 
-    def losses():
-        q = model.q(x).view(B, T, 2, D) + model.bias
-        return flat_sum(torch.einsum("binh,jnh->bnij", q, model.table).permute(2, 0, 1, 3).softmax(-1).transpose(0, 1))
+    def scores(m, x):
+        q = m.q(x).view(B, T, 2, D) + m.bias
+        return torch.einsum("binh,jnh->bnij", q, m.table).permute(2, 0, 1, 3).softmax(-1).transpose(0, 1)
 
-    return model, losses
-
-
-@case
-def functional_and_keyword_calls():
-    layer = nn.Linear(D, 3)
-    x = images(T, D)
-    return layer, lambda: flat_sum(layer(input=x) + F.linear(x, weight=layer.weight * 2))
-
-
-@case
-def called_twice():
-    layer = nn.Linear(D, D)
-    x = images(T, D)
-    return layer, lambda: flat_sum(layer(torch.tanh(layer(x))))
-
-
-@case
-def conv_called_twice():
-    layer = nn.Conv2d(3, 3, 3, padding=1)
-    x = images(3, 4, 4)
-    return layer, lambda: flat_sum(layer(torch.tanh(layer(x))))
+    return made(scores, images(T, D), table=parameter(7, 2, D), bias=parameter(2, D), q=nn.Linear(D, 2 * D))
 
 
 @case
@@ -337,18 +286,10 @@ def tied_embedding_and_head():
     ids, target = tokens(T), tokens(T)
 
     def losses():
-        hidden = torch.tanh(model.inner(model.table(ids)))
-        logits = F.linear(hidden, model.table.weight)
+        logits = F.linear(torch.tanh(model.inner(model.table(ids))), model.table.weight)
         return F.cross_entropy(logits.transpose(1, 2), target, reduction="none").sum(1)
 
     return model, losses
-
-
-@case
-def tied_sparse_embedding_and_head():
-    table = nn.Embedding(7, D, sparse=True)
-    ids = tokens(T)
-    return table, lambda: flat_sum(F.linear(torch.tanh(table(ids)), table.weight))
 
 
 @case
@@ -359,87 +300,37 @@ def embedding_called_twice():
 
 
 @case
-def position_ids_broadcast():
-    model = Calls(None, words=nn.Embedding(7, D), places=nn.Embedding(9, D), norm=nn.LayerNorm(D))
-    ids, positions = tokens(T), torch.arange(T)[None]
-    return model, lambda: flat_sum(model.norm(model.words(ids) + model.places(positions)))
-
-
-@case
-def positions_equal_batch():
-    model = Calls(None, words=nn.Embedding(7, D), places=nn.Embedding(9, D), norm=nn.LayerNorm(D))
-    ids, positions = tokens(B), torch.arange(B)
-    return model, lambda: flat_sum(model.norm(model.words(ids) + model.places(positions)))
-
-
-@case
 def class_token_and_layer_scale():
-    model = Calls(
-        None,
-        token=nn.Parameter(torch.randn(1, 1, D)),
-        places=nn.Parameter(torch.randn(1, T + 1, D)),
-        scale=nn.Parameter(torch.randn(D)),
-        inner=nn.Linear(D, D),
-    )
-    x = images(T, D)
+    def run(m, x):
+        h = torch.cat([m.token.expand(B, -1, -1), x], 1) + m.places
+        return (h + m.scale * m.inner(h))[:, 0]
 
-    def losses():
-        h = torch.cat([model.token.expand(B, -1, -1), x], 1) + model.places
-        return flat_sum((h + model.scale * model.inner(h))[:, 0])
-
-    return model, losses
+    children = {"token": parameter(1, 1, D), "places": parameter(1, T + 1, D), "scale": parameter(D)}
+    return made(run, images(T, D), **children, inner=nn.Linear(D, D))
 
 
-@case
-def token_repeated():
-    token = nn.Parameter(torch.randn(1, 2, D))
-    x = images(T, D)
-    return Calls(None, token=token), lambda: flat_sum(torch.cat([token.repeat(B, 1, 1), x], 1).exp())
+def low_rank(function, **children):
+    base = nn.Linear(D, 5)
+    base.weight.requires_grad_(False)
+    return made(function, images(T, D), base=base, **children)
 
 
-@case
-def made_from_parameters():
-    """Gemma's ``1 + weight``, a state space's ``-exp(a)``, a gate."""
-    model = Calls(None, w=nn.Parameter(torch.randn(D)), a=nn.Parameter(torch.randn(D)), g=nn.Parameter(torch.randn(1)))
-    x = images(T, D)
-    return model, lambda: flat_sum(x * (1 + model.w) * torch.exp(-torch.exp(model.a)) * torch.sigmoid(model.g))
-
-
-@case
-def low_rank_merged():
-    model = Calls(None, base=nn.Linear(D, 5), a=nn.Parameter(torch.randn(2, D)), b=nn.Parameter(torch.randn(5, 2)))
-    model.base.weight.requires_grad_(False)
-    x = images(T, D)
-    return model, lambda: flat_sum(F.linear(x, model.base.weight + 0.5 * model.b @ model.a, model.base.bias))
-
-
-@case
-def low_rank_apart():
-    model = Calls(None, base=nn.Linear(D, 5), a=nn.Linear(D, 2, bias=False), b=nn.Linear(2, 5, bias=False))
-    model.base.requires_grad_(False)
-    x = images(T, D)
-    return model, lambda: flat_sum(model.base(x) + model.b(model.a(x)))
-
-
-@case
-def pruned_weight():
+def pruned():
+    """The mask makes the weight anew at every call."""
     layer = nn.Linear(D, B)
     prune.random_unstructured(layer, "weight", 0.3)
-    x = images(D)
-    # The mask makes the weight anew at every call.
-    return layer, lambda: flat_sum(layer(x))
+    return simple(layer, images(D))
 
 
-@case
-def own_parametrization():
-    class Symmetric(nn.Module):
-        def forward(self, x):
-            return x.triu() + x.triu(1).T
+class Symmetric(nn.Module):
+    def forward(self, x):
+        return x.triu() + x.triu(1).T
 
+
+def parametrized():
     layer = nn.Linear(D, D)
     parametrize.register_parametrization(layer, "weight", Symmetric())
-    x = images(T, D)
-    return layer, lambda: flat_sum(layer(x))
+    return simple(layer, images(T, D))
 
 
 @case
@@ -451,41 +342,29 @@ def frozen_and_unused():
 
 
 @case
-def input_needs_gradient():
-    layer = nn.Linear(D, 3)
-    x = images(T, D).requires_grad_()
-    return layer, lambda: flat_sum(layer(x))
-
-
-@case
 def checkpointed():
-    model = nn.ModuleList([nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.LayerNorm(D)) for _ in range(2)])
-    x = images(T, D)
+    blocks = [nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.LayerNorm(D)) for _ in range(2)]
 
-    def losses():
-        h = x
-        for block in model:
-            h = checkpoint(block, h, use_reentrant=False)
-        return flat_sum(h)
+    def run(m, x):
+        for block in m.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
 
-    return model, losses
+    return made(run, images(T, D), blocks=nn.ModuleList(blocks))
 
 
 @case
 def cells():
-    model = Calls(None, rnn=nn.RNNCell(D, 4), gru=nn.GRUCell(4, 4), lstm=nn.LSTMCell(4, 3))
-    x = images(T, D)
-
-    def losses():
+    def run(m, x):
         a = g = torch.zeros(B, 4, dtype=x.dtype)
         state = None
         for t in range(T):
-            a = model.rnn(x[:, t], a)
-            g = model.gru(a, g)
-            state = model.lstm(g, state)
-        return flat_sum(torch.cat(state, 1))
+            a = m.rnn(x[:, t], a)
+            g = m.gru(a, g)
+            state = m.lstm(g, state)
+        return torch.cat(state, 1)
 
-    return model, losses
+    return made(run, images(T, D), rnn=nn.RNNCell(D, 4), gru=nn.GRUCell(4, 4), lstm=nn.LSTMCell(4, 3))
 
 
 @case
@@ -499,6 +378,63 @@ def packed_sequence():
         return sum(flat_sum(nn.utils.rnn.pad_packed_sequence(layer(packed)[0])[0].transpose(0, 1)) for layer in model)
 
     return model, losses
+
+
+many(
+    batch_folded_into_rows=lambda: made(
+        lambda m, x: m.net(x.reshape(B * T, D)).reshape(B, T, 2),
+        images(T, D),
+        net=nn.Sequential(nn.Linear(D, 8), nn.Tanh(), nn.Linear(8, 2)),
+    ),
+    batch_second=lambda: made(
+        lambda m, x: m.net(x).transpose(0, 1),
+        torch.randn(T, B, D),
+        net=nn.Sequential(nn.Linear(D, 8), nn.LayerNorm(8), nn.Linear(8, 2)),
+    ),
+    samples_in_columns=in_columns,
+    shuffled_rows=lambda: made(lambda m, x: torch.tanh(m.a(x))[[2, 0, 3, 1]], images(D), a=nn.Linear(D, 3)),
+    stacked_experts=lambda: made(
+        lambda m, x: torch.einsum("btd,edf->betf", x, m.w), images(T, D), w=parameter(3, D, 2)
+    ),
+    batched_product_with_one_member_per_sample=lambda: made(
+        lambda m, x: torch.baddbmm(m.b, x, m.w, beta=0.5, alpha=2.0),
+        images(T, D),
+        w=parameter(B, D, 2),
+        b=parameter(B, 1, 2),
+    ),
+    functional_and_keyword_calls=lambda: made(
+        lambda m, x: m.a(input=x) + F.linear(x, weight=m.a.weight * 2), images(T, D), a=nn.Linear(D, 3)
+    ),
+    called_twice=lambda: made(lambda m, x: m.a(torch.tanh(m.a(x))), images(T, D), a=nn.Linear(D, D)),
+    conv_called_twice=lambda: made(
+        lambda m, x: m.a(torch.tanh(m.a(x))), images(3, 4, 4), a=nn.Conv2d(3, 3, 3, padding=1)
+    ),
+    tied_sparse_embedding_and_head=lambda: made(
+        lambda m, ids: F.linear(torch.tanh(m.a(ids)), m.a.weight), tokens(T), a=nn.Embedding(7, D, sparse=True)
+    ),
+    position_ids_broadcast=lambda: positions(T, torch.arange(T)[None]),
+    positions_equal_batch=lambda: positions(B, torch.arange(B)),
+    token_repeated=lambda: made(
+        lambda m, x: torch.cat([m.token.repeat(B, 1, 1), x], 1).exp(), images(T, D), token=parameter(1, 2, D)
+    ),
+    # Gemma's ``1 + weight``, a state space's ``-exp(a)``, a gate.
+    made_from_parameters=lambda: made(
+        lambda m, x: x * (1 + m.w) * torch.exp(-torch.exp(m.a)) * torch.sigmoid(m.g),
+        images(T, D),
+        w=parameter(D),
+        a=parameter(D),
+        g=parameter(1),
+    ),
+    low_rank_merged=lambda: low_rank(
+        lambda m, x: F.linear(x, m.base.weight + 0.5 * m.b @ m.a, m.base.bias), a=parameter(2, D), b=parameter(5, 2)
+    ),
+    low_rank_apart=lambda: low_rank(
+        lambda m, x: m.base(x) + m.b(m.a(x)), a=nn.Linear(D, 2, bias=False), b=nn.Linear(2, 5, bias=False)
+    ),
+    pruned_weight=pruned,
+    own_parametrization=parametrized,
+    input_needs_gradient=lambda: simple(nn.Linear(D, 3), images(T, D).requires_grad_()),
+)
 
 
 def one_parameter(shape, function):

@@ -28,6 +28,7 @@ from .oracle import close, flat, loop
 from .random_steps import COUPLING, MOODS, PLAIN, C, Draws, Weights
 
 REGISTERS = 3
+STEPS = PLAIN | COUPLING
 
 
 class WrongError(AssertionError):
@@ -36,7 +37,7 @@ class WrongError(AssertionError):
 
 @dataclass(frozen=True)
 class Step:
-    op: object
+    op: str
     into: int
     other: int
     number: int
@@ -100,12 +101,12 @@ class Graph:
 
 def run(step, w, h, s, d):
     if step.place == "plain":
-        return step.op(w, h, s, step.number, d)
+        return STEPS[step.op](w, h, s, step.number, d)
     state = d.generator.get_state()
 
     def again(h, s):
         d.generator.set_state(state)
-        return step.op(w, h, s, step.number, d)
+        return STEPS[step.op](w, h, s, step.number, d)
 
     return checkpoint(again, h, s, use_reentrant=False)
 
@@ -158,7 +159,7 @@ def drawn(seed):
 
 
 def drawn_step(r, ops):
-    op = r.choice(ops)
+    op = r.choice([*ops])
     place = r.choice(["plain"] * 8 + ["checkpoint"] * 2)
     return Step(op, r.randrange(REGISTERS), r.randrange(REGISTERS), r.randrange(60), place)
 
@@ -245,7 +246,7 @@ def shrunk(graph, error):
 
 def described(graph):
     """Return the command that runs this graph alone."""
-    steps = " ".join(f"{graph.steps[i].op.__name__}/{graph.steps[i].place}" for i in graph.keep)
+    steps = " ".join(f"{graph.steps[i].op}/{graph.steps[i].place}" for i in graph.keep)
     keep = ",".join(map(str, graph.keep))
     line = f"PYTHONPATH=src python -m tests.persample.random_graphs --seed {graph.seed} --keep {keep or 'none'}"
     return f"{line}  # {graph.dtype}, {graph.ending}, {' '.join(graph.moods)}: {steps}"

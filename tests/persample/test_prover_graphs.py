@@ -76,7 +76,7 @@ def test_random_graphs(seed):
     check(inlined(described.build(weights, build)) for build in range(len(described.moods)))
 
 
-@pytest.mark.parametrize("name", [name for name in ROUTINGS if not name.startswith("hook_")])
+@pytest.mark.parametrize("name", ROUTINGS)
 def test_routings(name):
     routing, batch = ROUTINGS[name], 4
     model = routing.model(batch)

@@ -49,8 +49,6 @@ FEATURES = {
     "compiler that traces context managers": lambda: hasattr(torch._dynamo.config, "enable_trace_contextlib"),
     "dicts for torch.autograd.grad": lambda: "dict[" in str(torch.autograd.grad.__annotations__["inputs"]),
     "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
-    # An older one lets the other ranks wait until the timeout of their group, which a mesh sets to half an hour.
-    "gloo that tells of destroyed groups": lambda: hasattr(dist.ProcessGroup, "shutdown"),
     "masks of embeddings in every dtype": masks_in_every_dtype,
     "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),
     "views of empty DTensors": views_of_empty_dtensors,

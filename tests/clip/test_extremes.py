@@ -252,10 +252,6 @@ def test_on_a_device_a_coefficient_beyond_float32_keeps_the_promises(as_on_a_dev
     (p,) = helpers.parameters([torch.full((4,), 1e38)])
     gradrein.clip_grad_norm_([p], 3e-6)
     assert 0 < p.grad.norm() <= 3e-6
-    p.grad = torch.tensor([3e-42, 0.0, 0.0, 0.0])
-    gradrein.clip_([p], Normalize(), nonfinite="propagate")
-    assert p.grad.isfinite().all()
-    assert p.grad[0] > 0
 
 
 def test_two_gradients_whose_norm_is_beyond_float64():

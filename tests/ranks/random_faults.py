@@ -23,7 +23,7 @@ WHOLE = {"line": 1, "shuffled": 1, "2d": 2, "crossed": 2, "turned": 2, "3d": 3} 
 SLICES = {"2d/a": 1, "2d/b": 1, "turned/a": 1, "3d/ac": 2}
 SIZE = 4
 # What leaves the group unusable, or somebody waiting for the timeout.
-FATAL = ("killed", "late", "absent", "destroyed")
+FATAL = ("killed", "late", "absent")
 OTHER_CALLS = ("fewer", "order", "dtype", "threshold", "order of the norm", "policy", "nonfinite", "function")
 LOCAL = ("nan", "inf", "none")
 
@@ -64,8 +64,6 @@ def prepare(parameters, fault):
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "late":
         time.sleep(5)
-    if fault == "destroyed":
-        dist.destroy_process_group()
     if fault == "fewer":
         parameters.popitem()
     if fault == "order":

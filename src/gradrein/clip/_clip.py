@@ -25,7 +25,6 @@ from .target.parameters import Target, group_labels, parameters_of
 from .target.patterns import check_policies, describe_policy, match_names
 
 NonFinite: TypeAlias = Literal["raise", "skip", "zero", "propagate"]
-_LARGEST = torch.finfo(torch.float32).max
 _UNCHANGED = Scale(torch.ones((), dtype=torch.float64, device="cpu"))
 _NONFINITE = get_args(NonFinite)  # here, since the compiler of older torch cannot trace the call
 
@@ -102,59 +101,56 @@ def _assign(policy: Any, grads: Gradients, labels: list[str] | None) -> list[tup
     indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
     for k, i in enumerate(where):
         indices[str(pattern_of[i])].append(k)
-    return [(pattern, rule, grads.subset(indices[pattern], pattern)) for pattern, rule in policy.items()]
+    return [(pattern, each, grads.subset(indices[pattern], pattern)) for pattern, each in policy.items()]
 
 
 def _clip(
-    grads: Gradients, parts: list[tuple[str, Policy | None, Gradients]], nonfinite: NonFinite, dry_run: bool
+    grads: Gradients, groups: list[tuple[str, Policy | None, Gradients]], nonfinite: NonFinite, dry_run: bool
 ) -> ClipReport:
     """Refuse, measure, decide, and only then write."""
-    active = [(pattern, rule, part) for pattern, rule, part in parts if rule is not None]
+    active = [(pattern, policy, group) for pattern, policy, group in groups if policy is not None]
     active = [each for each in active if each[2].tensors or grads.has_others]
-    for _, rule, part in active:
-        check(rule, part)
+    for _, policy, group in active:
+        check(policy, group)
         if nonfinite == "zero":
-            part.refuse_partial('nonfinite="zero"')
-    if len(parts) > 1 or nonfinite == "zero":  # a single policy refuses by itself what it cannot write
-        _apply.check_writable(grads.local if nonfinite == "skip" else [g for *_, part in active for g in part.local])
+            group.refuse_partial('nonfinite="zero"')
+    if len(groups) > 1 or nonfinite == "zero":  # a single policy refuses by itself what it cannot write
+        _apply.check_writable(grads.local if nonfinite == "skip" else [g for *_, group in active for g in group.local])
     if active or grads.is_split:
-        measure_together([(part, rule.p) for _, rule, part in active] or [(grads, 2.0)])
-    bad, counts = _find_nonfinite([(rule, part) for _, rule, part in active], nonfinite, dry_run)
+        measure_together([(group, policy.p) for _, policy, group in active] or [(grads, 2.0)])
+    bad, counts = _find_nonfinite([(policy, group) for _, policy, group in active], nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
     writes = not dry_run and skipped is not True
-    decided = [_decide(rule, part) for _, rule, part in active]
+    decided = [_decide(policy, group) for _, policy, group in active]
     # Norms are exchanged before anything is written.
     expected = [
-        _predict_norms(decision, part, rule.p) if part.is_split or not writes else None
-        for (_, rule, part), (decision, _) in zip(active, decided, strict=True)
+        _predict_norms(decision, group, policy.p) if group.is_split or not writes else None
+        for (_, policy, group), (decision, _) in zip(active, decided, strict=True)
     ]
     outcomes = []
-    for (pattern, rule, part), (decision, skip), after in zip(active, decided, expected, strict=True):
-        before, terms = part.norms(rule.p), part.norm_terms(rule.p)
-        measured = _apply_decision(decision, part, rule.p) if writes else None
+    for (pattern, policy, group), (decision, skip), after in zip(active, decided, expected, strict=True):
+        before, terms = group.norms(policy.p), group.norm_terms(policy.p)
+        measured = _apply_decision(decision, group, policy.p) if writes else None
         if writes and skip is not False:
-            _apply.zero_(part.local, skip if isinstance(skip, Tensor) else None)
+            _apply.zero_(group.local, skip if isinstance(skip, Tensor) else None)
         outcomes.append(
-            Outcome(pattern, rule.p, part, before, terms, decision, measured if after is None else after, skip)
+            Outcome(pattern, policy.p, group, before, terms, decision, measured if after is None else after, skip)
         )
     if skipped is not False and not dry_run:
         _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
     return ClipReport(outcomes, skipped, counts, dry_run)
 
 
-def _decide(rule: Policy, part: Gradients) -> tuple[Scale | Clamp, bool | Tensor]:
+def _decide(policy: Policy, group: Gradients) -> tuple[Scale | Clamp, bool | Tensor]:
     """Return what to do with the gradients of a policy, and whether to set them to zero instead."""
-    decision = rule.decide(part)
+    decision = policy.decide(group)
     if not isinstance(decision, (Scale, Clamp, Skip)):
         raise ArgumentTypeError(
-            f"a policy must return Scale, Clamp or Skip of gradrein.policies; {type(rule).__name__} returned "
+            f"a policy must return Scale, Clamp or Skip of gradrein.policies; {type(policy).__name__} returned "
             f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."
         )
-    is_ours = type(rule).__module__.startswith("gradrein.")
-    if isinstance(decision, Scale) and isinstance(decision.by, Tensor) and not (is_ours or part.readable_now()):
-        decision = Scale(decision.by.clamp(max=_LARGEST))  # so that it makes nothing infinite where it cannot be read
     if isinstance(decision, Skip):
-        when = bool(decision.when) if part.readable_now() else decision.when
+        when = bool(decision.when) if group.readable_now() else decision.when
         return decision.otherwise or _UNCHANGED, when
     return decision, False
 
@@ -168,8 +164,8 @@ def _find_nonfinite(
     """
     if mode == "propagate" or not active:
         return False, []
-    parts = [part for _, part in active]
-    waits = not all(part.readable_now() for part in parts)
+    groups = [group for _, group in active]
+    waits = not all(group.readable_now() for group in groups)
     raises = mode == "raise" and not dry_run
     bad: bool | Tensor = _any_nonfinite(active) if not waits or mode != "zero" or dry_run else True
     if raises and isinstance(bad, Tensor) and has_no_values(bad):
@@ -179,23 +175,23 @@ def _find_nonfinite(
         )
     if (not waits or raises) and not bool(bad):
         return False, []
-    counts = [(part, part.count_nonfinite(later=waits and not raises)) for part in parts]
+    counts = [(group, group.count_nonfinite(later=waits and not raises)) for group in groups]
     if dry_run:
         return (bad if waits else True), counts
     if raises:
         raise _nonfinite(active, ClipReport([], False, counts).offenders)
     if mode == "zero":
-        if not waits and not parts[0].has_others and not any(bool(n().any()) for _, n in counts):
+        if not waits and not groups[0].has_others and not any(bool(n().any()) for _, n in counts):
             raise _nonfinite(active, {})  # finite values, of a norm that float64 does not hold
-        for part, n in counts:
-            _apply.zero_nonfinite_(part.local if waits else _with_any(part.local, n()))
-            part.invalidate()
-        measure_together([(part, rule.p) for rule, part in active])
+        for group, n in counts:
+            _apply.zero_nonfinite_(group.local if waits else _with_any(group.local, n()))
+            group.invalidate()
+        measure_together([(group, policy.p) for policy, group in active])
     return (bad if waits else True), counts
 
 
 def _any_nonfinite(active: list[tuple[Policy, Gradients]]) -> Tensor:
-    finite = [part.total_norm(rule.p) < math.inf for rule, part in active]  # not one that is NaN
+    finite = [group.total_norm(policy.p) < math.inf for policy, group in active]  # not one that is NaN
     if len(finite) == 1:
         return finite[0].logical_not()
     return torch.stack([each.to(finite[0].device) for each in finite]).all().logical_not()
@@ -217,44 +213,44 @@ def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]
     )
 
 
-def _predict_norms(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
+def _predict_norms(decision: Scale | Clamp, group: Gradients, p: float) -> Tensor | None:
     """Return the norms after a decision that is not applied, where they do not follow from it."""
     if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
-        return part.combined(_measure.norms(_apply.clamped(part.values, decision.limit), p), p)
+        return group.combined(_measure.norms(_apply.clamped(group.values, decision.limit), p), p)
     if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
-        pairs = zip(part.values, decision.by, strict=True)
-        return part.combined(_measure.norms([g.detach() * factor for g, factor in pairs], p), p)
+        pairs = zip(group.values, decision.by, strict=True)
+        return group.combined(_measure.norms([g.detach() * factor for g, factor in pairs], p), p)
     return None
 
 
-def _apply_decision(decision: Scale | Clamp, part: Gradients, p: float) -> Tensor | None:
+def _apply_decision(decision: Scale | Clamp, group: Gradients, p: float) -> Tensor | None:
     """Change the gradients. Return their norms where they have to be measured. Below the limit nothing is written."""
-    now = part.readable_now()
+    now = group.readable_now()
     if isinstance(decision, Clamp):
         if not isinstance(decision.limit, float | Tensor):
-            if not part.is_split and all(limit is None for limit in decision.limit):
-                return part.norms(p)
-            _apply.clamp_each_(part.local, decision.limit)
-            return None if part.is_split else _measure.norms(part.local, p)
+            if not group.is_split and all(limit is None for limit in decision.limit):
+                return group.norms(p)
+            _apply.clamp_each_(group.local, decision.limit)
+            return None if group.is_split else _measure.norms(group.local, p)
         limit = read_threshold(decision.limit, "limit") if now else decision.limit
-        if not now or not bool((part.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
-            _apply.clamp_(part.local, limit)
+        if not now or not bool((group.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
+            _apply.clamp_(group.local, limit)
         return None
-    return _scale(decision, part, p, now)
+    return _scale(decision, group, p, now)
 
 
-def _scale(decision: Scale, part: Gradients, p: float, now: bool) -> Tensor | None:
+def _scale(decision: Scale, group: Gradients, p: float, now: bool) -> Tensor | None:
     by = decision.by
     if decision is _UNCHANGED:
         return None
     if isinstance(by, Tensor):
         if not now:
-            _apply.scale_(part.local, by)
+            _apply.scale_(group.local, by)
         elif by.dim() == 0:
             if (factor := by.item()) != 1:
-                _apply.scale_(part.local, factor)
+                _apply.scale_(group.local, factor)
         elif bool((by != 1).any()):
-            _apply.scale_(part.local, by)
+            _apply.scale_(group.local, by)
         return None
-    _apply.scale_slices_(part.local, by)
-    return None if part.is_split else _measure.norms(part.local, p)
+    _apply.scale_slices_(group.local, by)
+    return None if group.is_split else _measure.norms(group.local, p)

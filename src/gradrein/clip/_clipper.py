@@ -14,7 +14,7 @@ from .._torch.training import StepHook
 from ..distributed import PlacementSpec
 from ..errors import ArgumentError, ArgumentTypeError
 from ..policies.base import is_stateful
-from ..policies.named import Rules, build_all
+from ..policies.named import Policies, build_all
 from ..policies.state import check_is_state
 from . import _apply
 from ._clip import NonFinite, clip_
@@ -71,7 +71,7 @@ class Clipper:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        policy: Rules,
+        policy: Policies,
         *,
         model: torch.nn.Module | None = None,
         nonfinite: NonFinite = "raise",
@@ -158,8 +158,8 @@ class Clipper:
             raise
 
     def _stateful(self) -> dict[str, Any]:
-        rules = self.policy if isinstance(self.policy, Mapping) else {"*": self.policy}
-        return {pattern: rule for pattern, rule in rules.items() if is_stateful(rule)}
+        policies = self.policy if isinstance(self.policy, Mapping) else {"*": self.policy}
+        return {pattern: policy for pattern, policy in policies.items() if is_stateful(policy)}
 
     def _target(self) -> Any:
         if self._names is None:

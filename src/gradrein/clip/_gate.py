@@ -1,7 +1,7 @@
 """The one way in: each call reads its target here, and ranks compare their calls before anything is measured.
 
-What comes out is a `Gradients`: tensors of this process and, where other ranks hold parts or copies of them, `Parts`,
-which says what numbers of this process come to over all ranks. Nothing behind it knows of ranks.
+What comes out is a `Gradients`: tensors of this process and, where other ranks hold parts or copies of them, a
+`RankShare`, which says what numbers of this process come to over all ranks. Code behind it asks only whether there is one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..distributed import (
     fingerprint,
     parameters_fingerprint,
 )
-from ..errors import RankError, UnsupportedGradientError
+from ..errors import UnsupportedGradientError
 from ._gradients import Gradients
 from .target.layouts import layouts_of, partial_ones, placements_of, reduced, refuse_shared_memory
 from .target.parameters import Target, named, once, warn_raw_gradients
@@ -82,8 +82,8 @@ def _read(
     if alone and type(None) not in kinds and len({*map(id, grads)}) == len(grads):  # as mostly
         return Gradients(parameters, grads, names)  # type: ignore[arg-type]  # no None among them
     where, kept = once(grads)
-    parts = None if alone else _read_parts(names, parameters, grads, where, placement, call(), measured)
-    return Gradients([parameters[i] for i in where], kept, names, where, parts)
+    share = None if alone else _read_share(names, parameters, grads, where, placement, call(), measured)
+    return Gradients([parameters[i] for i in where], kept, names, where, share)
 
 
 def _on_several_ranks(kinds: set[type]) -> bool:
@@ -93,16 +93,10 @@ def _on_several_ranks(kinds: set[type]) -> bool:
         return False
     if torch.compiler.is_compiling() and not dist.is_initialized():  # nothing to trace
         return False
-    any_dtensor = any(issubclass(each, kind) for each in kinds)
-    if any_dtensor and not dist.is_initialized():
-        raise RankError(
-            "parameters are DTensors, but the process group of this process was destroyed, so their norm cannot be "
-            "computed. Clip before destroy_process_group(). No gradient was changed on this rank."
-        )
-    return any_dtensor
+    return any(issubclass(each, kind) for each in kinds)
 
 
-def _read_parts(
+def _read_share(
     names: list[str] | None,
     parameters: list[Tensor],
     grads: list[Tensor | None],
@@ -110,7 +104,7 @@ def _read_parts(
     placement: PlacementSpec | None,
     call: str,
     measured: bool,
-) -> Parts:
+) -> RankShare:
     """Return what this rank holds of gradients on several ranks, after these have compared what they can."""
     patterns, pattern_of = placements_of(placement, names, len(parameters))
     layouts, groups = layouts_of(parameters, grads, patterns, pattern_of)
@@ -141,13 +135,13 @@ def _read_parts(
         values = [*local]
         for k in partial:
             values[k] = reduced(grads[at[k]], _WHAT)
-    parts = Parts(local, values, [layouts[i] for i in at], reduction, partial, double)
-    parts.stages = [
+    share = RankShare(local, values, [layouts[i] for i in at], reduction, partial, double)
+    share.stages = [
         ({k for k, i in enumerate(at) if pattern_of[i] == number}, Layout(disjoint, (0,) * len(disjoint)))
         for number, disjoint in enumerate(patterns)
         if disjoint
     ]
-    return parts
+    return share
 
 
 def _on_groups(
@@ -168,7 +162,7 @@ def _on_groups(
     return numbers
 
 
-class Parts:
+class RankShare:
     """What this process holds of gradients of which others hold parts or copies, and what they come to together.
 
     Every process calls the same methods in the same order.
@@ -194,13 +188,13 @@ class Parts:
         self.stages: list[tuple[set[int], Layout]] = []
         self._layouts, self._reduction = layouts, reduction
 
-    def subset(self, where: Sequence[int]) -> Parts:
+    def subset(self, where: Sequence[int]) -> RankShare:
         """Return some of them."""
         local, values = [self.local[i] for i in where], [self.values[i] for i in where]
         partial = [k for k, i in enumerate(where) if i in self.partial]
-        part = Parts(local, values, [self._layouts[i] for i in where], self._reduction, partial, self.double)
-        part.stages = [({k for k, i in enumerate(where) if i in here}, others) for here, others in self.stages]
-        return part
+        some = RankShare(local, values, [self._layouts[i] for i in where], self._reduction, partial, self.double)
+        some.stages = [({k for k, i in enumerate(where) if i in here}, others) for here, others in self.stages]
+        return some
 
     def total(self, p: float, foreach: bool | None) -> Tensor:
         """Return the norm of all gradients of all processes. Those that lie alike are measured as one."""
@@ -215,15 +209,15 @@ class Parts:
         with torch.no_grad():
             return _measure.total(terms, p)
 
-    def terms(self, norms: list[Tensor], parts: Sequence[tuple[Parts, float]]) -> list[Tensor]:
-        """Return for each part its norms and those of gradients of other processes, each counted once."""
+    def terms(self, norms: list[Tensor], shares: Sequence[tuple[RankShare, float]]) -> list[Tensor]:
+        """Return for each share its norms and those of gradients of other processes, each counted once."""
         if not self.stages:
             return norms
-        slots = [(k, part.stages[s], p) for k, (part, p) in enumerate(parts) for s in range(len(self.stages))]
+        slots = [(k, share.stages[s], p) for k, (share, p) in enumerate(shares) for s in range(len(self.stages))]
         totals = [_measure.total(norms[k][sorted(here)], p) for k, (here, _), p in slots]
         held = torch.stack([total.to(totals[0].device) for total in totals])
         held = self._reduction.norms(held, [p for *_, p in slots], [others for _, (_, others), _ in slots])
-        staged = [{i for here, _ in part.stages for i in here} for part, _ in parts]
+        staged = [{i for here, _ in share.stages for i in here} for share, _ in shares]
         rest = [[i for i in range(len(n)) if i not in own] for n, own in zip(norms, staged, strict=True)]
         split = torch.split(held, len(self.stages))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
@@ -265,23 +259,23 @@ class Parts:
                 )
         return [(stored_shards([p])[0] if is_dtensor(p) else p).detach() for p in parameters]
 
-    def measure(self, parts: Sequence[tuple[Parts, float]]) -> list[tuple[Tensor, Tensor]]:
-        """Return for each of several parts the norm of each whole gradient, and terms whose norm is that of all.
+    def measure(self, shares: Sequence[tuple[RankShare, float]]) -> list[tuple[Tensor, Tensor]]:
+        """Return for each of several shares the norm of each whole gradient, and terms whose norm is that of all.
 
         Args:
-            parts: Gradients that share a policy, and the order of its norm.
+            shares: Gradients that share a policy, and the order of its norm.
         """
-        return combined([(part, _measure.norms(part.values, p), p) for part, p in parts])
+        return combined([(share, _measure.norms(share.values, p), p) for share, p in shares])
 
 
-def combined(parts: Sequence[tuple[Parts, Tensor, float]]) -> list[tuple[Tensor, Tensor]]:
-    """Return for several parts the norms of whole gradients, given those of what is here, and terms, as `measure`."""
-    home = parts[0][1].device
-    layouts = [layout for part, _, _ in parts for layout in part._layouts]
-    orders = [p for part, _, p in parts for _ in part._layouts]
-    first = parts[0][0]
+def combined(shares: Sequence[tuple[RankShare, Tensor, float]]) -> list[tuple[Tensor, Tensor]]:
+    """Return for several shares the norms of whole gradients, given those of what is here, and terms, as `measure`."""
+    home = shares[0][1].device
+    layouts = [layout for share, _, _ in shares for layout in share._layouts]
+    orders = [p for share, _, p in shares for _ in share._layouts]
+    first = shares[0][0]
     with torch.no_grad():
-        whole = first._reduction.norms(torch.cat([norms.to(home) for _, norms, _ in parts]), orders, layouts)
-        split = torch.split(whole, [len(norms) for _, norms, _ in parts])
-        each = [n.to(norms.device) for n, (_, norms, _) in zip(split, parts, strict=True)]
-        return list(zip(each, first.terms(each, [(part, p) for part, _, p in parts]), strict=True))
+        whole = first._reduction.norms(torch.cat([norms.to(home) for _, norms, _ in shares]), orders, layouts)
+        split = torch.split(whole, [len(norms) for _, norms, _ in shares])
+        each = [n.to(norms.device) for n, (_, norms, _) in zip(split, shares, strict=True)]
+        return list(zip(each, first.terms(each, [(share, p) for share, _, p in shares]), strict=True))

@@ -15,7 +15,7 @@ from ..errors import NonFiniteGradientError, UnsupportedGradientError
 from .target.parameters import live_names
 
 if TYPE_CHECKING:
-    from ._gate import Parts
+    from ._gate import RankShare
 
 
 class Gradients:
@@ -26,7 +26,7 @@ class Gradients:
         tensors: The gradient of each.
         target_names: The names of all parameters of the target, with a gradient or without; None where it has none.
         where: Where these are among all parameters of the target; None where they are all.
-        parts: What this process holds of gradients that are split; None where it holds all of them.
+        share: What this process holds of gradients that are split; None where it holds all of them.
 
     Attributes:
         local: What this process holds of each gradient, to be written to.
@@ -41,16 +41,16 @@ class Gradients:
         tensors: list[Tensor],
         target_names: list[str] | None = None,
         where: list[int] | None = None,
-        parts: Parts | None = None,
+        share: RankShare | None = None,
     ) -> None:
         self.parameters = parameters
         self.tensors = tensors
         self.target_names = target_names
         self.pattern = "*"
-        self.local = tensors if parts is None else parts.local
-        self.values = tensors if parts is None else parts.values
+        self.local = tensors if share is None else share.local
+        self.values = tensors if share is None else share.values
         self.where = where
-        self._parts = parts
+        self._share = share
         self._readable: bool | None = None
         self._norms: dict[float, tuple[Tensor, Tensor]] = {}
         self._totals: dict[float, Tensor] = {}
@@ -59,8 +59,8 @@ class Gradients:
         """Return some of them, that a name pattern selects."""
         indices = [*where] if self.where is None else [self.where[i] for i in where]
         parameters, tensors = [self.parameters[i] for i in where], [self.tensors[i] for i in where]
-        parts = None if self._parts is None else self._parts.subset(where)
-        subset = Gradients(parameters, tensors, self.target_names, indices, parts)
+        share = None if self._share is None else self._share.subset(where)
+        subset = Gradients(parameters, tensors, self.target_names, indices, share)
         subset.pattern = pattern
         return subset
 
@@ -73,12 +73,12 @@ class Gradients:
     @property
     def is_split(self) -> bool:
         """Whether this process may hold only a part of some of them."""
-        return self._parts is not None
+        return self._share is not None
 
     @property
     def has_others(self) -> bool:
         """Whether other processes may hold gradients that this one does not."""
-        return self._parts is not None and bool(self._parts.stages)
+        return self._share is not None and bool(self._share.stages)
 
     def names(self) -> list[str]:
         """Return a name for each: the target's own, else that of the live module that owns the parameter."""
@@ -118,11 +118,11 @@ class Gradients:
             _measure.check_foreach(self.local, foreach)
         norm: Tensor
         value: float | Tensor
-        if self._parts is not None:
-            total = self._parts.total(p, foreach)
+        if self._share is not None:
+            total = self._share.total(p, foreach)
             value = total.item() if self.readable_now() else total
             number = value if isinstance(value, float) else None
-            norm = total.to(_measure.dtype_of_norm(self._parts.double, number))
+            norm = total.to(_measure.dtype_of_norm(self._share.double, number))
         elif self.tensors:
             norm, value = _measure.total_norm(self.tensors, p, foreach)
         else:
@@ -152,7 +152,7 @@ class Gradients:
 
     def refuse_partial(self, policy: str) -> None:
         """Raise if this process holds a summand of a gradient, for policies that change single elements."""
-        for i in self._parts.partial if self._parts is not None else ():
+        for i in self._share.partial if self._share is not None else ():
             raise UnsupportedGradientError(
                 f"{self.names()[i]} is partial: other ranks hold summands of its elements, which {policy} looks at one "
                 "by one. Redistribute it before clipping: `grad.redistribute(placements=parameter.placements)`."
@@ -160,15 +160,15 @@ class Gradients:
 
     def weights(self) -> list[Tensor]:
         """Return what this process holds of each parameter."""
-        return [p.detach() for p in self.parameters] if self._parts is None else self._parts.weights(self.parameters)
+        return [p.detach() for p in self.parameters] if self._share is None else self._share.weights(self.parameters)
 
     def combined(self, each: Tensor, p: float = 1.0) -> Tensor:
         """Return what values of the part of each gradient here come to: a p-norm; of order 1, a sum."""
-        return each if self._parts is None else self._parts.combine(each, p)
+        return each if self._share is None else self._share.combine(each, p)
 
     def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of the part here."""
-        return [*slices] if self._parts is None else self._parts.combine_slices(slices, dims)
+        return [*slices] if self._share is None else self._share.combine_slices(slices, dims)
 
     def count_nonfinite(self, *, later: bool = False) -> Callable[[], Tensor]:
         """Return a function that says how many values of each whole gradient are NaN or infinite now.
@@ -176,16 +176,16 @@ class Gradients:
         Args:
             later: Count when it is called; on several ranks, which have to count together, they count now.
         """
-        if self._parts is None and later:
+        if self._share is None and later:
             return _measure.count_nonfinite_later(self.values)
         counts = _measure.count_nonfinite(self.values)
-        if self._parts is not None:  # of copies it is the mean: one that is not finite in some of them counts too
-            counts = (self._parts.combine(counts.to(torch.float64), 1.0) - 1e-6).ceil()
+        if self._share is not None:  # of copies it is the mean: one that is not finite in some of them counts too
+            counts = (self._share.combine(counts.to(torch.float64), 1.0) - 1e-6).ceil()
         return lambda: counts
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
-        elsewhere = "a gradient on another rank is not finite, or " if self._parts is not None else ""
+        elsewhere = "a gradient on another rank is not finite, or " if self._share is not None else ""
         return elsewhere + _measure.TOO_LARGE
 
     def invalidate(self) -> None:
@@ -200,12 +200,12 @@ class Gradients:
         return self._readable
 
 
-def measure_together(parts: Sequence[tuple[Gradients, float]]) -> None:
+def measure_together(several: Sequence[tuple[Gradients, float]]) -> None:
     """Measure gradients of one call, each in its own norm, with one exchange for all of them."""
-    split = [(grads._parts, p) for grads, p in parts if grads._parts is not None]
+    split = [(grads._share, p) for grads, p in several if grads._share is not None]
     if split:
         measured = split[0][0].measure(split)
     else:
-        measured = [(norms, norms) for norms in (plain(_measure.norms(grads.tensors, p)) for grads, p in parts)]
-    for (grads, p), norms in zip(parts, measured, strict=True):
+        measured = [(norms, norms) for norms in (plain(_measure.norms(grads.tensors, p)) for grads, p in several)]
+    for (grads, p), norms in zip(several, measured, strict=True):
         grads._norms[p] = norms

@@ -263,8 +263,8 @@ class ClipReport:
         return card(title, bars(self.norms, self.norms_after), str(self) if len(self._outcomes) > 1 else "")
 
     def __repr__(self) -> str:
-        told = self._headline() if self._outcomes and not self._has_no_values() else str(self)
-        return f"<ClipReport {told}>"
+        text = self._headline() if self._outcomes and not self._has_no_values() else str(self)
+        return f"<ClipReport {text}>"
 
 
 def describe_report(arguments: dict[str, Any], report: ClipReport) -> ClipEvent | None:

@@ -13,7 +13,6 @@ from .._torch.process_group import group_device
 from ..errors import RankError
 
 _T = TypeVar("_T")
-_GONE = (RuntimeError, ValueError, KeyError)  # what torch raises for a process group that was destroyed
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,8 @@ class Group:
 
     @property
     def ranks(self) -> list[int]:
-        """Its ranks, by their numbers among all.
-
-        Raises:
-            RankError: (a RuntimeError) The process group was destroyed.
-        """
-        try:
-            return dist.get_process_group_ranks(self.group)
-        except _GONE as error:
-            raise _destroyed("a process group", error) from error
+        """Its ranks, by their numbers among all."""
+        return dist.get_process_group_ranks(self.group)
 
 
 def groups_of(group_or_mesh: Any) -> tuple[Group, ...]:
@@ -54,10 +46,7 @@ def groups_of(group_or_mesh: Any) -> tuple[Group, ...]:
             "their norm. Pass only parameters this rank takes part in, with "
             "placement=gradrein.distributed.Disjoint(...)."
         )
-    try:
-        return tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
-    except _GONE as error:
-        raise _destroyed(f"a process group of {mesh}", error) from error
+    return tuple(Group(g.group_name, g, torch.device(mesh.device_type)) for g in mesh.get_all_groups())
 
 
 def in_order(meshes: Iterable[Any]) -> list[Any]:
@@ -85,19 +74,9 @@ def collective(run: Callable[[], _T], group: Any, what: str) -> _T:
     try:
         return run()
     except (RuntimeError, ValueError) as error:
-        who = f"rank {dist.get_rank()}" if dist.is_initialized() else "this rank, whose process group was destroyed,"
-        try:
-            members = f"ranks {dist.get_process_group_ranks(group)}"
-        except _GONE:
-            members = "the ranks of a process group that was destroyed here"
         raise RankError(
-            f"{who} could not exchange {what} with {members}: {error}\nOne of them has ended, has raised an "
-            "error of its own, has not made the same call within the group's timeout, or was called with other "
-            "parameters: look at the first error in their logs. No gradient was changed on this rank."
+            f"rank {dist.get_rank()} could not exchange {what} with ranks {dist.get_process_group_ranks(group)}: "
+            f"{error}\nOne of them has ended, has raised an error of its own, has not made the same call within the "
+            "group's timeout, or was called with other parameters: look at the first error in their logs. No gradient "
+            "was changed on this rank."
         ) from error
-
-
-def _destroyed(what: str, error: Exception) -> RankError:
-    return RankError(
-        f"{what} no longer exists: {error}. Clip before destroy_process_group(). No gradient was changed on this rank."
-    )

@@ -18,7 +18,7 @@ from .running_norm import ByRunningNorm
 from .skip_spikes import SkipSpikes
 from .zscore import ByZScore
 
-Rules: TypeAlias = Policy | str | Mapping[str, Policy | str | None]
+Policies: TypeAlias = Policy | str | Mapping[str, Policy | str | None]
 """A policy or the name of one that needs no arguments, for all or for each name pattern."""
 
 _NAMES: dict[str, Callable[[], Policy]] = {
@@ -46,8 +46,8 @@ def build(name: str) -> Policy:
     return _NAMES[name]()
 
 
-def build_all(rules: Rules) -> Any:
-    """Return the rules with a new policy in place of every name."""
-    if isinstance(rules, Mapping):
-        return {pattern: build(rule) if isinstance(rule, str) else rule for pattern, rule in rules.items()}
-    return build(rules) if isinstance(rules, str) else rules
+def build_all(given: Policies) -> Any:
+    """Return what was given, with a new policy in place of every name."""
+    if isinstance(given, Mapping):
+        return {pattern: build(own) if isinstance(own, str) else own for pattern, own in given.items()}
+    return build(given) if isinstance(given, str) else given

@@ -91,11 +91,11 @@ class SkipSpikes(LearningPolicy):
         seen = one_number(loss, "see: the loss is one number, such as loss.detach()")
         self._loss, self._loss_used_by = seen.reshape(1), set()
 
-    def told(self, same_parameters: bool) -> dict[str, Any]:
+    def compared_between_ranks(self, same_parameters: bool) -> dict[str, Any]:
         """Return the state that was loaded and the last loss, where it can be read without waiting for a device."""
         known = self._loss is not None and _devices.readable_now([self._loss])
         loss = {"see": f"{float(self._loss):.6g}"} if known and self._loss is not None else {}
-        return super().told(same_parameters) | loss
+        return super().compared_between_ranks(same_parameters) | loss
 
     def check(self, grads: GradientView) -> None:
         """Raise for what the policy for normal steps refuses."""

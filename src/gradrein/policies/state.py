@@ -121,8 +121,8 @@ class LearningPolicy(ABC):
         with torch.device("cpu"):  # whatever the default device is
             return self._new_memory()
 
-    def told(self, same_parameters: bool) -> dict[str, Any]:
-        """Return what it was told since it was built, for ranks to compare: with the norms, this makes its state.
+    def compared_between_ranks(self, same_parameters: bool) -> dict[str, Any]:
+        """Return what was loaded since it was built, for ranks to compare: with the norms, this makes its state.
 
         Args:
             same_parameters: Whether all ranks hold the same parameters; a state for each differs otherwise.

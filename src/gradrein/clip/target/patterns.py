@@ -18,14 +18,14 @@ def check_policies(policy: Any) -> None:
     if not isinstance(policy, Mapping):
         refuse_no_policy(policy)
         return
-    for pattern, rule in policy.items():
+    for pattern, own in policy.items():
         if not isinstance(pattern, str):
             raise ArgumentTypeError(
                 f"a name pattern is a string such as 'head.*', found {type(pattern).__name__}: {pattern!r:.80}. Pass "
                 "for instance {'head.*': gradrein.by_norm(0.5), '*': gradrein.by_norm(1.0)}."
             )
-        if rule is not None:
-            refuse_no_policy(rule)
+        if own is not None:
+            refuse_no_policy(own)
 
 
 def match_names(
@@ -83,21 +83,21 @@ def first_match(patterns: Mapping[str, Any], name: str, label: str = "") -> str 
 
 
 def describe_policy(policy: Any, same_parameters: bool = True) -> str:
-    """Describe a policy, or a mapping from patterns to policies, by its settings and by what it was told since.
+    """Describe a policy, or a mapping from patterns to policies, by its settings and by the state that was loaded.
 
     Args:
         policy: The policy.
         same_parameters: Whether all ranks hold the same parameters.
     """
     if isinstance(policy, Mapping):
-        rules = (f"{pattern!r}: {describe_policy(rule, same_parameters)}" for pattern, rule in policy.items())
-        return "{" + ", ".join(rules) + "}"
+        own = (f"{pattern!r}: {describe_policy(each, same_parameters)}" for pattern, each in policy.items())
+        return "{" + ", ".join(own) + "}"
     kind = type(policy).__name__.lstrip("_")
     is_ours = type(policy).__module__.startswith("gradrein.")  # attributes of another's may differ between ranks
     public = [name for name in vars(policy) if not name.startswith("_")] if is_ours else []
     settings = {name: describe(getattr(policy, name), same_parameters) for name in public}
-    told = policy.told(same_parameters) if isinstance(policy, LearningPolicy) else {}
-    return f"{kind}({', '.join(f'{name}={value}' for name, value in (settings | told).items())})"
+    loaded = policy.compared_between_ranks(same_parameters) if isinstance(policy, LearningPolicy) else {}
+    return f"{kind}({', '.join(f'{name}={value}' for name, value in (settings | loaded).items())})"
 
 
 def describe(value: Any, same_parameters: bool = True) -> str:

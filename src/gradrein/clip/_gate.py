@@ -1,7 +1,8 @@
 """The one way in: each call reads its target here, and ranks compare their calls before anything is measured.
 
 What comes out is a `Gradients`: tensors of this process and, where other ranks hold parts or copies of them, a
-`RankShare`, which says what numbers of this process come to over all ranks. Code behind it asks only whether there is one.
+`RankShare`, which says what numbers of this process come to over all ranks. Code behind it asks only whether it is
+there.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._validate import finite, number
+from ..clip.target.patterns import match_names
 from ..errors import ArgumentError, UnusedInputError
 from ..persample import per_sample
 
@@ -54,13 +54,9 @@ def by_pattern(
     expected = "Private: max_norm is a number, or a dict of patterns and numbers"
     given = max_norm if isinstance(max_norm, Mapping) else {"*": max_norm}
     norms = {key: finite(c, expected, above_zero=True) for key, c in given.items()}
-    first = {name: next((key for key in norms if fnmatchcase(name, key)), None) for name in parameters}
-    groups = {key: {n: p for n, p in parameters.items() if first[n] == key} for key in norms}
-    if None in first.values() or not all(groups.values()):
-        raise ArgumentError(
-            "Private: each parameter needs a pattern of max_norm that fits, and each pattern a parameter that no "
-            f"earlier one has; found {first} for the patterns {list(norms)}."
-        )
+    pattern_of = match_names(norms, list(parameters), None, [True] * len(parameters), all_here=True)
+    pairs = list(zip(parameters.items(), pattern_of, strict=True))
+    groups = {key: {n: p for (n, p), pattern in pairs if pattern == key} for key in norms}
     return norms, groups
 
 

@@ -1,7 +1,6 @@
 """`backward` against torch's own: implicit gradients, arguments, inputs, threads."""
 
 import inspect
-import threading
 
 import pytest
 import torch
@@ -155,13 +154,3 @@ def test_nested(layout):
     assert all(torch.equal(g, 2 * p) for g, p in zip(nested.grad.unbind(), parts, strict=True))
     with pytest.raises(RuntimeError, match="Mismatch in shape"):
         gradrein.backward(nested * 2, torch.ones(3, 3))
-
-
-def test_from_several_threads_at_once():
-    weights = [torch.full((3,), float(i), requires_grad=True) for i in range(4)]
-    threads = [threading.Thread(target=lambda w=w: gradrein.backward(w.square().sum())) for w in weights]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [w.grad[0].item() for w in weights] == [0.0, 2.0, 4.0, 6.0]

@@ -160,17 +160,3 @@ def fail(run):
 )
 def test_a_caught_error_holds_nothing(run):
     assert [held() for held in fail(run) if held() is not None] == []
-
-
-@pytest.mark.usefixtures("without_collector")
-def test_errors_that_are_kept_hold_what_torchs_would_and_go_with_it():
-    kept, net = [], Net()
-    model = weakref.ref(net)
-    for case in MISTAKES[:2]:
-        try:
-            case.values[0](net)
-        except errors.BackwardError as error:
-            kept.append(error)
-    del net
-    kept.clear()
-    assert model() is None

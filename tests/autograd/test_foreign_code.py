@@ -9,7 +9,6 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradrein
 from gradrein import errors
@@ -113,25 +112,6 @@ def test_torchs_error_about_a_run_inside_a_backward_is_not_diagnosed_as_one_of_t
     with pytest.raises(RuntimeError, match="appears to not have been used") as caught:
         gradrein.backward(own_function(inner)(leaf).sum())
     assert type(caught.value) is RuntimeError
-
-
-def test_no_mode_sees_the_search_for_a_cause(leaf):
-    seen = []
-
-    class Watching(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
-
-    loss, other = leaf.exp().sum(), torch.ones(2, requires_grad=True)
-
-    def ops_of(grad):
-        seen.clear()
-        with Watching(), pytest.raises(RuntimeError, match="appears to not have been used"):
-            grad(loss, other, retain_graph=True)
-        return list(seen)
-
-    assert ops_of(gradrein.grad) == ops_of(torch.autograd.grad)
 
 
 # -- gradients and the compiler ------------------------------------------------------------------------------

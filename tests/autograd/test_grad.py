@@ -86,33 +86,6 @@ def test_what_cannot_be_materialized(leaf):
 # Batches of gradients.
 
 
-def batch_cases():
-    layer, attention = nn.Linear(3, 4), nn.MultiheadAttention(4, 2)
-
-    def attend(x):
-        return attention(x[None], x[None], x[None])[0]
-
-    return {
-        "elementwise": lambda x: x.exp() * x,
-        "linear": layer,
-        "cdist": lambda x: torch.cdist(x, x.detach() + 1),
-        "conv": lambda x: torch.nn.functional.conv1d(x[None], torch.ones(2, x.shape[0], 2)),
-        "attention": lambda x: attend(torch.cat([x, x[:, :1]], 1)),
-        "cumsum": lambda x: x.cumsum(0).prod(1),
-    }
-
-
-@pytest.mark.parametrize("name", batch_cases())
-def test_batched_equals_one_by_one(name):
-    torch.manual_seed(0)
-    x = torch.randn(4, 3, requires_grad=True)
-    out = batch_cases()[name](x)
-    grads = torch.randn(5, *out.shape)
-    expected = torch.stack([torch.autograd.grad(out, x, g, retain_graph=True)[0] for g in grads])
-    (found,) = gradrein.grad(out, x, grads, is_grads_batched=True)
-    torch.testing.assert_close(found, expected)
-
-
 def test_batched_with_an_edge_and_with_several_outputs(leaf):
     hidden = leaf.square()
     edge = get_gradient_edge(hidden)

@@ -1,6 +1,5 @@
 """What a step reads may change between calls: Dynamo's guards see it, or our own checks at every call."""
 
-import random
 import threading
 
 import pytest
@@ -49,22 +48,6 @@ def test_a_model_that_is_changed_between_calls(name):
     if again:
         twins.run(x, y)
     twins.captured(x, y)
-
-
-AROUND = {
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "Dynamo switched off": lambda: torch.compiler.set_stance("force_eager"),
-}
-
-
-@pytest.mark.parametrize("name", AROUND)
-def test_a_mode_around_some_calls(name):
-    twins = Twins(mlp())
-    warm(twins, *batch())
-    with AROUND[name]():
-        twins.run(*batch())
-        (twins.eager if "off" in name else twins.captured)(*batch())
-    twins.captured(*batch())
 
 
 def test_other_shapes_other_dtypes_and_no_graph():
@@ -128,15 +111,6 @@ def test_inputs_that_share_memory_with_each_other():
     twins.captured(x, y)
 
 
-def test_windows_of_one_tensor_are_no_obstacle():
-    model = nn.Sequential(nn.Embedding(7, 6), nn.Linear(6, 7))
-    ids = torch.randint(7, (B, 9))
-    twins = Twins(model)
-    warm(twins, ids[:, :-1], ids[:, 1:])
-    twins.captured(ids[:, :-1], ids[:, 1:])
-    twins.eager(ids[:, :-1], ids[:, 1:].clone())
-
-
 def test_a_graph_from_before_the_step():
     body, head = nn.Linear(D, D), nn.Linear(D, C)
     model = nn.Sequential(body, head)
@@ -179,28 +153,6 @@ def test_hooks_that_pack_saved_values_around_a_captured_step():
         assert torch.equal(captured(x), step(x))
     assert packed
     assert ": captured (" in captured.explain()
-
-
-def test_a_step_that_draws_from_pythons_generator():
-    """Dynamo draws before it calls the graph; where the call ends in the eager step, that draws the same number."""
-
-    def make(model):
-        return lambda x, y: gradrein.per_sample(losses_of(model, x, y) * random.random(), model).norms()
-
-    twins = Twins(mlp(), make)
-    for _ in range(4):
-        twins.run(*batch())
-
-
-def test_weights_that_are_tied_after_the_capture():
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
-    step = lambda x: gradrein.per_sample(model(x).square().sum(1), model).norms()  # noqa: E731
-    compiled, x = gradrein.compile(step, model, backend="captured"), torch.randn(3, 4)
-    for _ in range(3):
-        compiled(x)
-    assert ": captured" in compiled.explain()
-    model[2].weight = model[0].weight
-    assert torch.equal(compiled(x), step(x))
 
 
 def test_steps_in_several_threads():

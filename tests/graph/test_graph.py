@@ -87,23 +87,6 @@ def test_a_very_deep_graph():
     assert graph.parameter_uses(read)[0].leaf is leaf
 
 
-def test_no_graph_without_gradient():
-    assert graph.read(torch.ones(2)).nodes == ()
-
-
-def test_several_outputs_share_one_graph():
-    weight = torch.ones(3, requires_grad=True)
-    hidden = weight.exp()
-    read = graph.read([hidden.sum(), hidden.mean(), torch.ones(1)])
-    assert len(read.roots) == 2
-    assert sorted(graph.op(node) for node in read.nodes) == [
-        "AccumulateGrad",
-        "ExpBackward0",
-        "MeanBackward0",
-        "SumBackward0",
-    ]
-
-
 @pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR).*:UserWarning")
 @pytest.mark.parametrize(
     "make",

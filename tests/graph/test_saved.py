@@ -23,13 +23,6 @@ def test_ready_values_are_the_tensors_themselves():
     assert all(entry.state == "ready" for entry in entries.values())
 
 
-def test_an_output_that_was_saved_is_readable():
-    out = torch.ones(3, requires_grad=True).exp()
-    (entry,) = graph.saved(out.grad_fn)
-    assert entry.name == "result"
-    assert torch.equal(entry.value, out)
-
-
 def test_freed_after_backward():
     out = torch.ones(3, requires_grad=True).exp()
     out.sum().backward()
@@ -122,12 +115,6 @@ def test_one_stale_tensor_of_a_custom_function():
         "tensors[1]": "stale",
         "tensors[2]": "ready",
     }
-
-
-def test_custom_function_freed():
-    out = Scale.apply(torch.ones(3, requires_grad=True), torch.tensor(2.0))
-    out.sum().backward()
-    assert states(out.grad_fn) == {"tensors": "freed"}
 
 
 def test_a_failing_unpack_hook_is_the_users_error_not_ours():

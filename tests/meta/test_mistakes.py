@@ -199,6 +199,13 @@ PER_SAMPLE = [
     (lambda s: gradrein.per_sample(s.losses, s.optimizer), GradientTypeError, "SGD", "per_sample(losses, model)"),
     (lambda s: gradrein.per_sample(s.losses, s.model.parameters), GradientTypeError, "method", "Pass the model"),
     (lambda s: gradrein.per_sample(s.losses, [s.model]), GradientTypeError, "Sequential", "named_parameters()"),
+    (
+        lambda s: gradrein.per_sample(s.losses, ["w"]),
+        GradientTypeError,
+        "'0' is not a tensor but str",
+        "named_parameters()",
+    ),
+    (lambda s: gradrein.per_sample(s.losses, {"w": s.x * s.loss}), GradientTypeError, "'w' was computed from", "Pass"),
     (lambda s: gradrein.per_sample(s.losses, [(1, 2, 3)]), GradientTypeError, "tuple", "a name and a tensor"),
     (
         lambda s: gradrein.per_sample(s.losses, [*s.model[0].named_parameters(), *s.model[1].named_parameters()]),
@@ -227,6 +234,7 @@ PER_SAMPLE = [
     (lambda s: s.per_sample.dot(3), ArgumentTypeError, "int", "named_parameters()"),
     (lambda s: s.per_sample.dot({"0.weight": 3}), ArgumentTypeError, "int", "must be a tensor"),
     (lambda s: s.per_sample.dot({"zzz": torch.ones(1)}), ArgumentError, "'zzz'", "0.weight"),
+    (lambda s: s.per_sample.dot({"0.bias": torch.ones(9)}), ArgumentError, "shape (9,)", "its parameter (2,)"),
     (lambda s: s.per_sample.cosine([torch.ones(2, 3)]), ArgumentTypeError, "list", "named_parameters()"),
     (lambda s: s.per_sample.stream(samples=1.5), ArgumentError, "1.5", "whole number"),
     (lambda s: s.per_sample.weighted_([1, 2, 3, 4]), ArgumentTypeError, "list", "shape (4,)"),

@@ -68,3 +68,4 @@ def test_import_brings_nothing_heavy():
     assert "gradrein" in new
     heavy = {"matplotlib", "rich", "lightning", "transformers", "accelerate", "sklearn", "hypothesis", "pytest"}
     assert not new & heavy
+    assert not {"torch._dynamo", "torch._inductor"}.intersection(done.stdout.split())

@@ -5,8 +5,6 @@ import torch
 from torch import nn
 
 import gradrein
-from gradrein.persample.layout.samples import SampleLayout
-from gradrein.persample.representations.outer import Outer
 
 from .oracle import flat, loop
 
@@ -42,24 +40,3 @@ def test_a_default_device_is_not_ours(name, grouped):
     torch.testing.assert_close(flat(grads), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(norms, expected.norm(dim=1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gram, (expected @ expected.T).to(gram), rtol=1e-4, atol=1e-4)
-
-
-def test_owners_that_are_proved_serve_tensors_of_any_device():
-    layout, x = SampleLayout(2, None, torch.tensor([0, 1, 1, 0])), torch.empty(4, D, device="meta")
-    assert layout.by_sample(x, 1).device.type == "meta"
-    assert layout.sums(torch.empty(4, device="meta"), ()).device.type == "meta"
-    assert layout.owner_of_each(4, x.device).device.type == "meta"
-
-
-def test_products_between_samples_lie_where_their_gradients_do():
-    factors = torch.empty(B, 9, D, device="meta"), torch.empty(B, 9, D, device="meta")
-    assert Outer(*factors).gram().device.type == "meta"
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element")
-def test_layers_without_width_have_gradients_as_their_parameters_are():
-    layer, other = nn.Linear(D, 0, dtype=torch.float64), nn.Linear(D, 1, dtype=torch.float64)
-    x = torch.randn(B, D, dtype=torch.float64)
-    losses = layer(x).exp().sum(1) + other(x).sum(1)
-    grads = gradrein.per_sample(losses, nn.ModuleList([layer, other])).grads()
-    assert {(g.dtype, g.device.type) for g in grads.values()} == {(torch.float64, "cpu")}

@@ -50,26 +50,6 @@ def test_statistics_and_audits_of_every_size(size):
     assert ps.audit().parameters["weight"] < 1e-12
 
 
-@pytest.mark.parametrize("size", [1e-170, 1e170])
-def test_an_audit_finds_a_wrong_rule_at_every_size(size):
-    class WronglyScaled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, w):
-            ctx.save_for_backward(x)
-            return x * w
-
-        @staticmethod
-        def backward(ctx, g):
-            return None, (g * ctx.saved_tensors[0]).sum(0)
-
-    w = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    losses = WronglyScaled.apply(torch.randn(4, 3, dtype=torch.float64) * size, w).sum(1)
-    wrong = lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape) * 1.5  # noqa: E731
-    gradrein.register_rule(WronglyScaled, wrong, replace=True)
-    with pytest.raises(errors.AuditError, match="`w` is off"):
-        gradrein.per_sample(losses, {"w": w}).audit()
-
-
 def test_a_sparse_direction_and_one_of_integers():
     model = torch.nn.Linear(3, 1, bias=False)
     ps = gradrein.per_sample(model(torch.tensor([[1.0, 2.0, 3.0], [0.0, 1.0, 0.0]])).squeeze(1), model)

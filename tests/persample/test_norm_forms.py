@@ -1,47 +1,18 @@
 """Norms, factors and weights of every size, whichever way they are computed."""
 
-import math
-
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import gradrein
-from gradrein.persample.layout.samples import SampleLayout
-from gradrein.persample.queries import sums
 from gradrein.persample.queries.sums import Joint
 from gradrein.persample.representations import numerics
 from gradrein.persample.representations.base import Dense
 from gradrein.persample.representations.outer import Outer
-from gradrein.persample.representations.rows import first_places
-
-SIZES = st.sampled_from([0.0, 1e-45, 1e-30, 1e-12, 1.0, 1e12, 1e30, math.inf, math.nan])
 
 
 def same(found, expected, **tolerance):
     torch.testing.assert_close(found, expected, equal_nan=True, **tolerance)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    sizes=st.lists(SIZES, min_size=1, max_size=4),
-    samples=st.integers(0, 3),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.complex64]),
-    shape=st.sampled_from([(), (1,), (5,), (1, 7), (0,), (2, 3, 2)]),
-    host=st.booleans(),
-)
-def test_norms_of_rows_of_every_size(sizes, samples, dtype, shape, host):
-    """Also as a device computes them, where no value is looked at."""
-    scale = torch.tensor([sizes[i % len(sizes)] for i in range(samples)], dtype=torch.float64)
-    block = (torch.randn(samples, *shape) * scale.view(-1, *(1,) * len(shape))).to(dtype)
-    rows = numerics.double(block).reshape(samples, math.prod(shape))
-    unit = scale.where((scale > 0) & scale.isfinite(), 1)
-    expected = torch.linalg.vector_norm(rows / unit[:, None], dim=1) * unit
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numerics, "on_host", lambda _: host)
-        same(numerics.row_norms(block), expected.double(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e12, 1e25])
@@ -64,28 +35,6 @@ def test_norms_and_sums_of_what_is_written_down_side_by_side(size, dtype, budget
     same(numerics.total_norms([*norms.values()], 4, extreme=dtype == torch.float64), total, rtol=1e-6, atol=0)
     if len(joint.forms) == 2:
         same(joint.norms(), total, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("size", [1e-320, 1e-40, 1e-20, 1.0, 1e20, 1e40])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_weights_of_every_size(size, dtype):
-    """A weight that float32 cannot hold is multiplied in float64."""
-    weights = torch.tensor([1.0, 0.5, 0.0], dtype=torch.float64) * size
-    block = torch.randn(3, 4).to(dtype)
-    narrow = numerics.narrowed(weights)
-    expected = block.double() * weights[:, None]
-    same(numerics.scale_rows(block, narrow).double(), expected, rtol=1e-6, atol=0)
-    same(numerics.weighted_sum(block, narrow).double(), expected.sum(0), rtol=1e-5, atol=1e-6 * size)
-    assert narrow.dtype == (torch.float32 if 1e-20 <= size <= 1e20 else torch.float64)
-
-
-@given(norms=st.lists(st.floats(0, allow_infinity=False), max_size=9), limit=st.floats(1e-300, allow_infinity=True))
-def test_factors(norms, limit):
-    """A gradient is never made longer, and a zero gradient stays."""
-    found = sums.factors(torch.tensor(norms, dtype=torch.float64), limit, None)
-    expected = [1.0 if n <= limit else limit / n for n in norms]
-    same(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=0)
-    assert not (found > 1).any()
 
 
 @pytest.mark.parametrize("width", [4096, 4097, 3 * 4096, 2**20 + 5, 2**22])
@@ -140,19 +89,6 @@ def test_a_sample_of_many_parameters_is_clipped_to_the_limit():
     torch.testing.assert_close(ps.norms().double(), torch.stack(written), rtol=1e-6, atol=0)
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    values=st.lists(SIZES | SIZES.map(float.__neg__), min_size=6, max_size=6),
-    shape=st.sampled_from([(6, 1), (3, 2), (2, 3), (1, 2, 3), (2, 3, 1), (6, 0), (0, 6)]),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.complex64]),
-)
-def test_largest_number_of_each_sample_is_the_infinity_norm(values, shape, dtype):
-    block = torch.tensor(values if math.prod(shape) else [], dtype=torch.float64).to(dtype).view(shape)
-    dims = tuple(range(1, len(shape)))
-    expected = torch.linalg.vector_norm(block, torch.inf, dim=dims).double() if block.numel() else torch.zeros(shape[0])
-    same(numerics.row_max(block), expected.double())
-
-
 def test_losses_may_be_changed_in_place_afterwards():
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     losses = model(x).square().sum(1)
@@ -160,33 +96,3 @@ def test_losses_may_be_changed_in_place_afterwards():
     losses.mul_(5)
     ps.audit()
     same(ps.norms(), gradrein.per_sample(model(x).square().sum(1), model).norms())
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    shape=st.lists(st.integers(0, 4), min_size=1, max_size=4),
-    samples=st.integers(1, 4),
-    kept=st.integers(0, 4),
-    data=st.data(),
-)
-def test_sums_of_blocks_are_those_of_single_elements(shape, samples, kept, data):
-    x = torch.arange(math.prod(shape), dtype=torch.float64).view(shape)
-    fitting = [block for block in range(1, x.numel() + 1) if x.numel() % (block * samples) == 0]
-    if not fitting:
-        return
-    block = data.draw(st.sampled_from(fitting))
-    under = [data.draw(st.sampled_from([1, size])) for size in shape[len(shape) - min(kept, len(shape)) :]]
-    owners = torch.arange(x.numel()) // block % samples
-    expected = SampleLayout(samples, None, owners).sums(x, under)
-    same(SampleLayout(samples, block, None).sums(x, under), expected)
-    same(SampleLayout(samples, block, None).sums(x.mT.contiguous().mT if x.dim() > 1 else x, under), expected)
-
-
-@given(samples=st.integers(0, 3), count=st.integers(0, 6), high=st.integers(1, 7))
-def test_equal_ids_of_a_sample_share_a_place_and_no_others_do(samples, count, high):
-    ids = torch.randint(high, (samples, count))
-    sample_of = torch.arange(samples)[:, None].expand(samples, count)
-    known = torch.stack([sample_of, ids, first_places(ids)], -1).flatten(0, 1).tolist()
-    known = [tuple(one) for one in known]
-    assert len({(sample, one) for sample, one, _ in known}) == len({place for *_, place in known}) == len(set(known))
-    assert all(0 <= place < ids.numel() for *_, place in known)

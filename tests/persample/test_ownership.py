@@ -89,26 +89,6 @@ def test_writes_into_slices_are_followed(dtype, part):
         assert check(written(m(data().to(dtype)[order]), part).square().sum(1), m) is FOLLOWED
 
 
-@pytest.mark.parametrize(
-    "compute", [lambda part, h: part.mul_(2), lambda part, h: part.mul_(h), lambda part, h: part.copy_(h.flip(0))]
-)
-def test_what_is_computed_in_a_slice(compute):
-    m = nn.Linear(D, D)
-    h = m(data())
-    out = h * 1.0
-    compute(out[:, 1:], h[:, 1:])
-    assert check(out.square().sum(1), m, allow_coupling=True)
-
-
-def test_rows_of_two_samples_in_one_slice_are_refused():
-    m = nn.Linear(D, D)
-    h = m(data())
-    out = h * 1.0
-    out[:2] = h[1:2]
-    with pytest.raises(BatchCouplingError):
-        gradrein.per_sample(out.square().sum(1), m)
-
-
 def test_more_samples_than_a_dtype_can_count():
     m = nn.Linear(2, 1).to(torch.bfloat16)
     x, order = torch.randn(600, 2, dtype=torch.bfloat16), torch.randperm(600)

@@ -9,6 +9,7 @@ from torch import nn
 
 import gradrein
 from gradrein import errors
+from gradrein.persample.representations import base
 
 from .oracle import flat, loop
 
@@ -45,6 +46,31 @@ def test_linear_of_any_shape_and_layout(batch, steps, d_in, d_out, order, bias):
         assert found["weight"].shape == (0, d_out, d_in)
         ps.clip_(1.0)
         torch.testing.assert_close(layer.weight.grad, torch.zeros(d_out, d_in))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dims=st.integers(1, 3),
+    channels=st.tuples(st.sampled_from([1, 3, 8, 9]), st.sampled_from([1, 2, 8, 40])),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    padding=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+    last=st.booleans(),
+    chunk=st.sampled_from([1, 1 << 22]),
+)
+def test_convolution_of_any_shape(dims, channels, kernel, stride, padding, dilation, last, chunk):
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1](*channels, kernel, stride, padding, dilation)
+    x = torch.randn(3, channels[0], *(7 + i for i in range(dims)))
+    if last and dims > 1:
+        x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[dims - 2])
+    losses = layer(x).square().flatten(1).sum(1)
+    expected = loop(losses, dict(layer.named_parameters()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "CHUNK_BYTES", chunk)
+        ps = gradrein.per_sample(losses, layer)
+        torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
+        torch.testing.assert_close(ps.grads(), expected)
 
 
 @pytest.mark.parametrize("groups", [[0, 0, 1, 1], [7, 3, 7, 7], [1, 1, 1, 1], [3, 2, 1, 0]])

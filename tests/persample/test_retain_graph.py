@@ -91,14 +91,6 @@ def test_what_a_rule_gives_up_is_written_down_before_it_is_forgotten(use, below)
         torch.testing.assert_close(freed.norms(), expected.flatten(1).norm(dim=1))
 
 
-def test_elementwise_ops_are_not_run_once_per_sample():
-    scale, x = torch.rand(6, requires_grad=True), torch.randn(3, 4)
-    weight = torch.rand(4, 6, requires_grad=True)
-    for op in (torch.mul, torch.add, torch.sub, torch.div, torch.maximum):
-        plan = gradrein.per_sample(op(x @ weight, scale).square().sum(1), [scale, weight]).plan()
-        assert "one by one" not in plan, plan
-
-
 def test_the_budget_is_spent_once():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3)))

@@ -1,6 +1,5 @@
 """Slices that an index moves: reading the index tells what running the op tells."""
 
-import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -56,13 +55,3 @@ def test_reading_the_index_tells_what_running_the_op_tells(name, shape, folded, 
         found, expected = by_slices(step) if name in READ else step.sends(), by_running(step)
         assert found.shape == expected.shape == shape
         assert torch.equal(found.ids.expand(found.shape), expected.ids.expand(expected.shape))
-
-
-@pytest.mark.parametrize("name", ["index", "index_select", "index_add"])
-def test_the_op_is_not_run(name, monkeypatch):
-    monkeypatch.setattr("gradrein.persample.ops.indexing.by_running", None)
-    x, source = torch.randn(4, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
-    out = OPS[name](x, source, 0, torch.tensor([3, 1]))
-    owners = Owners.of(torch.arange(len(out), dtype=torch.int32)[:, None], tuple(out.shape))
-    found = by_slices(Step(out.grad_fn, (owners,), 0, (4, 3), by_indices=True))
-    assert found.ids.flatten().tolist() == ([0, 1, 2, 3] if name == "index_add" else [UNREACHED, 1, UNREACHED, 0])

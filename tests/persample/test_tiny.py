@@ -5,8 +5,6 @@ import torch
 from torch import nn
 
 import gradrein
-from gradrein.persample.engine import Losses
-from gradrein.persample.owners.probe import probe
 
 from .oracle import flat, loop
 
@@ -93,23 +91,3 @@ def test_the_smallest_number_has_an_owner():
     losses = (model(x).squeeze(1) * tiny)[torch.tensor([0, 2, 1])]
     found = gradrein.per_sample(losses, model).grads()
     torch.testing.assert_close(found, loop(losses, {"weight": model.weight}), rtol=0, atol=0)
-
-
-def owners_at(value, losses):
-    """Ask the engine who owns the elements of a value; None if samples share some."""
-    samples = len(losses)
-    return probe(Losses(losses, torch.arange(samples), samples), [value.grad_fn])[value.grad_fn]
-
-
-@pytest.mark.parametrize("mix", [lambda h: torch.softmax(h @ h.T, 1) @ h, lambda h: h - h.mean(0)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("small", [1e-3, 1e-6, 1e-12, 1e-25])
-@pytest.mark.parametrize("batch", [2, 3, 7, 40])
-def test_coupling_is_seen_however_small_one_loss_is(mix, dtype, small, batch):
-    torch.set_default_dtype(dtype)
-    h = nn.Linear(D, D)(torch.randn(batch, D))
-    for heavy in (0, batch - 1):
-        weights = torch.full((batch,), small)
-        weights[heavy] = 1.0
-        assert owners_at(h, mix(h).square().sum(1) * weights) is None
-        assert owners_at(h, h.square().sum(1) * weights) is not None

@@ -14,44 +14,26 @@ B, T, V = 3, 6, 19
 
 
 def gpt2():
-    config = transformers.GPT2Config(
-        vocab_size=V,
-        n_positions=8,
-        n_embd=8,
-        n_layer=2,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+    dropouts = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=V, n_positions=8, n_embd=8, n_layer=2, n_head=2, **dropouts)
     )
-    return transformers.GPT2LMHeadModel(config)
+
+
+SMALL = {"vocab_size": V, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
 def bert():
     config = transformers.BertConfig(
-        vocab_size=V,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=12,
-        max_position_embeddings=8,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
+        **SMALL, max_position_embeddings=8, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     return transformers.BertForMaskedLM(config)
 
 
 def llama():
-    config = transformers.LlamaConfig(
-        vocab_size=V,
-        hidden_size=8,
-        intermediate_size=12,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=8,
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SMALL, num_key_value_heads=1, max_position_embeddings=8)
     )
-    return transformers.LlamaForCausalLM(config)
 
 
 def t5():
@@ -64,6 +46,22 @@ def t5():
     return model
 
 
+def losses_of(model, ids):
+    return F.cross_entropy(model(ids).logits.transpose(1, 2), ids, reduction="none").sum(1)
+
+
+def check(ps, expected):
+    found = ps.grads()
+    assert list(found) == list(expected)
+    torch.testing.assert_close(flat(found), flat(expected))
+    torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
+    ps.audit()
+
+
+def parameters(model):
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 @pytest.mark.parametrize("build", [gpt2, bert, llama, t5])
 @pytest.mark.parametrize("steps", [T, B])
 @pytest.mark.filterwarnings("ignore")
@@ -71,16 +69,8 @@ def test_equals_the_loop(build, steps):
     model = build().double().train()
     ids = torch.randint(V, (B, steps))
     for _ in range(2):
-        logits = model(ids).logits
-        losses = F.cross_entropy(logits.transpose(1, 2), ids, reduction="none").sum(1)
-        parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        expected = loop(losses, parameters)
-        ps = gradrein.per_sample(losses, model)
-        found = ps.grads()
-        assert list(found) == list(expected)
-        torch.testing.assert_close(flat(found), flat(expected))
-        torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
-        ps.audit()
+        losses = losses_of(model, ids)
+        check(gradrein.per_sample(losses, model), loop(losses, parameters(model)))
 
 
 @pytest.mark.parametrize("build", [gpt2, bert, llama, t5])
@@ -92,20 +82,12 @@ def test_gradient_checkpointing(build):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.3
     ids = torch.randint(V, (B, T))
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
 
     def losses(use_reentrant):
         model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
         torch.manual_seed(5)
-        logits = model(ids).logits
-        return F.cross_entropy(logits.transpose(1, 2), ids, reduction="none").sum(1)
+        return losses_of(model, ids)
 
-    expected = loop(losses(False), parameters)
-    ps = gradrein.per_sample(losses(False), model)
-    found = ps.grads()
-    assert list(found) == list(expected)
-    torch.testing.assert_close(flat(found), flat(expected))
-    torch.testing.assert_close(ps.norms(), flat(expected).norm(dim=1))
-    ps.audit()
+    check(gradrein.per_sample(losses(False), model), loop(losses(False), parameters(model)))
     with pytest.raises(gradrein.errors.UnsupportedOperationError, match="gradient_checkpointing_kwargs"):
         gradrein.per_sample(losses(True), model)

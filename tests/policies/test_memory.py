@@ -256,8 +256,3 @@ def test_element_spike_refuses_what_it_cannot_remember():
             gradrein.clip_({"q": q}, policy)
     with pytest.raises(ArgumentError, match=r"'q' has shape \(4,\) and had \(3,\) before"):
         gradrein.clip_({"q": q}, policy)
-
-
-@every_policy
-def test_repr_tells_the_policy(make):
-    assert "=" in repr(make())

@@ -192,12 +192,6 @@ def check_kind(g: Tensor) -> None:
     )
 
 
-def check_kinds(grads: Iterable[Tensor]) -> None:
-    """Refuse if any of them is such."""
-    for g in grads:
-        check_kind(g)
-
-
 def _dense(g: Tensor) -> Tensor:
     """Return the values that a gradient stores, up to their sign and conjugation."""
     if g.is_sparse:  # entries may be listed twice until they are coalesced

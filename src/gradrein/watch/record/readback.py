@@ -1,6 +1,7 @@
 """Read numbers that steps left on devices: many steps at once, so that training rarely waits."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import TypeAlias
 
 import torch
@@ -46,7 +47,7 @@ def _read(tensors: list[Tensor]) -> list[list[float]]:
     for device in {t.device for t in tensors}:
         at = [i for i, t in enumerate(tensors) if t.device == device]
         wide = accumulation_dtype(device)
-        flat = torch.cat([tensors[i].detach().reshape(-1).to(wide) for i in at]).tolist()
+        numbers = iter(torch.cat([tensors[i].detach().reshape(-1).to(wide) for i in at]).tolist())
         for i in at:
-            read[i], flat = flat[: tensors[i].numel()], flat[tensors[i].numel() :]
+            read[i] = list(islice(numbers, tensors[i].numel()))
     return [read[i] for i in range(len(tensors))]

@@ -126,17 +126,6 @@ def unused_in_a_batch(net):
     gradrein.grad(out, net, torch.ones(2, *out.shape), is_grads_batched=True)
 
 
-class Logged(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-@mistake(errors.UnusedInputError, UNUSED)
-def unused_by_a_subclass(net):
-    gradrein.grad(net(X).as_subclass(Logged).sum(), net.idle.weight)
-
-
 @mistake(
     errors.GraphFreedError,
     FREED,
@@ -230,15 +219,6 @@ def stale_in_a_custom_function(net):
     loss = Saves.apply(hidden).sum()
     hidden.add_(1)
     gradrein.backward(loss)
-
-
-@mistake(errors.InplaceModifiedError, STALE)
-def stale_beside_a_checkpoint(net):
-    region = torch.utils.checkpoint.checkpoint(lambda x: x.exp().square(), net(X), use_reentrant=False)
-    loss = region * net.head.bias
-    with torch.no_grad():
-        net.head.bias.mul_(2)
-    gradrein.backward(loss.sum())
 
 
 @mistake(

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import weakref
 
 import torch
 from torch import nn
@@ -20,30 +21,17 @@ class Net(nn.Module):
         return self.head(self.body(x).tanh() * self.scale)
 
 
-def test_names_from_model_mapping_and_pairs_agree():
+def test_names():
     net = Net()
     sources = (net, dict(net.named_parameters()), net.named_parameters())
     assert {graph.find_names(source).of(net.body[2].bias) for source in sources} == {"body.2.bias"}
-
-
-def test_buffers_have_names_and_strangers_have_none():
-    net = Net()
-    assert graph.find_names(net).of(net.scale) == "scale"
+    assert graph.find_names(net).of(net.scale) == "scale"  # a buffer
     assert graph.find_names(net).of(torch.ones(1)) is None
     assert graph.find_names(net).module_of(net.head.weight) == "head"
-
-
-def test_live_modules_are_found_by_their_outermost_owner():
-    net = nn.Sequential(Net())
-    inner = net[0]
-    assert graph.find_names().of(inner.head.weight) == "Sequential.0.head.weight"
-
-
-def test_a_shared_weight_goes_by_its_first_name():
-    net = Net()
-    net.body[2].weight = nn.Parameter(torch.ones(4, 4))
     net.copy = net.body[2]
-    assert graph.find_names(net).of(net.copy.weight) == "body.2.weight"
+    assert graph.find_names(net).of(net.copy.weight) == "body.2.weight"  # a shared weight goes by its first name
+    outer = nn.Sequential(net)
+    assert graph.find_names().of(outer[0].head.weight) == "Sequential.0.head.weight"  # by their outermost owner
 
 
 def test_a_module_still_being_built_is_not_in_the_way():
@@ -55,10 +43,13 @@ def test_a_module_still_being_built_is_not_in_the_way():
     assert Half().early.of(torch.ones(1)) is None
 
 
-def test_variable_name_is_the_callers():
+def test_variable_name_is_the_callers_and_kept_by_nobody():
     momentum = torch.ones(1)
     assert graph.variable_name(momentum) == "momentum"
     assert graph.variable_name(torch.ones(1)) is None
+    gone = weakref.ref(momentum)
+    del momentum
+    assert gone() is None
 
 
 def test_locations_from_parameters_alone():

@@ -1,14 +1,16 @@
 """Saved values in every state: ready, freed, stale, packed; of torch's ops and of custom Functions."""
 
+import contextlib
 import cProfile
 
 import pytest
 import torch
 from torch import nn
-from torch.autograd.graph import save_on_cpu
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from gradrein import graph
+from gradrein._torch import saved
 
 
 def states(node, **kwargs):
@@ -121,7 +123,7 @@ def test_a_failing_unpack_hook_is_the_users_error_not_ours():
     def fail(_):
         raise RuntimeError("disk full")
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), fail):
+    with saved_tensors_hooks(lambda x: x.detach(), fail):
         out = torch.ones(3, requires_grad=True).exp()
     assert states(out.grad_fn) == {"result": "packed"}
     with pytest.raises(RuntimeError, match="disk full"):
@@ -163,7 +165,7 @@ def test_without_handles_no_hook_is_run_unless_asked(silent_handles):
         calls.append(1)
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach(), unpack):
+    with saved_tensors_hooks(lambda x: x.detach(), unpack):
         x = torch.ones(3, requires_grad=True)
         outputs = [x.exp(), Scale.apply(x, torch.tensor(2.0)), torch.cat([x, x]).sin()]
     for node in [out.grad_fn for out in outputs]:
@@ -179,3 +181,21 @@ def test_without_handles_ready_stale_and_freed_are_told_apart(silent_handles):
     test_stale_has_versions()
     test_freed_after_backward()
     test_packed_is_not_unpacked_unless_asked()
+
+
+CONTEXTS = {
+    "none": (contextlib.nullcontext, False),
+    "hooks": (lambda: saved_tensors_hooks(lambda value: value, lambda value: value), True),
+    "disabled": (lambda: disable_saved_tensors_hooks("not here"), False),
+}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_hooks_that_pack_are_noticed_and_left_alone(context):
+    make, expected = CONTEXTS[context]
+    with make():
+        assert [saved.has_pack_hooks(), saved.has_pack_hooks()] == [expected, expected]
+        if context == "disabled":
+            with pytest.raises(RuntimeError, match="not here"), saved_tensors_hooks(str, str):
+                pass
+    assert not saved.has_pack_hooks()

@@ -56,11 +56,6 @@ def two_seeds(**more):
     return found + watched
 
 
-def test_geometric_mean(table):
-    assert table.geometric([1, 100]) == pytest.approx(10)
-    assert table.geometric([0.0, 1.0]) == pytest.approx(1e-150)  # a loss of zero does not end the table
-
-
 def test_summary(table):
     found = table.summary(two_seeds(), ["none", "auto", "tried"], FIXED)
     row = found["lists"]["third"]["1x"]["waves"]
@@ -143,21 +138,6 @@ def test_keep_takes_what_has_more_seeds(table):
     assert "*:" not in table.tables(new).replace("**", "")
 
 
-RISES = {
-    "falls": ([4, 3, 2, 1], 0),
-    "rises once": ([1, 1.3, 1.6, 2.0], 1),
-    "a fifth is not more": ([1, 1.2, 1], 0),
-    "twice": ([1, 1.3, 1, 1.3], 2),
-    "without a fall between": ([1, 1.3, 1.2, 1.5], 1),
-    "from a lower floor": ([10, 5, 6.1, 1, 1.3], 2),
-}
-
-
-@pytest.mark.parametrize(("curve", "expected"), RISES.values(), ids=RISES)
-def test_rises(runs, curve, expected):
-    assert runs._rises(curve) == expected
-
-
 def test_judge(runs):
     found = runs.judge([10, 1, 10, 1, 1, 1, 4])
     assert found == pytest.approx(
@@ -169,7 +149,3 @@ def test_judge(runs):
     assert runs.judge([1.0, 0.0, 0.0, 0.0])["swing"] == 0
     with pytest.raises(AssertionError, match="not negative"):
         runs.judge([1.0, -1.0, 1.0])
-
-
-def test_a_loss_that_diverges_is_capped(runs):
-    assert [runs._capped(loss, 3.0) for loss in (2.0, 30.0, 31.0, math.inf, math.nan)] == [2.0, 30.0, 30.0, 30.0, 30.0]

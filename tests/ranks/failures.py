@@ -6,6 +6,7 @@ import layouts
 import placements
 import torch
 import torch.distributed as dist
+from persample_cases import counted
 
 import gradrein
 
@@ -152,35 +153,17 @@ def extremes():
             layouts.close(gradrein.clip_grad_norm_(parameters, 1.0, p).item(), layouts.norm_of(wholes, p), 12)
 
 
+def plain_gradients_are_not_sent():
+    """As under DDP, where ranks need not even call at the same time."""
+    parameters, _ = layouts.build({"seed": 1, "tensors": [((8,), "plain", "", ())] * 3})
+    with counted() as calls:
+        gradrein.clip_grad_norm_(parameters, 1.0)
+        gradrein.clip_(parameters, gradrein.by_norm(0.5))
+    assert calls == []
+
+
 def many():
     """More parameters than one message holds."""
     case = {"seed": 3, "tensors": [((2, 2), "line", "0", ())] * 1500}
     parameters, wholes = layouts.build(case)
     layouts.close(gradrein.clip_grad_norm_(parameters, 1.0).item(), layouts.norm_of(wholes, 2.0), 6)
-
-
-def collectives(case, call):
-    """How many collectives a call makes."""
-    parameters, _ = layouts.build(case)
-    names = ("all_gather_single", "all_reduce", "all_gather", "all_to_all_single", "broadcast", "reduce_scatter_single")
-    names += ("all_gather_into_tensor", "reduce_scatter_tensor")  # two of them on older torch
-    count, kept = [0], {name: getattr(dist, name) for name in names if hasattr(dist, name)}
-
-    def counting(run):
-        def counted(*args, **kwargs):
-            count[0] += 1
-            return run(*args, **kwargs)
-
-        return counted
-
-    for name, run in kept.items():
-        setattr(dist, name, counting(run))
-    try:
-        if call == "clip_grad_norm_":
-            gradrein.clip_grad_norm_(parameters, 1.0)
-        else:
-            gradrein.clip_(parameters, {"p0": gradrein.by_norm(1.0, per_parameter=True), "*": gradrein.by_norm(1.0)})
-    finally:
-        for name, run in kept.items():
-            setattr(dist, name, run)
-    return count[0]

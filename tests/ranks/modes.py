@@ -3,7 +3,6 @@
 import copy
 
 import layouts
-import placements
 import torch
 import torch.distributed as dist
 from rank_processes import fully_shard
@@ -12,7 +11,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.nn.parallel import DistributedDataParallel
 
 import gradrein
-from gradrein._torch.dtensor import distribute_own
 
 
 class Net(torch.nn.Module):
@@ -111,21 +109,6 @@ def frozen():
     compare(model, alone(reference, 1))
 
 
-def plain_unused_here():
-    """A plain tensor has a gradient on one rank only: ranks would scale differently, so all of them refuse."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    from torch.distributed.tensor import Shard
-
-    weight = torch.nn.Parameter(distribute_own(torch.zeros(4, 2), mesh, [Shard(0)]))
-    weight.grad = distribute_own(torch.ones(4, 2), mesh, [Shard(0)])
-    bias = torch.nn.Parameter(torch.zeros(2))
-    bias.grad = torch.ones(2) if dist.get_rank() == 0 else None
-    kind, text = placements.error(lambda: gradrein.clip_grad_norm_([weight, bias], 1.0))
-    assert kind == "RankError"
-    assert "do not agree on which gradients are missing (give these zeros): none on rank 0; gradient 1 on rank" in text
-    assert torch.equal(weight.grad.full_tensor(), torch.ones(4, 2))
-
-
 def clipped_alone(model, steps, limit):
     """The mean over all samples of gradients that are clipped for each, added up over steps."""
     every, parameters = batches(steps), [*model.parameters()]
@@ -165,7 +148,6 @@ CASES = [
     mixed_precision,
     cpu_offload,
     frozen,
-    plain_unused_here,
     per_sample_no_sync,
     per_sample_cpu_offload,
 ]

@@ -707,25 +707,6 @@ def pipeline():
     assert all("Distribute the model with fully_shard instead" in text for text in texts)
 
 
-def pipeline_of_one():
-    """A schedule with one stage has all of the model there: micro-batches are right."""
-    group = [dist.new_group([r]) for r in range(dist.get_world_size())][dist.get_rank()]
-    module = Stage(True)
-    found = []
-
-    def loss(output, target):
-        losses = (output - target).square().sum(1)
-        found.append(gradrein.per_sample(losses, module).norms())
-        return losses.sum()
-
-    schedule = ScheduleGPipe(PipelineStage(module, 0, 1, torch.device("cpu"), group=group), 2, loss_fn=loss)
-    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    y = torch.ones(4, 3, dtype=torch.float64)
-    schedule.step(x, target=y)
-    want = gradrein.per_sample((module(x) - y).square().sum(1), module).norms()
-    torch.testing.assert_close(torch.cat(found[-2:]), want)
-
-
 def projected(wrapped, path):
     """Each rank projects its own samples, as one process does, and adds them to one store."""
     model, parts = WRAPPED[wrapped](), batch("uneven")

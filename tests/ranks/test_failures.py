@@ -5,8 +5,6 @@ import math
 import failures
 import pytest
 
-THREE = {"seed": 3, "tensors": [((9, 3), "line", "0", ()), ((7,), "line", "0", ())]}
-
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("mode", ["raise", "skip", "zero", "propagate"])
@@ -39,16 +37,10 @@ def test_numbers_in_dtensors(two):
     two.run(failures.a_norm_in_parts)
 
 
-@pytest.mark.parametrize("case", [failures.values, failures.extremes, failures.many], ids=lambda case: case.__name__)
+@pytest.mark.parametrize(
+    "case",
+    [failures.values, failures.extremes, failures.many, failures.plain_gradients_are_not_sent],
+    ids=lambda case: case.__name__,
+)
 def test_the_same_as_one_process(ranks, case):
     ranks.run(case)
-
-
-@pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_"])
-def test_one_collective_for_each_group(four, call):
-    for n in (3, 300):
-        line = {"seed": 1, "tensors": [((8, 4), "line", "0", ())] * n}
-        assert four.run(failures.collectives, line, call) == [1] * 4
-        both = {"seed": 1, "tensors": [((8, 4), "2d", "01", ()), ((4,), "2d/a", "0", ()), ((4,), "2d/b", "r", ())] * n}
-        assert four.run(failures.collectives, both, call) == [2] * 4
-        assert four.run(failures.collectives, {"seed": 1, "tensors": [((8,), "plain", "", ())] * n}, call) == [0] * 4

@@ -57,11 +57,8 @@ def test_owners_are_known(two, wrapped):
     two.run(persample_cases.owners_are_known, wrapped)
 
 
-@pytest.mark.parametrize(
-    "case", [persample_cases.hooks, persample_cases.pipeline_of_one], ids=lambda case: case.__name__
-)
-def test_case_of_two(two, case):
-    two.run(case)
+def test_hooks(two):
+    two.run(persample_cases.hooks)
 
 
 def test_two_meshes(four):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradrein
-from gradrein.errors import BatchCouplingError, GradreinError
+from gradrein.errors import GradreinError
 from gradrein.persample.cuts import ALONE, FOLLOWED, PROVED, signature_of
 from gradrein.persample.engine import Losses
 
@@ -97,82 +97,10 @@ def test_more_samples_than_a_dtype_can_count():
     assert torch.equal(gradrein.per_sample(losses, m).grads()["weight"][577], expected)
 
 
-# Data that samples share ------------------------------------------------------------------------------------------------
-
-
-def column_for_all(m, x):
-    """Multiply rows by a column of the data, with the dimensions mistaken."""
-    return (m[0](x)[:, :1] * x[:, 0]).square().sum(1)
-
-
-def first_row_for_all(m, x):
-    return (m[0](x) * x[0]).square().sum(1)
-
-
-def one_number_for_all(m, x):
-    return (m[0](x) * x[1, 2]).square().sum(1)
-
-
-@pytest.mark.parametrize("function", [column_for_all, first_row_for_all, one_number_for_all])
-def test_elements_of_data_that_enter_several_losses(function):
-    m, x = model(), data()
-    for _ in range(2):
-        with pytest.raises(BatchCouplingError, match="is used for one sample by"):
-            gradrein.per_sample(function(m, x), m)
-        assert check(function(m, x), m, allow_coupling=True)
-
-
-def causal_mask_twice(m, x):
-    mask = torch.ones(B, D).tril()[:1]
-    return (m[0](x) * mask).square().sum(1) + (m[0](x).tanh() * mask).sum(1)
-
-
-def mask_of_each_sample(m, x):
-    mask = (torch.rand(B, D) < 0.5).double()
-    return ((m[0](x) * mask).sum(1) / (1 + mask.sum(1))).square()
-
-
-def gates_of_the_row_itself(m, x):
-    return (m[0](x) * x * x[:, :1]).square().sum(1)
-
-
-@pytest.mark.parametrize("function", [causal_mask_twice, mask_of_each_sample, gates_of_the_row_itself])
-def test_elements_of_data_that_enter_one_loss_each(function):
-    m, x = model(), data()
-    for _ in range(2):
-        assert check(function(m, x), m) is PROVED
-
-
-# Convolutions over the batch -------------------------------------------------------------------------------------------
-
-
-def along_the_batch(conv, x):
-    """Return losses of a convolution to which the batch is its length."""
-    return conv(x.t()).t().tanh().sum(1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [(nn.Conv1d, {}), (nn.Conv1d, {"groups": 2}), (nn.Conv1d, {"dilation": 2}), (nn.ConvTranspose1d, {})],
-)
-def test_a_kernel_of_one_mixes_no_samples(kind, options):
-    conv = kind(D, 2, 1, **options)
-    for _ in range(2):
-        assert check(along_the_batch(conv, data()), conv) is PROVED
-
-
 def test_one_number_for_the_strides_of_all_dimensions():
     weight = nn.Parameter(torch.randn(3, D, 1, 2, 2))
     out = torch.conv3d(torch.randn(D, B, 4, 5)[None], weight, None, [1], [0], [1])[0]
     assert check(out.movedim(1, 0).square().flatten(1).sum(1), {"weight": weight}) is PROVED
-
-
-@pytest.mark.parametrize(("kind", "options"), [(nn.Conv1d, {}), (nn.Conv1d, {"groups": 2}), (nn.ConvTranspose1d, {})])
-def test_a_larger_kernel_over_the_batch_is_refused(kind, options):
-    conv = kind(D, 2, 3, padding=1, **options)
-    for _ in range(2):
-        with pytest.raises(BatchCouplingError):
-            gradrein.per_sample(along_the_batch(conv, data()), conv)
 
 
 # Names -----------------------------------------------------------------------------------------------------------------

@@ -184,25 +184,6 @@ def test_thresholds_that_mean_nothing(arguments):
         gradrein.per_sample(model(X).squeeze(1), model).clip_(**{"max_norm": 1.0, **arguments})
 
 
-def mixed_body():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()).double(), nn.Linear(4, 2).double()
-
-
-@pytest.mark.parametrize(
-    "losses",
-    [
-        lambda body, head, x: head(body(x)),
-        lambda body, head, x: head(body[0](x) - body[0](x).mean(0)),
-        lambda body, head, x: head(body[0](x)) + body[0](x)[:, :2].roll(1, 0),
-    ],
-)
-def test_coupling_below_the_parameters_that_are_asked_about(losses):
-    body, head = mixed_body()
-    for _ in range(2):
-        with pytest.raises(errors.BatchCouplingError):
-            gradrein.per_sample(losses(body, head, X).square().sum(1), head)
-
-
 @pytest.mark.parametrize("retain_graph", [True, False])
 def test_data_shifted_by_a_row_inside_a_checkpoint(retain_graph):
     model, data = nn.Linear(3, 3), torch.randn(6, 3)

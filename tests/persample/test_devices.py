@@ -40,3 +40,12 @@ def test_a_default_device_is_not_ours(name, grouped):
     torch.testing.assert_close(flat(grads), expected, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(norms, expected.norm(dim=1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(gram, (expected @ expected.T).to(gram), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
+def test_layers_without_width_have_gradients_as_their_parameters_are():
+    layer, other = nn.Linear(D, 0, dtype=torch.float64), nn.Linear(D, 1, dtype=torch.float64)
+    x = torch.randn(B, D, dtype=torch.float64)
+    losses = layer(x).exp().sum(1) + other(x).sum(1)
+    grads = gradrein.per_sample(losses, nn.ModuleList([layer, other])).grads()
+    assert {(g.dtype, g.device.type) for g in grads.values()} == {(torch.float64, "cpu")}

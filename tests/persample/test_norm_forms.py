@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gradrein
-from gradrein.persample.queries.sums import Joint
+from gradrein.persample.queries.sums import BatchGrads
 from gradrein.persample.representations import numerics
 from gradrein.persample.representations.base import Dense
 from gradrein.persample.representations.outer import Outer
@@ -22,19 +22,15 @@ def test_norms_and_sums_of_what_is_written_down_side_by_side(size, dtype, budget
     left, right = torch.randn(4, 1, 3) * size, torch.randn(4, 1, 5)
     left[1] = 0
     forms = {"weight": Outer(left.to(dtype), right.to(dtype)), "bias": Dense(left[:, 0].to(dtype))}
-    joint = Joint(forms, budget)
-    assert len(joint.forms) == {0: 0, 300: 2}.get(budget, 2)
-    weights = torch.rand(4)
-    norms = {name: {**forms, **joint.forms}[name].norms() for name in forms}
+    parameters = {"weight": torch.empty(3, 5, dtype=dtype), "bias": torch.empty(3, dtype=dtype)}
+    grads, weights = BatchGrads(dict(forms), 4, parameters, budget), torch.rand(4)
+    total, sums = grads.norms(), grads.weighted_sums(weights)
+    assert sum(held.strategy == "stored" for held in grads.by_name.values()) == (2 if budget else 1)
     for name, form in forms.items():
         written = form.dense().double()
-        same(norms[name], written.flatten(1).norm(dim=1), rtol=1e-6, atol=0)
-        found = joint.weighted(weights)[name] if name in joint.forms else form.weighted(weights)
-        same(found.double(), torch.tensordot(weights.double(), written, 1), rtol=1e-5, atol=1e-6 * size)
-    total = torch.stack([*norms.values()]).norm(dim=0)
-    same(numerics.total_norms([*norms.values()], 4, extreme=dtype == torch.float64), total, rtol=1e-6, atol=0)
-    if len(joint.forms) == 2:
-        same(joint.norms(), total, rtol=1e-6, atol=0)
+        same(grads.norms_of_each[name], written.flatten(1).norm(dim=1), rtol=1e-6, atol=0)
+        same(sums[name].double(), torch.tensordot(weights.double(), written, 1), rtol=1e-5, atol=1e-6 * size)
+    same(total, torch.stack([*grads.norms_of_each.values()]).norm(dim=0), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("width", [4096, 4097, 3 * 4096, 2**20 + 5, 2**22])

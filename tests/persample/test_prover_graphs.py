@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from gradrein import graph
 from gradrein.persample.cuts import signature_of
 from gradrein.persample.engine import Losses
-from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
-from gradrein.persample.owners.probe import probe
+from gradrein.persample.layout import MIXED, UNREACHED
+from gradrein.persample.owners.observe import observe
 from gradrein.persample.owners.prove import prove
 
 from . import test_transformers
@@ -33,16 +33,15 @@ def claims(losses, by_indices=False):
 
 
 def refuted(claimed, losses):
-    """Return the ops at which the engine's own probe finds another owner than was claimed, or several."""
+    """Return the ops at which the engine itself shows another owner than was claimed, or several."""
     pairs = [(node, owners) for node, owners in zip(losses.scan.nodes, claimed, strict=True) if owners is not None]
-    found = probe(losses, [node for node, _ in pairs])
-    return [graph.op(node) for node, owners in pairs if contradicts(node, owners, found[node])]
+    found = observe(losses, [node for node, _ in pairs])
+    return [graph.op(node) for node, owners in pairs if contradicts(owners, found[node])]
 
 
-def contradicts(node, claimed, layouts):
-    if layouts is None:
+def contradicts(claimed, seen):
+    if seen is None:
         return all(owners.is_proved for owners in claimed)
-    seen = [Owners.of_layout(layout, out.shape) for layout, out in zip(layouts, graph.describe(node), strict=True)]
     pairs = [(a.ids, b.ids) for a, b in zip(claimed, seen, strict=True)]
     return any(bool(((a != MIXED) & (b != UNREACHED) & (a != b)).any()) for a, b in pairs)
 

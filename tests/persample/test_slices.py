@@ -4,7 +4,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gradrein.persample.layout.owners import MIXED, UNREACHED, Owners
+from gradrein.persample.layout import MIXED, UNREACHED, Owners
 from gradrein.persample.ops.indexing import by_running, by_slices
 from gradrein.persample.ops.table import Step
 

@@ -6,7 +6,7 @@ from torch.autograd.graph import GradientEdge
 from gradrein import graph
 from gradrein.persample.cuts import signature_of
 from gradrein.persample.engine import Losses
-from gradrein.persample.layout.owners import MIXED, UNREACHED
+from gradrein.persample.layout import MIXED, UNREACHED
 from gradrein.persample.owners.prove import prove
 
 

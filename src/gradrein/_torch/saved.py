@@ -4,11 +4,11 @@ import gc
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,6 +83,55 @@ def is_packed(node: Node, name: str, handles: Any) -> bool:
     if isinstance(handles, tuple | list):
         return any(handle.unpack_hook is not None for handle in handles)
     return handles.unpack_hook is not None
+
+
+class NodeKind(NamedTuple):
+    """What the nodes of one type have in common.
+
+    Attributes:
+        tensors: the names of torch's handles of the tensors that they save.
+        values: the names of everything else that they save.
+        is_leaf: whether they accumulate into a leaf's ``.grad``.
+        is_custom: whether they were made by a Python `torch.autograd.Function`.
+        is_generic: whether ops that torch has no type for share this one, and are told apart by name.
+    """
+
+    tensors: tuple[str, ...]
+    values: tuple[str, ...]
+    is_leaf: bool
+    is_custom: bool
+    is_generic: bool
+
+
+# Types of Python Functions are not kept: a program may make any number of them.
+KINDS: dict[type, NodeKind] = {}
+
+
+def kind_of(node: Node) -> NodeKind:
+    """Return what all nodes of this one's type have in common."""
+    kind = type(node)
+    known = KINDS.get(kind)
+    if known is None:
+        names = dir(kind)
+        raw = tuple(name for name in names if name.startswith("_raw_saved_"))
+        plain = tuple(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
+        is_custom = isinstance(node, torch._C._FunctionBase)
+        name = kind.__name__
+        known = NodeKind(raw, plain, name == "AccumulateGrad" and not is_custom, is_custom, name == "CppFunction")
+        if not is_custom:
+            KINDS[kind] = known
+    return known
+
+
+def packed_nodes(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes with saved-tensor hooks, such as those of a checkpoint, before something that they saved."""
+    packed = set()
+    for node in nodes:
+        for name in kind_of(node).tensors:
+            if is_packed(node, name[len("_raw_saved_") :], getattr(node, name)):
+                packed.add(node)
+                break
+    return packed
 
 
 class _PythonCalledError(BaseException):

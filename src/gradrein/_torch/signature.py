@@ -1,32 +1,12 @@
 """What there is of a recorded graph besides the values of its tensors."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from .nodes import walk
-from .saved import is_packed
-
-
-class NodeKind(NamedTuple):
-    """What the nodes of one type have in common.
-
-    Attributes:
-        tensors: the names of torch's handles of the tensors that they save.
-        values: the names of everything else that they save.
-        is_leaf: whether they accumulate into a leaf's ``.grad``.
-        is_custom: whether they were made by a Python `torch.autograd.Function`.
-        is_generic: whether ops that torch has no type for share this one, and are told apart by name.
-    """
-
-    tensors: tuple[str, ...]
-    values: tuple[str, ...]
-    is_leaf: bool
-    is_custom: bool
-    is_generic: bool
+from .saved import KINDS, kind_of
 
 
 class Scan(NamedTuple):
@@ -55,7 +35,7 @@ def scan(root: Node | None) -> Scan:
     facts: list[Any] = []
     for here, (node, below) in enumerate(edges.items()):
         kind = type(node)
-        about = _KINDS.get(kind) or kind_of(node)
+        about = KINDS.get(kind) or kind_of(node)
         facts.append(kind)
         if about.is_leaf:
             leaf: Tensor = node.variable  # type: ignore[attr-defined]
@@ -76,37 +56,6 @@ def scan(root: Node | None) -> Scan:
         for name in about.values:
             facts.append(getattr(node, name))
     return Scan(list(edges), leaves, custom, _hashable(facts))
-
-
-# Types of Python Functions are not kept: a program may make any number of them.
-_KINDS: dict[type, NodeKind] = {}
-
-
-def kind_of(node: Node) -> NodeKind:
-    """Return what all nodes of this one's type have in common."""
-    kind = type(node)
-    known = _KINDS.get(kind)
-    if known is None:
-        names = dir(kind)
-        raw = tuple(name for name in names if name.startswith("_raw_saved_"))
-        plain = tuple(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
-        is_custom = isinstance(node, torch._C._FunctionBase)
-        name = kind.__name__
-        known = NodeKind(raw, plain, name == "AccumulateGrad" and not is_custom, is_custom, name == "CppFunction")
-        if not is_custom:
-            _KINDS[kind] = known
-    return known
-
-
-def packed_nodes(nodes: Iterable[Node]) -> set[Node]:
-    """Return the nodes with saved-tensor hooks, such as those of a checkpoint, before something that they saved."""
-    packed = set()
-    for node in nodes:
-        for name in kind_of(node).tensors:
-            if is_packed(node, name[len("_raw_saved_") :], getattr(node, name)):
-                packed.add(node)
-                break
-    return packed
 
 
 def _hashable(facts: list[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the ops."""
+"""From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the rules of ops."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from .._torch.nodes import edge_shape, is_torchs_own, output_shapes
 from ..errors import BatchCouplingError, GradreinError, UnsupportedOperationError
 from . import engine, ops
 from .coupling.data_rows import DataRows, ModelTensors
-from .cuts import ALONE, Cuts, find
+from .cuts import ALONE, Cuts, find_cuts
 from .engine import Gradients, Losses
 from .gate.unsupported import as_at_the_call
 from .ops.rules import RuleContext
-from .owners.cuts import UseSite
-from .representations.base import Computed, Dense, SampleGrads, merged
+from .owners.use_sites import UseSite
+from .representations.base import Computed, Dense, SampleGrads, merged, stored
 from .representations.outer import Members, Outer
 from .representations.rows import Rows
 from .tracing import structure
@@ -42,7 +42,7 @@ def capture(
         losses: what is differentiated.
         parameters: what to differentiate with respect to.
         model: the model, if there is one.
-        budget: how many bytes may be spent on written-down gradients.
+        budget: how many bytes may be spent on stored gradients.
         alone: whether each loss has to be differentiated in a run of its own.
         allow_coupling: accept losses that depend on other samples.
         allow_opaque: take ops nobody can look into one sample at a time.
@@ -60,15 +60,15 @@ def capture(
         known = ModelTensors(parameters, model, losses.root.numel())
         with structure():
             try:
-                cuts, rows = find(leaves, losses, known, allow_coupling=allow_coupling, may_run=not alone)
+                cuts, rows = find_cuts(leaves, losses, known, allow_coupling=allow_coupling, may_run=not alone)
             except BatchCouplingError as error:
                 raise _of_tokens(leaves, losses, parameters, model, may_run=not alone) or error from None
         if losses.scan.custom and not allow_opaque:
             _refuse_opaque(cuts.uses, leaves, losses.scan.nodes)
         if not alone and all(map(_is_linear, losses.scan.custom)):
-            forms, left = _by_rules(cuts, rows, leaves, losses, budget, allow_coupling, retain_graph)
-            return {name: forms[name] for name in used if name in forms}, cuts.source, left
-        if rows.waiting(()) and not allow_coupling:
+            grads, left = _by_rules(cuts, rows, leaves, losses, budget, retain_graph)
+            return {name: grads[name] for name in used if name in grads}, cuts.source, left
+        if rows.waiting:
             engine.run_inside_engine(rows.add_waiting)
             rows.refuse_conflict()
     return _each_alone(losses, used, retain_graph), ALONE, budget
@@ -85,7 +85,7 @@ def _of_tokens(
             continue
         whole = Losses(losses.root, torch.arange(count, device="cpu") // steps, rows)
         with suppress(GradreinError):
-            find(leaves, whole, ModelTensors(parameters, model, rows), allow_coupling=False, may_run=may_run)
+            find_cuts(leaves, whole, ModelTensors(parameters, model, rows), allow_coupling=False, may_run=may_run)
             return BatchCouplingError(
                 f"per_sample: {count} losses of {rows} sequences: those of the {steps} tokens of a sequence depend on "
                 f"each other. For one gradient per sequence pass losses.reshape({rows}, {steps}); they are summed. For "
@@ -99,8 +99,7 @@ def _by_rules(
     rows: DataRows,
     leaves: Mapping[int, str],
     losses: Losses,
-    left: int,
-    allow_coupling: bool,
+    budget: int,
     retain_graph: bool,
 ) -> tuple[dict[str, SampleGrads], int]:
     """Run the engine once, and let the rules make per-sample gradients of every use of every parameter.
@@ -114,59 +113,56 @@ def _by_rules(
     at_node: dict[Node, list[UseSite]] = {}
     for use in cuts.uses:
         at_node.setdefault(nodes[use.node], []).append(use)
-    times = Counter([leaves[leaf] for use in cuts.uses for leaf in use.leaves])
-    forms: dict[str, list[SampleGrads]] = {name: [] for name in times}
-    # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule.
+    times_used = Counter([leaves[leaf] for use in cuts.uses for leaf in use.leaves])
+    grads: dict[str, list[SampleGrads]] = {name: [] for name in times_used}
+    # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule. Data that other ops
+    # keep in one is looked at as well, for rows that several samples use.
     all_wait = not rows.packed.isdisjoint(at_node)
+    inside_engine = all_wait or bool(rows.waiting)
     running = ops.running_op({use.op for use in cuts.uses})
-    # Data that other ops keep in a checkpoint is looked at as well, for rows that several samples use.
-    looked_at = [] if allow_coupling else rows.waiting(at_node)
-    free = not (all_wait or running or looked_at or retain_graph)
+    release_graph = not (inside_engine or running or retain_graph)
     # Ops whose rules were not applied, and the gradients at their outputs; none arrive at those that stay.
-    waiting: dict[Node, Gradients] = {node: (None,) * len(cuts.layouts[at_node[node][0].node]) for node in at_node}
+    waiting: dict[Node, Gradients] = {node: (None,) * len(cuts.owners[at_node[node][0].node]) for node in at_node}
 
-    def see(node: Node, gradients: Gradients) -> None:
+    def show(node: Node, gradients: Gradients) -> None:
         waiting[node] = gradients
         if not all_wait and not running.intersection([use.op for use in at_node[node]]):
             apply(node)
 
     def apply(node: Node) -> None:
-        nonlocal left
-        gradients, cache = waiting.pop(node), dict[str, Any]()
-        for use in at_node[node]:
-            layouts = cuts.layouts[use.node]
-            ctx = RuleContext(
-                use.op, node, use.position, use.shape, gradients, layouts, losses.samples, allow_coupling, cache
-            )
-            if node in rows.packed:
-                rows.add_packed(node, ctx.saved)
-            form = ops.apply(ctx)
-            if free and form.runs_op:  # its rule gave up, and the op is about to forget what it saved
-                form = Dense(engine.run_inside_engine(form.dense))
+        nonlocal budget
+        gradients, saved = waiting.pop(node), dict[str, Any]()
+        owners = cuts.owners[at_node[node][0].node]
+        uses = [
+            RuleContext(use.op, node, use.position, use.shape, gradients, owners, losses.samples, saved)
+            for use in at_node[node]
+        ]
+        if node in rows.packed:
+            rows.add_packed(node, uses[0].saved)
+        for use, made in zip(at_node[node], ops.apply(uses), strict=True):
+            if release_graph and made.runs_op:  # its rule gave up, and the op is about to forget what it saved
+                made = Dense(engine.run_inside_engine(made.dense))
             for leaf in use.leaves:
-                lowered = pull_back(form, GradientEdge(nodes[use.value], use.output_nr), nodes[leaf])
-                # Write down what saves time, while what it is made of can be let go of at once.
-                if free and times[leaves[leaf]] == 1 and lowered.flops_saved > 0 and lowered.nbytes() <= left:
-                    left -= lowered.nbytes()
-                    lowered = Dense(lowered.dense())
-                forms[leaves[leaf]].append(lowered)
+                of_leaf = pull_back(made, GradientEdge(nodes[use.value], use.output_nr), nodes[leaf])
+                if release_graph and times_used[leaves[leaf]] == 1:  # what it is made of can be let go of at once
+                    of_leaf, budget = stored(of_leaf, budget)
+                grads[leaves[leaf]].append(of_leaf)
 
-    def apply_late() -> None:
+    def apply_waiting() -> None:
         for node in list(waiting):
             apply(node)
-        if looked_at:
-            rows.add_waiting()
+        rows.add_waiting()
 
-    passed, ends = [nodes[i] for i in cuts.passed], [nodes[i] for i in cuts.ends]
+    stops = [nodes[i] for i in cuts.stops]
     with torch.no_grad():  # as inside the engine
-        engine.visit(losses.root, None, passed, ends, see, retain_graph=not free)
-        if all_wait or looked_at:
-            engine.run_inside_engine(apply_late)
-        else:
-            apply_late()
-    if not allow_coupling:
+        engine.show_gradients(losses.root, None, at_node, stops, show, retain_graph=not release_graph)
+        if inside_engine:
+            engine.run_inside_engine(apply_waiting)
+        elif waiting:
+            apply_waiting()
+    if inside_engine:
         rows.refuse_conflict()
-    return {name: merged(uses) for name, uses in forms.items()}, left
+    return {name: merged(uses) for name, uses in grads.items()}, budget
 
 
 def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], retain_graph: bool) -> dict[str, SampleGrads]:
@@ -223,45 +219,45 @@ _RESHAPED = frozenset(
 )
 
 
-def pull_back(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
+def pull_back(grads: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
     """Return per-sample gradients of the leaf, given those of a value made from it.
 
-    A transposed weight, a cast one and a look-up keep their short forms. Everything else goes through the
+    A transposed weight, a cast one and a look-up keep their representation. Everything else goes through the
     engine, all samples at once, or one by one where that cannot be.
     """
     while value.node is not leaf:
-        below = _step(form, value.node)
+        below = _through_view(grads, value.node)
         if below is None:
-            return _through_engine(form, value, leaf)
-        form = below
+            return _through_engine(grads, value, leaf)
+        grads = below
         node, output_nr = value.node.next_functions[0]
         assert node is not None
         value = GradientEdge(node, output_nr)
-    return form
+    return grads
 
 
-def _step(form: SampleGrads, node: Node) -> SampleGrads | None:
-    """Go down by one op, if the gradients can stay in their form."""
+def _through_view(grads: SampleGrads, node: Node) -> SampleGrads | None:
+    """Go down by one op, if the gradients can stay in their representation."""
     name = node.name()
     if len(node.next_functions) != 1 or node.next_functions[0][0] is None:
         return None
     if name in _SAME:
-        return form
+        return grads
     if name == "TBackward0":
-        return form.swapped((-2, -1)) if len(form.shape) == 2 else form
+        return grads.swapped((-2, -1)) if len(grads.shape) == 2 else grads
     if name == "TransposeBackward0":
-        rank = len(form.shape)
-        first, second = sorted(engine.saved_number(node, dim) % rank - rank for dim in ("dim0", "dim1"))
-        return form.swapped((first, second))
-    if name == "PermuteBackward0" and len(form.shape) == 2:  # ``weight.T``
-        return form if engine.saved(node, "dims")[0] in (0, 2**64 - 2) else form.swapped((-2, -1))
-    if name == "SelectBackward0" and isinstance(form, Outer) and engine.saved_number(node, "dim") % 3 == 0:
+        rank = len(grads.shape)
+        first, second = sorted(engine.saved(node, dim) % rank - rank for dim in ("dim0", "dim1"))
+        return grads.swapped((first, second))
+    if name == "PermuteBackward0" and len(grads.shape) == 2:  # ``weight.T``
+        return grads if engine.saved(node, "dims")[0] in (0, -2) else grads.swapped((-2, -1))
+    if name == "SelectBackward0" and isinstance(grads, Outer) and engine.saved(node, "dim") % 3 == 0:
         count = _input_shape(node)[0]
-        return Members.of(form.left, form.right, engine.saved_number(node, "index") % count, count)
-    if name in _RESHAPED and isinstance(form, Dense):
-        return Dense(form.values.reshape(form.samples, *_input_shape(node)))
-    if name == "EmbeddingBackward0" and isinstance(form, Dense):
-        return _looked_up(form.values, node)
+        return Members.of(grads.left, grads.right, engine.saved(node, "index") % count, count)
+    if name in _RESHAPED and isinstance(grads, Dense):
+        return Dense(grads.values.reshape(grads.samples, *_input_shape(node)))
+    if name == "EmbeddingBackward0" and isinstance(grads, Dense):
+        return _looked_up(grads.values, node)
     return None
 
 
@@ -285,7 +281,7 @@ def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     return Rows(ids.expand(len(stored), -1), values, table, sparse=engine.saved(node, "sparse"))
 
 
-def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
+def _through_engine(grads: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
     shape, below = graph.leaf_tensor(leaf).shape, GradientEdge(leaf, 0)
     dtype = graph.describe(value.node)[value.output_nr].dtype
     check = as_at_the_call(value)
@@ -295,14 +291,14 @@ def _through_engine(form: SampleGrads, value: GradientEdge, leaf: Node) -> Sampl
         return engine.pull(value, gradients.to(dtype), below)
 
     def dense(part: slice) -> Tensor:
-        return pull(form.dense(part))
+        return pull(grads.dense(part))
 
     def weighted(weights: Tensor) -> Tensor:
         if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
-            return Computed(form.samples, shape, dense).weighted(weights)
-        total = form.weighted(weights)
+            return Computed(grads.samples, shape, dense).weighted(weights)
+        total = grads.weighted(weights)
         total = total.to_dense() if total.is_sparse else total
         return pull(total[None])[0]
 
-    strategy = f"{form.strategy}, pulled"
-    return Computed(form.samples, shape, dense, weighted, held_tensors=form.held_tensors, strategy=strategy)
+    strategy = f"{grads.strategy}, pulled"
+    return Computed(grads.samples, shape, dense, weighted, held_tensors=grads.held_tensors, strategy=strategy)

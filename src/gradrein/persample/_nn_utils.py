@@ -89,18 +89,18 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
         raise CallArgumentError(f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}.")
 
 
-def _batch_size(module: nn.Module, units: list[Any], first: int, told: int | None) -> int:
-    """Return the number of samples, as the inputs have it; refuse one that was told and that no input has."""
+def _batch_size(module: nn.Module, units: list[Any], first: int, batch_size: int | None) -> int:
+    """Return the number of samples, as the inputs have it; refuse one that was passed and that no input has."""
     tensors = [unit for unit in units if isinstance(unit, Tensor) and unit.dim() > first]
     packed = {int(unit.batch_sizes[0]) for unit in units if isinstance(unit, PackedSequence)}
-    if told is not None:
+    if batch_size is not None:
         sizes = packed | {tensor.shape[first] for tensor in tensors}
-        if sizes and told not in sizes:
+        if sizes and batch_size not in sizes:
             raise CallArgumentError(
-                f"call_for_per_sample_grads: batch_size is {told}, and no input has that many samples: dimension "
+                f"call_for_per_sample_grads: batch_size is {batch_size}, and no input has that many samples: dimension "
                 f"{first} of the inputs has sizes {sorted(sizes)}."
             )
-        return told
+        return batch_size
     if isinstance(module, nn.RNNBase):  # what follows is a state, which has its samples second
         tensors = tensors[:1]
     sizes = packed or {tensor.shape[first] for tensor in tensors}
@@ -117,7 +117,7 @@ def _call(module: nn.Module, args: Any, kwargs: Any, batch_size: int | None, mea
     """Run the module on inputs cut off from their history, and hand its outputs on through one node."""
     given, rebuild = flatten((args, kwargs))
     count = _batch_size(module, given, first, batch_size)
-    inner = [_asked(unit) for unit in given]
+    inner = [_with_gradient(unit) for unit in given]
     inner_args, inner_kwargs = rebuild(inner)
     outputs, rebuild_outputs = flatten(module(*inner_args, **inner_kwargs))
     live = [i for i, out in enumerate(outputs) if _needs_gradient(out)]
@@ -157,13 +157,13 @@ def _needs_gradient(unit: Any) -> bool:
     return isinstance(unit, Value) and tensor_of(unit).requires_grad
 
 
-def _asked(unit: Any) -> Any:
-    """Return an input whose samples can be asked for: where it stands in the graph shows whose it is."""
+def _with_gradient(unit: Any) -> Any:
+    """Return an input that needs a gradient: where it stands in the graph shows whose its rows are."""
     if not isinstance(unit, Value):
         return unit
     x = tensor_of(unit)
-    can_ask = (x.is_floating_point() or x.is_complex()) and x.dim() > 0
-    return with_tensor(unit, x.detach().requires_grad_(can_ask))
+    has_gradient = (x.is_floating_point() or x.is_complex()) and x.dim() > 0
+    return with_tensor(unit, x.detach().requires_grad_(has_gradient))
 
 
 class PerSampleGrads(torch.autograd.Function):

@@ -14,8 +14,8 @@ from ..errors import CallArgumentError
 from . import engine
 from .engine import Losses
 from .gate.unsupported import refuse_unsupported
-from .layout.samples import SampleLayout
-from .owners.probe import probe
+from .layout import Owners
+from .owners.observe import observe
 from .owners.prove import prove
 
 # A tensor with a batch dimension, or a packed sequence, whose rows each belong to one sample.
@@ -84,20 +84,20 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     """Return whether each loss depends on its own sample of the inputs and on no other.
 
     An input that all samples share, such as a mask, says nothing, and nor does one without a gradient; where none says
-    anything, the usual dimension is taken, unless all that can be asked is shared.
+    anything, the usual dimension is taken, unless all that says something is shared.
     """
     split = Losses(losses, torch.arange(count), count)
     refuse_unsupported(split, {})
-    asked = dict(_places_of(inputs, split))
-    owners = _owners_at(asked, split)
+    places = dict(_places_of(inputs, split))
+    owners = _owners_at(places, split)
     said = supported = shared = False
-    for node, value in asked.items():
-        layouts = owners[node]
-        shared |= layouts is None
-        if layouts is None or layouts[0].is_empty:
+    for node, value in places.items():
+        outs = owners[node]
+        shared |= outs is None
+        if outs is None or outs[0].is_empty:
             continue
         possible = _dims(value, count, first)
-        dims = [dim for dim in possible if _match(value, dim, layouts[0], count)]
+        dims = [dim for dim in possible if _match(value, dim, outs[0], count)]
         if not dims:
             return False
         said = True
@@ -106,21 +106,19 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     return supported if said else usual and not shared
 
 
-def _owners_at(nodes: Iterable[Node], losses: Losses) -> dict[Node, tuple[SampleLayout, ...] | None]:
+def _owners_at(nodes: Iterable[Node], losses: Losses) -> dict[Node, tuple[Owners, ...] | None]:
     """Return the owners at some nodes: as structure proves them, or else as the engine finds them."""
     proved = {node: owners for node, owners in prove(losses.root, losses.sample_of).items() if owners[0].is_proved}
-    known = {node: (proved[node][0].layout(losses.samples),) for node in nodes if node in proved}
-    return {**known, **probe(losses, [node for node in nodes if node not in proved])}
+    known = {node: proved[node] for node in nodes if node in proved}
+    return {**known, **observe(losses, [node for node in nodes if node not in proved])}
 
 
-def _match(value: Value, dim: int, layout: SampleLayout, count: int) -> bool:
+def _match(value: Value, dim: int, owners: Owners, count: int) -> bool:
     """Return whether the owners are those that an input has if this dimension holds the samples."""
     tensor = tensor_of(value)
     rows = _owner_of_row(value) if isinstance(value, PackedSequence) else torch.arange(count)
-    expected = rows.view(-1, *(1,) * (tensor.dim() - dim - 1)).expand(tensor.shape).reshape(-1).to(tensor.device)
-    # Where gradients are zero, a block may claim elements that were not seen.
-    owners = layout.owner_of_each(tensor.numel(), tensor.device) if layout.seen is None else layout.seen
-    return not owners.numel() or bool(((owners == expected) | (owners < 0)).all())
+    expected = rows.view(-1, *(1,) * (tensor.dim() - dim - 1))
+    return bool(((owners.ids == expected) | (owners.ids < 0)).all())
 
 
 def _places_of(inputs: Sequence[Value], losses: Losses) -> Iterator[tuple[Node, Value]]:

@@ -12,9 +12,10 @@ from .._validate import count
 from . import engine, tracing
 from ._capture import capture
 from .gate.arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
-from .gate.ranks import agree, groups_of, parameter_views
+from .gate.ranks import agree, parameter_views, ranks_with_samples
 from .gate.unsupported import is_hooked, refuse_collectives, refuse_unsupported
 from .queries.result import PerSample
+from .queries.sums import BatchGrads
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -114,22 +115,21 @@ def _per_sample(
     device = next(iter(views.leaves.values()), split.root).device
     model = parameters if isinstance(parameters, nn.Module) else None
     try:
+        groups = ranks_with_samples(parameters, views.mesh, process_group, device)
         refuse_unsupported(split, views.leaves)
-        groups = groups_of(parameters, views.mesh, process_group, device)
         with views.gathered(), default_modes():
             alone = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options["allow_opaque"])
             with refuse_collectives(split, expected=sharded):
-                forms, source, left = capture(split, views.leaves, model, memory_budget, alone=alone, **options)
+                grads, source, left = capture(split, views.leaves, model, memory_budget, alone=alone, **options)
     except Exception:
         engine.refuse_nested(split.root)
         raise
     if not groups:
-        refuse_unreached(views.held, bool(forms), split.samples)
+        refuse_unreached(views.held, bool(grads), split.samples)
     return PerSample(
-        forms,
+        BatchGrads(grads, split.samples, views.held, left),
         split.samples,
         source=source,
-        budget=left,
         losses=split if options["retain_graph"] else None,
         parameters=views,
         agree=partial(agree, groups, ids),

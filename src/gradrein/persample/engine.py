@@ -1,11 +1,11 @@
 """Runs of torch's engine over a recorded graph, what its nodes saved, and torch's errors about it in our words."""
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
+from itertools import groupby
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import torch
@@ -16,8 +16,8 @@ from .. import graph
 from .._torch import hooks
 from .._torch.engine import run_engine
 from .._torch.nodes import output_metadata
-from .._torch.saved import CHANGED_IN_PLACE, FREED, unpacked
-from .._torch.signature import Scan, packed_nodes, scan
+from .._torch.saved import CHANGED_IN_PLACE, FREED, packed_nodes, unpacked
+from .._torch.signature import Scan, scan
 from ..errors import GradreinError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
 
 
@@ -96,6 +96,9 @@ def _explanation(where: str, torch_says: str) -> GradreinError | None:
 
 
 T = TypeVar("T")
+Gradients: TypeAlias = tuple[Tensor | None, ...]
+# Is shown an op and the gradients at its outputs.
+ShowGradients: TypeAlias = Callable[[Node, Gradients], None]
 
 
 def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
@@ -120,40 +123,39 @@ def _zeros(out: graph.OutputInfo) -> Tensor:
     return torch.zeros(out.shape, dtype=out.dtype, device=out.device)
 
 
-def visit(
+def show_gradients(
     root: Tensor,
     weights: Tensor | None,
-    passed: Iterable[Node],
-    ends: Iterable[Node],
-    see: Callable[[Node, tuple[Tensor | None, ...]], None],
+    nodes: Iterable[Node],
+    stops: Collection[Node],
+    show: ShowGradients,
     *,
     retain_graph: bool,
 ) -> None:
     """Differentiate ``(root * weights).sum()`` and show the gradients at the outputs of these ops.
 
-    Each is shown when the engine comes by, so that nothing is kept which `see` does not keep.
+    Each is shown when the engine comes by, so that nothing is kept which `show` does not keep.
 
     Args:
         root: one loss per entry.
         weights: one weight per loss; all count alike without them.
-        passed: ops that the engine runs on its way to the ends.
-        ends: ops below which it does not go; they are not run.
-        see: called once for each op that gets a gradient, before the engine runs it.
+        nodes: the ops.
+        stops: those of them below which there is no other; the engine does not run them.
+        show: called once for each op that gets a gradient, before the engine runs it.
         retain_graph: whether ops keep what they saved when they have run.
     """
-    ends = list(ends)
-    outputs = [len(output_metadata(node)) for node in ends]
-    edges = [GradientEdge(node, i) for node, count in zip(ends, outputs, strict=True) for i in range(count)]
+    last = set(stops)
+    edges = [GradientEdge(node, i) for node in stops for i in range(len(output_metadata(node)))]
     if not edges:
         return
-    handles = hooks.register_prehooks(passed, lambda node: partial(see, node))
+    handles = hooks.register_prehooks([n for n in nodes if n not in last], lambda node: partial(show, node))
     try:
-        at_ends = iter(gradients_at(root, weights, edges, retain_graph=retain_graph))
+        at_stops = gradients_at(root, weights, edges, retain_graph=retain_graph)
     finally:
         for handle in handles:
             handle.remove()
-    for node, count in zip(ends, outputs, strict=True):
-        see(node, tuple(islice(at_ends, count)))
+    for node, here in groupby(zip(edges, at_stops, strict=True), lambda pair: pair[0].node):
+        show(node, tuple(gradient for _, gradient in here))
 
 
 def gradients_at(
@@ -208,17 +210,20 @@ def run_inside_engine(question: Callable[[], T]) -> T:
 
 
 def saved(node: Node, name: str) -> Any:
-    """Return one value the node saved, or say why it cannot be had."""
+    """Return one value the node saved, numbers as Python counts them, or say why it cannot be had."""
     try:
-        return getattr(node, f"_saved_{name}")
+        return signed(getattr(node, f"_saved_{name}"))
     except RuntimeError as error:
         raise_explained(f"what `{graph.op(node)}` saved as `{name}`", error)
 
 
-def saved_number(node: Node, name: str) -> int:
-    """Return an integer the node saved: torch hands out those below zero as unsigned ones."""
-    number: int = saved(node, name)
-    return number - 2**64 if number >= 2**63 else number
+def signed(value: Any) -> Any:
+    """Undo torch's habit of handing out negative numbers as unsigned ones."""
+    if isinstance(value, tuple | list):
+        return tuple(signed(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 63:
+        return value - (1 << 64)
+    return value
 
 
 def is_packed(node: Node) -> bool:
@@ -232,11 +237,6 @@ def saved_tensors(node: Node) -> list[Tensor]:
     values = run_inside_engine(read) if is_packed(node) else read()
     entries = [entry for entry in values if not entry.name.startswith("result")]
     return [entry.value for entry in entries if isinstance(entry.value, Tensor)]
-
-
-# Is shown an op and the gradients at its outputs.
-Gradients: TypeAlias = tuple[Tensor | None, ...]
-See: TypeAlias = Callable[[Node, Gradients], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,14 +269,8 @@ class Losses:
         """The number of each node in `scan.nodes`."""
         return {node: i for i, node in enumerate(self.scan.nodes)}
 
-    def visit(self, nodes: Iterable[Node], weights: Tensor, see: See) -> None:
+    def show(self, nodes: Sequence[Node], weights: Tensor, show: ShowGradients) -> None:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
-        passed, ends = self.passed_and_ends(nodes)
-        each = weights.to(self.root)[self.sample_of]
-        visit(self.root, each, passed, ends, see, retain_graph=True)
-
-    def passed_and_ends(self, nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
-        """Return those ops through which the gradient goes to reach others of them, and the rest."""
-        wanted = dict.fromkeys(nodes)
-        above = self.read.leading_to(wanted)
-        return [n for n in wanted if n in above], [n for n in wanted if n not in above]
+        above = self.read.leading_to(set(nodes))
+        stops = [node for node in nodes if node not in above]
+        show_gradients(self.root, weights.to(self.root)[self.sample_of], nodes, stops, show, retain_graph=True)

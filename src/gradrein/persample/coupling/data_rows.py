@@ -3,7 +3,7 @@
 A row that is used for one sample here and for another one there couples them.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -14,13 +14,14 @@ from torch.autograd.graph import Node
 
 from ... import graph
 from ..._torch.dtensor import stored_shard
-from ..._torch.signature import Scan, kind_of
+from ..._torch.saved import kind_of
+from ..._torch.signature import Scan
 from ...errors import BatchCouplingError
 from .. import engine, tracing
-from ..layout.owners import UNREACHED, Owners
+from ..layout import MIXED, UNREACHED, Owners
 from ..ops.elementwise import is_elementwise
 from ..ops.table import IDS, OpEntry, Step, entry_of
-from ..owners.cuts import UseSite
+from ..owners.use_sites import UseSite
 
 UNKNOWN = -2  # the position of data in an op without an entry
 
@@ -150,13 +151,14 @@ class DataRows:
     Attributes:
         known: what is no data.
         nodes: all ops of the graph, by number.
-        packed: the ops with saved-tensor hooks before what they keep; these are to be added when it is unpacked.
+        packed: the ops with saved-tensor hooks before what they keep.
+        waiting: what these keep, to be noted when it is unpacked.
     """
 
     known: ModelTensors
     nodes: Sequence[Node]
     packed: set[Node]
-    _waiting: dict[Node, list[DataUse]] = field(default_factory=dict)
+    waiting: dict[Node, list[DataUse]] = field(default_factory=dict)
     _seen: dict[int, list[tuple[Tensor, Owners, Node]]] = field(default_factory=dict)
     _conflict: tuple[Tensor, Node, Node] | None = None
 
@@ -167,22 +169,18 @@ class DataRows:
             if use.leaf is not None and not self.known.is_input(self.nodes[use.leaf]):
                 continue
             if node in self.packed:
-                self._waiting.setdefault(node, []).append(use)
+                self.waiting.setdefault(node, []).append(use)
             else:
                 self._note(use, node, engine.saved(node, use.name))
 
-    def waiting(self, others: Container[Node]) -> list[Node]:
-        """Return the ops, except those others, whose data is packed and has not been looked at."""
-        return [node for node in self._waiting if node not in others]
-
     def add_packed(self, node: Node, saved: Callable[[str], Any]) -> None:
         """Note the same of an op whose data was packed, given how to get it."""
-        for use in self._waiting.pop(node, ()):
+        for use in self.waiting.pop(node, ()):
             self._note(use, node, saved(use.name))
 
     def add_waiting(self) -> None:
         """Note the same of all ops whose data is still packed."""
-        for node in list(self._waiting):
+        for node in list(self.waiting):
             self.add_packed(node, partial(engine.saved, node))
 
     def _note(self, use: DataUse, node: Node, tensor: Any) -> None:
@@ -191,28 +189,32 @@ class DataRows:
         if not isinstance(tensor, Tensor) or (use.position == IDS and tensor.dtype in (torch.bool, torch.uint8)):
             return
         if use.position == UNKNOWN:
-            constant = not tensor.is_floating_point() or tensor.requires_grad or not self.known.may_hold_samples(tensor)
-            if not constant and self.known.is_data(tensor):
-                self._conflict = self._conflict or (tensor, node, node)
+            if tensor.is_floating_point() and not tensor.requires_grad and self.known.may_hold_samples(tensor):
+                self._suspect(tensor, node, node)
             return
         owners = use.owners(node, tuple(tensor.shape))
         memory = graph.memory_of(tensor)
-        if not owners.is_proved and use.tells_apart and self.known.is_data(tensor):
-            self._conflict = self._conflict or (tensor, node, node)
+        if not owners.is_proved and use.tells_apart:
+            self._suspect(tensor, node, node)
         if memory is None or owners.is_empty:
             return
         if not tensor.is_contiguous():
             if _is_expanded(tensor):
                 return
-            if _differs_inside(tensor, owners) and self.known.is_data(tensor):
-                self._conflict = self._conflict or (tensor, node, node)
+            if _overlaps(tensor) and bool((_by_place(tensor, owners) == MIXED).any()):
+                self._suspect(tensor, node, node)
         before = self._seen.setdefault(memory, [])
         for other, others, first in before:
-            if _differ(tensor, owners, other, others) and self.known.is_data(tensor):
-                self._conflict = self._conflict or (tensor, first, node)
+            if _differ(tensor, owners, other, others):
+                self._suspect(tensor, first, node)
         before.append((tensor, owners, node))
 
-    def has(self, tensor: Tensor) -> bool:
+    def _suspect(self, tensor: Tensor, first: Node, second: Node) -> None:
+        """Note two ops that use a tensor for different samples, which is a conflict if it is data."""
+        if self._conflict is None and self.known.is_data(tensor):
+            self._conflict = (tensor, first, second)
+
+    def has_owners_in(self, tensor: Tensor) -> bool:
         """Return whether rows of this tensor are used for one sample each."""
         return any(owners.is_proved for _, owners, _ in self._seen.get(graph.memory_of(tensor) or 0, ()))
 
@@ -240,27 +242,14 @@ def _is_expanded(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def _differs_inside(tensor: Tensor, owners: Owners) -> bool:
-    """Return whether one place in memory stands for elements of several samples, as in sliding windows."""
+def _overlaps(tensor: Tensor) -> bool:
+    """Return whether one place in memory stands for several elements, as in sliding windows."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach:
-            break
+            return True
         reach += stride * (size - 1)
-    else:
-        return False
-    places = torch.arange(_end(tensor), device="cpu").as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    ids = owners.ids.expand(tensor.shape)
-    owned = ids != UNREACHED
-    highest = torch.full((_end(tensor),), UNREACHED, dtype=torch.int32, device="cpu")
-    highest.scatter_reduce_(0, places[owned], ids[owned], "amax")
-    return bool((highest[places[owned]] != ids[owned]).any())
-
-
-def _end(tensor: Tensor) -> int:
-    """Return the number of places up to the last one of the tensor."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return int(tensor.storage_offset()) + last + 1
+    return False
 
 
 def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
@@ -271,18 +260,24 @@ def _differ(a: Tensor, of_a: Owners, b: Tensor, of_b: Owners) -> bool:
         x, y = of_a.ids, of_b.ids
     else:
         unit = min(a.element_size(), b.element_size())  # one memory may be seen as real and as complex numbers
-        first, second = _by_place(a, of_a, unit), _by_place(b, of_b, unit)
-        size = min(len(first), len(second))
-        x, y = first[:size], second[:size]
+        x, y = (
+            _by_place(t, owners).repeat_interleave(t.element_size() // unit) for t, owners in ((a, of_a), (b, of_b))
+        )
+        x, y = x[: len(y)], y[: len(x)]
     return bool(((x != y) & (x != UNREACHED) & (y != UNREACHED)).any())
 
 
-def _by_place(tensor: Tensor, owners: Owners, unit: int) -> Tensor:
-    """Return the owner of each place of the tensor's memory, in units of so many bytes."""
-    places = torch.full((_end(tensor),), UNREACHED, dtype=torch.int32, device="cpu")
-    part = places.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    part.copy_(owners.ids.expand(tensor.shape))
-    return places if unit == tensor.element_size() else places.repeat_interleave(tensor.element_size() // unit)
+def _by_place(tensor: Tensor, owners: Owners) -> Tensor:
+    """Return the owner of each place of the tensor's memory; mixed where it stands for elements of several samples."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    count = int(tensor.storage_offset()) + last + 1
+    places = torch.arange(count, device="cpu").as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    ids = owners.ids.expand(tensor.shape)
+    places, ids = places[ids != UNREACHED], ids[ids != UNREACHED]
+    owner = torch.full((count,), UNREACHED, dtype=torch.int32, device="cpu")
+    owner.scatter_reduce_(0, places, ids, "amax")
+    owner[places[owner[places] != ids]] = MIXED
+    return owner
 
 
 _UNKNOWN_OP = "Write it with other ops, or pass allow_coupling=True if each sample uses rows of its own."

@@ -14,16 +14,16 @@ from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
 from ..._torch.nodes import edge_shape, output_shapes
-from ..._torch.signature import kind_of
+from ..._torch.saved import kind_of
 from ...errors import BatchCouplingError
 from .. import engine, tracing
 from ..engine import Losses
-from ..layout.owners import Owners
+from ..layout import Owners
 from ..ops.elementwise import is_elementwise
 from ..ops.table import Step, base_name, entry_of
 from ..ops.views import repeat
-from ..owners.cuts import UseSite
 from ..owners.prove import prove, reached
+from ..owners.use_sites import UseSite
 from .data_rows import DataRows, ModelTensors, coupling_error
 
 # Something that an op read besides what it differentiates: the op, or the leaf that it is; its shape, as far as it is
@@ -54,7 +54,7 @@ def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool
     return any(_may_keep(node, parameters) for node in reached(value))
 
 
-def used_in_parts(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> set[Node]:
+def partly_used_ops(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> set[Node]:
     """Return the ops of which samples use different parts: some elements by other samples than the rest.
 
     So are the steps of a series of which each sample takes a window. A table that all samples share is used as a whole.
@@ -91,8 +91,7 @@ def refuse_shared_data(
     cuts: Sequence[UseSite],
     owners: Mapping[int, tuple[Owners, ...]],
     rows: DataRows,
-    known: ModelTensors,
-    in_parts: Callable[[Node], bool],
+    is_partly_used: Callable[[Node], bool],
 ) -> None:
     """Refuse a shared value that is made from data of the batch.
 
@@ -100,31 +99,29 @@ def refuse_shared_data(
         cuts: the uses of shared values.
         owners: owners of the outputs of the ops there.
         rows: which rows of data are used for which sample.
-        known: what is no data.
-        in_parts: whether samples use different parts of what an op made; asked last, since it takes long.
+        is_partly_used: whether samples use different parts of what an op made; asked last, since it takes long.
 
     Raises:
         BatchCouplingError: the loss of one sample depends on another.
     """
     for cut in cuts:
-        others = constants(GradientEdge(rows.nodes[cut.value], cut.output_nr), known)
+        others = constants(GradientEdge(rows.nodes[cut.value], cut.output_nr), rows.known)
         # The op may take rows of the value for one sample each, so that the value has rows of samples.
         taken_apart = others and Step(rows.nodes[cut.node], owners[cut.node], cut.position, cut.shape).sends().varies
-        if taken_apart or any(_is_batch(one, cut, rows, known, in_parts) for one in others):
-            raise _refusal(cut, rows.nodes, known)
+        if taken_apart or any(_is_batch(one, cut, rows, is_partly_used) for one in others):
+            raise _refusal(cut, rows)
 
 
-def _is_batch(
-    one: Constant, cut: UseSite, rows: DataRows, known: ModelTensors, in_parts: Callable[[Node], bool]
-) -> bool:
+def _is_batch(one: Constant, cut: UseSite, rows: DataRows, is_partly_used: Callable[[Node], bool]) -> bool:
     """Return whether a constant may hold data of each sample: rows, alone, folded or second, or parts that overlap."""
     node, shape, tensor = one
-    if tensor is not None and rows.has(tensor):
+    if tensor is not None and rows.has_owners_in(tensor):
         return True
-    of_samples = known.rows in shape[:2] or (
-        shape and shape[0] % known.rows == 0 and not _is_broadcast(cut, rows.nodes[cut.node])
+    count = rows.known.rows
+    of_samples = count in shape[:2] or (
+        shape and shape[0] % count == 0 and not _is_broadcast(cut, rows.nodes[cut.node])
     )
-    if not of_samples and not in_parts(node):
+    if not of_samples and not is_partly_used(node):
         return False
     value = None if tensor is None else tracing.constant(tensor)  # looked at last: on a device that is to wait
     return value is None or not _is_table_of_positions(value)
@@ -150,8 +147,9 @@ def _is_broadcast(cut: UseSite, node: Node) -> bool:
     return smaller and is_elementwise(node)
 
 
-def _refusal(cut: UseSite, nodes: Sequence[Node], known: ModelTensors) -> BatchCouplingError:
-    leaves = (known.name(graph.leaf_tensor(nodes[leaf])) for leaf in cut.leaves)
+def _refusal(cut: UseSite, rows: DataRows) -> BatchCouplingError:
+    nodes = rows.nodes
+    leaves = (rows.known.name(graph.leaf_tensor(nodes[leaf])) for leaf in cut.leaves)
     names = [name for name in leaves if name is not None]
     beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
     what = f"`{cut.op}` mixes the samples of the batch"

@@ -6,7 +6,7 @@ know. Those that disagree find out, on all ranks, before anything is written. A 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..._torch import fsdp
 from ..._torch.dtensor import any_dtensor, distribute_own, is_dtensor
-from ...distributed import Group, Reduction, fingerprint
+from ...distributed import Group, Reduction, fingerprint, groups_of
 from ...errors import (
     ArgumentError,
     InplaceModifiedError,
@@ -24,6 +24,7 @@ from ...errors import (
     UnsupportedGradientError,
     UnsupportedOperationError,
 )
+from .arguments import refuse_unreached
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +136,12 @@ class Agreed:
             sums: this rank's, of the same parameters in the same order as on every other. They are let go of.
             parameters: lay sums out like these.
         """
-        totals = sums if self.reduction is None else _in_buckets(sums, self.reduction)
+        if self.reduction is not None:
+            refuse_unreached(parameters, any(self.used), self.total)
+            sums = _in_buckets(sums, self.reduction)
         if not any_dtensor(parameters.values()):
-            return totals
-        return [(name, _laid_out(total, parameters[name])) for name, total in totals]
+            return sums
+        return [(name, _laid_out(total, parameters[name])) for name, total in sums]
 
 
 def agree(
@@ -164,8 +167,8 @@ def agree(
     if not groups:
         return Agreed(counts[0], counts[1], used, None)
     what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
-    asked = {"the call": call, "`sample_groups`": ids is not None, **same}
-    reduction = Reduction(groups, "per-sample gradients", asked, {"the parameters": fingerprint(what)})
+    compared = {"the call": call, "`sample_groups`": ids is not None, **same}
+    reduction = Reduction(groups, "per-sample gradients", compared, {"the parameters": fingerprint(what)})
     try:
         sent = reduction.sum(torch.tensor([*counts, *used], dtype=torch.float64))
     except RankError as error:
@@ -222,7 +225,7 @@ def _laid_out(total: Tensor, parameter: Any) -> Tensor:
     return own
 
 
-def groups_of(parameters: object, mesh: Any, group: Any, device: torch.device) -> tuple[Group, ...]:
+def ranks_with_samples(parameters: object, mesh: Any, group: Any, device: torch.device) -> tuple[Group, ...]:
     """Find the ranks whose samples belong together: those that `process_group` says, or else those of the model."""
     if mesh is not None:
         if group is not None:
@@ -233,21 +236,14 @@ def groups_of(parameters: object, mesh: Any, group: Any, device: torch.device) -
         group = mesh
     elif group is None and isinstance(parameters, nn.Module):
         group = _wrapped_group(parameters)
-    return tuple(Group(one.group_name, one, device) for one in _groups(group) if one.size() > 1)
-
-
-def _groups(group: Any) -> Sequence[Any]:
     if group is None:
         return ()
-    if isinstance(group, dist.ProcessGroup):
-        return (group,)
-    if getattr(group, "get_coordinate", lambda: None)() is None:
+    if not isinstance(group, dist.ProcessGroup) and getattr(group, "get_coordinate", lambda: None)() is None:
         raise ArgumentError(
             "per_sample: `process_group` must be a process group or a device mesh that this rank is part of, found "
             f"{group!r:.80}."
         )
-    every: Sequence[Any] = group.get_all_groups()
-    return every
+    return tuple(replace(one, device=device) for one in groups_of(group) if one.size > 1)
 
 
 def _wrapped_group(model: nn.Module) -> Any:

@@ -1,6 +1,6 @@
 """Scaled dot-product attention: one op for each kernel that computes it."""
 
-from ..layout.owners import Owners
+from ..layout import Owners
 from .table import OpEntry, Step, add_op
 
 _KEEPS = {0: "query", 1: "key", 2: "value"}

@@ -5,8 +5,7 @@ Legend: b sample, k image of a sample (nearly always one), c and o channels, p o
 
 from torch import Tensor
 
-from ..layout.owners import Owners
-from ..layout.samples import NotSeparableError
+from ..layout import NotSeparableError, Owners
 from ..representations.base import Dense, SampleGrads
 from ..representations.conv import OPTIONS, Convolved
 from ..representations.numerics import upcast_half

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from .. import engine
-from ..layout.owners import Owners
-from ..layout.samples import NotSeparableError
+from ..layout import NotSeparableError, Owners
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from .rules import RuleContext

@@ -15,12 +15,10 @@ from torch import Tensor
 from ... import graph
 from ..._torch.storage import is_fake
 from .. import engine
-from ..layout.owners import MIXED, UNREACHED, Owners
-from ..layout.samples import NotSeparableError, SampleLayout
+from ..layout import MIXED, UNREACHED, NotSeparableError, Owners
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from ..representations.rows import Rows
-from .products import owner_of_rows
 from .reductions import along_dims
 from .rules import RuleContext
 from .table import IDS, OpEntry, Step, add_op
@@ -59,14 +57,14 @@ def index(ctx: RuleContext) -> SampleGrads:
 
 def index_select(ctx: RuleContext) -> SampleGrads:
     """``self.index_select(dim, index)``."""
-    dim, chosen = engine.saved_number(ctx.node, "dim"), ctx.saved("index")
+    dim, chosen = engine.saved(ctx.node, "dim"), ctx.saved("index")
     whole_rows = len(ctx.shape) > 0 and dim % len(ctx.shape) == 0
     return _looked_up(ctx, chosen if whole_rows else None, lambda cells: cells.index_select(dim, chosen))
 
 
 def gather(ctx: RuleContext) -> SampleGrads:
     """``self.gather(dim, index)``."""
-    dim, chosen = engine.saved_number(ctx.node, "dim"), ctx.saved("index")
+    dim, chosen = engine.saved(ctx.node, "dim"), ctx.saved("index")
     return _looked_up(ctx, None, lambda cells: cells.gather(dim, chosen))
 
 
@@ -94,9 +92,8 @@ def index_put(ctx: RuleContext) -> SampleGrads:
         if kept is not g:
             kept[key] = 0
         return Dense(ctx.layout.sums(kept, ctx.shape))
-    owners = ctx.layout.owner_of_each(g.numel(), g.device).view(g.shape)[key]
-    layout = SampleLayout(ctx.samples, None, owners.reshape(-1))
-    return Dense(layout.sums(g[key], ctx.shape))
+    owners = ctx.layout.each(g.device)[key].to("cpu")
+    return Dense(Owners(owners, tuple(owners.shape), ctx.samples).sums(g[key], ctx.shape))
 
 
 def _key(indices: Any) -> tuple[Any, ...]:
@@ -135,7 +132,7 @@ def _moved(step: Step, here: Tensor) -> Tensor | None:
 
 
 def by_slices(step: Step) -> Owners:
-    """Return the owners of an input of an op that moves whole slices along one dimension; run it in other forms."""
+    """Return the owners of an input of an op that moves whole slices along one dimension; run it where it does more."""
     adds = hasattr(step.node, "_saved_alpha")  # to an input, at the index: `index_add`
     dim, index = _moved_slices(step, step.out.shape if adds else step.shape)
     if index is None:
@@ -153,7 +150,7 @@ def _moved_slices(step: Step, whole: tuple[int, ...]) -> tuple[int, Tensor | Non
         whole: the shape of what the index counts in.
     """
     if hasattr(step.node, "_saved_dim"):
-        dim, index = engine.saved_number(step.node, "dim"), engine.saved(step.node, "index")
+        dim, index = engine.saved(step.node, "dim"), engine.saved(step.node, "index")
     else:
         given = [(i, one) for i, one in enumerate(engine.saved(step.node, "indices")) if one is not None]
         dim, index = given[0] if len(given) == 1 else (0, None)
@@ -237,8 +234,7 @@ def embedding_bag(ctx: RuleContext) -> SampleGrads:
     weights = ctx.saved("per_sample_weights")
     if weights is not None:
         values = values * weights.reshape(-1, 1)
-    owner = owner_of_rows(ctx.layout, g)[bag]
-    layout = SampleLayout(ctx.samples, None, owner)
+    layout = Owners.of_rows(ctx.layout.along([0], g.device)[bag], ctx.samples)
     return Rows(
         layout.by_sample(ids[:, None], 1).squeeze(2),
         layout.by_sample(values, 1),

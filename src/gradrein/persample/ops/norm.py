@@ -2,9 +2,7 @@
 
 from torch import Tensor
 
-from ...errors import BatchCouplingError
-from ..layout.owners import Owners
-from ..layout.samples import NotSeparableError
+from ..layout import NotSeparableError, Owners
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from .conv import by_groups
@@ -81,14 +79,6 @@ def batch_norm(ctx: RuleContext) -> SampleGrads:
     x = ctx.saved("input")
     channels = (ctx.shape[0],) + (1,) * (x.dim() - 2)
     training = _is_training(without_suffix(ctx.op), getattr(ctx.node, "_saved_training", None))
-    alone = ctx.layout.is_whole_along(x[0].numel(), x.shape[0]) and ctx.layout.is_whole_along(1, x[0, 0].numel())
-    if training and not alone and not ctx.allow_coupling:
-        raise BatchCouplingError(
-            f"per_sample: `{ctx.op}` normalises with the statistics of the batch, so every loss depends on "
-            "every sample and one sample has no gradient of its own. Call model.eval(), or use GroupNorm; "
-            "pass allow_coupling=True to get the gradient of each loss as it is.",
-            ctx.op,
-        )
     if ctx.position == 2:
         return _scale_or_shift(ctx, None, channels)
     if training:

@@ -8,8 +8,7 @@ rows of left[row, :] times right[row, :], at the member that each row met.
 import torch
 from torch import Tensor
 
-from ..layout.owners import Owners
-from ..layout.samples import NotSeparableError, SampleLayout
+from ..layout import NotSeparableError, Owners
 from ..representations.base import Computed, Dense, SampleGrads
 from ..representations.numerics import scale_rows, upcast_half
 from ..representations.outer import Members, Outer
@@ -40,20 +39,16 @@ def distances(step: Step) -> Owners:
     return Owners(step.out.mixed([-2]).ids.transpose(-1, -2), step.shape)
 
 
-def _outer(layout: SampleLayout, left: Tensor, right: Tensor, width: int) -> Outer:
-    return Outer(layout.by_sample(left, width), layout.by_sample(right, width))
-
-
 def addmm(ctx: RuleContext) -> SampleGrads:
     """``beta * self + alpha * mat1 @ mat2``; a linear layer has its weight at mat2."""
     if ctx.position == 0:
         return _added(ctx)
-    return _product(ctx, ctx.position - 1, "mat1", "mat2", ctx.saved("alpha"))
+    return _product(ctx, ctx.position - 1, ctx.saved("mat2" if ctx.position == 1 else "mat1"), ctx.saved("alpha"))
 
 
 def mm(ctx: RuleContext) -> SampleGrads:
     """``self @ mat2``."""
-    return _product(ctx, ctx.position, "self", "mat2", 1)
+    return _product(ctx, ctx.position, ctx.saved("mat2" if ctx.position == 0 else "self"))
 
 
 def _added(ctx: RuleContext) -> SampleGrads:
@@ -61,23 +56,12 @@ def _added(ctx: RuleContext) -> SampleGrads:
     return Dense(ctx.layout.sums(ctx.gradient if beta == 1 else ctx.gradient * beta.conjugate(), ctx.shape))
 
 
-def _product(ctx: RuleContext, side: int, first: str, second: str, factor: float) -> SampleGrads:
-    g = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate()
-    if side == 1:
-        return _outer(ctx.layout, ctx.saved(first).conj(), g, g.shape[-1])
-    other = ctx.saved(second).conj()
-    return _outer(_transposed(ctx.layout, g), g.T, other.T, g.shape[0])
-
-
-def _transposed(layout: SampleLayout, g: Tensor) -> SampleLayout:
-    """Return the owners of ``g.T``, when whole columns of g have one owner."""
-    rows, columns = g.shape
-    if layout.block is None:
-        assert layout.owners is not None
-        return SampleLayout(layout.samples, None, layout.owners.view(rows, columns).T.reshape(-1))
-    if columns % (layout.block * layout.samples):
-        raise NotSeparableError
-    return SampleLayout(layout.samples, layout.block * rows, None)
+def _product(ctx: RuleContext, side: int, other: Tensor, factor: complex = 1) -> SampleGrads:
+    """Take the gradient of one side of a product, times a factor, given the other side."""
+    g, other = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate(), other.conj()
+    layout, width = (ctx.layout, g.shape[-1]) if side else (ctx.layout.transposed, g.shape[0])
+    left, right = (other, g) if side else (g.T, other.T)
+    return Outer(layout.by_sample(left, width), layout.by_sample(right, width))
 
 
 add_op("Mm", entry=OpEntry(matmul, keeps={0: "self", 1: "mat2"}, rule=mm))
@@ -105,7 +89,7 @@ def grouped_mm(ctx: RuleContext) -> SampleGrads:
     if ctx.position != 1 or offs is None or rows.dim() != 2 or len(stack) != 3:
         raise NotSeparableError
     member = torch.searchsorted(offs.long(), torch.arange(len(rows), device=rows.device), right=True)
-    return Members(rows, ctx.gradient, owner_of_rows(ctx.layout, ctx.gradient), member, ctx.samples, stack[0])
+    return Members(rows, ctx.gradient, ctx.layout.along([0], rows.device), member, ctx.samples, stack[0])
 
 
 def trilinear(ctx: RuleContext) -> SampleGrads:
@@ -127,49 +111,23 @@ def trilinear(ctx: RuleContext) -> SampleGrads:
 
 def bmm(ctx: RuleContext) -> SampleGrads:
     """``self @ mat2`` for a stack of matrices."""
-    return _stack(ctx, ctx.position, ("self", "mat2"), 1)
+    return _stack(ctx, ctx.position, ctx.saved("mat2" if ctx.position == 0 else "self"))
 
 
 def baddbmm(ctx: RuleContext) -> SampleGrads:
     """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
     if ctx.position == 0:
-        beta = ctx.saved("beta")
-        return Dense(ctx.layout.sums(ctx.gradient if beta == 1 else ctx.gradient * beta.conjugate(), ctx.shape))
-    return _stack(ctx, ctx.position - 1, ("batch1", "batch2"), ctx.saved("alpha"))
+        return _added(ctx)
+    return _stack(ctx, ctx.position - 1, ctx.saved("batch2" if ctx.position == 1 else "batch1"), ctx.saved("alpha"))
 
 
-def _stack(ctx: RuleContext, side: int, names: tuple[str, str], factor: complex) -> SampleGrads:
+def _stack(ctx: RuleContext, side: int, other: Tensor, factor: complex = 1) -> SampleGrads:
     """The second factor meets whole rows of the output, the first one whole columns."""
-    g = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate()
-    other = ctx.saved(names[1 - side]).conj()
-    if side == 0:
-        owner = _owner_of_columns(ctx.layout, g)
-        left, right = g.transpose(1, 2), other.transpose(1, 2)
-    else:
-        owner = owner_of_rows(ctx.layout, g)
-        left, right = other, g
+    g, other = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate(), other.conj()
+    owner = ctx.layout.along([0, 2 - side], g.device)
+    left, right = (other, g) if side else (g.transpose(1, 2), other.transpose(1, 2))
     member = torch.arange(len(g), device=g.device).repeat_interleave(left.shape[1])
     return Members(left.flatten(0, 1), right.flatten(0, 1), owner, member, ctx.samples, len(g))
-
-
-def owner_of_rows(layout: SampleLayout, g: Tensor) -> Tensor:
-    """Return the owner of each row of the last dimension, -1 where the gradient is zero."""
-    return common_owner(layout.owner_of_each(g.numel(), g.device).view(-1, g.shape[-1]))
-
-
-def _owner_of_columns(layout: SampleLayout, g: Tensor) -> Tensor:
-    owners = layout.owner_of_each(g.numel(), g.device).view(g.shape)
-    return common_owner(owners.transpose(1, 2).flatten(0, 1))
-
-
-def common_owner(owners: Tensor) -> Tensor:
-    """Return the one owner of each row, -1 where there is none; a row of several cannot be cut."""
-    if not owners.shape[1]:
-        return owners.new_full((len(owners),), -1)
-    most = owners.amax(1)
-    if not bool(((owners == most[:, None]) | (owners < 0)).all()):
-        raise NotSeparableError
-    return most
 
 
 add_op("Bmm", entry=OpEntry(matmul, keeps={0: "self", 1: "mat2"}, rule=bmm))

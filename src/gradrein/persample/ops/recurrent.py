@@ -6,19 +6,16 @@ The gates come in the order in, forget, cell, out, each of width h, as in the we
 
 import warnings
 from collections.abc import Iterator, Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..layout.owners import UNREACHED, Owners
-from ..layout.samples import NotSeparableError, SampleLayout
+from ..layout import UNREACHED, NotSeparableError, Owners
 from ..representations.base import Dense, SampleGrads
 from ..representations.numerics import upcast_half
 from ..representations.outer import Outer
 from ..tracing import as_one_op, structure
-from .products import common_owner
 from .rules import RuleContext
 from .table import OpEntry, Step, add_op, base_name
 
@@ -167,36 +164,19 @@ def _first_gate(x: Tensor, before: Tensor, weights: Sequence[Tensor], size: int)
     return x @ w_ih.T + before @ w_hh.T + sum(biases)
 
 
-def _owner_of_columns(ctx: RuleContext, batch: int) -> SampleLayout:
+def _owner_of_columns(ctx: RuleContext, batch: int) -> Owners:
     """Find who owns each column: it is the same at all times, also where the gradient is zero."""
-    owner: Tensor | None = None
-    for number, (g, layout) in enumerate(zip(ctx.gradients[:3], ctx.layouts[:3], strict=True)):
-        if g is not None:
-            here = _columns_of(g, layout, -2 if number else batch)
-            owner = here if owner is None else torch.maximum(owner, here)
-    assert owner is not None
-    if torch.equal(owner, torch.arange(ctx.samples, device="cpu")):
-        return SampleLayout(ctx.samples, 1, None)  # the usual order needs no sorting
-    return SampleLayout(ctx.samples, None, owner)
+    host = torch.device("cpu")
+    outs = zip((batch, -2, -2), ctx.gradients[:3], ctx.layouts[:3], strict=True)
+    each = [layout.along([dim], host) for dim, gradient, layout in outs if gradient is not None]
+    return Owners.of_rows(torch.stack(each).amax(0), ctx.samples)
 
 
-def _columns_of(g: Tensor, layout: SampleLayout, batch: int) -> Tensor:
-    """Return the owners of the columns, which lie along a dimension of an output."""
-    batch %= g.dim()
-    columns, inner = g.shape[batch], prod(g.shape[batch + 1 :])
-    outer = g.numel() // (columns * inner)
-    if layout.block is not None and layout.is_whole_along(1, inner) and layout.is_whole_along(columns * inner, outer):
-        first = torch.arange(columns, device="cpu") * inner
-        return first.div(layout.block, rounding_mode="floor") % layout.samples
-    each = layout.owner_of_each(g.numel(), torch.device("cpu")).view(g.shape)
-    return common_owner(each.movedim(batch, 0).flatten(1))
-
-
-def _by_sample(columns: SampleLayout, x: Tensor) -> Tensor:
+def _by_sample(columns: Owners, x: Tensor) -> Tensor:
     """Return (time, column, width) as (samples, rows, width)."""
-    time, _, width = x.shape
+    time, count, width = x.shape
     rows = x.transpose(0, 1)
-    if columns.block == 1:
+    if columns.block == 1 and count == columns.samples:
         return rows  # a column is a sample
     rows = columns.by_sample(rows.flatten(1), 1)
     return rows.reshape(columns.samples, -1, width) if time else rows

@@ -2,7 +2,7 @@
 
 import re
 
-from ..layout.owners import Owners
+from ..layout import Owners
 from .table import OpEntry, Step, add_op, base_name
 
 

@@ -13,9 +13,9 @@ from ... import graph
 from ..._torch.nodes import identity
 from ...errors import ArgumentError, ArgumentTypeError
 from .. import engine
-from ..layout.samples import NotSeparableError, SampleLayout
+from ..layout import NotSeparableError, Owners
 from ..representations.base import Computed, Dense, SampleGrads
-from .table import OP_TABLE, GradientRule, without_suffix
+from .table import OP_TABLE, GradientRule, OpEntry, Step, without_suffix
 
 
 @dataclass(eq=False)
@@ -30,7 +30,6 @@ class RuleContext:
         gradients: gradient of the sum of all losses at each output of the op; None where there is none.
         layouts: for each output, which sample owns which element.
         samples: how many samples there are.
-        allow_coupling: whether the user accepts losses that depend on other samples.
         gradient: the first of the gradients.
         layout: the first of the layouts.
     """
@@ -40,12 +39,11 @@ class RuleContext:
     position: int
     shape: tuple[int, ...]
     gradients: tuple[Tensor | None, ...]
-    layouts: tuple[SampleLayout, ...]
+    layouts: tuple[Owners, ...]
     samples: int
-    allow_coupling: bool = False
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)  # shared by the uses of one op
     gradient: Tensor = field(init=False)
-    layout: SampleLayout = field(init=False)
+    layout: Owners = field(init=False)
 
     def __post_init__(self) -> None:
         self.gradient, self.layout = self.gradients[0], self.layouts[0]  # type: ignore[assignment]  # not asked if None
@@ -101,7 +99,7 @@ class RuleContext:
                 cut = gradient.reshape(-1, layout.samples, layout.block) * w[:, None]
                 out.append(cut.view(gradient.shape))
             else:
-                owner = layout.owner_of_each(gradient.numel(), gradient.device).view(gradient.shape)
+                owner = layout.each(gradient.device)
                 out.append(gradient * torch.where(owner >= 0, w[owner.clamp(min=0)], 0))
         return out
 
@@ -109,7 +107,7 @@ class RuleContext:
 # torch's name for an op, or a Python Function itself: others may have its name.
 Op: TypeAlias = str | type[torch.autograd.Function]
 
-_RULES: dict[str | type, GradientRule] = {}
+_RULES: dict[str | type, OpEntry] = {}
 # The ops whose rules came from outside, in the order in which they came.
 _REGISTERED: list[str | type] = []
 
@@ -164,10 +162,10 @@ def register_rule(op: Op, rule: GradientRule, *, replace: bool = False) -> None:
             f"Function itself: register_rule({op.removesuffix('Backward')}, rule). torch's own ops go by name, such as "
             "'AddmmBackward0'."
         )
-    if _rule_of(op)[0] is not None and not replace:
+    if _rule_entry(op) is not None and not replace:
         name = op if isinstance(op, str) else op.__qualname__
         raise ArgumentError(f"register_rule: there is a rule for `{name}` already. Pass replace=True to replace it.")
-    _RULES[op] = rule
+    _RULES[op] = OpEntry(Step.mixed, rule=rule, runs_op=True)
     _REGISTERED.append(op)
 
 
@@ -176,39 +174,44 @@ def registered() -> tuple[str | type, ...]:
     return tuple(_REGISTERED)
 
 
-def _rule_of(op: str | type) -> tuple[GradientRule | None, bool, bool]:
-    """Return the rule of an op, whether it looks at all outputs, and whether it may run the op."""
+def _rule_entry(op: str | type) -> OpEntry | None:
+    """Return the entry with the rule of an op, if it has one; that from outside comes first."""
     if op in _RULES:
-        return _RULES[op], False, True
-    return _rule_in_table(op) if isinstance(op, str) else (None, False, True)
+        return _RULES[op]
+    return _with_rule(op) if isinstance(op, str) else None
 
 
 @lru_cache(maxsize=1024)
-def _rule_in_table(op: str) -> tuple[GradientRule | None, bool, bool]:
+def _with_rule(op: str) -> OpEntry | None:
     entry = OP_TABLE.get(without_suffix(op))
-    return (None, False, True) if entry is None else (entry.rule, entry.all_outputs, entry.runs_op or not entry.rule)
+    return None if entry is None or entry.rule is None else entry
 
 
 def has_rule(node: Node) -> bool:
     """Return whether there is a rule for the op."""
-    return _rule_of(identity(node))[0] is not None
+    return _rule_entry(identity(node)) is not None
 
 
 def running_op(ops: Iterable[str]) -> set[str]:
     """Return the ops whose rule may run them, which inside the engine would leave out what it was not asked for."""
-    return {op for op in ops if _rule_of(op)[2]}
+    entries = {op: _rule_entry(op) for op in ops}
+    return {op for op, entry in entries.items() if entry is None or entry.runs_op}
 
 
-def apply(ctx: RuleContext) -> SampleGrads:
-    """Return the per-sample gradients of a use, by its rule or by the general way."""
+def apply(uses: Sequence[RuleContext]) -> list[SampleGrads]:
+    """Return the per-sample gradients of each of the uses, by its rule or by the general way."""
+    return [_apply(use) for use in uses]
+
+
+def _apply(ctx: RuleContext) -> SampleGrads:
     if all(g is None or owned.is_empty for g, owned in zip(ctx.gradients, ctx.layouts, strict=True)):
         return Dense(ctx.zeros().expand(ctx.samples, *ctx.shape))  # no loss depends on this use
     # The names of torch's own ops end in a number, and tell them apart.
-    rule, all_outputs, _ = _rule_of(ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node))
-    if rule is None or (ctx.gradients[0] is None and not all_outputs):
+    entry = _rule_entry(ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node))
+    if entry is None or entry.rule is None or (ctx.gradients[0] is None and not entry.all_outputs):
         return _one_by_one(ctx)
     try:
-        answer = rule(ctx)
+        answer = entry.rule(ctx)
     except NotSeparableError:
         return _one_by_one(ctx)
     return answer if isinstance(answer, SampleGrads) else _checked(ctx, answer)

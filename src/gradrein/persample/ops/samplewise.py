@@ -9,7 +9,7 @@ from torch.autograd.graph import Node
 from ..._torch.nodes import identity
 from ..._validate import count
 from ...errors import ArgumentTypeError
-from ..layout.owners import UNREACHED, Owners
+from ..layout import UNREACHED, Owners
 
 if TYPE_CHECKING:
     from .table import Step

@@ -11,9 +11,9 @@ from torch.autograd.graph import GradientEdge, Node
 from ... import graph
 from ..._torch import fsdp
 from ..._torch.nodes import edge_shape
-from ..._torch.signature import kind_of
+from ..._torch.saved import kind_of
 from .. import engine
-from ..layout.owners import MIXED, Owners
+from ..layout import MIXED, Owners
 from ..representations.base import SampleGrads
 from .samplewise import by_rows, samplewise
 
@@ -125,7 +125,7 @@ class Step:
 
     def value(self, name: str) -> Any:
         """Return a size, dim or flag that the op saved, dims as Python counts them; None if there is none."""
-        return _signed(getattr(self.node, f"_saved_{name}", None))
+        return engine.signed(getattr(self.node, f"_saved_{name}", None))
 
     def sends(self) -> Owners:
         """Return the owners of the input."""
@@ -172,12 +172,3 @@ class Step:
         below, output_nr = self.node.next_functions[position]
         assert below is not None
         return edge_shape(GradientEdge(below, output_nr))
-
-
-def _signed(value: Any) -> Any:
-    """Undo torch's habit of handing out negative numbers as unsigned ones."""
-    if isinstance(value, tuple | list):
-        return tuple(_signed(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 63:
-        return value - (1 << 64)
-    return value

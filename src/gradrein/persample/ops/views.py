@@ -2,7 +2,7 @@
 
 from math import prod
 
-from ..layout.owners import UNREACHED, Owners
+from ..layout import UNREACHED, Owners
 from ..representations.base import Dense, SampleGrads
 from .indexing import by_running
 from .rules import RuleContext

@@ -1,1 +1,1 @@
-"""Which sample owns which element of a gradient: proved from the graph's structure, or asked of the engine."""
+"""Which sample owns which element of a gradient: proved from structure, or observed by running the engine."""

@@ -4,16 +4,13 @@ Owners are carried from the losses down, op by op, as `ops` says. What is proved
 signature, whatever its values, as long as no hook changes a gradient on the way.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from ... import graph
-from ..._torch.nodes import Edges, edge_shape, output_shapes
-from ..layout.owners import UNREACHED, Owners
+from ..._torch.nodes import edge_shape, output_shapes
+from ..layout import UNREACHED, Owners
 from ..ops.table import Step
 
 
@@ -38,15 +35,15 @@ def reached(edge: GradientEdge) -> list[Node]:
 
 def _carry(root: Node, output_nr: int, start: Owners, by_indices: bool) -> dict[Node, tuple[Owners, ...]]:
     """Carry owners from one output of a node down to everything below it."""
-    edges = graph.walk([root])
-    shapes = output_shapes(edges)
+    nodes = graph.read(GradientEdge(root, output_nr)).nodes
+    shapes = output_shapes(nodes)
     owners_of: dict[Node, list[Owners | None]] = {node: [None] * len(outs) for node, outs in shapes.items()}
     owners_of[root][output_nr] = start
-    for node in _in_order(edges, root):
+    for node in nodes:
         if not any(owners_of[node]):
             continue
         outs = _all_outputs(owners_of[node], shapes[node])
-        for position, (below, nr) in enumerate(edges[node]):
+        for position, (below, nr) in enumerate(node.next_functions):
             if below is None:
                 continue
             sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
@@ -61,17 +58,3 @@ def _all_outputs(owners: list[Owners | None], shapes: list[tuple[int, ...]]) -> 
     return tuple(
         Owners.all(UNREACHED, shape) if one is None else one for one, shape in zip(owners, shapes, strict=True)
     )
-
-
-def _in_order(below: Mapping[Node, Edges], root: Node) -> Iterator[Node]:
-    """Yield the nodes, each after all that use it."""
-    waiting = Counter(used for edges in below.values() for used, _ in edges if used is not None)
-    ready = [root]
-    while ready:
-        node = ready.pop()
-        yield node
-        for used, _ in below[node]:
-            if used is not None:
-                waiting[used] -= 1
-                if not waiting[used]:
-                    ready.append(used)

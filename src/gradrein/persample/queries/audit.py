@@ -39,7 +39,7 @@ def audit(
     total: Tensor,
     each: Mapping[str, Tensor],
     leaves: Mapping[str, Tensor],
-    forms: dict[str, SampleGrads],
+    by_name: dict[str, SampleGrads],
     losses: Losses | None,
     tolerance: float | None,
 ) -> Audit:
@@ -69,7 +69,7 @@ def audit(
     for weights in (torch.ones(samples), torch.randn(samples, generator=generator)):
         truth = _weighted_gradients(losses, leaves, weights)
         covered |= truth.keys()
-        for name, (size, gap) in _gaps(truth, forms, weights.double()).items():
+        for name, (size, gap) in _gaps(truth, by_name, weights.double()).items():
             scale = max(size, sizes[name], floor)
             error = gap / scale if scale else gap
             errors[name] = max(errors.get(name, 0.0), error)
@@ -82,7 +82,7 @@ def audit(
                     "registered rule.",
                     name,
                 )
-    worst = _norms_error(each, forms, tolerance, floor) if samples else 0.0
+    worst = _norms_error(each, by_name, tolerance, floor) if samples else 0.0
     return Audit(errors, worst, tuple(n for n in leaves if n not in covered))
 
 
@@ -95,14 +95,14 @@ def _weighted_gradients(losses: Losses, leaves: Mapping[str, Tensor], weights: T
     return {name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
 
 
-def _gaps(truth: dict[str, Tensor], forms: dict[str, SampleGrads], weights: Tensor) -> dict[str, tuple[float, float]]:
+def _gaps(truth: dict[str, Tensor], by_name: dict[str, SampleGrads], weights: Tensor) -> dict[str, tuple[float, float]]:
     """Return, for each parameter, the norm of autograd's gradient and of its difference to the weighted sum."""
     sizes: dict[str, tuple[float, float]] = {}
     for name, expected in truth.items():
-        if name not in forms:
+        if name not in by_name:
             raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
         expected = expected.to_dense() if expected.is_sparse else expected
-        summed = forms[name].weighted(weights)
+        summed = by_name[name].weighted(weights)
         summed = summed.to_dense() if summed.is_sparse else summed
         sizes[name] = _size(expected), _size(double(summed) - double(expected))
     return sizes
@@ -122,11 +122,11 @@ def _size(values: Tensor) -> float:
     return float(row_norms(double(values)[None])[0])
 
 
-def _norms_error(each: Mapping[str, Tensor], forms: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
+def _norms_error(each: Mapping[str, Tensor], by_name: dict[str, SampleGrads], tolerance: float, floor: float) -> float:
     """Compare the norms of one sample with those of its gradient written down."""
     worst = 0.0
-    for name, form in forms.items():
-        direct, short = float(row_norms(form.dense(slice(0, 1)))[0]), float(each[name][0])
+    for name, grads in by_name.items():
+        direct, short = float(row_norms(grads.dense(slice(0, 1)))[0]), float(each[name][0])
         scale = max(direct, floor)
         gap = abs(direct - short) / scale if scale else short
         if not gap <= 10 * tolerance:

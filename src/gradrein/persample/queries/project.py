@@ -133,17 +133,17 @@ class Projection:
                 "size, or use grads(), which has all of them."
             )
 
-    def apply(self, forms: Mapping[str, SampleGrads], scales: Mapping[str, Tensor], out: Tensor, budget: int) -> None:
+    def apply(self, by_name: Mapping[str, SampleGrads], scales: Mapping[str, Tensor], out: Tensor, budget: int) -> None:
         """Add projected gradients, by plain name, times scales if there are any, to `out`, (samples, columns)."""
-        for name, form in forms.items():
+        for name, grads in by_name.items():
             matrix, scale = self._matrices.get(name), scales.get(name)
             if not len(out) or not prod(self.shapes[name]):
                 continue
             if matrix is None:
-                out[:, self._sketched :] += self._sketch(form, name, scale, budget, out.device).to(out)
+                out[:, self._sketched :] += self._sketch(grads, name, scale, budget, out.device).to(out)
                 continue
             factors = matrix.factors(self.seed, name, out.device)
-            projected = _factored(form, matrix, factors, scale).flatten(1).to(out)
+            projected = _factored(grads, matrix, factors, scale).flatten(1).to(out)
             for factor in factors:
                 projected = projected if factor is None else projected * factor.shape[2] ** -0.5
             start = self._starts[name]
@@ -154,18 +154,18 @@ class Projection:
         named = {name: list(shape) for name, shape in self.shapes.items()}
         return {"kind": self.kind, "seed": self.seed, "size": self.size, "columns": self.columns, "parameters": named}
 
-    def _sketch(self, form: SampleGrads, name: str, scale: Tensor | None, budget: int, device: torch.device) -> Tensor:
+    def _sketch(self, grads: SampleGrads, name: str, scale: Tensor | None, budget: int, device: torch.device) -> Tensor:
         """Return the sums of the numbers in each bucket, with their signs: (samples, buckets)."""
-        if isinstance(form, Sum):
-            return torch.stack([self._sketch(use, name, scale, budget, device).double() for use in form.uses]).sum(0)
-        if isinstance(form, Rows) and not form.values.is_complex():
-            return self._sketch_rows(form, name, scale)
+        if isinstance(grads, Sum):
+            return torch.stack([self._sketch(use, name, scale, budget, device).double() for use in grads.uses]).sum(0)
+        if isinstance(grads, Rows) and not grads.values.is_complex():
+            return self._sketch_rows(grads, name, scale)
         numbers, most = prod(self.shapes[name]), max(budget // 2, 2 * CHUNK_BYTES)
         # The buckets of all numbers, for all samples; or those of some, for as many samples as memory holds.
         whole = self._bucketed_(torch.arange(numbers, device=device), name) if 8 * numbers <= most else None
         step, out = max(1, (CHUNK_BYTES if whole is not None else most) // (4 * numbers)), []
-        for first in range(0, form.samples, step):
-            rows = as_rows(_scaled(form.dense(slice(first, min(first + step, form.samples))), scale))
+        for first in range(0, grads.samples, step):
+            rows = as_rows(_scaled(grads.dense(slice(first, min(first + step, grads.samples))), scale))
             sums = rows.new_zeros(len(rows), 2 * self._buckets)
             for start in range(0, numbers, _BLOCK):
                 cells = slice(start, min(numbers, start + _BLOCK))
@@ -175,13 +175,13 @@ class Projection:
             out.append(_signed(sums))
         return torch.cat(out)
 
-    def _sketch_rows(self, form: Rows, name: str, scale: Tensor | None) -> Tensor:
+    def _sketch_rows(self, grads: Rows, name: str, scale: Tensor | None) -> Tensor:
         """Make the buckets of those numbers alone that occur."""
-        width, out = form.table[1], []
-        for part in in_chunks(form.samples, 4 * form.values[:1].numel()):
-            ids, values = form.ids[part], form.values[part]
+        width, out = grads.table[1], []
+        for part in in_chunks(grads.samples, 4 * grads.values[:1].numel()):
+            ids, values = grads.ids[part], grads.values[part]
             if scale is not None:
-                values = values * scale.to(values).reshape(form.table)[ids]
+                values = values * scale.to(values).reshape(grads.table)[ids]
             used, place = torch.unique(ids, return_inverse=True)
             cells = (used[:, None] * width + torch.arange(width, device=ids.device)).view(-1)
             places = self._bucketed_(cells, name).view(-1, width)[place]
@@ -205,33 +205,38 @@ def _scaled(block: Tensor, scale: Tensor | None) -> Tensor:
     return block if scale is None else block * scale.to(block)
 
 
-def _factored(form: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Tensor | None) -> Tensor:
+def _factored(grads: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Tensor | None) -> Tensor:
     """Return left' G right for each sample's gradient G, (samples, *made), from its factors where it is held so."""
     left, right = factors
     if scale is None:
-        if isinstance(form, Sum):
-            return torch.stack([_factored(use, matrix, factors, None).double() for use in form.uses]).sum(0)
-        if isinstance(form, Outer) and not matrix.stack and not form.left.is_complex():
-            return _from_outer(form.left, form.right, factors)
-        if isinstance(form, Rows) and form.table == form.shape and left is not None and not form.values.is_complex():
-            parts = in_chunks(form.samples, 2 * form.values[:1].numel())
-            return torch.cat([_product(left[0][form.ids[i]], form.values[i], (None, right)) for i in parts])
-        if isinstance(form, Members) and left is not None and right is not None and not form.left.is_complex():
-            return _from_members(form, left, right)
-        if isinstance(form, Convolved) and left is not None and not matrix.stack and _mixes_channels(form):
-            g = torch.tensordot(form.g, left[0].to(form.g), ([2], [0])).movedim(-1, 2)
-            form, left = Convolved(g, form.x, form.options, (matrix.made[0], *form.shape[1:])), None
+        if isinstance(grads, Sum):
+            return torch.stack([_factored(use, matrix, factors, None).double() for use in grads.uses]).sum(0)
+        if isinstance(grads, Outer) and not matrix.stack and not grads.left.is_complex():
+            return _from_outer(grads.left, grads.right, factors)
+        if (
+            isinstance(grads, Rows)
+            and grads.table == grads.shape
+            and left is not None
+            and not grads.values.is_complex()
+        ):
+            parts = in_chunks(grads.samples, 2 * grads.values[:1].numel())
+            return torch.cat([_product(left[0][grads.ids[i]], grads.values[i], (None, right)) for i in parts])
+        if isinstance(grads, Members) and left is not None and right is not None and not grads.left.is_complex():
+            return _from_members(grads, left, right)
+        if isinstance(grads, Convolved) and left is not None and not matrix.stack and _mixes_channels(grads):
+            g = torch.tensordot(grads.g, left[0].to(grads.g), ([2], [0])).movedim(-1, 2)
+            grads, left = Convolved(g, grads.x, grads.options, (matrix.made[0], *grads.shape[1:])), None
     side, blocks = matrix.made[0] if left is None else matrix.sides[0], []
-    for part in form.chunks():
-        rows = as_rows(_scaled(form.dense(part), scale))
+    for part in grads.chunks():
+        rows = as_rows(_scaled(grads.dense(part), scale))
         whole = rows.view(len(rows), max(1, matrix.stack), side, matrix.sides[1])
         whole = whole if left is None else left.transpose(1, 2).to(whole) @ whole
         blocks.append((whole if right is None else whole @ right.to(whole)).sum(1))
     return torch.cat(blocks)
 
 
-def _mixes_channels(form: Convolved) -> bool:
-    return form.options["groups"] == 1 and not form.options["transposed"] and not form.g.is_complex()
+def _mixes_channels(grads: Convolved) -> bool:
+    return grads.options["groups"] == 1 and not grads.options["transposed"] and not grads.g.is_complex()
 
 
 def _from_outer(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:
@@ -247,14 +252,14 @@ def _product(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:
     return torch.bmm(left.transpose(1, 2).to(right), right)
 
 
-def _from_members(form: Members, left: Tensor, right: Tensor) -> Tensor:
+def _from_members(grads: Members, left: Tensor, right: Tensor) -> Tensor:
     made = left.shape[-1], right.shape[-1]
-    out = torch.zeros(form.samples, prod(made), dtype=torch.float64, device=form.left.device)
-    order = torch.argsort(form.member, stable=True)
-    for e, rows in enumerate(torch.split(order, torch.bincount(form.member, minlength=form.shape[0]).tolist())):
+    out = torch.zeros(grads.samples, prod(made), dtype=torch.float64, device=grads.left.device)
+    order = torch.argsort(grads.member, stable=True)
+    for e, rows in enumerate(torch.split(order, torch.bincount(grads.member, minlength=grads.shape[0]).tolist())):
         for few in torch.split(rows, max(1, CHUNK_BYTES // (8 * prod(made)))):
-            a, b = form.left[few] @ left[e].to(form.left), form.right[few] @ right[e].to(form.right)
-            out.index_add_(0, form.owner[few], (a[:, :, None] * b[:, None, :]).flatten(1).double())
+            a, b = grads.left[few] @ left[e].to(grads.left), grads.right[few] @ right[e].to(grads.right)
+            out.index_add_(0, grads.owner[few], (a[:, :, None] * b[:, None, :]).flatten(1).double())
     return out.view(-1, *made)
 
 

@@ -14,24 +14,21 @@ from ..._torch.modes import default_modes
 from ..._validate import count, finite
 from ...errors import ArgumentError, ArgumentTypeError, GradreinError, InplaceModifiedError, NonFiniteGradientError
 from ..engine import Losses
-from ..gate.arguments import check_weights, read_direction, read_scales, refuse_unreached, unstack
+from ..gate.arguments import check_weights, read_direction, read_scales, unstack
 from ..gate.ranks import Agreed, ParameterViews
 from ..representations.base import SampleGrads
-from ..representations.numerics import double, narrowed, real_dtype, row_norms, total_norms
+from ..representations.numerics import double, narrowed, real_dtype, row_norms
 from ..tracing import all_hold
 from .audit import Audit, audit
 from .project import Projection, cross_products, fingerprint, plain_names
 from .stats import Stats, numbers_of
 from .sums import (
-    Joint,
+    BatchGrads,
     accumulate,
     complete,
     factors,
-    keep_what_pays,
     read_clip_settings,
-    refuse_changed,
     refuse_overflow,
-    weighted_sums,
 )
 
 Weights: TypeAlias = Tensor | Callable[[Tensor], Tensor]
@@ -57,11 +54,10 @@ class PerSample:
 
     def __init__(
         self,
-        forms: dict[str, SampleGrads],
+        grads: BatchGrads,
         samples: int,
         *,
         source: str | None,
-        budget: int,
         losses: Losses | None,
         parameters: ParameterViews,
         agree: Callable[..., Agreed],
@@ -70,21 +66,17 @@ class PerSample:
         """Hold the gradients of a batch.
 
         Args:
-            forms: those of each parameter that the losses depend on, in the form that is cheapest to compute with.
+            grads: those of each parameter that the losses depend on.
             samples: how many samples there are.
             source: how owners were found; None where there is nothing to find.
-            budget: what is left of the memory budget.
             losses: what was differentiated; None where its graph is not kept.
             parameters: where they are.
             agree: compares a query with those of the ranks whose samples belong together.
             scale: what losses were multiplied by.
         """
-        self._forms, self._samples, self._source, self._budget = forms, samples, source, budget
+        self._grads, self._samples, self._source = grads, samples, source
         self._losses, self._views, self._agree_on, self._scale = losses, parameters, agree, scale
-        self._versions = {name: _versions(form) for name, form in forms.items()}
         self._weights = [p._version for p in parameters.held.values()]
-        self._joint: Joint | None = None
-        self._total: Tensor | None = None
 
     def __len__(self) -> int:
         """Return the number of samples, or of groups."""
@@ -108,13 +100,13 @@ class PerSample:
         Returns:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
         """
-        with self._query() if self._total is None else nullcontext():  # what is known stays right
-            total = self._unscaled(self._norms())
+        with nullcontext() if self._grads.has_norms else self._query():
+            total = self._unscaled(self._grads.norms())
             if not per_parameter:
                 if gathered:
                     total, _ = self._agree("norms").gather(total)
                 return total.to(self._dtype, copy=True)  # the caller may change it, and the next query needs it
-            each = {name: self._unscaled(values) for name, values in self._each.items()}
+            each = {name: self._unscaled(values) for name, values in self._grads.norms_of_each.items()}
             each = self._gather_each(each) if gathered else each
             dtypes = {name: real_dtype(self._views.held[name].dtype) for name in each}
             return {name: values.to(dtypes[name], copy=True) for name, values in each.items()}
@@ -169,7 +161,7 @@ class PerSample:
     def gram(self) -> Tensor:
         """Return the inner products between all samples' gradients: (samples, samples)."""
         with self._query():
-            parts = [form.gram() for form in self._forms.values()]
+            parts = [grads.gram() for grads in self._by_name.values()]
             total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), len(self), dtype=torch.float64)
             return self._unscaled(self._unscaled(total)).to(self._dtype)
 
@@ -193,9 +185,9 @@ class PerSample:
             )
         with self._query(), other._query():
             total = torch.zeros(len(self), len(other), dtype=torch.float64, device=self._device)
-            for name, form in self._forms.items():
-                if name in other._forms and total.numel():
-                    total += cross_products(form, other._forms[name]).to(total)
+            for name, grads in self._by_name.items():
+                if name in other._by_name and total.numel():
+                    total += cross_products(grads, other._by_name[name]).to(total)
             return other._unscaled(self._unscaled(total)).to(self._dtype)
 
     @untraced
@@ -242,9 +234,9 @@ class PerSample:
             raise InplaceModifiedError("project: weights have changed since. Project before optimizer.step().", ())
         with self._query():
             out = torch.zeros(len(self), projection.columns, dtype=torch.float64, device=self._device)
-            forms = {plain[name]: form for name, form in self._forms.items()}
+            grads = {plain[name]: of_one for name, of_one in self._by_name.items()}
             by_name = {plain[name]: scale for name, scale in given.items()}
-            projection.apply(forms, by_name, out, self._budget)
+            projection.apply(grads, by_name, out, self._grads.budget)
             weights = fingerprint({plain[name]: leaf for name, leaf in leaves.items()}, self._device)
             z = self._unscaled(out).to(self._dtype)
         of_scales = fingerprint(by_name, self._device) if scales is not None else None
@@ -264,7 +256,7 @@ class PerSample:
         with self._query():
             if len(self) < 2:
                 raise ArgumentError(f"stats: at least two samples are needed, found {len(self)}.")
-            mean, norms = self._mean(), self._unscaled(self._norms())
+            mean, norms = self._mean(), self._unscaled(self._grads.norms())
             numbers = numbers_of(norms, self._cosine(mean), _length(mean) if mean else norms.new_zeros(()))
         return Stats(*numbers.tolist())
 
@@ -279,19 +271,19 @@ class PerSample:
         """
         with self._query():
             if callable(weights):
-                total = self._unscaled(self._norms(then_sums=True))
+                total = self._unscaled(self._grads.norms(then_sums=True))
                 agreed = self._agree("weighted_ with a function")
                 norms, own = agreed.gather(total)
                 every = weights(norms.to(self._dtype))
                 check_weights(every, agreed.total)
-                refuse_changed(self._versions)  # the function may have done anything
+                self._grads.refuse_changed()  # the function may have done anything
                 chosen = every[own]
             else:
                 check_weights(weights, len(self))
                 agreed = self._agree("weighted_")
                 chosen = weights
             chosen = chosen.detach() if chosen.is_floating_point() else chosen.double()
-            self._write(agreed, self._sums(chosen if self._is_extreme else narrowed(chosen)))
+            self._write(agreed, self._grads.weighted_sums(chosen if self._grads.is_extreme else narrowed(chosen)))
 
     @untraced
     def clip_(
@@ -335,9 +327,9 @@ class PerSample:
         """
         settings = read_clip_settings(max_norm, per_parameter, gamma, divide_by, nonfinite)
         with self._query():
-            total = each = self._unscaled(self._norms(then_sums=True))
-            if per_parameter and self._forms:
-                each = self._unscaled(torch.stack(list(self._each.values())))
+            total = each = self._unscaled(self._grads.norms(then_sums=True))
+            if per_parameter and self._by_name:
+                each = self._unscaled(torch.stack(list(self._grads.norms_of_each.values())))
             factor = factors(each, settings["max_norm"], settings["gamma"])
             # One look at the device for both: whether all is finite, and whether float32 can hold the weights.
             is_ordinary = all_hold((factor > 1 / _ORDINARY) & (factor < _ORDINARY))
@@ -350,21 +342,21 @@ class PerSample:
             divisor = settings["divide_by"] or max(1, agreed.total)
             # A sample without a finite norm gets no weight, whatever its other norms are.
             weights = (factor if good is None else factor.where(good, 0)) / divisor
-            if is_ordinary and not self._is_extreme and 1e-6 < divisor < 1e6:
+            if is_ordinary and not self._grads.is_extreme and 1e-6 < divisor < 1e6:
                 weights = weights.float()
-            sums = self._sums(dict(zip(self._forms, weights, strict=True)) if per_parameter else weights, good)
-            self._write(agreed, sums)
+            by_name = dict(zip(self._by_name, weights, strict=True)) if per_parameter else weights
+            self._write(agreed, self._grads.weighted_sums(by_name, good))
         return total.to(self._dtype, copy=True)
 
     @untraced
     def plan(self) -> str:
-        """Return, for each parameter, the form in which its gradients are held, and how samples were told apart."""
-        forms, names = self._forms, self._views.held
+        """Return, for each parameter, how its gradients are held, and how samples were told apart."""
+        grads, names = self._by_name, self._views.held
         width = max((len(name) for name in names), default=0)
         source = "not needed" if self._source is None else self._source
         lines = [f"{len(self)} samples, told apart: {source}"]
         for name in names:
-            strategy = forms[name].strategy if name in forms else "unused: no loss depends on it"
+            strategy = grads[name].strategy if name in grads else "unused: no loss depends on it"
             lines.append(f"{name:<{width}}  {strategy}")
         return Lines("\n".join(lines))
 
@@ -388,13 +380,13 @@ class PerSample:
         """
         with self._query():
             given = None if tolerance is None else finite(tolerance, "audit: tolerance is a number")
-            total = self._norms()
-            return audit(total, self._each, self._views.leaves, self._forms, self._losses, given)
+            total = self._grads.norms()
+            return audit(total, self._grads.norms_of_each, self._views.leaves, self._by_name, self._losses, given)
 
     def _repr_html_(self) -> str:
         title, picture = f"{len(self)} samples", ""
         try:
-            if self._total is not None or self._views.mesh is None:  # else every rank would have to ask
+            if self._grads.has_norms or self._views.mesh is None:  # else every rank would have to ask
                 picture = histogram(self.norms().tolist())
                 title += ": how large the gradient of each is"
         except GradreinError as error:
@@ -405,64 +397,35 @@ class PerSample:
     def _query(self) -> Iterator[None]:
         """Answer a query, if all it needs is as it was."""
         with self._views.gathered(), default_modes():
-            refuse_changed(self._versions)
+            self._grads.refuse_changed()
             yield
 
-    def _norms(self, *, then_sums: bool = False) -> Tensor:
-        """Return the norm of each sample. If sums follow, write down what is needed for both, within the budget."""
-        if self._total is None:
-            joint, forms = self._small, self._forms
-            if then_sums:
-                parameters = sum([p.nbytes for p in self._views.held.values()])
-                self._hold(keep_what_pays(forms, joint, self._budget, parameters))
-            self._apart = {name: form.norms() for name, form in forms.items() if name not in joint.forms}
-            parts = [*([joint.norms()] if joint.forms else []), *self._apart.values()]
-            self._total = total_norms(parts, len(self), extreme=self._is_extreme)
-        return self._total
-
-    @cached_property
-    def _each(self) -> dict[str, Tensor]:
-        """The norms of each parameter, once those of all were computed."""
-        return {name: self._apart[name] if name in self._apart else form.norms() for name, form in self._forms.items()}
-
     @property
-    def _small(self) -> Joint:
-        """The gradients that are small, side by side."""
-        if self._joint is None:
-            self._joint = Joint(self._forms, self._budget)
-            self._hold(self._joint.forms)
-        return self._joint
-
-    def _hold(self, forms: Mapping[str, SampleGrads]) -> None:
-        """Hold some gradients in another form from now on."""
-        for name, form in forms.items():
-            self._forms[name], self._versions[name] = form, _versions(form)
-
-    def _sums(self, weights: Tensor | dict[str, Tensor], good: Tensor | None = None) -> dict[str, Tensor]:
-        return weighted_sums(self._forms, self._small, weights, good)
+    def _by_name(self) -> dict[str, SampleGrads]:
+        return self._grads.by_name
 
     def _agree(self, call: str, settings: Mapping[str, float | None] | None = None, bad: int = 0) -> Agreed:
         """Compare this call with those of other ranks, and learn what all of them have."""
-        forms, held = self._forms, self._views.held
-        sparse = sum(form.is_sparse for form in forms.values()) if call != "norms" else 0
+        grads, held = self._by_name, self._views.held
+        sparse = sum(of_one.is_sparse for of_one in grads.values()) if call != "norms" else 0
         same = {name: -1 if value is None else value for name, value in (settings or {}).items()}
         same |= {"the scale of `scaler`": self._scale}
-        return self._agree_on(call, held, [name in forms for name in held], (len(self), bad, sparse), same)
+        return self._agree_on(call, held, [name in grads for name in held], (len(self), bad, sparse), same)
 
     def _gather_each(self, each: dict[str, Tensor]) -> dict[str, Tensor]:
         agreed = self._agree("norms")
         names = [name for name, used in zip(self._views.held, agreed.used, strict=True) if used]
-        columns = [each.get(name, torch.zeros_like(self._norms())) for name in names]
+        columns = [each.get(name, torch.zeros_like(self._grads.norms())) for name in names]
         return dict(zip(names, agreed.gather(torch.stack(columns, 1))[0].T, strict=True)) if names else {}
 
     def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
         with self._views.gathered():
-            for name, form in self._forms.items():
+            for name, grads in self._by_name.items():
                 for start in range(0, max(1, len(self)), step):
-                    refuse_changed(self._versions)
+                    self._grads.refuse_changed()
                     part = slice(start, min(start + step, len(self)))
                     with default_modes():  # not while the caller has the block
-                        block = self._unscaled(form.dense(part)).to(self._views.held[name].dtype)
+                        block = self._unscaled(grads.dense(part)).to(self._views.held[name].dtype)
                         block = block if block.is_contiguous() else block.contiguous()  # not a part of ours
                     yield name, part, block
 
@@ -471,31 +434,30 @@ class PerSample:
 
     def _mean(self) -> dict[str, Tensor]:
         device = next((p.device for p in self._views.held.values()), None)
-        dtype = torch.float64 if self._is_extreme else torch.float32
-        sums = self._sums(torch.full((len(self),), 1 / max(1, len(self)), dtype=dtype, device=device))
+        dtype = torch.float64 if self._grads.is_extreme else torch.float32
+        sums = self._grads.weighted_sums(torch.full((len(self),), 1 / max(1, len(self)), dtype=dtype, device=device))
         return {name: self._unscaled(total.to_dense() if total.is_sparse else total) for name, total in sums.items()}
 
     def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
         parts = []
         for name, v in direction.items():
-            if name in self._forms:
+            if name in self._by_name:
                 exact = double(v)
                 size = row_norms(exact[None])[0]
                 size = size.where((size > 0) & (size < torch.inf), 1)
-                parts.append(self._forms[name].dot(exact / size) * size)
+                parts.append(self._by_name[name].dot(exact / size) * size)
         total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), dtype=torch.float64)
         return self._unscaled(total)
 
     def _cosine(self, direction: Mapping[str, Tensor]) -> Tensor:
         length = _length(direction)
         unit = {name: double(v) / length.where(length > 0, 1) for name, v in direction.items()}
-        own = self._unscaled(self._norms())
+        own = self._unscaled(self._grads.norms())
         return self._dot(unit) / own.where(own > 0, 1)
 
     def _write(self, agreed: Agreed, sums: dict[str, Tensor]) -> None:
         held = self._views.held
-        refuse_unreached(held, any(agreed.used), agreed.total)
         totals = agreed.add_up(complete(sums, held, agreed.used), held)
         accumulate([held[name] for name, _ in totals], [total for _, total in totals])
 
@@ -505,11 +467,6 @@ class PerSample:
     @property
     def _device(self) -> torch.device:
         return next((leaf.device for leaf in self._views.leaves.values()), torch.device("cpu"))
-
-    @cached_property
-    def _is_extreme(self) -> bool:
-        """Whether float64 may not hold the squares of norms, nor float32 weights that are exact enough."""
-        return any(p.dtype in (torch.float64, torch.complex128) for p in self._views.held.values())
 
     @cached_property
     def _dtype(self) -> torch.dtype:
@@ -529,10 +486,6 @@ def _real_shape(parameter: Tensor) -> tuple[int, ...]:
     if not parameter.is_complex():
         return tuple(parameter.shape)
     return (*parameter.shape[:-1], 2 * (parameter.shape[-1] if parameter.dim() else 1))
-
-
-def _versions(form: SampleGrads) -> list[tuple[Tensor, int]]:
-    return [(tensor, tensor._version) for tensor in form.held_tensors if not tensor.is_inference()]
 
 
 def _nonfinite_message(good: Tensor | None, agreed: Agreed) -> str:

@@ -1,6 +1,7 @@
 """Norms and sums over samples: small gradients side by side, what each is multiplied by, and the way into ``.grad``."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from math import inf, prod
 from typing import Any
 
@@ -12,8 +13,8 @@ from ..._torch.ops import foreach_copy
 from ..._validate import finite, real
 from ...errors import ArgumentError, InplaceModifiedError
 from .. import tracing
-from ..representations.base import Dense, SampleGrads
-from ..representations.numerics import double, row_norms, weighted_sum
+from ..representations.base import Dense, SampleGrads, stored
+from ..representations.numerics import double, row_norms, total_norms, weighted_sum
 
 # The gradients of a parameter are small if writing them takes about as long as a few calls of torch: on the host, and
 # on a device, where a kernel is launched in the time that it takes to write some megabytes.
@@ -21,31 +22,11 @@ _SMALL_ON_HOST, _SMALL_ON_DEVICE = 1 << 16, 1 << 22
 _MAX_NORM = "clip_: max_norm is one number, as in clip_(1.0)"
 
 
-def refuse_changed(versions: Mapping[str, Sequence[tuple[Tensor, int]]]) -> None:
-    """Refuse to answer if anything was changed in place that answers are made of.
-
-    A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by autograd.
-
-    Args:
-        versions: for each parameter, tensors with the version of each at the call.
-    """
-    for name, held in versions.items():
-        for tensor, version in held:
-            if tensor._version != version:
-                raise InplaceModifiedError(
-                    f"per_sample: a tensor of shape {tuple(tensor.shape)} that the gradients of `{name}` depend on was "
-                    f"changed in place since per_sample was called: it is at version {tensor._version}; expected "
-                    f"version {version} instead. It is an input or an activation of the op that uses `{name}`, or what "
-                    "grads() or stream() returned. Query before the change, or change a copy.",
-                    (name,),
-                )
-
-
 def read_clip_settings(max_norm: Any, per_parameter: Any, gamma: Any, divide_by: Any, nonfinite: Any) -> dict[str, Any]:
     """Return the arguments of `PerSample.clip_`, which every rank has to be given alike, or refuse them."""
     if nonfinite not in ("raise", "drop"):
         raise ArgumentError(f"clip_: nonfinite must be 'raise' or 'drop', found {nonfinite!r}.")
-    is_traced = tracing.is_traced() and isinstance(max_norm, Tensor)  # a tensor stands for its number
+    is_traced = isinstance(max_norm, Tensor) and tracing.is_traced()  # a tensor stands for its number
     limit: Any = max_norm.detach().double() if is_traced else real(max_norm, _MAX_NORM)
     if not tracing.all_hold(limit > 0):
         raise ArgumentError(f"clip_: max_norm must be positive, found {limit}.")
@@ -74,101 +55,144 @@ def refuse_overflow(factor: Tensor, norms: Tensor, limit: float) -> None:
         )
 
 
-class Joint:
-    """Small gradients of several parameters as columns of one matrix: one norm and one product serve all of them.
+class BatchGrads:
+    """The gradients of a batch, of each parameter in its representation; the small ones also side by side.
+
+    Small gradients of several parameters are columns of one matrix: one norm and one product serve all of them.
 
     Attributes:
-        forms: the same gradients, of each parameter.
-        nbytes: how many bytes the matrix takes, about.
+        by_name: the gradients of each parameter that the losses depend on.
+        budget: how many bytes more may be written down.
+        is_extreme: whether float64 may not hold the squares of norms, nor float32 weights that are exact enough.
     """
 
-    def __init__(self, forms: Mapping[str, SampleGrads], budget: int) -> None:
-        """Write down those that are small, real, not sparse and on one device, within a budget of bytes."""
-        self.nbytes = 0
+    def __init__(
+        self, by_name: dict[str, SampleGrads], samples: int, parameters: Mapping[str, Tensor], budget: int
+    ) -> None:
+        """Hold gradients; what is written down takes no more bytes than the budget."""
+        self.by_name, self._samples, self.budget = by_name, samples, budget
+        self._parameter_bytes = sum([p.nbytes for p in parameters.values()])
+        self.is_extreme = any(p.dtype in (torch.float64, torch.complex128) for p in parameters.values())
+        self._versions = {name: _versions(grads) for name, grads in by_name.items()}
+        self._side_by_side: Tensor | None = None
+        self._small: dict[str, SampleGrads] = {}
+        self._total: Tensor | None = None
+
+    def refuse_changed(self) -> None:
+        """Refuse to answer if anything was changed in place that answers are made of.
+
+        A change through ``.data`` or from outside torch leaves the version as it was, and is not seen here nor by
+        autograd.
+        """
+        for name, versions in self._versions.items():
+            for tensor, version in versions:
+                if tensor._version != version:
+                    raise InplaceModifiedError(
+                        f"per_sample: a tensor of shape {tuple(tensor.shape)} that the gradients of `{name}` depend on "
+                        f"was changed in place since per_sample was called: it is at version {tensor._version}; "
+                        f"expected version {version} instead. It is an input or an activation of the op that uses "
+                        f"`{name}`, or what grads() or stream() returned. Query before the change, or change a copy.",
+                        (name,),
+                    )
+
+    @property
+    def has_norms(self) -> bool:
+        """Whether the norms are known, and stay right whatever is changed."""
+        return self._total is not None
+
+    def norms(self, *, then_sums: bool = False) -> Tensor:
+        """Return the norm of each sample. If sums follow, write down what is needed for both, within the budget."""
+        if self._total is None:
+            self._join_small()
+            if then_sums:
+                self._store_what_pays()
+            self._apart = {name: grads.norms() for name, grads in self.by_name.items() if name not in self._small}
+            together = [row_norms(self._side_by_side)] if self._side_by_side is not None else []
+            self._total = total_norms([*together, *self._apart.values()], self._samples, extreme=self.is_extreme)
+        return self._total
+
+    @cached_property
+    def norms_of_each(self) -> dict[str, Tensor]:
+        """The norms of each parameter's gradients."""
+        self.norms()
+        apart = self._apart
+        return {name: apart[name] if name in apart else grads.norms() for name, grads in self.by_name.items()}
+
+    def weighted_sums(self, weights: Tensor | Mapping[str, Tensor], good: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the sum over samples of weight times gradient, for each parameter: tensors of their own.
+
+        Args:
+            weights: the weight of each sample, for all parameters or for each.
+            good: which samples are summed; all by default.
+        """
+        self._join_small()
+        sums = self._sums_of_small(weights) if isinstance(weights, Tensor) and good is None else {}
+        for name, grads in self.by_name.items():
+            if name not in sums:
+                own = weights if isinstance(weights, Tensor) else weights[name]
+                sums[name] = grads.weighted(own) if good is None else _finite_weighted(grads, own, good)
+        return sums
+
+    def _join_small(self) -> None:
+        """Write down side by side, once, what is small, real, not sparse and on one device."""
+        if self._side_by_side is not None or self._total is not None:
+            return
         blocks: dict[str, Tensor] = {}
-        for name, form in forms.items():
-            size, held = form.nbytes(), form.held_tensors
+        for name, grads in self.by_name.items():
+            size, held = grads.nbytes(), grads.held_tensors
             limit = _SMALL_ON_HOST if not held or held[0].is_cpu else _SMALL_ON_DEVICE
-            if size <= min(limit, budget - self.nbytes) and not form.is_sparse:
-                block = form.dense()
+            if size <= min(limit, self.budget) and not grads.is_sparse:
+                block = grads.dense()
                 elsewhere = blocks and block.device != next(iter(blocks.values())).device
                 if not block.is_complex() and not elsewhere:
-                    blocks[name] = block.reshape(len(block), prod(form.shape))
-                    self.nbytes += size
-        self._rows = torch.cat(list(blocks.values()), 1) if blocks else torch.empty(0, 0)
-        self._sizes = [block.shape[1] for block in blocks.values()]
-        self.forms = {
-            name: Dense(columns.view(len(columns), *forms[name].shape))
-            for name, columns in zip(blocks, torch.split(self._rows, self._sizes, 1) if blocks else (), strict=True)
-        }
+                    blocks[name] = block.reshape(len(block), prod(grads.shape))
+                    self.budget -= size
+        if blocks:
+            self._side_by_side = torch.cat(list(blocks.values()), 1)
+            columns = torch.split(self._side_by_side, [block.shape[1] for block in blocks.values()], 1)
+            for name, part in zip(blocks, columns, strict=True):
+                self._small[name] = Dense(part.view(len(part), *self.by_name[name].shape))
+            self._replace(self._small)
 
-    def norms(self) -> Tensor:
-        """Return the norm of each sample's gradient, of all parameters together."""
-        return row_norms(self._rows)
-
-    def weighted(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return, for each parameter, the sum over samples of weight times gradient: tensors of their own."""
-        if not self.forms:
+    def _sums_of_small(self, weights: Tensor) -> dict[str, Tensor]:
+        if self._side_by_side is None:
             return {}
-        parts = torch.split(weighted_sum(self._rows, weights), self._sizes)
-        shaped = [part.view(form.shape) for part, form in zip(parts, self.forms.values(), strict=True)]
-        return dict(zip(self.forms, foreach_copy(shaped), strict=True))
+        sizes = [prod(grads.shape) for grads in self._small.values()]
+        parts = torch.split(weighted_sum(self._side_by_side, weights), sizes)
+        shaped = [part.view(grads.shape) for part, grads in zip(parts, self._small.values(), strict=True)]
+        return dict(zip(self._small, foreach_copy(shaped), strict=True))
+
+    def _store_what_pays(self) -> None:
+        """Write down gradients that are needed twice: for the norms and for the sum after them."""
+        pays = {name: grads.flops_saved for name, grads in self.by_name.items() if name not in self._small}
+        per_byte = {name: saved / max(1, prod(self.by_name[name].shape)) for name, saved in pays.items() if saved > 0}
+        # Saving only a Gram is worth no more memory, while the graph is kept as well, than training takes anyhow: for
+        # parameters, gradients and the two states of Adam.
+        budget, for_grams = self.budget, 4 * self._parameter_bytes
+        for name in sorted(per_byte, key=lambda name: -per_byte[name]):
+            grads = self.by_name[name]
+            is_gram = grads.strategy == "gram"
+            limit = min(budget, for_grams) if is_gram else budget
+            written, left = stored(grads, limit)
+            budget -= limit - left
+            for_grams -= limit - left if is_gram else 0
+            self._replace({name: written})
+
+    def _replace(self, by_name: Mapping[str, SampleGrads]) -> None:
+        """Hold some gradients in another representation from now on."""
+        for name, grads in by_name.items():
+            self.by_name[name], self._versions[name] = grads, _versions(grads)
 
 
-def keep_what_pays(
-    forms: Mapping[str, SampleGrads], joint: Joint, budget: int, parameters: int
-) -> dict[str, SampleGrads]:
-    """Write down gradients that are needed twice: for the norms and for the sum after them.
-
-    Args:
-        forms: the gradients.
-        joint: those of them that are written down already.
-        budget: how many bytes may be taken.
-        parameters: how many bytes the parameters take.
-
-    Returns:
-        Those that were written down.
-    """
-    pays = {name: form.flops_saved for name, form in forms.items() if name not in joint.forms}
-    per_byte = {name: saved / max(1, prod(forms[name].shape)) for name, saved in pays.items() if saved > 0}
-    # Saving only a Gram is worth no more memory, while the graph is kept as well, than training takes anyhow: for
-    # parameters, gradients and the two states of Adam.
-    budget, for_grams = budget - joint.nbytes, 4 * parameters
-    kept: dict[str, SampleGrads] = {}
-    for name in sorted(per_byte, key=lambda name: -per_byte[name]):
-        form = forms[name]
-        size, is_gram = form.nbytes(), form.strategy == "gram"
-        if size <= (min(budget, for_grams) if is_gram else budget):
-            budget -= size
-            for_grams -= size if is_gram else 0
-            kept[name] = Dense(form.dense())
-    return kept
+def _versions(grads: SampleGrads) -> list[tuple[Tensor, int]]:
+    return [(tensor, tensor._version) for tensor in grads.held_tensors if not tensor.is_inference()]
 
 
-def weighted_sums(
-    forms: Mapping[str, SampleGrads], joint: Joint, weights: Tensor | Mapping[str, Tensor], good: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Return the sum over samples of weight times gradient, for each parameter.
-
-    Args:
-        forms: the gradients.
-        joint: those of them that are written down side by side.
-        weights: the weight of each sample, for all parameters or for each.
-        good: which samples are summed; all by default.
-    """
-    sums = joint.weighted(weights) if isinstance(weights, Tensor) and good is None else {}
-    for name, form in forms.items():
-        if name not in sums:
-            own = weights if isinstance(weights, Tensor) else weights[name]
-            sums[name] = form.weighted(own) if good is None else _finite_weighted(form, own, good)
-    return sums
-
-
-def _finite_weighted(form: SampleGrads, weights: Tensor, good: Tensor) -> Tensor:
+def _finite_weighted(grads: SampleGrads, weights: Tensor, good: Tensor) -> Tensor:
     """Weigh and sum some samples; one that is left out must not come back as zero times NaN."""
-    total = torch.zeros(form.shape, dtype=torch.float64, device=good.device)
+    total = torch.zeros(grads.shape, dtype=torch.float64, device=good.device)
     for i in good.nonzero().squeeze(1).tolist():
-        total = total + double(form.dense(slice(i, i + 1))[0]) * weights[i]
+        total = total + double(grads.dense(slice(i, i + 1))[0]) * weights[i]
     return total
 
 

@@ -1,4 +1,4 @@
-"""Per-sample gradients of one value, each held in the representation that is cheapest to ask.
+"""Per-sample gradients of one value, each held in the representation that is cheapest to compute with.
 
 Every representation can materialise its gradients (`dense`). All other methods default to that; subclasses override
 what they can compute without it.
@@ -30,7 +30,7 @@ class SampleGrads(ABC):
         samples: how many samples there are.
         shape: shape of the value.
         strategy: one word for the plan that `PerSample.plan` prints.
-        runs_op: whether it asks the recorded op, which must then still have what it saved.
+        runs_op: whether it runs the recorded op, which must then still have what it saved.
         is_sparse: whether a weighted sum is a sparse tensor.
         held_tensors: the tensors that answers are made of, which may lie in the user's memory.
         flops_saved: what writing down would save when a weighted sum follows the norms, in multiply-adds.
@@ -154,6 +154,12 @@ class Computed(SampleGrads):
 
     def weighted(self, weights: Tensor) -> Tensor:
         return super().weighted(weights) if self._weighted is None else self._weighted(weights)
+
+
+def stored(grads: SampleGrads, budget: int) -> tuple[SampleGrads, int]:
+    """Write down gradients if that saves time and fits into a budget of bytes; return them and what is left of it."""
+    size = grads.nbytes()
+    return (Dense(grads.dense()), budget - size) if grads.flops_saved > 0 and size <= budget else (grads, budget)
 
 
 def in_chunks(samples: int, numbers: int) -> Iterator[slice]:

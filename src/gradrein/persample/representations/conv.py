@@ -21,7 +21,7 @@ OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "gro
 _STORED_BYTES = 1 << 25
 # In a convolution with a group for each sample, so many products of channels are a wide group, and fewer channels than
 # this a narrow one.
-_WIDE, _NARROW = 128 * 128, 8
+_WIDE, _NARROW = 128 * 64, 8
 _ARGUMENTS = (
     "Tensor g, Tensor x, int[] shape, "
     "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups"
@@ -88,10 +88,6 @@ def weight_gradients(g: Tensor, x: Tensor, shape: Sequence[int], *options: Any) 
         return out
     if _has_columns(g, options) and _columns_are_faster(shape):
         return _write_from_columns(g[:, 0], x[:, 0], out, options)
-    if options[-1] == 1 and prod(shape[:2]) >= _WIDE:
-        for one, one_g, one_x in zip(out, g, x, strict=True):
-            one.copy_(_weight_gradient(one_g, one_x, shape, *options))
-        return out
     for few in in_chunks(len(g), prod(shape) + g[0].numel() + x[0].numel()):  # more at once is slower as well
         folded_g, folded_x = (values[few].transpose(0, 1).flatten(1, 2) for values in (g, x))
         folded = (len(g[few]) * shape[0], *shape[1:])
@@ -132,7 +128,7 @@ def _columns_are_faster(shape: Sequence[int]) -> bool:
     The kernels for groups are poor where a group is wide, or has channels that do not fill a register. Those of 1 x 1
     convolutions unfold nothing.
     """
-    return shape[1] < _NARROW or prod(shape[2:]) == 1 or prod(shape[:2]) >= _WIDE // 2
+    return shape[1] < _NARROW or prod(shape[2:]) == 1 or prod(shape[:2]) >= _WIDE
 
 
 def _write_from_columns(g: Tensor, x: Tensor, out: Tensor, options: Sequence[Any]) -> Tensor:

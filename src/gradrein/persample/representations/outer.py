@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..layout.samples import SampleLayout
+from ..layout import Owners
 from ..tracing import is_traced
 from .base import ALL, SampleGrads, in_chunks, norms_of_squares
-from .numerics import double, is_moderate, row_max, row_norms, scale_rows, upcast_half
+from .numerics import HALF_TYPES, double, is_moderate, row_max, row_norms, scale_rows, upcast_half
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,8 +46,8 @@ class Outer(SampleGrads):
         return Outer(self.right, self.left) if dims == (-2, -1) else None
 
     def dense(self, part: slice = ALL) -> Tensor:
-        left, right = (self.left, self.right) if part is ALL else (self.left[part], self.right[part])
-        return torch.bmm(upcast_half(left).transpose(1, 2), upcast_half(right))
+        left, right = (x[part].float() if x.dtype in HALF_TYPES else x[part] for x in (self.left, self.right))
+        return torch.bmm(left.transpose(1, 2), right)
 
     def norms(self) -> Tensor:
         if self.rows == 1:
@@ -221,16 +221,6 @@ class Members(SampleGrads):
             out[few] = left.transpose(-1, -2) @ right
         return out
 
-    def dot(self, direction: Tensor) -> Tensor:
-        if self.left.is_complex():
-            return super().dot(direction)
-        out = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
-        matrices = direction.to(self.left)
-        for few, left, right, owner in self._by_member(self.left, self.right, self.owner[:, None]):
-            products = ((left @ matrices[few]) * right).sum(-1, dtype=torch.float64)
-            out.index_add_(0, owner.reshape(-1), products.reshape(-1))
-        return out
-
     def _rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.left, self.right, self.owner, self.member
 
@@ -239,7 +229,7 @@ class Members(SampleGrads):
         members = self.shape[0]
         counts = torch.bincount(self.member, minlength=members)
         if members * int(counts.max()) <= 2 * len(self.member):
-            layout = SampleLayout(members, None, self.member)
+            layout = Owners.of_rows(self.member, members)
             yield ALL, *(layout.by_sample(x, 1) for x in rows)
             return
         order = torch.argsort(self.member, stable=True)
@@ -258,5 +248,5 @@ class Members(SampleGrads):
     def _outer(self, number: Tensor, count: int) -> Outer:
         """Return sums of outer products, given which of them each row belongs to; -1 for none."""
         rows = (number >= 0).nonzero().squeeze(1)
-        layout = SampleLayout(count, None, number[rows])
+        layout = Owners.of_rows(number[rows], count)
         return Outer(layout.by_sample(self.left[rows], 1), layout.by_sample(self.right[rows], 1))

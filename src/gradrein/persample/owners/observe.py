@@ -1,4 +1,4 @@
-"""Who owns which element: asked of the engine, not assumed.
+"""Who owns which element: observed by running the engine, not assumed.
 
 The gradient at an element is linear in the losses it comes from. The engine is run several times, each time with
 the losses of other samples left out (a weight of zero). In which runs an element is not zero tells its owner:
@@ -23,31 +23,31 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from ... import graph
+from ..._torch.nodes import output_shapes
 from ..engine import Gradients, Losses
-from ..layout.samples import SampleLayout, fitting_blocks
+from ..layout import MIXED, UNREACHED, Owners, fitting_blocks
 
-# What stands in the place of an owner: nothing to own, owned by several.
-_ZERO, _SHARED = -1, -2
 # Gradients are compared this many elements at a time, so that comparing takes little memory.
 _AT_A_TIME = 1 << 16
 
 
-def probe(losses: Losses, nodes: Iterable[Node]) -> dict[Node, tuple[SampleLayout, ...] | None]:
-    """Observe who owns the outputs of some ops: one layout for each; None for an op of which samples share elements."""
-    asked, root, samples = list(nodes), losses.root, losses.samples
+def observe(losses: Losses, nodes: Iterable[Node]) -> dict[Node, tuple[Owners, ...] | None]:
+    """Observe who owns the outputs of some ops; None for an op of which samples share elements."""
+    nodes, root, samples = list(nodes), losses.root, losses.samples
     takes_part, owner_of_code = _codes(samples, root.device)
     generator = torch.Generator().manual_seed(20)
     # At least 1, so that nothing vanishes that the losses themselves show; little more, so that nothing overflows.
     base = (1 + torch.rand(samples, generator=generator, dtype=torch.float64) / 4).to(root)
-    marks: dict[Node, list[Tensor | None]] = {node: [None] * len(graph.describe(node)) for node in asked}
+    shapes = output_shapes(nodes)
+    marks: dict[Node, list[Tensor | None]] = {node: [None] * len(shapes[node]) for node in nodes}
     for run, here in enumerate(takes_part):
-        losses.visit(asked, base * here, partial(_mark, marks, run, len(takes_part)))
-    observed = {node: [_layout(one, owner_of_code, samples) for one in marks[node]] for node in asked}
-    return {
-        node: None if None in layouts else tuple(one for one in layouts if one is not None)
-        for node, layouts in observed.items()
-    }
+        losses.show(nodes, base * here, partial(_mark, marks, run, len(takes_part)))
+    observed: dict[Node, tuple[Owners, ...] | None] = {}
+    for node in nodes:
+        each = [_owners(*one, owner_of_code, samples) for one in zip(marks[node], shapes[node], strict=True)]
+        known = tuple(one for one in each if one is not None)
+        observed[node] = known if len(known) == len(each) else None
+    return observed
 
 
 def _codes(samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -60,9 +60,9 @@ def _codes(samples: int, device: torch.device) -> tuple[Tensor, Tensor]:
     codes = torch.tensor(list(islice(combinations(range(runs), runs // 2), samples))).view(-1, runs // 2)
     takes_part = torch.zeros(runs, samples, dtype=torch.bool)
     takes_part[codes.T, torch.arange(samples)] = True
-    owner = torch.full((1 << runs,), _SHARED, dtype=torch.int32)
+    owner = torch.full((1 << runs,), MIXED, dtype=torch.int32)
     owner[(1 << codes).sum(1)] = torch.arange(samples, dtype=torch.int32)
-    owner[0] = _ZERO
+    owner[0] = UNREACHED
     return takes_part.to(device), owner.to(device)
 
 
@@ -84,16 +84,17 @@ def _mark(marks: dict[Node, list[Tensor | None]], run: int, runs: int, node: Nod
                 old |= ~torch.isfinite(here)
 
 
-def _layout(marks: Tensor | None, owner_of_code: Tensor, samples: int) -> SampleLayout | None:
+def _owners(marks: Tensor | None, shape: tuple[int, ...], owner_of_code: Tensor, samples: int) -> Owners | None:
     if marks is None:
-        return SampleLayout.empty(samples)
+        return Owners.all(UNREACHED, shape)
     infinite = marks & 1 == 1
-    owners = torch.where(infinite, _ZERO, owner_of_code[(marks >> 1).int()])
-    if bool((owners == _SHARED).any()):
+    ids = torch.where(infinite, UNREACHED, owner_of_code[(marks >> 1).int()])
+    if bool((ids == MIXED).any()):
         return None
-    blocks = fitting_blocks(owners, samples)
-    if len(blocks) != 1 and bool(infinite.any()):
-        return None  # nobody can tell whose the NaNs are, so nobody owns them
-    if blocks:
-        return SampleLayout(samples, blocks[0], None, owners if bool((owners == _ZERO).any()) else None)
-    return SampleLayout(samples, None, owners.long())
+    if bool(infinite.any()):
+        blocks = fitting_blocks(ids, samples)
+        if len(blocks) != 1:
+            return None  # nobody can tell whose the NaNs are, so nobody owns them
+        claimed = torch.arange(len(ids), device=ids.device).div(blocks[0], rounding_mode="floor") % samples
+        ids = torch.where(infinite, claimed.int(), ids)
+    return Owners.of(ids.to("cpu").reshape(shape), shape)

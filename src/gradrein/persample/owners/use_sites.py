@@ -1,7 +1,7 @@
-"""Where to cut: the first ops above each parameter whose outputs belong to one sample each.
+"""Where parameters meet the data: the first ops above each parameter whose outputs belong to one sample each.
 
-Below a cut everything is made from parameters alone and shared by all samples: a transposed weight, a
-weight-normed one, ``1 + scale``, a table of positions. Above it every element has an owner.
+There the graph is cut. Below a cut everything is made from parameters alone and shared by all samples: a transposed
+weight, a weight-normed one, ``1 + scale``, a table of positions. Above it every element has an owner.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,10 +12,10 @@ from torch.autograd.graph import Node
 from ... import graph
 from ..._torch.nodes import output_shapes
 from ..engine import Losses
-from ..layout.samples import SampleLayout
+from ..layout import Owners
 
 # Says who owns the outputs of some ops; None for an op with an output that samples share.
-OwnersOf: TypeAlias = Callable[[Sequence[Node]], dict[Node, tuple[SampleLayout, ...] | None]]
+OwnersOf: TypeAlias = Callable[[Sequence[Node]], dict[Node, tuple[Owners, ...] | None]]
 
 
 class UseSite(NamedTuple):
@@ -40,26 +40,26 @@ class UseSite(NamedTuple):
     leaves: tuple[int, ...]
 
 
-def find_cuts(
+def find_use_sites(
     leaves: Collection[int], losses: Losses, owners_of: OwnersOf
-) -> tuple[list[UseSite], dict[int, tuple[SampleLayout, ...]]]:
+) -> tuple[list[UseSite], dict[int, tuple[Owners, ...]]]:
     """Climb from the leaves until everything has an owner.
 
     What lies below a shared value is shared as well, even where it happens to get its gradient from one
     sample only (a dead unit may hide the others): what is cut is not passed through a second time.
     """
     read = losses.read
-    owners: dict[Node, tuple[SampleLayout, ...] | None] = {}
+    owners: dict[Node, tuple[Owners, ...] | None] = {}
     shared: dict[Node, None] = dict.fromkeys(losses.scan.nodes[i] for i in leaves)
     below: set[Node] = set()
     frontier = list(shared)
-    # A view, copy or cast of something shared is taken as shared unasked: to ask would make the engine
+    # A view, copy or cast of something shared is taken as shared, unobserved: to observe it would make the engine
     # compute whole weight gradients. An expansion is where a token or table meets the batch.
     relayouts = {node: graph.op(node) != "ExpandBackward0" for node in read.nodes if graph.is_relayout(node)}
     while frontier:
-        asked = [node for node in _above(read, frontier, relayouts) if node not in owners]
-        owners |= {node: None for node in asked if relayouts.get(node)}
-        owners |= owners_of([node for node in asked if not relayouts.get(node)])
+        new = [node for node in _above(read, frontier, relayouts) if node not in owners]
+        owners |= {node: None for node in new if relayouts.get(node)}
+        owners |= owners_of([node for node in new if not relayouts.get(node)])
         consumers = {op for node in shared for op, _, _ in read.consumers[node]}
         used = [one for node in consumers if owners[node] is None for one, _ in node.next_functions if one is not None]
         below.update(graph.walk([one for one in used if one not in below], is_end=below.__contains__))

@@ -52,9 +52,13 @@ def _check_losses(losses: Any) -> None:
         raise NoGraphError(
             "per_sample: it was called in torch.inference_mode(), where autograd is disabled. Call it outside.", ()
         )
-    # A rank without samples need not have run the model.
-    if not losses.requires_grad and losses.shape[0]:
-        raise NoGraphError(_no_graph(losses), ())
+    if not losses.requires_grad and losses.shape[0]:  # a rank without samples need not have run the model
+        raise NoGraphError(
+            "per_sample: `losses` has no recorded graph. Was it computed under no_grad or inference_mode, detached, or "
+            "from parameters that need no gradient? Compute it with gradients on, and pass it as the loss function "
+            "returns it.",
+            (),
+        )
 
 
 def _problem(losses: Tensor) -> str:
@@ -79,17 +83,6 @@ def _instead_of(given: Any) -> str:
     if isinstance(given, list | tuple) and given and isinstance(given[0], Tensor):
         return "Pass torch.stack(losses)."
     return f"Pass what the loss function returns with reduction='none', which has a recorded graph: {_CALL}."
-
-
-def _no_graph(losses: Tensor) -> str:
-    if losses.is_inference():
-        return (
-            "per_sample: `losses` has no recorded graph: it was computed in torch.inference_mode(). Compute it outside."
-        )
-    return (
-        "per_sample: `losses` has no recorded graph. Was it computed under no_grad, detached, or from parameters that "
-        "need no gradient? Compute it with gradients on, and pass it as the loss function returns it."
-    )
 
 
 def _check_groups(groups: Any, count: int) -> None:

@@ -1,7 +1,7 @@
 """Graphs that cannot be split into samples, refused by name: how a model is distributed or checkpointed, and hooks."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -149,8 +149,9 @@ def is_hooked(scan: Scan, parameters: Mapping[str, Tensor], *, sharded: bool, al
     if not hooks_registered():
         return False
     hooked = next((f"`{name}`" for name, leaf in parameters.items() if leaf._backward_hooks), "")
-    with structure():  # also while a step is traced, in which nothing else has values
-        if not hooked and _has_hooks(scan, sharded):
+    nodes = [node for i, node in enumerate(scan.nodes) if i not in scan.leaves]
+    with structure(), fsdp.searched() if sharded else nullcontext():  # also while a step is traced: no part of it
+        if not hooked and has_hooks(nodes, *([fsdp.is_own_hook] if sharded else [])):
             hooked = "a value or an op that the losses depend on"
     if hooked and not allowed:
         raise UnsupportedOperationError(
@@ -161,15 +162,6 @@ def is_hooked(scan: Scan, parameters: Mapping[str, Tensor], *, sharded: bool, al
             hooked.strip("`") if hooked.startswith("`") else "",
         )
     return bool(hooked)
-
-
-def _has_hooks(scan: Scan, sharded: bool) -> bool:
-    nodes = [node for i, node in enumerate(scan.nodes) if i not in scan.leaves]
-    if not sharded:
-        with structure():  # what is sent to find hooks is no part of a traced step
-            return has_hooks(nodes)
-    with fsdp.searched():
-        return has_hooks(nodes, fsdp.is_own_hook)
 
 
 def as_at_the_call(value: GradientEdge) -> Callable[[], None]:

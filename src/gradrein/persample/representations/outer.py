@@ -151,15 +151,10 @@ def gram_error_bound(
     info = torch.finfo(torch.promote_types(left.dtype, torch.float32))
     rows, *sides = sizes
     error_bound = info.eps * bound + info.tiny * rows**2 * (sum(sides) * largest + 1)
-    if is_traced():
-        nothing = (row_max(left) == 0) | (row_max(right) == 0)
-        return error_bound.where((squares != 0) | ~nothing, 0)
-    if bool(squares.all()):
+    if not is_traced() and bool(squares.all()):
         return error_bound
-    zero = (squares == 0).nonzero().squeeze(1)
-    nothing = (row_max(left[zero]) == 0) | (row_max(right[zero]) == 0)
-    error_bound[zero[nothing]] = 0
-    return error_bound
+    nothing = (row_max(left) == 0) | (row_max(right) == 0)
+    return error_bound.where((squares != 0) | ~nothing, 0)
 
 
 class Members(SampleGrads):

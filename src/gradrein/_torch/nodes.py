@@ -299,7 +299,7 @@ def memory_of(tensor: Tensor) -> int | None:
         [`gradrein.graph.base_of`][]
     """
     if is_fake(tensor):
-        return storage_of(tensor)
+        return storage_of(tensor) if tensor.layout is torch.strided else None
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return None  # a wrapper around other tensors, or around nothing
     with torch._C.DisableTorchFunctionSubclass():

@@ -127,8 +127,7 @@ def _process(rank, store, scenarios):
 SCENARIOS = [
     [unchanged_communication, one_process_goes_wrong, replay_communicates_nothing],
     pytest.param(
-        [sharded_models_are_checked, sharded_models_are_traced],
-        marks=pytest.mark.needs("fully_shard on the CPU"),
+        [sharded_models_are_checked, sharded_models_are_traced], marks=pytest.mark.needs("fully_shard on the CPU")
     ),
 ]
 

@@ -26,14 +26,7 @@ def assert_as_torch(outputs, inputs, grads=None, **kwargs):
 
 
 def cnn():
-    layers = [
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(72, 5),
-    ]
+    layers = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(72, 5)]
     return nn.Sequential(*layers), torch.randn(4, 3, 8, 8)
 
 

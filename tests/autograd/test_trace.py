@@ -179,12 +179,7 @@ def test_norms_beyond_the_range_of_squares():
 @pytest.mark.parametrize("shape", [(1,), (7,), (1023,), (1024,), (33, 100), (130, 1030), (9, 1024)])
 def test_zeros_are_counted_exactly(shape):
     values = torch.randn(shape) * (torch.rand(shape) > 0.3)
-    for view in (
-        values,
-        values.mT if values.dim() > 1 else values,
-        values[::2],
-        values[:1].expand(9, *shape[1:]),
-    ):
+    for view in (values, values.mT if values.dim() > 1 else values, values[::2], values[:1].expand(9, *shape[1:])):
         assert measure(view).zeros == (view == 0).sum()
 
 

@@ -8,12 +8,7 @@ import torch
 
 import gradrein
 from gradrein import by_norm, by_rms, by_unit, by_value
-from gradrein.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    NonFiniteGradientError,
-    UnsupportedGradientError,
-)
+from gradrein.errors import ArgumentError, ArgumentTypeError, NonFiniteGradientError, UnsupportedGradientError
 
 
 def model(seed=0):

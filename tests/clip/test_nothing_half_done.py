@@ -146,10 +146,7 @@ def test_a_policy(name, kind, mode, native):
         first = gradrein.policies.ByRunningNorm(warmup=0, ceiling=0.5)
         ps = dict(zip("abcde", parameters(kind), strict=True))
         policy = POLICIES[name]()
-        error = attempt(
-            lambda _: gradrein.clip_(ps, {"[ab]": first, "*": policy}, nonfinite=mode),
-            list(ps.values()),
-        )
+        error = attempt(lambda _: gradrein.clip_(ps, {"[ab]": first, "*": policy}, nonfinite=mode), list(ps.values()))
         assert error is None or isinstance(error, GradreinError), repr(error)
         if error is not None:
             assert not first.state_dict()["rows"]["keys"]

@@ -112,11 +112,7 @@ def test_one_stale_tensor_of_a_custom_function():
     factor = torch.tensor(2.0)
     out = Scale.apply(torch.ones(3, requires_grad=True), factor)
     factor.mul_(2)
-    assert states(out.grad_fn) == {
-        "tensors[0]": "ready",
-        "tensors[1]": "stale",
-        "tensors[2]": "ready",
-    }
+    assert states(out.grad_fn) == {"tensors[0]": "ready", "tensors[1]": "stale", "tensors[2]": "ready"}
 
 
 def test_a_failing_unpack_hook_is_the_users_error_not_ours():

@@ -9,12 +9,7 @@ from gradrein import by_norm, policies
 from gradrein.errors import ArgumentError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-RULES = {
-    "number": 0.01,
-    "policy": by_norm(0.01),
-    "mapping": {"net.weight": 0.01, "*": None},
-    "name": "auto",
-}
+RULES = {"number": 0.01, "policy": by_norm(0.01), "mapping": {"net.weight": 0.01, "*": None}, "name": "auto"}
 
 
 class Model(torch.nn.Module):

@@ -252,11 +252,7 @@ def contrastive_with_masked_negatives(m, h, setting):
 
 on_hidden(
     {-99.0: EITHER, 99.0: COUPLED},
-    {
-        "triplet": triplet,
-        "ranking_beside_a_task": ranking_beside_a_task,
-        "above_the_mean_loss": above_the_mean_loss,
-    },
+    {"triplet": triplet, "ranking_beside_a_task": ranking_beside_a_task, "above_the_mean_loss": above_the_mean_loss},
 )
 on_hidden({"self": EITHER, "all": COUPLED}, {"contrastive_with_masked_negatives": contrastive_with_masked_negatives})
 on_data({1.0: FREE, -1.0: FREE}, {"hardest_samples": lambda m, x, c: (c * flat_sum(m.a(x))).topk(len(x) // 2).values})
@@ -345,15 +341,11 @@ on_hidden(
     },
 )
 on_data(
-    MOVED,
-    {"losses_by_list": lambda m, x, s: torch.stack([flat_sum(m.a(x[i : i + 1]))[0] for i in picked(len(x), s)])},
+    MOVED, {"losses_by_list": lambda m, x, s: torch.stack([flat_sum(m.a(x[i : i + 1]))[0] for i in picked(len(x), s)])}
 )
 on_hidden(
     {"in order": EITHER, "apart": COUPLED},
-    {
-        "columns_gathered_apart": columns_gathered_apart,
-        "columns_sorted_over_the_batch": columns_sorted_over_the_batch,
-    },
+    {"columns_gathered_apart": columns_gathered_apart, "columns_sorted_over_the_batch": columns_sorted_over_the_batch},
 )
 on_hidden({"own": EITHER, "others": COUPLED}, {"rows_by_masked_scatter": rows_by_masked_scatter})
 on_hidden(
@@ -642,9 +634,7 @@ on_hidden(
 )
 # A table of constants with as many rows as samples cannot be told from their data.
 on_hidden(
-    {1.0: EITHER, 0.5: EITHER},
-    {"as_many_features_as_samples": lambda m, h, c: h + c * m.b(constants(len(h)))},
-    square,
+    {1.0: EITHER, 0.5: EITHER}, {"as_many_features_as_samples": lambda m, h, c: h + c * m.b(constants(len(h)))}, square
 )
 on_hidden({"apart": FREE, "shared": FREE}, {"items_by_index": items_by_index})
 on_data({0.0: EITHER, 1.0: COUPLED}, {"weight_made_from_the_batch": weight_made_from_the_batch})

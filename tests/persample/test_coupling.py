@@ -64,10 +64,7 @@ LOOK_UPS = {
     "index_select": lambda m, ids: m.table.index_select(0, ids),
     "gather": lambda m, ids: m.table[:, 0].gather(0, ids)[:, None],
 }
-WINDOWS = {
-    "unfold": lambda x: x.unfold(0, WIDTH, 1),
-    "as_strided": lambda x: x.as_strided((SAMPLES, WIDTH), (1, 1)),
-}
+WINDOWS = {"unfold": lambda x: x.unfold(0, WIDTH, 1), "as_strided": lambda x: x.as_strided((SAMPLES, WIDTH), (1, 1))}
 USES = {
     "one layer": lambda m, w, _: m.window(w),
     "times the last": lambda m, w, _: m.window(w) * w[:, -1:],

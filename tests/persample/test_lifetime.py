@@ -28,10 +28,7 @@ def asked(run):
 
 @pytest.mark.parametrize(
     "run",
-    [
-        lambda region, x: region(x),
-        lambda region, x: checkpoint(region, x, use_reentrant=False),
-    ],
+    [lambda region, x: region(x), lambda region, x: checkpoint(region, x, use_reentrant=False)],
     ids=["plain", "checkpoint"],
 )
 def test_answers(uncollected, run):

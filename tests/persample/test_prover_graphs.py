@@ -4,17 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gradrein import graph
 from gradrein.persample.cuts import signature_of
 from gradrein.persample.engine import Losses
-from gradrein.persample.layout import MIXED, UNREACHED
-from gradrein.persample.owners.observe import observe
-from gradrein.persample.owners.prove import prove
 
 from . import test_transformers
 from .cases import CASES
 from .random_graphs import drawn
 from .routings import ROUTINGS
+from .truth import claims, contradictions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -26,33 +23,13 @@ def inlined(losses, groups=None):
     return Losses(root, sample_of, int(sample_of.max()) + 1)
 
 
-def claims(losses, by_indices=False):
-    """Return what is claimed of each node, in the order of the graph."""
-    owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
-    return [owners.get(node) for node in losses.scan.nodes]
-
-
-def refuted(claimed, losses):
-    """Return the ops at which the engine itself shows another owner than was claimed, or several."""
-    pairs = [(node, owners) for node, owners in zip(losses.scan.nodes, claimed, strict=True) if owners is not None]
-    found = observe(losses, [node for node, _ in pairs])
-    return [graph.op(node) for node, owners in pairs if contradicts(owners, found[node])]
-
-
-def contradicts(claimed, seen):
-    if seen is None:
-        return all(owners.is_proved for owners in claimed)
-    pairs = [(a.ids, b.ids) for a, b in zip(claimed, seen, strict=True)]
-    return any(bool(((a != MIXED) & (b != UNREACHED) & (a != b)).any()) for a, b in pairs)
-
-
 def check(builds):
     """Hold what is proved for the first graph of a signature against all of them."""
     proofs = {}
     for losses in builds:
         claimed = proofs.setdefault(signature_of(losses), claims(losses))
-        assert not refuted(claimed, losses)
-        assert not refuted(claims(losses, by_indices=True), losses)
+        assert not contradictions(claimed, losses)
+        assert not contradictions(claims(losses, by_indices=True), losses)
 
 
 @pytest.mark.parametrize("name", CASES)

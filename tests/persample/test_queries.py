@@ -173,9 +173,7 @@ def test_the_audit_finds_a_wrong_rule():
     with pytest.raises(errors.AuditError, match="the weighted sum for `w` is off"):
         gradrein.per_sample(losses, {"w": w}).audit()
     gradrein.register_rule(
-        Twice,
-        lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape),
-        replace=True,
+        Twice, lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape), replace=True
     )
     assert gradrein.per_sample(losses, {"w": w}).audit().parameters["w"] < 1e-12
     with pytest.raises(errors.ArgumentError, match="there is a rule for `.*Twice` already"):

@@ -82,7 +82,7 @@ def names_at(cpu):
 
 def test_only_look_ups_have_ids():
     assert {name for name, entry in OP_TABLE.items() if entry.ids} == {
-        *("Embedding", "EmbeddingBag", "Gather", "Index", "IndexSelect"),
+        *("Embedding", "EmbeddingBag", "Gather", "Index", "IndexSelect")
     }
     assert IDS not in {position for entry in OP_TABLE.values() for position in entry.keeps}
 

@@ -42,7 +42,8 @@ def senders(losses):
 def claims(losses, by_indices=False):
     """Return for each edge of the graph which sample is claimed to own each element."""
     owners = prove(losses.root, losses.sample_of, by_indices=by_indices)
-    return [owners[e.node][e.output_nr].ids.expand(owners[e.node][e.output_nr].shape) for e in edges_of(losses.scan)]
+    known = [owners[e.node][e.output_nr] if e.node in owners else None for e in edges_of(losses.scan)]
+    return [torch.tensor(MIXED) if one is None else one.ids.expand(one.shape) for one in known]
 
 
 def contradictions(claimed, losses):

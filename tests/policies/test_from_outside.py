@@ -10,17 +10,7 @@ import torch
 from cases import gradient, parameter
 
 import gradrein
-from gradrein.policies import (
-    AdaptivePolicy,
-    Clamp,
-    Decision,
-    GradientView,
-    Policy,
-    Scale,
-    Skip,
-    State,
-    clip_factor,
-)
+from gradrein.policies import AdaptivePolicy, Clamp, Decision, GradientView, Policy, Scale, Skip, State, clip_factor
 
 
 @dataclass(frozen=True)

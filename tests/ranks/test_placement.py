@@ -41,11 +41,7 @@ def test_one_memory_under_two_placements_is_refused(two, kind):
     ("case", "kind", "says"),
     [
         (placements.spikes_in_stages, "ArgumentError", "factors or limits that are not known on this rank"),
-        (
-            placements.not_a_placement,
-            "ArgumentError",
-            "`placement` is Disjoint(group) of gradrein.distributed",
-        ),
+        (placements.not_a_placement, "ArgumentError", "`placement` is Disjoint(group) of gradrein.distributed"),
         (placements.no_names, "ArgumentError", "name patterns in `placement` need names"),
         (placements.no_pattern, "ArgumentError", "no pattern of `placement` matches the parameter 'w'"),
     ],

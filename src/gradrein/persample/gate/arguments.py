@@ -55,8 +55,8 @@ def _check_losses(losses: Any) -> None:
     if not losses.requires_grad and losses.shape[0]:  # a rank without samples need not have run the model
         raise NoGraphError(
             "per_sample: `losses` has no recorded graph. Was it computed under no_grad or inference_mode, detached, or "
-            "from parameters that need no gradient? Compute it with gradients on, and pass it as the loss function "
-            "returns it.",
+            "from parameters that need no gradient? Compute it outside of these, with gradients on, and pass it as the "
+            "loss function returns it.",
             (),
         )
 

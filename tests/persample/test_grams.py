@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradrein.persample.representations.outer import Outer
+from gradrein.persample.representations.base import Outer
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 31, 32, 33, 64, 100, 300, 1100])

@@ -7,8 +7,7 @@ from torch import nn
 import gradrein
 from gradrein.persample.queries.sums import BatchGrads
 from gradrein.persample.representations import numerics
-from gradrein.persample.representations.base import Dense
-from gradrein.persample.representations.outer import Outer
+from gradrein.persample.representations.base import Dense, Outer
 
 
 def same(found, expected, **tolerance):

@@ -57,7 +57,7 @@ class Entry:
     _data: list[int] = field(default_factory=list)
     _leaves: list[int] = field(default_factory=list)
     _sharing: tuple[Any, ...] = ()
-    _rules: tuple[str | type, ...] = ()
+    _rules: dict[Any, Any] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the step in the way that is due, or leave it to the eager one."""

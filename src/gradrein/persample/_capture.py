@@ -18,9 +18,11 @@ from .cuts import ALONE, Cuts, find_cuts
 from .engine import Gradients, Losses
 from .gate.unsupported import as_at_the_call
 from .ops.rules import RuleContext
+from .ops.table import entry_of
+from .ops.views import reshape
 from .owners.use_sites import UseSite
-from .representations.base import Computed, Dense, SampleGrads, merged, stored
-from .representations.outer import Members, Outer
+from .representations.base import Computed, Dense, Outer, SampleGrads, merged, stored
+from .representations.members import Members
 from .representations.rows import Rows
 from .tracing import structure
 
@@ -31,7 +33,6 @@ def capture(
     model: nn.Module | None,
     budget: int,
     *,
-    alone: bool,
     allow_coupling: bool,
     allow_opaque: bool,
     retain_graph: bool,
@@ -43,7 +44,6 @@ def capture(
         parameters: what to differentiate with respect to.
         model: the model, if there is one.
         budget: how many bytes may be spent on stored gradients.
-        alone: whether each loss has to be differentiated in a run of its own.
         allow_coupling: accept losses that depend on other samples.
         allow_opaque: take ops nobody can look into one sample at a time.
         retain_graph: whether the graph is to be kept, or let go of as it is read.
@@ -56,16 +56,16 @@ def capture(
     used = {name: leaf for name, leaf in parameters.items() if name in set(leaves.values())}
     if losses.samples <= 1:
         return _each_alone(losses, used, retain_graph), None, budget
-    if not (alone and allow_coupling):
+    if not (losses.has_hooks and allow_coupling):
         known = ModelTensors(parameters, model, losses.root.numel())
         with structure():
             try:
-                cuts, rows = find_cuts(leaves, losses, known, allow_coupling=allow_coupling, may_run=not alone)
+                cuts, rows = find_cuts(leaves, losses, known, allow_coupling=allow_coupling)
             except BatchCouplingError as error:
-                raise _of_tokens(leaves, losses, parameters, model, may_run=not alone) or error from None
+                raise _of_tokens(leaves, losses, parameters, model) or error from None
         if losses.scan.custom and not allow_opaque:
             _refuse_opaque(cuts.uses, leaves, losses.scan.nodes)
-        if not alone and all(map(_is_linear, losses.scan.custom)):
+        if not losses.has_hooks and all(map(_is_linear, losses.scan.custom)):
             grads, left = _by_rules(cuts, rows, leaves, losses, budget, retain_graph)
             return {name: grads[name] for name in used if name in grads}, cuts.source, left
         if rows.waiting:
@@ -75,7 +75,7 @@ def capture(
 
 
 def _of_tokens(
-    leaves: Mapping[int, str], losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None, *, may_run: bool
+    leaves: Mapping[int, str], losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None
 ) -> BatchCouplingError | None:
     """Return the error about losses of tokens in one row, if those of whole sequences are not coupled."""
     count = losses.root.numel()
@@ -83,9 +83,9 @@ def _of_tokens(
     for rows, steps in sorted(shapes):
         if rows * steps != count or min(rows, steps) < 2 or losses.samples != count:
             continue
-        whole = Losses(losses.root, torch.arange(count, device="cpu") // steps, rows)
+        whole = Losses(losses.root, torch.arange(count, device="cpu") // steps, rows, losses.has_hooks)
         with suppress(GradreinError):
-            find_cuts(leaves, whole, ModelTensors(parameters, model, rows), allow_coupling=False, may_run=may_run)
+            find_cuts(leaves, whole, ModelTensors(parameters, model, rows), allow_coupling=False)
             return BatchCouplingError(
                 f"per_sample: {count} losses of {rows} sequences: those of the {steps} tokens of a sequence depend on "
                 f"each other. For one gradient per sequence pass losses.reshape({rows}, {steps}); they are summed. For "
@@ -206,17 +206,6 @@ def _refuse_opaque(uses: list[UseSite], leaves: Mapping[int, str], nodes: list[N
 
 
 _SAME = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
-_RESHAPED = frozenset(
-    {
-        "ViewBackward0",
-        "UnsafeViewBackward0",
-        "ReshapeAliasBackward0",
-        "UnsqueezeBackward0",
-        "SqueezeBackward0",
-        "SqueezeBackward1",
-        "SqueezeBackward2",
-    }
-)
 
 
 def pull_back(grads: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
@@ -254,11 +243,13 @@ def _through_view(grads: SampleGrads, node: Node) -> SampleGrads | None:
     if name == "SelectBackward0" and isinstance(grads, Outer) and engine.saved(node, "dim") % 3 == 0:
         count = _input_shape(node)[0]
         return Members.of(grads.left, grads.right, engine.saved(node, "index") % count, count)
-    if name in _RESHAPED and isinstance(grads, Dense):
-        return Dense(grads.values.reshape(grads.samples, *_input_shape(node)))
-    if name == "EmbeddingBackward0" and isinstance(grads, Dense):
+    if not isinstance(grads, Dense):
+        return None
+    if name == "EmbeddingBackward0":
         return _looked_up(grads.values, node)
-    return None
+    entry = entry_of(node)
+    is_reshape = entry is not None and entry.owners is reshape
+    return Dense(grads.values.reshape(grads.samples, *_input_shape(node))) if is_reshape else None
 
 
 def _input_shape(node: Node) -> tuple[int, ...]:

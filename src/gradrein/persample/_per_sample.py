@@ -118,9 +118,9 @@ def _per_sample(
         groups = ranks_with_samples(parameters, views.mesh, process_group, device)
         refuse_unsupported(split, views.leaves)
         with views.gathered(), default_modes():
-            alone = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options["allow_opaque"])
+            split.has_hooks = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options["allow_opaque"])
             with refuse_collectives(split, expected=sharded):
-                grads, source, left = capture(split, views.leaves, model, memory_budget, alone=alone, **options)
+                grads, source, left = capture(split, views.leaves, model, memory_budget, **options)
     except Exception:
         engine.refuse_nested(split.root)
         raise

@@ -11,7 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch.saved import packed_nodes
-from ..errors import BatchCouplingError, UnsupportedOperationError
+from ..errors import BatchCouplingError
 from .coupling.data_rows import DataRows, DataUse, ModelTensors, data_uses
 from .coupling.shared_values import (
     is_used_by_rows,
@@ -64,7 +64,7 @@ _AT_MOST = 64
 
 
 def find_cuts(
-    leaves: Mapping[int, str], losses: Losses, known: ModelTensors, *, allow_coupling: bool, may_run: bool = True
+    leaves: Mapping[int, str], losses: Losses, known: ModelTensors, *, allow_coupling: bool
 ) -> tuple[Cuts, DataRows]:
     """Return the cuts above some leaves and the owners there, and which rows of data are used for which sample.
 
@@ -73,39 +73,27 @@ def find_cuts(
         losses: what is differentiated.
         known: what is no data.
         allow_coupling: accept data of one sample in the loss of another.
-        may_run: whether the engine may be run to find out; else the structure of the graph has to show it.
 
     Raises:
         BatchCouplingError: the data of one sample enters the loss of another, and that was not allowed.
-        UnsupportedOperationError: the engine would have to be run.
+        UnsupportedOperationError: the engine would have to be run, and there are hooks.
     """
-    cuts, rows = _surest(leaves, losses, known, may_run)
+    cuts, rows = _surest(leaves, losses, known)
     if allow_coupling:
         rows = DataRows(known, losses.scan.nodes, rows.packed)  # nobody looks for conflicts
     else:
         _refuse_coupling(cuts, rows, losses)
         if len(leaves) != len(losses.scan.leaves):
-            _refuse_coupling_below(leaves, cuts.uses, losses, known, may_run)
+            _refuse_coupling_below(leaves, cuts.uses, losses, known)
     return cuts, rows
 
 
-def _surest(leaves: Collection[int], losses: Losses, known: ModelTensors, may_run: bool) -> tuple[Cuts, DataRows]:
+def _surest(leaves: Collection[int], losses: Losses, known: ModelTensors) -> tuple[Cuts, DataRows]:
     """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
     answer = _applied(_proof_of(leaves, losses), losses, known)
     if answer is None and any(moves_by_index(node) for node in losses.scan.nodes):
         answer = _applied(_try_to_prove(leaves, losses, by_indices=True), losses, known)
-    if answer is None and not may_run:
-        raise _not_shown()
     return answer or _observed(leaves, losses, known)
-
-
-def _not_shown() -> UnsupportedOperationError:
-    return UnsupportedOperationError(
-        "per_sample: a hook is registered on a value, an op, an input or a parameter that the losses depend on, and "
-        "the structure of the graph does not show whether samples are kept apart. The engine would have to run to find "
-        "out, and would give the hook gradients that are not those of the losses. Remove the hook, or pass all "
-        "parameters and inputs that need no gradient; or pass allow_coupling=True."
-    )
 
 
 def _refuse_coupling(cuts: Cuts, rows: DataRows, losses: Losses) -> None:
@@ -114,22 +102,20 @@ def _refuse_coupling(cuts: Cuts, rows: DataRows, losses: Losses) -> None:
         refuse_shared_data(cuts.uses, cuts.owners, rows, partial(_is_partly_used, cuts, losses))
 
 
-def _refuse_coupling_below(
-    leaves: Collection[int], uses: list[UseSite], losses: Losses, known: ModelTensors, may_run: bool
-) -> None:
+def _refuse_coupling_below(leaves: Collection[int], uses: list[UseSite], losses: Losses, known: ModelTensors) -> None:
     """Refuse coupling in the part of the graph below which lie only parameters that were not asked about, or inputs."""
     nodes, others = losses.scan.nodes, [i for i in losses.scan.leaves if i not in leaves]
     inputs = [i for i in others if known.is_input(nodes[i])]
     if len(inputs) < len(others):
         both = {*leaves, *others}.difference(inputs)
-        _refuse_coupling(*_surest(both, losses, known, may_run), losses)
-    batches = [nodes[i] for i in inputs if known.may_hold_samples(graph.leaf_tensor(nodes[i]))]
+        _refuse_coupling(*_surest(both, losses, known), losses)
+    batches = [nodes[i] for i in inputs if known.may_hold_samples(graph.leaf_tensor(nodes[i]).shape)]
     if batches:
         owners = prove(losses.root, losses.sample_of, by_indices=True)
         unproved = [node for node in batches if node in owners and not owners[node][0].is_proved]
         in_question = [node for node in unproved if is_used_by_rows(node, uses, losses, owners)]
-        if in_question and (not may_run or any(graph.leaf_tensor(node)._backward_hooks for node in in_question)):
-            raise _not_shown()
+        # A hook on an input runs only where the gradient there is observed.
+        losses.has_hooks |= any(graph.leaf_tensor(node)._backward_hooks for node in in_question)
         for node, observed in observe(losses, in_question).items():
             if observed is None:
                 raise shared_input(graph.leaf_tensor(node))

@@ -239,7 +239,7 @@ def saved_tensors(node: Node) -> list[Tensor]:
     return [entry.value for entry in entries if isinstance(entry.value, Tensor)]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Losses:
     """What is differentiated.
 
@@ -247,11 +247,13 @@ class Losses:
         root: one loss per entry.
         sample_of: which sample each entry counts for.
         samples: how many samples there are.
+        has_hooks: whether there are hooks, which are to be given no gradients but those of each loss.
     """
 
     root: Tensor
     sample_of: Tensor
     samples: int
+    has_hooks: bool = False
 
     @cached_property
     def scan(self) -> Scan:

@@ -86,10 +86,6 @@ class Owners:
         somebody = self.ids[self.ids != UNREACHED]
         return somebody.numel() > 1 and bool((somebody != somebody[0]).any())
 
-    def folded(self) -> "Owners":
-        """Return the same with dimensions along which owners do not vary folded to size 1."""
-        return Owners.of(self.ids, self.shape)
-
     def merged(self, other: "Owners") -> "Owners":
         """Return the owners of a sum of two gradients."""
         a, b = self.ids, other.ids

@@ -27,23 +27,20 @@ UNKNOWN = -2  # the position of data in an op without an entry
 
 
 class ModelTensors:
-    """What is no data: parameters and buffers. Looked up only when something might be."""
+    """What is no data: parameters and buffers. Looked up only when something might be.
+
+    Attributes:
+        parameters: those that were passed, by name.
+        rows: how many rows a batch has.
+    """
 
     def __init__(self, parameters: dict[str, Tensor], model: nn.Module | None, rows: int) -> None:
-        self._parameters, self._model, self.rows = parameters, model, rows
+        self.parameters, self._model, self.rows = parameters, model, rows
 
     @cached_property
     def _storages(self) -> frozenset[int | None]:
         others = [] if self._model is None else [*self._model.parameters(), *self._model.buffers()]
-        return frozenset(graph.memory_of(stored_shard(tensor)) for tensor in (*self._parameters.values(), *others))
-
-    @cached_property
-    def _ids(self) -> dict[int, str]:
-        return {id(tensor): name for name, tensor in self._parameters.items()}
-
-    def name(self, tensor: Tensor) -> str | None:
-        """Return the name of a parameter; None if it is none of those that were passed."""
-        return self._ids.get(id(tensor))
+        return frozenset(graph.memory_of(stored_shard(tensor)) for tensor in (*self.parameters.values(), *others))
 
     def is_data(self, tensor: Tensor) -> bool:
         """Return whether a tensor is neither a parameter nor a buffer, nor a part or a copy of one."""
@@ -58,9 +55,8 @@ class ModelTensors:
         """Return whether a leaf is an input whose gradient was asked for, rather than a parameter."""
         return graph.is_leaf(node) and self.is_data(graph.leaf_tensor(node))
 
-    def may_hold_samples(self, tensor: Tensor) -> bool:
+    def may_hold_samples(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor has as many rows as there are samples, or a multiple, or has samples second."""
-        shape = tensor.shape
         return self.rows in shape[:2] or (len(shape) > 0 and self.rows > 0 and shape[0] % self.rows == 0)
 
 
@@ -189,7 +185,7 @@ class DataRows:
         if not isinstance(tensor, Tensor) or (use.position == IDS and tensor.dtype in (torch.bool, torch.uint8)):
             return
         if use.position == UNKNOWN:
-            if tensor.is_floating_point() and not tensor.requires_grad and self.known.may_hold_samples(tensor):
+            if tensor.is_floating_point() and not tensor.requires_grad and self.known.may_hold_samples(tensor.shape):
                 self._suspect(tensor, node, node)
             return
         owners = use.owners(node, tuple(tensor.shape))

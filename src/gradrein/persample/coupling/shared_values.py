@@ -117,10 +117,9 @@ def _is_batch(one: Constant, cut: UseSite, rows: DataRows, is_partly_used: Calla
     node, shape, tensor = one
     if tensor is not None and rows.has_owners_in(tensor):
         return True
-    count = rows.known.rows
-    of_samples = count in shape[:2] or (
-        shape and shape[0] % count == 0 and not _is_broadcast(cut, rows.nodes[cut.node])
-    )
+    of_samples = rows.known.may_hold_samples(shape)
+    if of_samples and rows.known.rows not in shape[:2]:
+        of_samples = not _is_broadcast(cut, rows.nodes[cut.node])
     if not of_samples and not is_partly_used(node):
         return False
     value = None if tensor is None else tracing.constant(tensor)  # looked at last: on a device that is to wait
@@ -149,8 +148,8 @@ def _is_broadcast(cut: UseSite, node: Node) -> bool:
 
 def _refusal(cut: UseSite, rows: DataRows) -> BatchCouplingError:
     nodes = rows.nodes
-    leaves = (rows.known.name(graph.leaf_tensor(nodes[leaf])) for leaf in cut.leaves)
-    names = [name for name in leaves if name is not None]
+    made_from = [graph.leaf_tensor(nodes[leaf]) for leaf in cut.leaves]
+    names = [name for name, p in rows.known.parameters.items() if any(p is leaf for leaf in made_from)]
     beneath = f"`{names[0]}`" + (f" and {len(names) - 1} more" if names[1:] else "") if names else "parameters"
     what = f"`{cut.op}` mixes the samples of the batch"
     if is_elementwise(nodes[cut.node]):  # which mixes nothing: it was done below, or by another use

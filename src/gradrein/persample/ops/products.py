@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..layout import NotSeparableError, Owners
-from ..representations.base import Computed, Dense, SampleGrads
+from ..representations.base import Computed, Dense, Outer, SampleGrads
+from ..representations.members import Members
 from ..representations.numerics import scale_rows, upcast_half
-from ..representations.outer import Members, Outer
 from .rules import RuleContext
 from .table import OpEntry, Step, add_op, base_name
 

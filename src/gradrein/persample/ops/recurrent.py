@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..layout import UNREACHED, NotSeparableError, Owners
-from ..representations.base import Dense, SampleGrads
+from ..representations.base import Dense, Outer, SampleGrads
 from ..representations.numerics import upcast_half
-from ..representations.outer import Outer
 from ..tracing import as_one_op, structure
 from .rules import RuleContext
 from .table import OpEntry, Step, add_op, base_name

@@ -107,9 +107,8 @@ class RuleContext:
 # torch's name for an op, or a Python Function itself: others may have its name.
 Op: TypeAlias = str | type[torch.autograd.Function]
 
+# The rules that came from outside.
 _RULES: dict[str | type, OpEntry] = {}
-# The ops whose rules came from outside, in the order in which they came.
-_REGISTERED: list[str | type] = []
 
 
 def register_rule(op: Op, rule: GradientRule, *, replace: bool = False) -> None:
@@ -166,12 +165,11 @@ def register_rule(op: Op, rule: GradientRule, *, replace: bool = False) -> None:
         name = op if isinstance(op, str) else op.__qualname__
         raise ArgumentError(f"register_rule: there is a rule for `{name}` already. Pass replace=True to replace it.")
     _RULES[op] = OpEntry(Step.mixed, rule=rule, runs_op=True)
-    _REGISTERED.append(op)
 
 
-def registered() -> tuple[str | type, ...]:
-    """Return the ops whose rules were registered by `register_rule`, one for each call."""
-    return tuple(_REGISTERED)
+def registered() -> dict[str | type, OpEntry]:
+    """Return the rules that were registered by `register_rule`, by their ops."""
+    return dict(_RULES)
 
 
 def _rule_entry(op: str | type) -> OpEntry | None:

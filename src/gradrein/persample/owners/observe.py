@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from ..._torch.nodes import output_shapes
+from ...errors import UnsupportedOperationError
 from ..engine import Gradients, Losses
 from ..layout import MIXED, UNREACHED, Owners, fitting_blocks
 
@@ -32,8 +33,19 @@ _AT_A_TIME = 1 << 16
 
 
 def observe(losses: Losses, nodes: Iterable[Node]) -> dict[Node, tuple[Owners, ...] | None]:
-    """Observe who owns the outputs of some ops; None for an op of which samples share elements."""
+    """Observe who owns the outputs of some ops; None for an op of which samples share elements.
+
+    Raises:
+        UnsupportedOperationError: there are hooks.
+    """
     nodes, root, samples = list(nodes), losses.root, losses.samples
+    if nodes and losses.has_hooks:
+        raise UnsupportedOperationError(
+            "per_sample: a hook is registered on a value, an op, an input or a parameter that the losses depend on, "
+            "and the structure of the graph does not show whether samples are kept apart. The engine would have to run "
+            "to find out, and would give the hook gradients that are not those of the losses. Remove the hook, or pass "
+            "all parameters and inputs that need no gradient; or pass allow_coupling=True."
+        )
     takes_part, owner_of_code = _codes(samples, root.device)
     generator = torch.Generator().manual_seed(20)
     # At least 1, so that nothing vanishes that the losses themselves show; little more, so that nothing overflows.

@@ -49,7 +49,7 @@ def _carry(root: Node, output_nr: int, start: Owners, by_indices: bool) -> dict[
             sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
             before = owners_of[below][nr]
             if not sent.is_empty:
-                owners_of[below][nr] = sent.folded() if before is None else before.merged(sent)
+                owners_of[below][nr] = Owners.of(sent.ids, sent.shape) if before is None else before.merged(sent)
     return {node: _all_outputs(owners, shapes[node]) for node, owners in owners_of.items()}
 
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from ..._validate import count
 from ...errors import ArgumentError
-from ..representations.base import CHUNK_BYTES, SampleGrads, Sum, in_chunks
+from ..representations.base import CHUNK_BYTES, Outer, SampleGrads, Sum, in_chunks
 from ..representations.conv import Convolved
+from ..representations.members import Members
 from ..representations.numerics import HALF_TYPES, as_rows, double, inner_products, row_norms, upcast_half
-from ..representations.outer import Members, Outer
 from ..representations.rows import Rows
 
 _WORD = 0xFFFFFFFF

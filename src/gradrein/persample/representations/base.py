@@ -2,18 +2,34 @@
 
 Every representation can materialise its gradients (`dense`). All other methods default to that; subclasses override
 what they can compute without it.
+
+Legend of products: b sample, t row of a sample (a token, a pixel, one call of a shared layer), m and n the two sides of
+the matrix. The gradient of sample b is the sum over t of left[b, t, :] times right[b, t, :].
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
+from math import inf, prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..tracing import all_hold, is_traced
-from .numerics import HALF_TYPES, as_rows, inner_products, row_norms, upcast_half, weighted_sum
+from .numerics import (
+    HALF_TYPES,
+    as_rows,
+    double,
+    gram_error_bound,
+    gram_sums,
+    inner_products,
+    is_moderate,
+    row_norms,
+    rows_in_strip,
+    scale_rows,
+    upcast_half,
+    weighted_sum,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,6 +37,8 @@ if TYPE_CHECKING:
 ALL = slice(None)
 # Gradients written down only to be looked at are written this many bytes at a time.
 CHUNK_BYTES = 1 << 22
+# Writing or reading one number costs about as much as this many multiply-adds in a large matrix product.
+TRAFFIC = 16.0
 
 
 class SampleGrads(ABC):
@@ -127,6 +145,81 @@ class Dense(SampleGrads):
 
     def chunks(self) -> Iterator[slice]:
         yield ALL
+
+
+class Outer(SampleGrads):
+    """Gradients that are sums of outer products, held as their two factors."""
+
+    def __init__(self, left: Tensor, right: Tensor, strategy: str = "") -> None:
+        self.left, self.right = left, right
+        self.samples, self.rows, m = left.shape
+        self.shape = (m, right.shape[-1])
+        gram, streamed = self._costs()
+        self.strategy = strategy or ("gram" if gram <= streamed and not left.is_complex() else "streamed")
+        self.held_tensors = (left, right)
+        # Written down, one product serves the norm and the sum, and is then read twice.
+        self.flops_saved = self.samples * (min(gram, streamed) - 3 * TRAFFIC * m * right.shape[-1])
+
+    def joined(self, others: Sequence["Self"]) -> "Outer":
+        """Concatenate the rows of several uses of one matrix: the same sum."""
+        uses = (self, *others)
+        return Outer(torch.cat([use.left for use in uses], 1), torch.cat([use.right for use in uses], 1))
+
+    def swapped(self, dims: tuple[int, int]) -> "Outer | None":
+        return Outer(self.right, self.left) if dims == (-2, -1) else None
+
+    def dense(self, part: slice = ALL) -> Tensor:
+        left, right = (x[part].float() if x.dtype in HALF_TYPES else x[part] for x in (self.left, self.right))
+        return torch.bmm(left.transpose(1, 2), right)
+
+    def norms(self) -> Tensor:
+        if self.rows == 1:
+            return row_norms(upcast_half(self.left)) * row_norms(upcast_half(self.right))
+        if self.strategy != "gram":
+            return super().norms()
+        squares, bound, largest = gram_sums(self.left, self.right)
+        error_bound = gram_error_bound(squares, bound, largest, (self.rows, *self.shape), (self.left, self.right))
+        return norms_of_squares(self, squares, error_bound)
+
+    def weighted(self, weights: Tensor) -> Tensor:
+        left, right = self.left, self.right
+        if left.shape[-1] <= right.shape[-1]:
+            left = scale_rows(left, weights)
+        else:
+            right = scale_rows(right, weights)
+        if left.dtype != right.dtype:
+            dtype = torch.promote_types(left.dtype, right.dtype)
+            left, right = left.to(dtype), right.to(dtype)
+        if self.left.stride(0) < self.left.stride(1):  # rows lie by time, then by sample: copied otherwise
+            left, right = left.transpose(0, 1), right.transpose(0, 1)
+        return torch.mm(left.flatten(0, 1).T, right.flatten(0, 1))
+
+    def dot(self, direction: Tensor) -> Tensor:
+        if self.left.is_complex():
+            return super().dot(direction)
+        left, right = upcast_half(self.left), upcast_half(self.right)
+        return ((left @ direction.to(left)) * right).sum((1, 2), dtype=torch.float64)
+
+    def gram(self) -> Tensor:
+        if self.left.is_complex() or (self.rows > 1 and self.rows**2 * sum(self.shape) > self.shape[0] * self.shape[1]):
+            return super().gram()
+        left, right = (x if is_moderate(x) else double(x) for x in (upcast_half(self.left), upcast_half(self.right)))
+        left, right = left.flatten(0, 1), right.flatten(0, 1)
+        products = (left @ left.T) * (right @ right.T)
+        if self.rows == 1:
+            return products.double()
+        cut = products.view(self.samples, self.rows, self.samples, self.rows)
+        return cut.sum((1, 3), dtype=torch.float64)
+
+    def _costs(self) -> tuple[float, float]:
+        m, n, t = *self.shape, self.rows
+        if t == 1:
+            return 0.0, 1.0
+        streamed = t * m * n + 2 * TRAFFIC * m * n
+        if not self.left.is_cpu:  # whether a Gram matrix has cancelled is a value of the device
+            return inf, streamed
+        pairs = t * (t + min(t, rows_in_strip(t))) / 2
+        return pairs * (m + n + 2 * TRAFFIC), streamed
 
 
 class Computed(SampleGrads):

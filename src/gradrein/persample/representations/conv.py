@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..tracing import as_one_op
-from .base import ALL, SampleGrads, in_chunks, norms_of_squares
-from .numerics import scale_rows, upcast_half
-from .outer import TRAFFIC, gram_error_bound, gram_sums
+from .base import ALL, TRAFFIC, SampleGrads, in_chunks, norms_of_squares
+from .numerics import gram_error_bound, gram_sums, scale_rows, upcast_half
 
 OPTIONS = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
 # Larger blocks are had from the system anew each time, which costs more than a Gram matrix.

@@ -4,7 +4,7 @@ On the host a look at a value is free: what is fast and nearly always right is c
 device it would be to wait for it: there dtypes decide, and sums of squares are added up in float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
@@ -179,3 +179,61 @@ def is_moderate(x: Tensor) -> bool:
     """Return whether no sample's part is so large or so small that the product of four of its numbers is lost."""
     info, sizes = torch.finfo(x.dtype), row_max(x)
     return all_hold((sizes == 0) | ((sizes > info.tiny**0.2) & (sizes < info.max**0.2)))
+
+
+def rows_in_strip(rows: int) -> int:
+    """Return how many rows to take at a time: few, to skip most of the upper half, yet enough for a fast product."""
+    return min(max(32, rows // 8), 128)
+
+
+def _gram_strips(x: Tensor) -> Iterator[Tensor]:
+    """Yield ``x @ x.T`` of each sample in strips of rows, each without what lies right of the diagonal."""
+    x, step = upcast_half(x), rows_in_strip(x.shape[1])
+    for start in range(0, x.shape[1], step):
+        end = min(start + step, x.shape[1])
+        yield x[:, start:end] @ x[:, :end].transpose(1, 2)
+
+
+def gram_sums(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return squared norms made from Gram matrices, and what their error follows from; all in float64.
+
+    Returns:
+        The squared norms, the sums of the absolute values in them, and the largest squared norms of a row.
+    """
+    step = rows_in_strip(left.shape[1])
+    squares, bounds, diagonals = [], [], []
+    for i, (a, b) in enumerate(zip(_gram_strips(left), _gram_strips(right), strict=True)):
+        strip = a * b
+        if i:
+            strip[:, :, : i * step] *= 2  # what is left of the diagonal stands for the other half as well
+        squares.append(strip.sum((1, 2), dtype=torch.float64))
+        bounds.append(torch.linalg.vector_norm(strip, 1, dim=(1, 2)))
+        diagonals.append([x.diagonal(i * step, 1, 2) for x in (a, b)])
+    if not squares:
+        nothing = torch.zeros(len(left), dtype=torch.float64, device=left.device)
+        return nothing, nothing, nothing
+    largest = [torch.cat(parts, 1).amax(1).double() for parts in zip(*diagonals, strict=True)]
+    return torch.stack(squares).sum(0), torch.stack(bounds).double().sum(0), largest[0] + largest[1]
+
+
+def gram_error_bound(
+    squares: Tensor, bound: Tensor, largest: Tensor, sizes: tuple[int, ...], factors: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Return the error of norms made from Gram matrices.
+
+    Args:
+        squares: the squared norms.
+        bound: the sums of the absolute values in them, which are rounded.
+        largest: the largest squared length of a row. A product that is too small for the dtype takes up to `tiny`
+            from a number of one matrix, which is then multiplied by one of the other.
+        sizes: how many rows there are, and the two sides of the matrix.
+        factors: what the gradients are products of. Where one of them is zero there is no error.
+    """
+    left, right = factors
+    info = torch.finfo(torch.promote_types(left.dtype, torch.float32))
+    rows, *sides = sizes
+    error_bound = info.eps * bound + info.tiny * rows**2 * (sum(sides) * largest + 1)
+    if not is_traced() and bool(squares.all()):
+        return error_bound
+    nothing = (row_max(left) == 0) | (row_max(right) == 0)
+    return error_bound.where((squares != 0) | ~nothing, 0)

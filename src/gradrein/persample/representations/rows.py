@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from ..tracing import as_one_op
-from .base import ALL, SampleGrads
+from .base import ALL, Outer, SampleGrads
 from .numerics import double, row_norms, scale_rows, upcast_half
-from .outer import Outer
 
 if TYPE_CHECKING:
     from typing_extensions import Self

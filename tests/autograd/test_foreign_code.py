@@ -216,16 +216,6 @@ def raises(kind, text):
     return run
 
 
-OWN = {
-    "RuntimeError": raises(RuntimeError, "mine"),
-    "IndexError": raises(IndexError, "mine"),
-    "with torch's text": raises(RuntimeError, "vmap: Batching rule not implemented for my own op"),
-    "a mistake in shapes": lambda grad: grad + torch.ones(7),
-    "two for one": lambda grad: (grad, grad),
-    "a string": lambda _: "text",
-}
-
-
 def own_function(action):
     class Own(torch.autograd.Function):
         @staticmethod
@@ -237,28 +227,6 @@ def own_function(action):
             return action(grad)
 
     return Own.apply
-
-
-def own_hook(action):
-    def apply(x):
-        y = x * 1
-        y.register_hook(action)
-        return y
-
-    return apply
-
-
-@pytest.mark.parametrize("place", [own_function, own_hook])
-@pytest.mark.parametrize("name", OWN)
-def test_an_exception_of_the_users_own_passes_in_a_batch(name, place, leaf):
-    def outcome(grad):
-        out = place(OWN[name])(leaf.exp()).square()
-        with pytest.raises((RuntimeError, IndexError, TypeError)) as caught:
-            grad(out, leaf, torch.eye(3), is_grads_batched=True)
-        kinds = (RuntimeError, IndexError, TypeError)
-        return [isinstance(caught.value, kind) for kind in kinds], str(caught.value).splitlines()[0]
-
-    assert outcome(gradrein.grad) == outcome(torch.autograd.grad)
 
 
 # -- torch.jit.script ----------------------------------------------------------------------------------------

@@ -115,6 +115,12 @@ def test_one_stale_tensor_of_a_custom_function():
     assert states(out.grad_fn) == {"tensors[0]": "ready", "tensors[1]": "stale", "tensors[2]": "ready"}
 
 
+def test_custom_function_freed():
+    out = Scale.apply(torch.ones(3, requires_grad=True), torch.tensor(2.0))
+    out.sum().backward()
+    assert states(out.grad_fn) == {"tensors": "freed"}
+
+
 def test_a_failing_unpack_hook_is_the_users_error_not_ours():
     def fail(_):
         raise RuntimeError("disk full")

@@ -37,7 +37,6 @@ class Parts(nn.Module):
         self.norm, self.batch_norm = nn.LayerNorm(D), nn.BatchNorm1d(D)
         self.conv, self.table = nn.Conv1d(D, D, 3, padding=1), nn.Embedding(7, D)
         self.attention, self.lstm = nn.MultiheadAttention(D, 1), nn.LSTM(D, D)
-        self.gate = nn.Parameter(torch.ones(1))
         self.rows = nn.Parameter(torch.randn(batch, D))
         for norm in (self.batch_norm, self.norm):
             nn.init.normal_(norm.weight, 1.0, 0.3)
@@ -121,11 +120,6 @@ DIMS = {0: COUPLED, 1: FREE}
 # A coefficient decides whether samples mix ----------------------------------------------------------------------------
 
 
-def learned_gate_over_the_mean(m, h, c):
-    m.gate.data.fill_(c)
-    return h + m.gate * h.mean(0)
-
-
 on_hidden({1.0: EITHER, 0.7: COUPLED, 0.0: EITHER}, {"mixup": lambda m, h, c: c * h + (1 - c) * h.flip(0)})
 on_hidden(
     {0.0: EITHER, 0.7: COUPLED, 1.0: EITHER},
@@ -135,7 +129,6 @@ on_hidden(
     OFF_ON,
     {
         "addcmul_of_rolled": lambda m, h, c: torch.addcmul(h, torch.full((1, D), c), h.roll(1, 0)),
-        "learned_gate_over_the_mean": learned_gate_over_the_mean,
         "loss_less_the_mean": lambda m, h, c: (flat_sum(h) - c * flat_sum(h).mean()).square(),
         "first_sample_for_all": lambda m, h, c: h + c * h[:1].expand(len(h), -1),
     },
@@ -171,10 +164,6 @@ on_data(
     {False: FREE, True: FREE},
     {"equal_samples": lambda m, x, equal: m.b(torch.tanh(m.a(torch.ones_like(x) if equal else x)))},
 )
-on_hidden(
-    {1.0: EITHER, 0.0: COUPLED},
-    {"dropout_of_a_batch_statistic": lambda m, h, p: h + F.dropout(h.mean(0).expand_as(h), p, training=True)},
-)
 
 # Attention and graphs over the batch ----------------------------------------------------------------------------------
 
@@ -202,12 +191,6 @@ def attention_within_samples(m, h, setting):
     return m.b(F.scaled_dot_product_attention(h, h, h, attn_mask=mask))
 
 
-def edges_by_index(m, h, setting):
-    order = torch.arange(len(h))
-    source = {"own": order, "shifted": order.roll(1), "twice": order // 2}[setting]
-    return torch.zeros_like(h).index_add(0, order, h[source])
-
-
 on_hidden(
     LINKS,
     {
@@ -221,7 +204,6 @@ on_hidden(
     {"self": EITHER, "one other": EITHER},
     {"adjacency_sparse": lambda m, h, setting: torch.sparse.mm(links(len(h), setting).to_sparse(), h)},
 )
-on_hidden({"own": FREE, "shifted": FREE, "twice": COUPLED}, {"edges_by_index": edges_by_index})
 on_hidden(
     {"full": FREE, "causal": FREE, "padded": FREE}, {"attention_within_samples": attention_within_samples}, square
 )
@@ -239,11 +221,6 @@ def ranking_beside_a_task(m, h, margin):
     return flat_sum(m.b(h)) + F.margin_ranking_loss(score, score.roll(1), torch.ones(len(h)), margin, reduction="none")
 
 
-def above_the_mean_loss(m, h, margin):
-    losses = flat_sum(h)
-    return losses + (losses - losses.mean() + margin).clamp(min=0)
-
-
 def contrastive_with_masked_negatives(m, h, setting):
     logits = F.normalize(h, dim=1) @ F.normalize(m.b(h), dim=1).T
     logits = logits.masked_fill(links(len(h), setting) == 0, float("-inf"))
@@ -252,7 +229,7 @@ def contrastive_with_masked_negatives(m, h, setting):
 
 on_hidden(
     {-99.0: EITHER, 99.0: COUPLED},
-    {"triplet": triplet, "ranking_beside_a_task": ranking_beside_a_task, "above_the_mean_loss": above_the_mean_loss},
+    {"triplet": triplet, "ranking_beside_a_task": ranking_beside_a_task},
 )
 on_hidden({"self": EITHER, "all": COUPLED}, {"contrastive_with_masked_negatives": contrastive_with_masked_negatives})
 on_data({1.0: FREE, -1.0: FREE}, {"hardest_samples": lambda m, x, c: (c * flat_sum(m.a(x))).topk(len(x) // 2).values})
@@ -313,13 +290,6 @@ def rows_by_masked_scatter(m, h, setting):
     return h.masked_scatter(mask.expand(-1, D), m.b(h))
 
 
-def rows_swapped_by_where(m, h, setting):
-    swap = torch.full((len(h), 1), setting == "all")
-    swap[0] |= setting in ("both ends", "one end")
-    swap[-1] |= setting == "both ends"
-    return torch.where(swap, h.flip(0), h)
-
-
 def rows_put_in_place(m, h, setting):
     out = torch.zeros_like(h)
     out[picked(len(h), setting)] = h
@@ -348,10 +318,6 @@ on_hidden(
     {"columns_gathered_apart": columns_gathered_apart, "columns_sorted_over_the_batch": columns_sorted_over_the_batch},
 )
 on_hidden({"own": EITHER, "others": COUPLED}, {"rows_by_masked_scatter": rows_by_masked_scatter})
-on_hidden(
-    {"none": EITHER, "all": EITHER, "both ends": EITHER, "one end": COUPLED},
-    {"rows_swapped_by_where": rows_swapped_by_where},
-)
 on_hidden({1.0: FREE, 0.0: FREE}, {"all_rows_flipped": lambda m, h, c: c * h.flip(0)})
 on_hidden(
     BOTH,
@@ -611,11 +577,6 @@ def constants(rows):
     return torch.linspace(-1, 1, rows * D).sin().view(rows, D)
 
 
-def items_by_index(m, h, setting):
-    choice = torch.arange(len(h)) if setting == "apart" else torch.zeros(len(h), dtype=torch.long)
-    return h * m.b(constants(11))[choice]
-
-
 def weight_made_from_the_batch(m, x, c):
     return F.linear(x, m.b.weight + c * torch.outer(m.a(x).mean(0), torch.ones(D)))
 
@@ -636,7 +597,6 @@ on_hidden(
 on_hidden(
     {1.0: EITHER, 0.5: EITHER}, {"as_many_features_as_samples": lambda m, h, c: h + c * m.b(constants(len(h)))}, square
 )
-on_hidden({"apart": FREE, "shared": FREE}, {"items_by_index": items_by_index})
 on_data({0.0: EITHER, 1.0: COUPLED}, {"weight_made_from_the_batch": weight_made_from_the_batch})
 on_data(ANY, {"weight_made_for_each_sample": weight_made_for_each_sample})
 

@@ -22,12 +22,68 @@ def check(model, call, losses):
             assert not hasattr(p, "grad_sample")
 
 
-def test_frozen_and_unused_parameters_have_neither():
+class Nested(nn.Linear):
+    def forward(self, batch, *, extra):
+        return {"a": super().forward(batch["x"]), "b": [super().forward(extra)], "c": "text"}
+
+
+class Masked(nn.Linear):
+    def forward(self, x, mask):
+        return super().forward(x) * mask
+
+
+class Transposed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).transpose(0, 1)
+
+
+def frozen_and_unused():
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
     model.forward = lambda x: model["used"](x)
     model["used"].bias.requires_grad_(False)
-    x = torch.randn(4, 3)
-    check(model, call_for_per_sample_grads, lambda call: call(x).square().sum(1))
+    return model
+
+
+def zeros():
+    """A layer whose inputs get no gradient, and can say nothing."""
+    model = nn.Linear(3, 2)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def nested_losses(call, x):
+    out = call({"x": x}, extra=x.flip(1))
+    return out["a"].sum(1) + out["b"][0].square().sum(1)
+
+
+MODELS = {  # a model, the shape of its data, and losses of what it is called by and the data
+    "frozen and unused": (frozen_and_unused, (4, 3), lambda call, x: call(x).square().sum(1)),
+    "nested": (lambda: Nested(3, 2), (4, 3), nested_losses),
+    "a layer of zeros": (zeros, (5, 3), lambda call, x: call(x).exp().sum(1)),
+    "a mask as large as the batch": (
+        lambda: Masked(4, 2),
+        (3, 3, 4),
+        lambda call, x: call(x, torch.ones(3, 2).tril()).square().sum((1, 2)),
+    ),
+    "samples second": (lambda: Transposed(4, 3), (3, 4, 4), lambda call, x: call(x).square().sum((0, 2))),
+    "as many steps, samples second": (
+        lambda: Transposed(4, 3),
+        (3, 3, 4),
+        lambda call, x: call(x).square().sum((0, 2)),
+    ),
+    "complex": (
+        lambda: nn.Linear(3, 2, dtype=torch.complex128),
+        (4, 3),
+        lambda call, x: call(torch.complex(x, x.flip(0))).abs().pow(3).sum(1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name):
+    build, shape, losses = MODELS[name]
+    x = torch.randn(shape)
+    check(build(), call_for_per_sample_grads, lambda call: losses(call, x))
 
 
 def test_mean_undoes_the_division():
@@ -43,25 +99,6 @@ def test_the_gradient_goes_on_into_the_input():
     x = torch.randn(4, 3, requires_grad=True)
     call_for_per_sample_grads(model)(x * 2).sum().backward()
     torch.testing.assert_close(x.grad, (2 * model.weight.sum(0)).expand(4, 3))
-
-
-def test_nested_inputs_and_outputs():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 2)
-
-        def forward(self, batch, *, extra):
-            return {"a": self.layer(batch["x"]), "b": [self.layer(extra)], "c": "text"}
-
-    model = Model()
-    x, y = torch.randn(4, 3), torch.randn(4, 3)
-
-    def losses(call):
-        out = call({"x": x}, extra=y)
-        return out["a"].sum(1) + out["b"][0].square().sum(1)
-
-    check(model, call_for_per_sample_grads, losses)
 
 
 @pytest.mark.parametrize(
@@ -135,35 +172,6 @@ class FoldedIds(nn.Module):
 def test_columns_are_no_samples_where_only_ids_can_be_asked():
     with pytest.raises(errors.CallArgumentError, match="no dimension of the outputs"):
         call_for_per_sample_grads(FoldedIds())(torch.randint(7, (3, 5))).square().sum().backward()
-
-
-class Transposed(nn.Linear):
-    def forward(self, x):
-        return super().forward(x).transpose(0, 1)
-
-
-@pytest.mark.parametrize("steps", [3, 4])
-@pytest.mark.parametrize("batch", [2, 3])
-def test_outputs_with_their_samples_second(steps, batch):
-    x = torch.randn(batch, steps, 4)
-    check(Transposed(4, 3), call_for_per_sample_grads, lambda call: call(x).square().sum((0, 2)))
-
-
-def test_a_mask_that_all_samples_share_and_is_as_large_as_the_batch():
-    class Masked(nn.Linear):
-        def forward(self, x, mask):
-            return super().forward(x) * mask
-
-    x, mask = torch.randn(3, 3, 4), torch.rand(3, 2)
-    check(Masked(4, 2), call_for_per_sample_grads, lambda call: call(x, mask).square().sum((1, 2)))
-
-
-def test_a_layer_that_starts_at_zero():
-    """Its inputs get no gradient, and can say nothing."""
-    model = nn.Linear(4, 3)
-    nn.init.zeros_(model.weight)
-    x = torch.randn(5, 4)
-    check(model, call_for_per_sample_grads, lambda call: call(x).exp().sum(1))
 
 
 def states(model, batch):
@@ -240,12 +248,6 @@ def test_a_module_none_of_whose_parameters_is_asked(frozen):
     call_for_per_sample_grads(model)(x).square().sum().backward()
     torch.testing.assert_close(x.grad, expected)
     assert not hasattr(model.weight, "grad_sample")
-
-
-def test_complex_outputs():
-    model = nn.Linear(3, 2, dtype=torch.complex128)
-    x = torch.randn(4, 3, dtype=torch.complex128)
-    check(model, call_for_per_sample_grads, lambda call: call(x).abs().pow(3).sum(1))
 
 
 def test_under_a_checkpoint():

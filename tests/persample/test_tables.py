@@ -8,7 +8,8 @@ from torch import nn
 
 import gradrein
 from gradrein.persample import register_rule
-from gradrein.persample.ops.table import IDS, OP_TABLE, without_suffix
+from gradrein.persample.layout import MIXED, Owners
+from gradrein.persample.ops.table import IDS, OP_TABLE, Step, without_suffix
 
 NODES = {name: getattr(torch._C._functions, name) for name in dir(torch._C._functions)}
 # Every build of torch knows the names of all devices. Those of double backward, and what is no op of the family.
@@ -78,6 +79,17 @@ def test_names_of_other_devices_send_owners_alike(cpu, others):
 def names_at(cpu):
     """Return the names that share what is said about the name of the CPU."""
     return {name for name, entry in OP_TABLE.items() if entry.owners is OP_TABLE[cpu].owners}
+
+
+@pytest.mark.parametrize("kernel", ["Flash", "Efficient", "Cudnn"])
+def test_attention_over_packed_sequences_mixes_them_all(kernel):
+    """A stand-in for a node that torch's CPU build never records."""
+    edges = {"name": lambda _: f"{kernel}AttentionBackward0", "next_functions": ((None, 0),) * 3}
+    owners = Owners(torch.arange(3, dtype=torch.int32).view(3, 1, 1, 1).expand(3, 2, 4, 5), (3, 2, 4, 5))
+    for packed in ({}, {"_saved_cum_seq_q": torch.arange(2)}):
+        node = type("Node", (), {**edges, **packed})()
+        found = Step(node, (owners,), 1, owners.shape).sends().ids.expand(owners.shape)
+        assert bool((found == (MIXED if packed else owners.ids)).all())
 
 
 def test_only_look_ups_have_ids():

@@ -187,23 +187,18 @@ def agree(
 
 
 def _in_buckets(sums: list[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
-    done: list[tuple[str, Tensor]] = []
-    waiting: dict[torch.dtype, list[tuple[str, Tensor]]] = {}
+    """Sum over the ranks, neighbours of one dtype in one message; what is given is let go of."""
+    totals: list[tuple[str, Tensor]] = []
     while sums:
-        name, part = sums.pop(0)
-        bucket = waiting.setdefault(part.dtype, [])
-        bucket.append((name, part))
-        if sum(p.numel() for _, p in bucket) >= _BUCKET:
-            done += _sum_bucket(waiting.pop(part.dtype), reduction)
-    return done + [pair for bucket in waiting.values() for pair in _sum_bucket(bucket, reduction)]
-
-
-def _sum_bucket(bucket: list[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
-    flat = torch.cat([part.reshape(-1) for _, part in bucket])
-    total = reduction.sum(torch.view_as_real(flat) if flat.is_complex() else flat)
-    whole = torch.view_as_complex(total) if flat.is_complex() else total
-    parts = torch.split(whole, [part.numel() for _, part in bucket])
-    return [(name, one.view(part.shape).clone()) for (name, part), one in zip(bucket, parts, strict=True)]
+        bucket = [sums.pop(0)]
+        while sums and sums[0][1].dtype == bucket[0][1].dtype and sum(one.numel() for _, one in bucket) < _BUCKET:
+            bucket.append(sums.pop(0))
+        flat = torch.cat([part.reshape(-1) for _, part in bucket])
+        total = reduction.sum(torch.view_as_real(flat) if flat.is_complex() else flat)
+        whole = torch.view_as_complex(total) if flat.is_complex() else total
+        parts = torch.split(whole, [part.numel() for _, part in bucket])
+        totals += [(name, one.view(part.shape).clone()) for (name, part), one in zip(bucket, parts, strict=True)]
+    return totals
 
 
 def _refuse_torn_groups(call: str, ids: Tensor, agreed: Agreed) -> None:

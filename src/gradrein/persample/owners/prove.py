@@ -4,6 +4,8 @@ Owners are carried from the losses down, op by op, as `ops` says. What is proved
 signature, whatever its values, as long as no hook changes a gradient on the way.
 """
 
+from functools import cache, partial
+
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
@@ -37,24 +39,18 @@ def _carry(root: Node, output_nr: int, start: Owners, by_indices: bool) -> dict[
     """Carry owners from one output of a node down to everything below it."""
     nodes = graph.read(GradientEdge(root, output_nr)).nodes
     shapes = output_shapes(nodes)
-    owners_of: dict[Node, list[Owners | None]] = {node: [None] * len(outs) for node, outs in shapes.items()}
+    nobody = cache(partial(Owners.all, UNREACHED))
+    owners_of = {node: [nobody(shape) for shape in outs] for node, outs in shapes.items()}
     owners_of[root][output_nr] = start
     for node in nodes:
-        if not any(owners_of[node]):
+        outs = tuple(owners_of[node])
+        if all(one.is_empty for one in outs):
             continue
-        outs = _all_outputs(owners_of[node], shapes[node])
         for position, (below, nr) in enumerate(node.next_functions):
             if below is None:
                 continue
             sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
             before = owners_of[below][nr]
             if not sent.is_empty:
-                owners_of[below][nr] = Owners.of(sent.ids, sent.shape) if before is None else before.merged(sent)
-    return {node: _all_outputs(owners, shapes[node]) for node, owners in owners_of.items()}
-
-
-def _all_outputs(owners: list[Owners | None], shapes: list[tuple[int, ...]]) -> tuple[Owners, ...]:
-    """Return owners of all outputs, also of those that no loss was found to reach."""
-    return tuple(
-        Owners.all(UNREACHED, shape) if one is None else one for one, shape in zip(owners, shapes, strict=True)
-    )
+                owners_of[below][nr] = Owners.of(sent.ids, sent.shape) if before.is_empty else before.merged(sent)
+    return {node: tuple(outs) for node, outs in owners_of.items()}

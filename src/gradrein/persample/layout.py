@@ -97,6 +97,12 @@ class Owners:
         wanted = sorted({dim % len(self.shape) for dim in dims}) if self.shape else []
         return Owners(_merge(self.ids, wanted), self.shape)
 
+    def line(self, dim: int) -> "Owners":
+        """Return the owners of all that has one index along a dimension, for each such index."""
+        dim %= len(self.shape)
+        apart = self.mixed(other for other in range(len(self.shape)) if other != dim)
+        return Owners(apart.ids.reshape(-1), (self.shape[dim],))
+
     def everywhere(self, shape: Sequence[int]) -> "Owners":
         """Return the owners of a tensor each of whose elements may get a gradient from all of these."""
         return Owners(_merge(self.ids, range(self.ids.dim())).reshape((1,) * len(shape)), tuple(shape))

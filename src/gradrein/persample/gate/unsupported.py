@@ -11,6 +11,7 @@ from ... import graph
 from ..._torch import checkpoint, fsdp
 from ..._torch.dtensor import dtensors_among, is_crossing, is_dtensor
 from ..._torch.hooks import has_hooks, hooks_registered
+from ..._torch.nodes import is_torchs_own
 from ..._torch.process_group import is_collective, is_scheduled, messages_sent
 from ..._torch.signature import Scan
 from ...errors import UnsupportedOperationError
@@ -113,16 +114,11 @@ def refuse_collectives(losses: Losses, *, expected: bool) -> Iterator[None]:
     Raises:
         UnsupportedOperationError: there was a collective.
     """
-    own = [node for node in losses.scan.custom if not _made_by(node).startswith("torch.")]
+    own = [node for node in losses.scan.custom if not is_torchs_own(node)]
     before = messages_sent() if own and not expected else {}
     yield
     if before and any(count != before.get(name, count) for name, count in messages_sent().items()):
         raise _collective(own[0], "or another custom Function has run a collective in its backward")
-
-
-def _made_by(node: Node) -> str:
-    module: str = getattr(type(node), "_forward_cls", type(node)).__module__
-    return module
 
 
 def _collective(node: Node, what: str) -> UnsupportedOperationError:

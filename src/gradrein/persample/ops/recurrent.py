@@ -41,22 +41,16 @@ def by_column(step: Step) -> Owners:
     owners = Owners.all(UNREACHED, (columns,))
     for number, out in enumerate(step.outs):
         if not out.is_empty:
-            owners = owners.merged(
-                _owners_of_columns(out, -2 if number else batch, None if number else column_of, columns)
-            )
+            if column_of is not None and not number:
+                line = out.line(0).collected(0, column_of, (columns,))
+            else:
+                line = out.line(-2 if number else batch)
+            owners = owners.merged(line)
     if column_of is not None and not is_state:
         return Owners(owners.picked(0, column_of).ids[:, None], step.shape)
     sizes = [1] * len(step.shape)
     sizes[-2 if is_state else batch] = -1
     return Owners(owners.ids.reshape(sizes), step.shape)
-
-
-def _owners_of_columns(out: Owners, batch: int, column_of: Tensor | None, columns: int) -> Owners:
-    """Return who owns each column of the batch, given a dimension of an output or the column of each of its rows."""
-    batch = 0 if column_of is not None else batch % len(out.shape)
-    apart = out.mixed(dim for dim in range(len(out.shape)) if dim != batch)
-    line = Owners(apart.ids.reshape(-1), (out.shape[batch],))
-    return line if column_of is None else line.collected(0, column_of, (columns,))
 
 
 def by_row(step: Step) -> Owners:

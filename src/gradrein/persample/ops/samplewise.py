@@ -107,7 +107,7 @@ def by_rows(step: "Step", known: Samplewise) -> Owners:
         fits = max(least, dim + 1) <= len(out.shape) and dim < len(step.shape) and out.shape[dim] == step.shape[dim]
         if not fits or (inputs is not None and step.position not in inputs):
             return step.mixed()
-        line = out.mixed(i for i in range(len(out.shape)) if i != dim).ids.reshape(-1)
+        line = out.line(dim).ids
         sizes = [-1 if i == dim else 1 for i in range(len(step.shape))]
         owners = owners.merged(Owners(line.view(sizes), step.shape))
     return owners

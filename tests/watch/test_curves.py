@@ -73,6 +73,12 @@ def test_the_last_value_of_a_progress_bar_counts(run_epochs, capsys):
     assert run_epochs(bar)["validation loss", "printed"].values == pytest.approx([0.2, 1.2, 2.2, 3.2, 4.2])
 
 
+@pytest.mark.parametrize(("end", "points"), [("\n", 5), ("\r", 3)])
+def test_a_value_printed_again_is_a_point_unless_a_bar_shows_it(run_epochs, end, points):
+    found = run_epochs(lambda e, net, m: print(f"val loss {(0.5, 0.5, 0.4, 0.3, 0.3)[e]}", end=end))
+    assert len(found["val loss", "printed"]) == points
+
+
 def test_streams_are_the_same_objects_and_left_as_they_were():
     before = sys.stdout, dict(vars(sys.stdout))
     with gradrein.Monitor():

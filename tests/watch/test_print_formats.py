@@ -16,11 +16,11 @@ from gradrein.watch.record.curves.observer import CurveObserver
 from gradrein.watch.run.curves import curves_of
 
 EPOCHS = 9
-FORMATS, FRESH = (
+FORMATS, FRESH, LAST = (
     [line.split("\t", 1) for line in (Path(__file__).parent / name).read_text().splitlines() if line[0] != "#"]
-    for name in ("print_formats.txt", "print_formats_fresh.txt")
+    for name in ("print_formats.txt", "print_formats_fresh.txt", "print_formats_last.txt")
 )
-HALVES = {"build": FORMATS[::2], "held": FORMATS[1::2], "fresh": FRESH}
+HALVES = {"build": FORMATS[::2], "held": FORMATS[1::2], "fresh": FRESH, "last": LAST}
 
 
 class Stream(io.StringIO):

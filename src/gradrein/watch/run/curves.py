@@ -71,6 +71,8 @@ def _is_one(curve: Curve, is_named: bool, steps: Sequence[int], loss: Sequence[f
         return True
     if len(curve) < _LEAST or (curve.origin == "no_grad" and 2 * len(curve) > len(steps)):
         return False
+    if all(value == curve.values[0] for value in curve.values):  # such as the best so far, again and again
+        return False
     return is_named or _resembles(curve, steps, loss)
 
 

@@ -31,7 +31,7 @@ class CurveObserver:
         self._on = True
         self._waiting: dict[tuple[str, str], Line] = {}
         self._points: dict[tuple[str, str], int] = {}
-        self._last: dict[tuple[str, str], Any] = {}
+        self._last_shown: dict[tuple[str, str], tuple[str, float | None]] = {}
         self._printed = PrintedLines(self._on_printed)
         self._criterion = CriterionLosses()
         self._loggers = LoggerCalls(lambda name, origin, value: self._put(name, origin, value))
@@ -68,25 +68,25 @@ class CurveObserver:
             for line in waiting.values():
                 self._write(line)
 
-    def _on_printed(self, reading: Reading) -> None:
+    def _on_printed(self, reading: Reading, is_bar: bool) -> None:
         more: dict[str, Any] = {} if reading.epoch is None else {"epoch": reading.epoch}
         if not reading.named:
             more["unnamed"] = True
             if reading.train is not None:
                 more["train"] = rounded([reading.train], 9)[0]
-        self._put(reading.name, "printed", reading.value, **more)
+        key, shown = (reading.name, "printed"), (str(reading.value), reading.epoch)
+        if is_bar and shown == self._last_shown.get(key):
+            return
+        self._last_shown[key] = shown
+        self._put(*key, reading.value, **more)
 
     def _put(self, name: str, origin: str, value: float, **more: Any) -> None:
         key = (name, origin)
         if os.getpid() != self._process or (key not in self._points and len(self._points) >= _MOST_CURVES):
             return
-        digits = rounded([float(value)], 9)[0]
-        shown = (digits, more.get("epoch"))
-        if shown == self._last.get(key):  # again, as a progress bar does
-            return
         if key not in self._waiting:
             self._points[key] = self._points.get(key, 0) + 1
         if self._points[key] > _MOST_POINTS:
             return
-        self._last[key] = shown
+        digits = rounded([float(value)], 9)[0]
         self._waiting[key] = {"curve": name, "origin": origin, "value": digits, "after": self._steps(), **more}

@@ -15,9 +15,9 @@ _LONGEST = 4000  # of an incomplete line
 
 
 class PrintedLines:
-    """Calls a function with the losses in each line that is printed."""
+    """Calls a function with the losses in each line that is printed, and whether it is printed over the one before."""
 
-    def __init__(self, on_reading: Callable[[Reading], None]) -> None:
+    def __init__(self, on_reading: Callable[[Reading, bool], None]) -> None:
         self._on_reading = on_reading
         self._table = TableReader()
         self._heading: str | None = None
@@ -64,9 +64,9 @@ class PrintedLines:
         """Read all complete lines; return the incomplete one."""
         if "\n" not in text and "\r" not in text:
             return text if len(text) < _LONGEST else ""
-        *lines, last = text.replace("\r", "\n").split("\n")
+        *lines, last = text.replace("\r", "\n\r").split("\n")
         for line in lines:
             for reading in read_line(line, self._heading) or self._table.read(line):
-                self._on_reading(reading)
+                self._on_reading(reading, line.startswith("\r"))
             self._heading = heading_of(line)
         return last

@@ -107,10 +107,10 @@ class Writer:
         self._buffered.clear()
         try:
             if self.failure is None:
-                self._file.require_at_its_path()
+                with self._file.opened():  # is it still there?
+                    pass
         except OSError as error:
             self._fail(error)
-        self._file.close()
         self._file = None
 
     def _fail(self, error: OSError) -> None:

@@ -56,9 +56,6 @@ class Subscriber:
     def on_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Handle a step that is about to begin, before any other hook of it."""
 
-    def on_data_wait(self, seconds: float) -> None:
-        """Handle a batch that a data loader took so long for; only called in one of several processes."""
-
     def on_batch(self, batch: Any) -> None:
         """Handle a batch that a data loader delivered, None where its indices are unknown; only in a single process."""
 

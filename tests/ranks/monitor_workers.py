@@ -1,6 +1,5 @@
 """What the ranks run in the tests of `Monitor`."""
 
-import time
 
 import torch
 import torch.distributed as dist
@@ -168,30 +167,6 @@ def alone(path):
             optimizer.step()
     dist.barrier()
     return [str(finding) for finding in monitor.findings()]
-
-
-class Slow(torch.utils.data.Dataset):
-    """Data that comes late on one rank."""
-
-    def __len__(self):
-        return 100
-
-    def __getitem__(self, i):
-        if dist.get_rank() == 1:
-            time.sleep(0.01)
-        return torch.full((5,), float(i % 7), dtype=torch.float64)
-
-
-def starved(path):
-    net = sharded("all")
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    with gradrein.Monitor(net, optimizer, record=path) as monitor:
-        for x in torch.utils.data.DataLoader(Slow(), batch_size=4):
-            optimizer.zero_grad()
-            net(x).square().mean().backward()
-            optimizer.step()
-    dist.barrier()
-    return monitor.path
 
 
 def together(path, clip):

@@ -94,12 +94,6 @@ def test_a_model_that_was_never_wrapped_is_found_by_every_rank(ranks, tmp_path):
         assert found[0].startswith("rank_norms: the ranks do not train together")
 
 
-def test_a_rank_that_waits_for_data_is_late_also_where_parameters_are_sharded(two, tmp_path):
-    run = read_run(two.run(monitor_workers.starved, str(tmp_path / "run.jsonl"))[0])
-    assert "rank 1 is late" in next(finding for finding in find(run) if finding.name == "straggler").title
-    assert all(0 < load < own for one in run.ranks for load, own in zip(one.data_s[1:], one.host_s[1:], strict=True))
-
-
 @pytest.mark.parametrize("clip", ["auto", "zscore", 0.5])
 def test_under_ddp_all_ranks_clip_the_same(ranks, tmp_path, clip):
     answers = ranks.run(monitor_workers.together, str(tmp_path / "run.jsonl"), clip)

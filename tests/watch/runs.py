@@ -28,9 +28,6 @@ def healthy(n=400, seed=0, **columns):
     run.n_steps.extend([1] * n)
     run.unmoved.extend(set() for _ in range(n))
     run.samples.extend([None] * n)
-    run.host_s.extend([math.nan] * n)
-    run.backward_s.extend([math.nan] * n)
-    run.data_s.extend([math.nan] * n)
     run.partial_sums.extend([] for _ in range(n))
     run.sample_ratio.extend([math.nan] * n)
     run.shards.extend([None] * len(NAMES))
@@ -42,37 +39,16 @@ def healthy(n=400, seed=0, **columns):
 
 
 def ranks(count=2, n=400, seed=0):
-    """The runs of ranks that train together: gradients are the same, data, losses and times their own."""
+    """The runs of ranks that train together: gradients are the same, data and losses their own."""
     found = []
     for rank in range(count):
         r = random.Random(f"{seed} {rank}")
-        host = [0.01 * math.exp(0.3 * r.gauss(0, 1)) for _ in range(n)]
-        backward = [0.02 * math.exp(0.3 * r.gauss(0, 1)) for _ in range(n)]
         loss = [v * math.exp(0.1 * r.gauss(0, 1)) for v in healthy(n, seed).loss]
-        run = healthy(n, seed, host_s=host, backward_s=backward, data_s=[0.2 * v for v in host], loss=loss)
+        run = healthy(n, seed, loss=loss)
         run.header.update(rank=rank, world=count, launch="here", process=["host", rank])
         run.notes.append({"ended": None, "after": n})
         found.append(run)
     return found
-
-
-def late(count=2, which=1, by=0.03):
-    """One rank needs longer outside of backward, and the others wait for it inside."""
-    found = ranks(count)
-    for run in found:
-        column = run.host_s if run.rank == which else run.backward_s
-        column[:] = [v + by for v in column]
-    return merge_ranks(found)
-
-
-def starved():
-    """One rank waits for its data; parameters are sharded, so the others wait for it in the forward pass."""
-    found = ranks(2)
-    for run in found:
-        run.shards[0] = [run.rank, 2]
-        run.host_s[:] = [v + 0.03 for v in run.host_s]
-    found[0].data_s[:] = [v + 0.03 for v in found[0].data_s]
-    return merge_ranks(found)
 
 
 def apart():

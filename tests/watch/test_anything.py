@@ -27,7 +27,7 @@ def valid(r, steps=80):
         line = {"step": t, "opt": 0, "time": 0.1 * t, "loss": r.lognormvariate(0, 1), "norm": math.hypot(*norms),
                 "peak": math.hypot(*norms), "norms": norms, "lr": [0.1], "update": 0.01, "step_grad_cosine": 0.1,
                 "n_steps": 1, "clip": r.random(), "max_norm": 1.0, "samples": 4, "sample_square": 2.0,
-                "unmoved": [1], "host_s": 0.1, "backward_s": 0.1, "data_s": 0.1, "partial_sums": [1.0] * 5}  # fmt: skip
+                "unmoved": [1], "partial_sums": [1.0] * 5}  # fmt: skip
         if r.random() < 0.05:
             line.update(nonfinite={"head.weight": 2}, norm="nan", loss="inf")
         lines.append(line)
@@ -117,6 +117,11 @@ def test_records_changed_at_random_give_a_report_or_a_clear_error(tmp_path, seed
         (b'{"gradrein": 1' + b"0" * 5000 + b"}\n", "line 1 .* is not JSON"),
         (b'{"gradrein": 2}\n"\xff\xfe"\n', "line 2 .* is not JSON"),
         (b'{"gradrein": "' + b"x" * (1 << 25), "too long"),
+        (b"", "no header"),
+        (b'{"gradrein": 99}\n', "version 99"),
+        (b'{"a": 1}\n', "no header"),
+        (b'{"gradrein": 2}\n[1]\n', "line 2"),
+        (b'{"gradrein"', "first line"),
     ],
 )
 def test_what_is_no_record_gives_a_clear_error(tmp_path, content, why, capsys):

@@ -12,7 +12,7 @@ from gradrein.watch.analysis.losses import rises
 from gradrein.watch.analysis.signs import score_of
 from gradrein.watch.run.run import NonfiniteStep
 
-from .runs import NAMES, apart, healthy, late, left_out, starved
+from .runs import NAMES, apart, healthy, left_out
 
 N = 400
 
@@ -171,7 +171,6 @@ TRIGGERS = {
     "dead": [dying, standing_still],
     "noise_scale": [noisy],
     "rank_norms": [apart, left_out],
-    "straggler": [late, starved],
 }
 
 

@@ -88,12 +88,6 @@ def test_ranks_of_one_launch_agree_on_the_number(tmp_path):
             file.write_text(json.dumps({"gradrein": 2, "launch": launch}) + "\n")
 
 
-def test_a_missing_folder_is_made(tmp_path):
-    with gradrein.Monitor(record=tmp_path / "a" / "b" / "run.jsonl") as monitor:
-        train(1)
-    assert len(read_run(monitor.path).steps) == 1
-
-
 @pytest.mark.parametrize("kind", ["folder", "fifo"])
 def test_what_is_no_file_is_refused(tmp_path, kind):
     import os

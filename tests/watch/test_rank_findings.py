@@ -8,7 +8,7 @@ import pytest
 from gradrein.watch.analysis.findings import find
 from gradrein.watch.run.merge import merge_ranks
 
-from .runs import NAMES, apart, late, left_out, ranks, starved
+from .runs import NAMES, apart, left_out, ranks
 
 
 def the(name, run):
@@ -19,61 +19,6 @@ def the(name, run):
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_ranks_that_train_together_show_nothing(count, seed):
     assert find(merge_ranks(ranks(count, seed=seed))) == []
-
-
-def test_the_late_rank_is_named_with_what_it_costs():
-    found = the("straggler", late(4, which=2))
-    assert found.title.startswith("rank 2 is late: the others wait 0.0")
-    outside = found.evidence["seconds outside backward"]
-    assert outside["rank 2"] == pytest.approx(0.04, rel=0.1)
-    assert outside["rank 0"] == pytest.approx(0.01, rel=0.1)
-    assert found.evidence["seconds in backward, with waiting"]["rank 2"] == pytest.approx(0.02, rel=0.1)
-
-
-def test_several_late_ranks_are_named():
-    found = ranks(6)
-    for run in found:
-        column = run.host_s if run.rank in (1, 4) else run.backward_s
-        column[:] = [v + 0.03 for v in column]
-    assert the("straggler", merge_ranks(found)).title.startswith("rank 1 and rank 4 are late")
-
-
-def test_with_shards_only_loading_shows_which_rank_is_late():
-    found = the("straggler", starved())
-    assert found.title.startswith("rank 0 is late")
-    assert found.criterion.startswith("seconds loading data")
-
-
-def only_sometimes(found):
-    for t in range(0, 400, 10):  # it saves a checkpoint, say
-        found[0].host_s[t] += 1.0
-
-
-def nobody_waits(found):
-    found[1].host_s[:] = [v + 0.03 for v in found[1].host_s]
-    found[1].backward_s[:] = [v + 0.001 for v in found[1].backward_s]
-
-
-def only_a_little(found):
-    found[1].host_s[:] = [v + 0.002 for v in found[1].host_s]
-
-
-def with_shards(found):
-    for run in found:
-        run.shards[0] = [run.rank, 2]
-    found[1].host_s[:] = [v + 0.03 for v in found[1].host_s]
-    found[0].backward_s[:] = [v + 0.03 for v in found[0].backward_s]
-
-
-def untimed(found):
-    found[1].host_s[:] = [math.nan] * 400
-
-
-@pytest.mark.parametrize("change", [only_sometimes, nobody_waits, only_a_little, with_shards, untimed])
-def test_nobody_is_called_late_without_need(change):
-    found = ranks(2)
-    change(found)
-    assert "straggler" not in {finding.name for finding in find(merge_ranks(found))}
 
 
 def test_ranks_that_never_exchange_are_found_not_to_be_wrapped():

@@ -18,7 +18,6 @@ from gradrein.watch.report.report import report_on
 from .processes import run_process
 from .runs import healthy, left_out
 from .test_findings import N, cubed, decayed, overfits, shrinking, swinging, two_kinds
-from .test_record import step, write
 
 
 def test_findings_are_evaluated_once(monkeypatch, tmp_path):
@@ -170,8 +169,3 @@ def test_what_is_no_check_is_refused():
         register_finding(always)
     report = report_on(healthy())
     assert [finding.name for finding in report.findings] == ["always"]
-
-
-def test_the_number_of_checks_is_said(tmp_path):
-    write(tmp_path / "run.jsonl", [step(t) for t in range(40)]).close()
-    assert "No findings." in str(read_report(tmp_path / "run.jsonl"))

@@ -8,7 +8,6 @@ import torch
 
 import gradrein
 from gradrein.watch import read_report, read_run
-from gradrein.watch.analysis.findings import find
 
 from .processes import run_process
 
@@ -31,8 +30,6 @@ optimizer = torch.optim.SGD(parameters, lr=0.1)
 data = torch.Generator().manual_seed(0 if kind == "sharded" else rank)
 for step in range(40):
     x = torch.randn(16, 8, generator=data)
-    if kind == "troubled" and rank == which:
-        time.sleep(0.05)
     if kind == "killed" and rank == which and step == 25:
         os.kill(os.getpid(), signal.SIGKILL)
     optimizer.zero_grad()
@@ -67,18 +64,17 @@ def test_ranks_that_train_together(tmp_path):
     records = {"train.gradrein.rank0.jsonl", "train.gradrein.rank1.jsonl"}
     assert {file.name for file in tmp_path.iterdir()} == {"train.py", *records}
     report = read_report(tmp_path / "train.gradrein.rank0.jsonl")
-    assert not {"straggler", "rank_norms"} & {finding.name for finding in report.findings}
+    assert "rank_norms" not in {finding.name for finding in report.findings}
     assert "SGD, 40 steps recorded on each of 2 ranks" in str(report)
     run = read_run(tmp_path / "train.gradrein.rank0.jsonl")
     assert run.ranks[0].norms == run.ranks[1].norms
     assert run.ranks[0].loss != run.ranks[1].loss
 
 
-def test_a_late_rank_and_a_gradient_that_was_left_out_are_named(tmp_path):
+def test_a_gradient_that_was_left_out_is_named(tmp_path):
     done = torchrun(tmp_path, "train.py", "troubled", "1")
     assert done.returncode == 0, done.stderr
     said = read_report(tmp_path / "train.gradrein.rank0.jsonl").details()
-    assert "rank 1 is late: the others wait 0.0" in said
     assert "the gradient of beside.weight and of 1 more is not the same on all ranks, first at step 0" in said
 
 
@@ -92,7 +88,6 @@ def test_a_rank_that_is_killed_leaves_its_record_and_a_report(tmp_path, which):
     assert any(warning.startswith(said) for warning in report.warnings)
     run = report.run
     assert run.ranks[which].steps == list(range(25))
-    assert "straggler" not in {finding.name for finding in find(run)}
 
 
 @pytest.mark.needs("fully_shard on the CPU")

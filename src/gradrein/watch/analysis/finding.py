@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..._notebook import bars, card, curves
+from ..._notebook import card, curves
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart for a finding: lines over steps, or bars by name.
+    """A chart for a finding: lines over steps.
 
     Attributes:
         title: What the chart shows.
-        lines: Series by name, over `x`; bars by name if `x` is empty (one value each).
+        lines: Series by name, over `x`.
         x: The steps.
         marks: Values of x to mark with a vertical line.
         log: Whether the scale is logarithmic.
@@ -28,7 +28,7 @@ class Chart:
 
     title: str
     lines: dict[str, list[float]]
-    x: list[float] = field(default_factory=list)
+    x: list[float]
     marks: list[float] = field(default_factory=list)
     log: bool = False
     x_label: str = "step"
@@ -75,10 +75,8 @@ class Finding:
 
     def _repr_html_(self) -> str:
         chart, picture = self.chart, ""
-        if chart is not None and chart.x:
+        if chart is not None:
             picture = curves([(name, [*zip(chart.x, ys, strict=False)]) for name, ys in chart.lines.items()])
-        elif chart is not None:
-            picture = bars({name: values[0] for name, values in chart.lines.items() if values})
         facts = "\n".join(f"{key}: {value}" for key, value in self.evidence.items())
         text = f"criterion: {self.criterion}\n{facts}\nwhat to do: {self.advice}"
         return card(f"{self.headline} [{self.name}]", picture, text)

@@ -15,9 +15,6 @@ def rank_table(run: Run) -> list[dict[str, float | str]]:
             "steps": sum(one.n_steps),
             "last loss": finite(one.loss)[-1] if finite(one.loss) else math.nan,
             "median gradient norm": _median(one.norm),
-            "seconds outside backward": _median(one.host_s),
-            "seconds loading data": _median(one.data_s),
-            "seconds in backward": _median(one.backward_s),
             "end": "in order" if one.end == "" else one.end or "not recorded",
         }
         for one in run.ranks

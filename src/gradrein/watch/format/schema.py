@@ -39,9 +39,6 @@ KEYS: dict[str, dict[str, str]] = {
         "samples": "the number of per-sample norms given",
         "sample_square": "their mean square",
         "sample_ratio": "the largest over the median",
-        "host_s": "of a rank: seconds since the last step outside backward passes",
-        "backward_s": "of a rank: seconds inside them",
-        "data_s": "of a rank: those of `host_s` spent waiting for a DataLoader",
         "partial_sums": "of a rank with shards: its terms of the sums that `update` and `step_grad_cosine` follow from",
     },
     "optimizer": {  # before its first step and whenever its parameters have changed

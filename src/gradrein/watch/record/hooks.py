@@ -6,15 +6,14 @@ The functions of gradrein notify by themselves (`gradrein._events`). torch's are
 - The clipping functions of `torch.nn.utils` are closures that turn gradients off around the function itself. That inner
   function is replaced, so a call is seen however the script has imported the name.
 - `scale` and `update` of `torch.amp.GradScaler` are replaced: the loss recorded is the one before scaling.
-- `__next__` of a DataLoader's iterator is replaced: how long data is waited for, and, where this is the only process,
-  which samples were delivered (`batches.py`).
+- `__next__` of a DataLoader's iterator is replaced where this is the only process: which samples were delivered
+  (`batches.py`).
 
 Steps are seen through torch's global step hooks. Everything is put back when the last observer leaves. Private torch:
 the closures.
 """
 
 import functools
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -64,9 +63,7 @@ def _install() -> None:
         _replace_inner(name, wrap)
     _replace(torch.amp.GradScaler, "scale", _remember_unscaled)
     _replace(torch.amp.GradScaler, "update", _notify_update)
-    if rank_info() is not None:
-        _replace(DataLoaderIterator, "__next__", _notify_data_wait)
-    else:
+    if rank_info() is None:
         _replace(DataLoaderIterator, "_next_index", remember_index)
         _replace(DataLoaderIterator, "_reset", forget_indices)
         _replace(DataLoaderIterator, "__next__", _notify_batch)
@@ -149,18 +146,6 @@ def _notify_update(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return update
-
-
-def _notify_data_wait(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __next__(self: Any) -> Any:  # noqa: N807  # under this name tracebacks show it
-        began = time.perf_counter()
-        try:
-            return original(self)
-        finally:
-            for observer in _events.subscribers:
-                observer.on_data_wait(time.perf_counter() - began)
-
-    return __next__
 
 
 def _notify_batch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,6 @@ from .layers import LayerNorms, Layers
 from .loss import LossTracker
 from .measure import Meter
 from .readback import Numbers, Readback, Values
-from .step_timer import StepTimer
 from .writer import Writer, reason, rounded
 
 
@@ -81,7 +80,7 @@ class Recorder(Subscriber):
         self._on_recorded, self._rank = on_recorded, rank
         self._watched: dict[int, _Watched] = {}
         self._process = os.getpid()
-        self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
+        self._loss, self._clipping = LossTracker(), ClipTracker()
         self._batches = BatchTracker()
         self._readback, self._layers = Readback(flush_every), layers
         self._sample_norms: Tensor | None = None
@@ -101,7 +100,7 @@ class Recorder(Subscriber):
     def attach(self, empty: bool) -> None:
         """Observe, for the first time or again. `empty`: the record is, so that everything is to be introduced."""
         self._process = os.getpid()
-        self._loss, self._clipping, self._timer = LossTracker(), ClipTracker(), StepTimer()
+        self._loss, self._clipping = LossTracker(), ClipTracker()
         self._batches = BatchTracker()
         self._sample_norms, self.failure = None, None
         for watched in self._watched.values():
@@ -140,7 +139,6 @@ class Recorder(Subscriber):
     def on_backward(self, tensors: Any) -> None:
         """Add to the loss of the coming step."""
         self.backwards += 1
-        self._timer.enter_backward()
         self._sites.on_backward(tensors)
         self._batches.on_backward()
         with self._failing():
@@ -149,13 +147,8 @@ class Recorder(Subscriber):
 
     def on_backward_end(self, error: BaseException | None) -> None:
         """Note what `detect_nonfinite` says is the origin of a NaN."""
-        self._timer.leave_backward()
         if isinstance(error, NonFiniteGradientError):
             self._writer.write({"anomaly": str(error).splitlines()[-1], "after": self.steps})
-
-    def on_data_wait(self, seconds: float) -> None:
-        """Add to the time spent waiting for data."""
-        self._timer.add_data(seconds)
 
     def on_batch(self, batch: Batch | None) -> None:
         """Keep which samples were loaded last."""
@@ -231,7 +224,6 @@ class Recorder(Subscriber):
             self._loss.discard()
             return
         watched.pending = None
-        spent = self._timer.read()  # before measuring, whose time is nobody's
         loss, backwards = self._loss.take(watched.opt)
         batches = self._batches.end_step()
         # Other ranks may wait for what this one measures by layer: that goes on where it can no longer be written.
@@ -240,10 +232,10 @@ class Recorder(Subscriber):
                 watched.meter.skip_step()  # the next gradient does not follow the last step that was measured
             return
         with self._failing():
-            line = self._line(watched, backwards, spent)
+            line = self._line(watched, backwards)
             self._measure(watched, line, [] if loss is None else [loss], batches)
 
-    def _line(self, watched: _Watched, backwards: int, spent: tuple[float, float, float] | None) -> Line:
+    def _line(self, watched: _Watched, backwards: int) -> Line:
         """Return what is known of a step without measuring."""
         lrs = [float(group["lr"]) for group in watched.optimizer.param_groups if "lr" in group]
         line: Line = {
@@ -255,8 +247,6 @@ class Recorder(Subscriber):
         }
         if backwards > 1:
             line["backwards"] = backwards
-        if self._rank is not None and spent is not None:
-            line.update(zip(("host_s", "backward_s", "data_s"), rounded(spent), strict=True))
         return line
 
     def _meter(self, watched: _Watched) -> Meter:
@@ -322,7 +312,6 @@ class Recorder(Subscriber):
             with self._failing():
                 self._readback.add({**values, **watched.meter.measure_update(layered)}, finish)
             self._call_back()
-        self._timer.start()
 
     def _write(self, line: Line, by_layer: dict[str, float]) -> None:
         self._writer.write_step(line)

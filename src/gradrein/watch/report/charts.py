@@ -146,17 +146,6 @@ def _legend(series: Sequence[Line]) -> str:
     )
 
 
-def bars(values: dict[str, float]) -> str:
-    """Draw one horizontal bar for each name."""
-    top = max(finite(list(values.values())), default=1.0) or 1.0
-    rows = (
-        f'<span class="name" title="{escape(name)}">{escape(name)}</span>'
-        f'<span class="track"><i style="width:{100 * max(0.0, v) / top:.1f}%"></i></span><span>{_short(v)}</span>'
-        for name, v in values.items()
-    )
-    return f'<div class="bars">{"".join(rows)}</div>'
-
-
 def _p(at: float) -> str:
     return f"{1000 * at:.1f}"
 

@@ -32,10 +32,6 @@ path.a { stroke:var(--a); } path.b { stroke:var(--b); } path.c { stroke:var(--c)
   vertical-align:.25em; background:var(--a); }
 .legend .b::before { background:var(--b); } .legend .c::before { background:var(--c); } .legend .d::before { background:var(--d); }
 .legend .pale::before { opacity:.45; }
-.bars { display:grid; grid-template-columns:minmax(6rem,16rem) 1fr auto; gap:.25rem .7rem; font-size:.85rem; align-items:center; }
-.track { background:var(--line); border-radius:.3rem; height:.6rem; overflow:hidden; }
-.track i { display:block; height:100%; background:var(--a); }
-.name { overflow:hidden; text-overflow:ellipsis; white-space:nowrap; font-family:ui-monospace,monospace; }
 .scroll { overflow-x:auto; } table { border-collapse:collapse; font-size:.88rem; font-variant-numeric:tabular-nums; width:100%; }
 th,td { text-align:left; padding:.32rem .8rem .32rem 0; border-bottom:1px solid var(--line); vertical-align:top; overflow-wrap:anywhere; }
 th { font-weight:600; color:var(--soft); } td.n,th.n { text-align:right; white-space:nowrap; } tr.pick td { font-weight:650; }
@@ -49,7 +45,7 @@ pre { background:color-mix(in srgb,var(--line) 45%,transparent); border-radius:.
 .good { color:var(--c); } .slug { color:var(--soft); font:.78rem ui-monospace,monospace; }
 @media (max-width:40rem) { main { padding:1.1rem .7rem 3rem; } section { padding:.9rem .8rem; }
   .plot { grid-template-columns:2.7rem 1fr; grid-template-rows:12rem 1.2rem auto; } h1 { font-size:1.35rem; }
-  .heat { grid-template-columns:minmax(4rem,30%) 1fr; } th,td { padding-right:.5rem; } th { font-size:.8rem; } .xs span:nth-child(even) { display:none; } }
+  th,td { padding-right:.5rem; } th { font-size:.8rem; } .xs span:nth-child(even) { display:none; } }
 @media print { :root { --ground:#fff; } body { font-size:11pt; } section,article { break-inside:avoid; }
   main { max-width:none; padding:0; } * { print-color-adjust:exact; -webkit-print-color-adjust:exact; } }
 """  # noqa: E501

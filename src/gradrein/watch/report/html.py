@@ -173,10 +173,7 @@ def _finding(one: Finding) -> str:
 
 
 def _chart(chart: Chart) -> str:
-    if not chart.x:
-        drawn = charts.bars({name: values[0] for name, values in chart.lines.items()})
-    else:
-        named = zip(chart.lines.items(), cycle("abc"), strict=False)
-        series = [(name, list(zip(chart.x, values, strict=True)), style) for (name, values), style in named]
-        drawn = charts.lines(series, log=chart.log, marks=chart.marks, x_label=chart.x_label)
+    named = zip(chart.lines.items(), cycle("abc"), strict=False)
+    series = [(name, list(zip(chart.x, values, strict=True)), style) for (name, values), style in named]
+    drawn = charts.lines(series, log=chart.log, marks=chart.marks, x_label=chart.x_label)
     return f"<p class=hint>{escape(chart.title)}</p>{drawn}"

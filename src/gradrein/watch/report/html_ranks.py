@@ -16,6 +16,5 @@ def ranks_section(report: Report, label: str) -> str:
     warnings = "".join(f"<p class=do>{escape(warning)}</p>" for warning in report.warnings)
     return (
         f"<section><h2>Ranks{', ' + label.lower() if label else ''}</h2>{warnings}"
-        f"<div class=scroll><table><tr>{head}</tr>{body}</table></div>"
-        "<p class=hint>Times are medians of a step. In the backward pass ranks wait for each other.</p></section>"
+        f"<div class=scroll><table><tr>{head}</tr>{body}</table></div></section>"
     )

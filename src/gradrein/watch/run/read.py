@@ -19,8 +19,7 @@ def read_run(path: str | os.PathLike[str], optimizer: int | None = None) -> Run:
         optimizer: Which optimizer, by number. None: the one with the most steps.
 
     Returns:
-        The steps of that optimizer, as columns; several ranks are merged into one run. `to_frame()` converts them to a
-        pandas DataFrame.
+        The steps of that optimizer, as columns; several ranks are merged into one run.
 
     Raises:
         RecordError: (a ValueError) The file is not a record, has another version, or is damaged in the middle.

@@ -12,7 +12,7 @@ from .run import NonfiniteStep, Run
 from .values import LARGEST, number, size, text
 
 _MOST_NUMBERS = 6_000_000  # norms to hold in memory; of more, steps are merged as the recorder does
-_NUMBERS = ("loss", "step_grad_cosine", "clip", "max_norm", "host_s", "backward_s", "data_s", "sample_ratio")
+_NUMBERS = ("loss", "step_grad_cosine", "clip", "max_norm", "sample_ratio")
 _SIZES = ("norm", "peak", "update")
 _NO_STEPS: Line = {"optimizer": "none", "names": [], "sizes": [], "trained": []}
 

@@ -9,7 +9,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from ...errors import MissingDependencyError
 from .curves import Curve, curves_of
 from .values import number
 
@@ -47,8 +46,6 @@ class Run:
         n_steps: How many steps the line stands for.
         unmoved: Indices of parameters that did not move.
         samples: Batch size and mean square of the per-sample norms, if given.
-        host_s: Seconds before the step outside backward passes; `backward_s` inside them; `data_s` those of `host_s`
-            spent waiting for data loaders.
         partial_sums: The terms that a rank contributes to the sums behind `update` and `step_grad_cosine`, if
             parameters are sharded.
         nonfinite: Steps with NaN or infinite gradients.
@@ -96,9 +93,6 @@ class Run:
     n_steps: list[int] = field(default_factory=list)
     unmoved: list[set[int]] = field(default_factory=list)
     samples: list[tuple[int, float] | None] = field(default_factory=list)
-    host_s: list[float] = field(default_factory=list)
-    backward_s: list[float] = field(default_factory=list)
-    data_s: list[float] = field(default_factory=list)
     partial_sums: list[list[float]] = field(default_factory=list)
     nonfinite: list[NonfiniteStep] = field(default_factory=list)
     notes: list[dict[str, Any]] = field(default_factory=list)
@@ -168,22 +162,3 @@ class Run:
     def noted_losses(self, kind: str) -> list[tuple[int, float]]:
         """Return the losses noted by the script, such as on the test set: (after which step, loss)."""
         return [(n["after"], number(n["loss"])) for n in self.notes if n.get("note") == kind and "loss" in n]
-
-    def to_frame(self, *, norms: bool = False) -> Any:
-        """Return the steps as a pandas DataFrame, indexed by step, with a column for each number.
-
-        Args:
-            norms: Also add a column for the gradient norm of each parameter, `norm of NAME`.
-
-        Raises:
-            MissingDependencyError: (an ImportError) pandas is not installed.
-        """
-        try:
-            from pandas import DataFrame, Index
-        except ImportError as error:
-            raise MissingDependencyError("Run.to_frame needs the package pandas: pip install pandas.") from error
-        names = ("loss", "norm", "peak", "lr", "update", "step_grad_cosine", "clip", "max_norm", "n_steps")
-        columns: dict[str, list[Any]] = {name: getattr(self, name) for name in names}
-        if norms:
-            columns.update({f"norm of {name}": [row[i] for row in self.norms] for i, name in enumerate(self.names)})
-        return DataFrame(columns, index=Index(self.steps, name="step"))

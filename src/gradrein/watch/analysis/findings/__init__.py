@@ -24,7 +24,6 @@ from .overfitting import overfitting
 from .precision import precision
 from .rank_norms import rank_norms
 from .sample_share import sample_share
-from .straggler import straggler
 from .unsettled import unsettled
 
 __all__ = ["CAUSES", "FAULTS", "SYMPTOMS", "Check", "find", "register_finding"]
@@ -46,7 +45,7 @@ CAUSES: tuple[Check, ...] = (
     depth,
 )
 # Faults of a script, a model or a machine, whatever the loss does
-FAULTS: tuple[Check, ...] = (rank_norms, clip_scale, precision, dead, straggler)
+FAULTS: tuple[Check, ...] = (rank_norms, clip_scale, precision, dead)
 _registered: list[Check] = []
 
 

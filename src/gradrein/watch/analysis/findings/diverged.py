@@ -1,6 +1,6 @@
 from ...run.run import Run
 from ..divergence import GROWTH, divergence
-from ..finding import Chart, Finding
+from ..finding import Finding
 from ..statistics import finite
 
 
@@ -21,6 +21,5 @@ def diverged(run: Run) -> Finding | None:
         evidence={"lowest level": lowest, "last value": last, "grows from step": begins},
         advice="Every step makes the next one larger: lower the learning rate, or clip, from the start. Nothing after "
         f"step {begins} can be used.",
-        chart=Chart(what, {what: values}, [float(s) for s in run.steps], [float(begins)], log=True),
         plain=f"the training diverges: the {what} grows from {lowest:.2g} to {last:.2g}",
     )

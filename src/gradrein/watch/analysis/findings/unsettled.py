@@ -1,7 +1,7 @@
 from ...run.run import Run
 from ..calibrated import WEIGHTS
 from ..divergence import divergence
-from ..finding import Chart, Finding
+from ..finding import Finding
 from ..losses import judged_loss, story_of
 from ..signs import measure, rule_of, score_of
 
@@ -26,6 +26,5 @@ def unsettled(run: Run) -> Finding | None:
                   "where the loss was seen": loss.origin},
         advice="The causes that were found are listed with this finding; what helped runs like this one is under what "
         "to change.",
-        chart=Chart(loss.name, {loss.name: loss.values}, [float(s) for s in loss.steps], log=min(loss.values) > 0),
         plain=story,
     )  # fmt: skip

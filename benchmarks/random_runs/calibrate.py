@@ -31,19 +31,19 @@ _LONGEST = "longest step, of the weights"
 _TRAINED = ("training loss, height above the lowest so far", "all steps, of the weights")
 _LEARNED, _LARGEST = "training loss, first over lowest", "largest gradient norm over the median"
 RULES = {
-    "plain, test loss": (*_ENDS, _LONGEST),
+    "plain, test loss": (*_ENDS, _LONGEST, _TRAINED[1], _LARGEST),
     "adaptive, test loss": (_ENDS[0], "test loss, still falling at the end", _LEARNED, _LARGEST, _LONGEST),
-    "plain": _TRAINED,
-    "adaptive": _TRAINED,
+    "plain": (*_TRAINED, _LARGEST),
+    "adaptive": (*_TRAINED, _LARGEST, _LEARNED),
 }
 # Of runs that follow what was advised to them
 FOLLOWED = (*_ENDS, *_TRAINED)
 SUM = "weighted sum over its limit"
 QUESTIONS = (_LONGEST, "gradient norm, first over last", _LARGEST, _ENDS[1], SUM)
 GROUPS = ("plain", "plain, not finite", "adaptive")
-DEPTH, LEAST, GAIN = 4, 25, 3.0  # questions; runs in a leaf; what a question has to save, as a sum of logarithms
+DEPTH, LEAST, GAIN = 3, 40, 6.0  # questions; runs in a leaf; what a question has to save, as a sum of logarithms
 HARM = math.log(10)  # a run that is harmed counts as if it had ended so many times as high
-CHANGES = 4  # in a leaf, which is what `--try` runs
+CHANGES = 6  # in a leaf, which is what `--try` runs
 NOT_FINITE = 9.0  # the sum of a run that is not finite: nothing is surer
 
 Row = tuple[dict[str, float], bool, str]  # signs, whether help is needed, the kind of data

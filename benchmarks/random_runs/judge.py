@@ -46,7 +46,7 @@ def over_best(seed: dict[str, Any], way: str | None) -> float:
     return min(100.0, max(end_of(seed, way), 1e-12) / max(best, 1e-12)) if math.isfinite(best) else 1.0
 
 
-def interval(hits: int, of: int) -> tuple[float, float]:
+def interval(hits: float, of: float) -> tuple[float, float]:
     """Return Wilson's 95% interval of a share."""
     if not of:
         return 0.0, 1.0

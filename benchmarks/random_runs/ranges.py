@@ -18,7 +18,7 @@ NUMBERS = {
     "unseen": range(30_000, 30_300),
     "last": range(40_000, 43_000, 10),
 }
-TO_BUILD_ON = ("build", "held", "wide")
+TO_BUILD_ON = ("build", "held", "wide", "unseen")
 LONG_FROM = 600  # tasks to build on with this number or a higher one are long
 SEEDS = (0, 1)
 

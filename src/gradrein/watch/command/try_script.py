@@ -25,7 +25,7 @@ from ..run.run import Run
 
 _PAUSE = 0.2
 _GRACE = 10.0  # seconds for a run to end after it was interrupted
-_MOST = 4  # candidates
+_MOST = 6  # candidates
 _RISES = 1.2  # a training loss that ends so many times above its lowest has risen
 _INTERRUPTED = -1000  # which no process returns
 

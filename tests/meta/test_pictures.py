@@ -89,7 +89,6 @@ def test_monitor_report_and_findings():
     [
         None,
         Chart("t", {EVIL: [1.0, math.nan, 3.0]}, [0.0, 1.0, 2.0]),
-        Chart("t", {EVIL: [1.0], "b": [math.inf], "c": []}),
         Chart("t", {}, []),
     ],
 )

@@ -1,6 +1,5 @@
 """What the ranks run in the tests of `Monitor`."""
 
-
 import torch
 import torch.distributed as dist
 from rank_processes import fully_shard

@@ -14,7 +14,7 @@ INDICES = _set("epoch epochs ep step steps iter iters iteration it batch batches
 # Words that say nothing about which number it is: an error may be a loss or a share.
 PLAIN = _set(
     "avg average mean total overall set data split is the at of after on for in this value current results result "
-    "metrics metric summary running end final log info model dataset images samples subset cur error err"
+    "metrics metric summary running end final log info model dataset images samples subset cur error err main"
 )
 # A number after one of these is derived from others, or from earlier ones.
 DERIVED = _set(

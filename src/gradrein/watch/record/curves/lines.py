@@ -18,6 +18,8 @@ _TOKEN = re.compile(
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RATES = re.compile(r"[\d.?]+ *(?:[A-Za-z]+/s|s/[A-Za-z]+)\b")  # of a progress bar: 41.2it/s
+_TENSOR = re.compile(r"tensor\(([^,()]+)[^()]*\)")  # printed as it is: tensor(0.31, grad_fn=<MeanBackward0>)
+_MEASURE = re.compile(r"(?<=loss) ?\((?:r?mse|mae|ce|bce|nll|l1|l2)\)", re.IGNORECASE)  # loss (RMSE): 0.31
 _AVERAGED = re.compile(r"[-+.\deE]+ *\( *[-+.\deE]+ *\)")
 
 
@@ -63,6 +65,7 @@ def read_line(line: str, heading: str | None = None) -> list[Reading]:
     line = _ESCAPES.sub("", line)
     if len(line) > _LONGEST or (heading is None and OTHER_DATA.isdisjoint(words(line))):
         return []
+    line = _MEASURE.sub("", _TENSOR.sub(r"\1", line))
     numbers = _numbers(_RATES.sub("", line))
     in_brackets = len(_AVERAGED.findall(line))  # the value of a batch, and the mean so far in brackets
     averaged = in_brackets >= 2 or (in_brackets == 1 and any(n.ratio for n in numbers))

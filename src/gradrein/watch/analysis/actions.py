@@ -49,6 +49,8 @@ def action_for(run: Run, way: str, why: str) -> Action | None:
     options = [f"--clip {clip if clip == 'auto' else f'{clip:g}'}"] if clip is not None else []
     if rate is not None:
         at, line = rate_lines(run, rate) if run.n_optimizers == 1 else ("", [])
+        if line and lines[:1] == ["import gradrein"]:  # not of a trainer, which is made elsewhere
+            where, line[0], lines[0] = at, f"{line[0]}  # there", f"{lines[0]}  # and below it"
         where, lines = (where or at), [*line, *lines]
         scale = rate / max(finite(run.lr))
         do.append(f"lower the learning rate to {rate:g}" if run.n_optimizers == 1 else

@@ -126,7 +126,8 @@ def _share(part: int, of: int) -> str:
 
 def _why_nothing(run: Run) -> str:
     if follows_advice(run):
-        return f"This run {'is clipped' if is_clipped(run) else 'has another learning rate'} already. Keep it as it is."
+        how = "is clipped" if is_clipped(run) else "has another learning rate"
+        return f"This run {how} already. Of random runs that were changed like this, few would have ended better still."
     if not any(n > 0 for n in finite(run.norm)):
         return "The gradients are zero: there is nothing to clip."
     return "Of random runs like this, few would have ended better with another threshold or learning rate."

@@ -5,7 +5,7 @@ import linecache
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,41 +20,24 @@ _TORCH = str(Path(torch.__file__).parent)
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib")})
 
 
-class CallSites:
-    """Writes the place of the first backward pass, and of each optimizer where it is made and where it first steps.
+def backward_sites(tensors: Any) -> list[Line]:
+    """Return a line about the backward pass that is being called, and how its loss is put together."""
+    with contextlib.suppress(Exception):  # what a script's objects do when looked at is not ours to suffer from
+        if (frame := _caller(sys._getframe(1))) is not None:
+            return [{**_line("backward", frame), "loss_graph": describe_loss(tensors)}]
+    return []
 
-    Args:
-        write: Writes a line of the record.
-    """
 
-    def __init__(self, write: Callable[[Line], None]) -> None:
-        self._write = write
-        self._frame_seen = False
-
-    def on_backward(self, tensors: Any) -> None:
-        """Note the first backward pass, and how its loss is put together."""
-        if not self._frame_seen:
-            self._frame_seen = True
-            self._note("backward", None, more=lambda: {"loss_graph": describe_loss(tensors)})
-
-    def on_step(self, optimizer: torch.optim.Optimizer, opt: int) -> None:
-        """Note the first step of an optimizer, and where it was made."""
-        self._note("step", optimizer, opt)
-        with contextlib.suppress(Exception):  # as below
-            if (made := _made(_caller(sys._getframe(1)), optimizer)) is not None:
-                self._write({**made, "opt": opt})
-
-    def _note(
-        self,
-        site: str,
-        optimizer: torch.optim.Optimizer | None,
-        opt: int | None = None,
-        more: Callable[[], Line] = dict,
-    ) -> None:
-        with contextlib.suppress(Exception):  # what a script's objects do when looked at is not ours to suffer from
-            frame = _caller(sys._getframe(2))
-            if frame is not None:
-                self._write({**_line(site, frame, optimizer, opt), **more()})
+def step_sites(optimizer: torch.optim.Optimizer, opt: int) -> list[Line]:
+    """Return lines about the step that is being taken, and where its optimizer was made, as far as that is found."""
+    found: list[Line] = []
+    with contextlib.suppress(Exception):  # as above
+        if (frame := _caller(sys._getframe(1))) is not None:
+            names = {"optimizer": _name((frame.f_locals, frame.f_globals), optimizer)}
+            found.append({**_line("step", frame), "opt": opt, "names": names})
+        if (made := _made(frame, optimizer)) is not None:
+            found.append({**made, "opt": opt})
+    return found
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
@@ -64,14 +47,11 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _line(site: str, frame: FrameType, optimizer: torch.optim.Optimizer | None, opt: int | None) -> Line:
+def _line(site: str, frame: FrameType) -> Line:
     file, number = frame.f_code.co_filename, frame.f_lineno
     found: Line = {"site": site, "file": file, "line": number, "text": _text(file, number), "after": 0}
     if _is_installed(file):
         found["library"] = str(frame.f_globals.get("__name__", "")).split(".")[0]
-    if opt is not None and optimizer is not None:
-        spaces = (frame.f_locals, frame.f_globals)
-        found.update(opt=opt, names={"optimizer": _name(spaces, optimizer)})
     return found
 
 

@@ -23,7 +23,7 @@ from ..format.schema import Line
 from ..say import say
 from . import hooks
 from .batches import Batch, BatchTracker
-from .call_sites import CallSites
+from .call_sites import backward_sites, step_sites
 from .clipping import ClipTracker, refuse_flattened, remaining_scale, undo_clipping, unscaled
 from .curves import CurveObserver
 from .layers import LayerNorms, Layers
@@ -90,7 +90,6 @@ class Recorder(Subscriber):
         self._written: list[Line] = []
         self.backwards = 0
         self._curves = CurveObserver(writer.write, lambda: max((w.steps for w in self._watched.values()), default=0))
-        self._sites = CallSites(writer.write)
 
     @property
     def steps(self) -> int:
@@ -139,7 +138,8 @@ class Recorder(Subscriber):
     def on_backward(self, tensors: Any) -> None:
         """Add to the loss of the coming step."""
         self.backwards += 1
-        self._sites.on_backward(tensors)
+        if self.backwards == 1:
+            self._write_all(backward_sites(tensors))
         self._batches.on_backward()
         with self._failing():
             if (loss := hooks.loss_of(tensors)) is not None:
@@ -187,7 +187,7 @@ class Recorder(Subscriber):
             policy = policy_of(self._clip)
             watched = self._watched[id(optimizer)] = _Watched(optimizer, len(self._watched), policy)
             if os.getpid() == self._process:
-                self._sites.on_step(optimizer, watched.opt)
+                self._write_all(step_sites(optimizer, watched.opt))
         if os.getpid() == self._process:
             self._curves.on_step()
         hook = watched.hook or self._hook(watched)
@@ -312,6 +312,10 @@ class Recorder(Subscriber):
             with self._failing():
                 self._readback.add({**values, **watched.meter.measure_update(layered)}, finish)
             self._call_back()
+
+    def _write_all(self, lines: list[Line]) -> None:
+        for line in lines:
+            self._writer.write(line)
 
     def _write(self, line: Line, by_layer: dict[str, float]) -> None:
         self._writer.write_step(line)

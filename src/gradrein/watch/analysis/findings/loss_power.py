@@ -20,7 +20,7 @@ def loss_power(run: Run) -> Finding | None:
         name="loss_power",
         title=f"the loss raises its terms to the power {power:g}{' and weights them' if weighted else ''}: a term ten "
         f"times larger pulls {ten:.3g} times harder than with power 1",
-        weight=0.87,
+        weight=0.91,  # above `outliers`, which follow from it
         criterion="the graph of the loss holds a power above 1 (of a difference or a sum: above 2)",
         evidence={
             "power": power,

@@ -6,6 +6,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 import gradrein
+from functions import function
 from gradrein import errors
 
 X = torch.ones(2, 3)
@@ -94,14 +95,7 @@ def frozen_for_backward(net):
     gradrein.backward(net(X).sum(), inputs=[net.idle.weight])
 
 
-class Half(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        return x + y, x - y
-
-    @staticmethod
-    def backward(ctx, first, second):
-        return first, None
+Half = function("Half", lambda x, y: (x + y, x - y), lambda first, second, *_: (first, None))
 
 
 @mistake(
@@ -202,15 +196,7 @@ def written_without_autograd(net):
     gradrein.backward(loss)
 
 
-class Saves(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * ctx.saved_tensors[0]
+Saves = function("Saves", lambda x: x * 1, lambda grad, x: grad * x)
 
 
 @mistake(errors.InplaceModifiedError, STALE, "SavesBackward")
@@ -329,14 +315,7 @@ def too_many(net):
     gradrein.grad([net(X).sum()], net, [None, None])
 
 
-class Wrong(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, grad):
-        return torch.ones(7)
+Wrong = function("Wrong", lambda x: x * 1, lambda *_: torch.ones(7))
 
 
 @mistake(errors.GradientMismatchError, "returned an invalid gradient", "WrongBackward after Net.body")

@@ -12,6 +12,7 @@ from mistakes import MISTAKES, NO_GRAPH, Net, X
 from torch.utils.checkpoint import checkpoint
 
 import gradrein
+from functions import function
 from gradrein import errors
 
 every_mistake = pytest.mark.parametrize(("run", "kind", "first_line", "texts"), MISTAKES)
@@ -67,19 +68,13 @@ def test_unused_parameters(net):
 # What is not ours to explain
 
 
-class Boom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 1
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise RuntimeError("boom")
+def boom(*_):
+    raise RuntimeError("boom")
 
 
 def test_other_errors_pass_through_untouched():
     with pytest.raises(RuntimeError, match=r"^boom$") as caught:
-        gradrein.backward(Boom.apply(torch.ones(1, requires_grad=True)))
+        gradrein.backward(function("Boom", lambda x: x * 1, boom).apply(torch.ones(1, requires_grad=True)))
     assert not isinstance(caught.value, errors.GradreinError)
 
 

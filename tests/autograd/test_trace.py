@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gradrein
+from functions import function
 from gradrein import graph
 from gradrein.autograd import GradStats
 from gradrein.autograd._trace.grad_stats import measure
@@ -91,18 +92,14 @@ def test_a_hook_that_writes_in_place_is_seen():
 
 
 def test_hooks_are_gone_after_success_and_after_failure():
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 1
+    def fail(*_):
+        raise ValueError("on purpose")
 
-        @staticmethod
-        def backward(ctx, grad):
-            raise ValueError("on purpose")
+    fails = function("Fails", lambda x: x * 1, fail)
 
     x = torch.ones(3, requires_grad=True)
     hidden = x.exp()
-    out = Fails.apply(hidden).sum()
+    out = fails.apply(hidden).sum()
     with pytest.raises(ValueError, match="on purpose"):
         gradrein.trace(out)
     gradrein.trace(hidden.sum(), retain_graph=True)

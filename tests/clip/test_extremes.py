@@ -247,6 +247,18 @@ def test_a_factor_beyond_float32(native):
     assert p.grad.tolist() == pytest.approx([1.0, 0.0])
 
 
+@pytest.mark.parametrize("foreach", [None, True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_coefficient_below_float32_without_kernels(dtype, foreach, without_kernels):
+    (p,) = helpers.parameters([torch.full((4,), 1e38, dtype=dtype)])
+    gradrein.clip_grad_norm_([p], 3e-6, foreach=foreach)
+    expected = helpers.vector([torch.full((4,), 1e38, dtype=dtype)])
+    expected = expected * (3e-6 / expected.norm())
+    torch.testing.assert_close(
+        helpers.vector([p.grad]), expected, rtol=1e-2 if dtype == torch.bfloat16 else 1e-6, atol=0
+    )
+
+
 def test_on_a_device_a_coefficient_beyond_float32_keeps_the_promises(as_on_a_device):
     """It cannot be read there: rounded down, it exceeds no limit and makes nothing infinite."""
     (p,) = helpers.parameters([torch.full((4,), 1e38)])

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gradrein
+from functions import function
 from gradrein.persample import engine
 
 from .oracle import loop
@@ -23,16 +24,8 @@ class Shortened(torch.autograd.Function):
         return g * (ctx.limit / g.norm()).clamp(max=1), None
 
 
-class Rounded(torch.autograd.Function):
-    """Rounds, with the gradient of a straight line where that is small."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g.clamp(-1, 1)
+# Rounds, with the gradient of a straight line where that is small.
+Rounded = function("Rounded", torch.round, lambda g, _: g.clamp(-1, 1))
 
 
 def on_an_activation(model, x):
@@ -60,19 +53,12 @@ def test_right(losses_of, size, options):
 
 
 def test_a_rule_vouches_for_a_function():
-    class Doubled(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx, g):
-            return 2 * g
+    doubled = function("Doubled", lambda x: 2 * x, lambda g, _: 2 * g)
 
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
-    assert "each loss is differentiated alone" in str(gradrein.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
-    gradrein.register_rule(Doubled, lambda ctx: None)
-    assert "observed by running the engine" in str(gradrein.per_sample(Doubled.apply(model(x)).sum(1), model).plan())
+    assert "each loss is differentiated alone" in str(gradrein.per_sample(doubled.apply(model(x)).sum(1), model).plan())
+    gradrein.register_rule(doubled, lambda ctx: None)
+    assert "observed by running the engine" in str(gradrein.per_sample(doubled.apply(model(x)).sum(1), model).plan())
 
 
 class Halves(torch.autograd.Function):

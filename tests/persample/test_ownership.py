@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gradrein
+from functions import function
 from gradrein.errors import GradreinError
 from gradrein.persample.cuts import ALONE, FOLLOWED, PROVED, signature_of
 from gradrein.persample.engine import Losses
@@ -106,18 +107,8 @@ def test_one_number_for_the_strides_of_all_dimensions():
 # Names -----------------------------------------------------------------------------------------------------------------
 
 
-class Mul(torch.autograd.Function):
-    """A Function of the user's with the name of one of torch's ops, above all parameters."""
-
-    @staticmethod
-    def forward(ctx, x, y):
-        ctx.save_for_backward(y)
-        return x * y
-
-    @staticmethod
-    def backward(ctx, g):
-        (y,) = ctx.saved_tensors
-        return g * y, None
+# A Function of the user's with the name of one of torch's ops, above all parameters.
+Mul = function("Mul", torch.mul, lambda g, _, y: (g * y, None))
 
 
 def test_a_function_with_the_name_of_an_op():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gradrein
+from functions import function
 from gradrein import errors
 from gradrein.persample.representations import base
 
@@ -156,29 +157,20 @@ def test_a_scaler_is_undone_in_answers_and_kept_in_gradients():
 
 
 def test_the_audit_finds_a_wrong_rule():
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, w):
-            ctx.save_for_backward(x)
-            return x * w
-
-        @staticmethod
-        def backward(ctx, g):
-            (x,) = ctx.saved_tensors
-            return None, (g * x).sum(0)
+    twice = function("Twice", torch.mul, lambda g, x, _: (None, (g * x).sum(0)))
 
     w = torch.ones(3, requires_grad=True)
-    losses = Twice.apply(torch.randn(4, 3), w).sum(1)
-    gradrein.register_rule(Twice, lambda use: use.layout.sums(use.gradient, use.shape), replace=True)
+    losses = twice.apply(torch.randn(4, 3), w).sum(1)
+    gradrein.register_rule(twice, lambda use: use.layout.sums(use.gradient, use.shape), replace=True)
     with pytest.raises(errors.AuditError, match="the weighted sum for `w` is off"):
         gradrein.per_sample(losses, {"w": w}).audit()
     gradrein.register_rule(
-        Twice, lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape), replace=True
+        twice, lambda use: use.layout.sums(use.gradient * use.node.saved_tensors[0], use.shape), replace=True
     )
     assert gradrein.per_sample(losses, {"w": w}).audit().parameters["w"] < 1e-12
     with pytest.raises(errors.ArgumentError, match="there is a rule for `.*Twice` already"):
-        gradrein.register_rule(Twice, lambda use: use.gradient)
-    gradrein.register_rule(Twice, lambda use: use.gradient[0], replace=True)
+        gradrein.register_rule(twice, lambda use: use.gradient)
+    gradrein.register_rule(twice, lambda use: use.gradient[0], replace=True)
     with pytest.raises(errors.ArgumentError, match=r"returned shape \(3,\), expected \(4, 3\)"):
         gradrein.per_sample(losses, {"w": w})
 

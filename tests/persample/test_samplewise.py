@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gradrein
+from functions import function
 from gradrein.errors import ArgumentTypeError, AuditError, UnsupportedOperationError
 
 from .oracle import loop
@@ -14,57 +15,32 @@ from .oracle import loop
 B, T, D = 4, 3, 4  # a weight has as many rows as there are samples
 
 
-def linear_function(forward, backward, name="Declared", module=__name__):
-    """Return a new Function of one input, with a name."""
-
-    def run(ctx, x):
-        ctx.save_for_backward(x)
-        return forward(x)
-
-    def back(ctx, g):
-        return backward(g, *ctx.saved_tensors)
-
-    methods = {"forward": staticmethod(run), "backward": staticmethod(back), "__module__": module}
-    return type(name, (torch.autograd.Function,), methods)
-
-
 def squared():
-    return linear_function(lambda x: x.square(), lambda g, x: 2 * x * g)
+    return function("Declared", torch.square, lambda g, x: 2 * x * g)
 
 
-def losses_of(function, model, x, dim=0):
-    hidden = function.apply(model(x.movedim(0, dim)).sin()).movedim(dim, 0)
+def losses_of(declared, model, x, dim=0):
+    hidden = declared.apply(model(x.movedim(0, dim)).sin()).movedim(dim, 0)
     return hidden.flatten(1).square().sum(1)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_owners_are_proved_through_it(dim):
-    function, model, x = squared(), nn.Linear(D, D), torch.randn(B, T, D)
-    losses = losses_of(function, model, x, dim)
+    declared, model, x = squared(), nn.Linear(D, D), torch.randn(B, T, D)
+    losses = losses_of(declared, model, x, dim)
     expected = loop(losses, dict(model.named_parameters()))
     assert "each loss is differentiated alone" in gradrein.per_sample(losses, model).plan()
-    gradrein.declare_samplewise(function, dim=dim)
+    gradrein.declare_samplewise(declared, dim=dim)
     for _ in range(2):
-        ps = gradrein.per_sample(losses_of(function, model, x, dim), model)
+        ps = gradrein.per_sample(losses_of(declared, model, x, dim), model)
         assert "proved" in ps.plan()
         torch.testing.assert_close(ps.grads(), expected)
         ps.audit()
-    gradrein.declare_samplewise(function, dim=1 - dim)  # what was proved before does not hold any more
-    assert "proved" not in gradrein.per_sample(losses_of(function, model, x, dim), model).plan()
+    gradrein.declare_samplewise(declared, dim=1 - dim)  # what was proved before does not hold any more
+    assert "proved" not in gradrein.per_sample(losses_of(declared, model, x, dim), model).plan()
 
 
-class Product(torch.autograd.Function):
-    """Rows times a weight."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x @ weight
-
-    @staticmethod
-    def backward(ctx, g):
-        x, weight = ctx.saved_tensors
-        return g @ weight.T, x.T @ g
+Product = function("Product", torch.matmul, lambda g, x, weight: (g @ weight.T, x.T @ g))
 
 
 def test_an_input_that_all_rows_share():
@@ -82,29 +58,31 @@ def test_an_input_that_all_rows_share():
 
 def false_ones(draw):
     c, order = 0.1 + draw.random(), torch.tensor([1, 2, 3, 0])
-    yield linear_function(lambda x: x + c * x[order], lambda g, _: g + c * g[order.argsort()])
-    yield linear_function(lambda x: x.cumsum(0), lambda g, _: g.flip(0).cumsum(0).flip(0))
-    yield linear_function(lambda x: x[order] * c, lambda g, _: g[order.argsort()] * c)
-    yield linear_function(lambda x: x - c * x.mean(0), lambda g, _: g - c * g.mean(0))
+    yield function("Declared", lambda x: x + c * x[order], lambda g, _: g + c * g[order.argsort()])
+    yield function("Declared", lambda x: x.cumsum(0), lambda g, _: g.flip(0).cumsum(0).flip(0))
+    yield function("Declared", lambda x: x[order] * c, lambda g, _: g[order.argsort()] * c)
+    yield function("Declared", lambda x: x - c * x.mean(0), lambda g, _: g - c * g.mean(0))
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_an_audit_finds_a_false_declaration_every_time(seed):
     torch.manual_seed(seed)
-    for function in false_ones(random.Random(seed)):
-        gradrein.declare_samplewise(function)
+    for declared in false_ones(random.Random(seed)):
+        gradrein.declare_samplewise(declared)
         model = nn.Linear(D, D)
-        ps = gradrein.per_sample(losses_of(function, model, torch.randn(B, D)), model)
+        ps = gradrein.per_sample(losses_of(declared, model, torch.randn(B, D)), model)
         with pytest.raises(AuditError, match="was declared by declare_samplewise"):
             ps.audit()
 
 
 def test_a_name_that_is_known():
-    known = {"name": "FlashAttnFunc", "module": "flash_attn.flash_attn_interface"}
-    function, model = linear_function(lambda x: 3 * x, lambda g, _: 3 * g, **known), nn.Linear(D, D)
-    dense = function.apply(model(torch.randn(B, T, 2, D)).sin()).flatten(1).square().sum(1)
+    flash, model = (
+        function("FlashAttnFunc", lambda x: 3 * x, lambda g, _: 3 * g, "flash_attn.flash_attn_interface"),
+        nn.Linear(D, D),
+    )
+    dense = flash.apply(model(torch.randn(B, T, 2, D)).sin()).flatten(1).square().sum(1)
     assert "proved" in gradrein.per_sample(dense, model).plan()
-    packed = function.apply(model(torch.randn(B, 2, D)).sin()).flatten(1).square().sum(1)  # as in its version 1
+    packed = flash.apply(model(torch.randn(B, 2, D)).sin()).flatten(1).square().sum(1)  # as in its version 1
     assert "proved" not in gradrein.per_sample(packed, model).plan()
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import gradrein
+from functions import function
 from gradrein.persample import register_rule
 from gradrein.persample.layout import MIXED, Owners
 from gradrein.persample.ops.table import IDS, OP_TABLE, Step, without_suffix
@@ -99,16 +100,7 @@ def test_only_look_ups_have_ids():
     assert IDS not in {position for entry in OP_TABLE.values() for position in entry.keeps}
 
 
-class Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale):
-        ctx.save_for_backward(x, scale)
-        return x * scale
-
-    @staticmethod
-    def backward(ctx, g):
-        x, scale = ctx.saved_tensors
-        return g * scale, (g * x).sum(0)
+Scale = function("Scale", torch.mul, lambda g, x, scale: (g * scale, (g * x).sum(0)))
 
 
 def test_a_rule_can_be_written_outside_the_package():

@@ -22,7 +22,7 @@ that is not finite, or above ten times that at the start, counts as ten times th
   does, at either length; means are over those tasks, and over all;
 - final over lowest: the final loss over the lowest mean of three looks in a row, of the worst run;
 - advised: with the first change that is advised after a run of length 1x without clipping, from the start, for 4x;
-  where none is advised, as it was;
+  where none is advised, or first to measure with `--try`, as it was;
 - tried: of none, advised, `auto` and lr/3 the one that ended lowest at 1x, much as `gradrein watch --try` picks. Only
   its length of 4x says anything.
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import gradrein
+from gradrein.watch.analysis.advice import TRY
 from steady_task import Task
 from steady_tasks import SEEN
 from steady_tasks_healthy import HEALTHY
@@ -54,8 +55,8 @@ def run(job: tuple[str, str, str, int]) -> list[dict[str, Any]]:
 
 
 def _with_options(make: Callable[..., Task], seed: int, options: str) -> Task:
-    """Return a task as `gradrein watch` with these options would run it."""
-    words = options.split()
+    """Return a task as `gradrein watch` with these options would run it: as it is where they measure."""
+    words = options.removeprefix(TRY).split()
     given = dict(zip(words[::2], words[1::2], strict=True))
     clip = given.pop("--clip", None)
     task = make(seed, float(given.pop("--lr-scale", 1)))

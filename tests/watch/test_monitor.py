@@ -73,15 +73,19 @@ def test_training_is_bit_for_bit_the_same(make):
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), watched.parameters(), strict=True))
 
 
+def replaced():
+    loaders = torch.utils.data.dataloader._BaseDataLoaderIter
+    theirs = loaders.__next__, loaders._next_index, loaders._reset
+    return torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale, *theirs
+
+
 def test_it_leaves_nothing_behind():
-    before = torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale
-    net = model()
-    with gradrein.Monitor(net):
-        assert torch.autograd.backward is not before[0]
-        with gradrein.Monitor(net):
+    before = replaced()
+    with gradrein.Monitor():
+        with gradrein.Monitor():
             pass
         assert torch.autograd.backward is not before[0]
-    assert before == (torch.autograd.backward, torch.nn.utils.clip_grad_norm_, torch.amp.GradScaler.scale)
+    assert replaced() == before
 
 
 def test_the_cosine_is_that_of_step_and_next_gradient():
@@ -371,14 +375,6 @@ def test_a_monitor_that_is_on_is_not_started_twice(net, optimizer):
     assert monitor.steps == 3
 
 
-def test_hooks_that_somebody_clears_stop_recording_and_not_the_run(net, optimizer):
-    with gradrein.Monitor(net, optimizer) as monitor:
-        train(net, optimizer, 2)
-        optimizer._optimizer_step_pre_hooks.clear()
-        train(net, optimizer, 2)
-    assert len(read_run(monitor.path).steps) == 2
-
-
 def test_a_checkpointed_loss_is_counted_once(net, optimizer):
     """Its backward pass calls backward once more, on the same number."""
     x = torch.randn(8, 4, requires_grad=True)
@@ -402,18 +398,6 @@ def test_a_healthy_run_is_found_healthy():
             optimizer.step()
     assert monitor.findings() == []
     assert monitor.advice().threshold is None
-
-
-def test_a_learning_rate_at_the_edge_is_found():
-    net = nn.Linear(3, 1, bias=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.98)
-    x = torch.eye(3)
-    with gradrein.Monitor(net, optimizer) as monitor:
-        for _ in range(120):
-            optimizer.zero_grad()
-            (net(x).square().sum()).backward()
-            optimizer.step()
-    assert "edge_of_stability" in {f.name for f in monitor.findings()}
 
 
 @pytest.mark.parametrize("stride", [1, 3])

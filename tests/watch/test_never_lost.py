@@ -1,6 +1,5 @@
 """What a record holds is never overwritten, mixed with another's, or lost."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +10,6 @@ import torch
 import gradrein
 from gradrein.errors import ArgumentError, GradreinWarning, RecordWriteError
 from gradrein.watch import read_run
-from gradrein.watch.format.rank_files import RankInfo
-from gradrein.watch.record.claim import claim
 
 
 def train(steps, optimizer=None):
@@ -78,14 +75,6 @@ def test_two_processes_have_a_file_each(tmp_path):
         child.stdin.flush()
     names = {child.communicate(timeout=300)[0].strip() for child in children}
     assert names == {"run.jsonl", "run-2.jsonl", "run-3.jsonl"}
-
-
-def test_ranks_of_one_launch_agree_on_the_number(tmp_path):
-    for launch, name in (("a", "run"), ("b", "run-2")):
-        for rank in (1, 0):
-            file = claim(tmp_path / "run.jsonl", RankInfo(rank, 2, launch))
-            assert file == tmp_path / f"{name}.rank{rank}.jsonl"
-            file.write_text(json.dumps({"gradrein": 2, "launch": launch}) + "\n")
 
 
 @pytest.mark.parametrize("kind", ["folder", "fifo"])

@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from collections import Counter
 
 import pytest
 import torch
@@ -18,25 +17,6 @@ from gradrein.watch.report.report import report_on
 from .processes import run_process
 from .runs import healthy, left_out
 from .test_findings import N, cubed, decayed, overfits, shrinking, swinging, two_kinds
-
-
-def test_findings_are_evaluated_once(monkeypatch, tmp_path):
-    calls = Counter()
-
-    def counting(check):
-        def counted(run):
-            calls[check.__name__] += 1
-            return check(run)
-
-        return counted
-
-    for table in ("SYMPTOMS", "CAUSES", "FAULTS"):
-        monkeypatch.setattr(findings, table, tuple(map(counting, getattr(findings, table))))
-    report = report_on(two_kinds())
-    assert "outliers" in report.details()
-    report.to_dict()
-    report.write_page(tmp_path / "page.html")
-    assert set(calls.values()) == {1}
 
 
 def test_text_json_and_page_say_the_same(tmp_path):

@@ -1,12 +1,15 @@
 """What the ranks run: build gradients in some layout, clip them, and compare with one process that has them whole."""
 
+import copy
 import math
 
 import torch
 import torch.distributed as dist
 from rank_processes import has
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import gradrein
 from gradrein._torch.dtensor import distribute_own
@@ -20,7 +23,7 @@ MESHES = {
         "3d": [[[0, 1], [2, 3]], [[4, 5], [6, 7]]],
         "3d/ac": ("3d", ("a", "c")),
     },
-    2: {"line": [0, 1], "reversed": [1, 0], "1x2": [[0, 1]], "2x1": [[0], [1]]},
+    2: {"line": [0, 1], "reversed": [1, 0], "1x2": [[0, 1]], "2x1": [[0], [1]], "1x2/b": ("1x2", "b")},
     4: {
         "line": [0, 1, 2, 3],
         "shuffled": [2, 0, 3, 1],
@@ -170,3 +173,27 @@ def check_policies(case, p):
             if name in found.norms:
                 close(found.norms[name], norm, digits)
         assert_clipped(parameters, [q.grad for q in alone.values()], 1.0, case)
+
+
+def check_model_on_several_meshes(fsdp, tensor_parallel):
+    """A model whose blocks are sharded over meshes of their own, beside a plain one: its step, against one process.
+
+    Every rank has the same batch, so that gradients of what is not sharded are whole.
+    """
+    torch.manual_seed(3)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(12, 12), torch.nn.Tanh()) for _ in range(3)]
+    model, x = torch.nn.Sequential(*blocks), torch.randn(16, 12)
+    alone = copy.deepcopy(model)
+    fully_shard(model[0], mesh=mesh(fsdp))
+    columns = ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(model[1], mesh(tensor_parallel), {"0": columns})
+    for one in (model, alone):
+        one(x).square().sum().backward()
+    assert len({getattr(p, "device_mesh", None) for p in model.parameters()}) == 3
+    expected = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.5)
+    norm = gradrein.clip_grad_norm_(model.parameters(), 0.5)
+    close(norm.item(), expected.item(), 6)
+    assert_same_everywhere(norm.item())
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        grad = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+        torch.testing.assert_close(grad, q.grad, rtol=1e-5, atol=1e-7)

@@ -62,6 +62,14 @@ def test_policies_as_in_one_process(request, size, case):
         rank_processes.run(layouts.check_policies, case, p)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "fsdp", "tensor_parallel"),
+    [("two", "line", "1x2/b"), ("four", "line", "2d/b"), ("four", "2d", "2d/b")],
+)
+def test_a_model_on_several_meshes(request, ranks, fsdp, tensor_parallel):
+    request.getfixturevalue(ranks).run(layouts.check_model_on_several_meshes, fsdp, tensor_parallel)
+
+
 @st.composite
 def any_case(draw, size):
     rows = []

@@ -2,15 +2,19 @@
 
     python benchmarks/trainers.py     # writes results/trainers.json; some minutes
 
-The same model, data and global batch on one process, on DDP with two, on FSDP2 with two and four (gloo, CPU). In each
-run the norm before clipping that the trainer logs is compared with that of one process, and the norm of the gradients
-that the optimizer sees with the limit. What a trainer cannot do on a CPU is said.
+The same model, data and global batch on one process, on DDP with two, on FSDP2 with two and four, on FSDP2 x tensor
+parallelism with two times two (gloo, CPU). In each run the norm before clipping that the trainer logs is compared with
+that of one process, and the norm of the gradients that the optimizer sees with the limit. What a trainer cannot do on a
+CPU is said. torchtitan (0.2.2; leave it out where it is not installed) trains its llama3 debug model in its own loop;
+since it asks for an accelerator and triton, the CPU stands in for the one, and its kernels for experts are left out.
+Under DDP its gradients are those of one process over the number of ranks; the norm is compared times that number.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -19,16 +23,27 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import gradrein
 
-LIMIT, STEPS, BATCH = 0.05, 3, 8
-LAYOUTS = {"one process": ("none", 1), "DDP, 2": ("ddp", 2), "FSDP2, 2": ("fsdp2", 2), "FSDP2, 4": ("fsdp2", 4)}
+LIMIT, STEPS, BATCH = 0.02, 3, 8
+LAYOUTS = {
+    "one process": ("none", 1),
+    "DDP, 2": ("ddp", 2),
+    "FSDP2, 2": ("fsdp2", 2),
+    "FSDP2, 4": ("fsdp2", 4),
+    "FSDP2 x TP, 2 x 2": ("fsdp2-tp", 4),
+}
 
 
 class Model(nn.Module):
@@ -56,9 +71,21 @@ def rank_and_size():
     return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def parts():
+def shard(model, mesh):
+    """Shard a model over a mesh of data-parallel ranks, or of those and tensor-parallel ones."""
+    if mesh.ndim == 2:
+        columns = {f"blocks.{i}": ColwiseParallel(output_layouts=Replicate()) for i in range(len(model.blocks))}
+        parallelize_module(model, mesh["tensor_parallel"], columns)
+        mesh = mesh["data_parallel"]
+    for block in (*model.blocks, model):
+        torch.distributed.fsdp.fully_shard(block, mesh=mesh)
+
+
+def parts(layout):
     """This rank's share of each global batch."""
     rank, size = rank_and_size()
+    if layout == "fsdp2-tp":
+        rank, size = rank // 2, size // 2
     x, y = samples()
     for step in range(STEPS):
         rows = slice(step * BATCH + rank * BATCH // size, step * BATCH + (rank + 1) * BATCH // size)
@@ -69,7 +96,7 @@ class Seen:
     """The norm of the gradients that an optimizer steps with, over all ranks."""
 
     def __init__(self, layout):
-        self.norms, self.sharded = [], layout == "fsdp2"
+        self.norms, self.sharded = [], layout.startswith("fsdp2")
 
     def attach(self, optimizer):
         step = optimizer.step
@@ -93,15 +120,16 @@ def with_accelerate(layout):
 
     accelerator = Accelerator(cpu=True)
     model = Model()
-    if layout == "fsdp2":  # by hand: Accelerate itself shards on accelerators only
-        for block in (*model.blocks, model):
-            torch.distributed.fsdp.fully_shard(block)
+    if layout.startswith("fsdp2"):  # by hand: Accelerate itself shards on accelerators only
+        names, sizes = ("data_parallel", "tensor_parallel"), (rank_and_size()[1] // 2, 2)
+        single = init_device_mesh("cpu", (rank_and_size()[1],), mesh_dim_names=names[:1])
+        shard(model, init_device_mesh("cpu", sizes, mesh_dim_names=names) if layout == "fsdp2-tp" else single)
         optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), 0.1))
     else:
         model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
     before, after = [], Seen(layout)
     after.attach(optimizer.optimizer)
-    for x, y in parts():
+    for x, y in parts(layout):
         optimizer.zero_grad()
         accelerator.backward(model(x, y)["loss"])
         before.append(clip_(accelerator, model, LIMIT).norm)
@@ -131,7 +159,7 @@ def with_transformers(layout):
             return torch.utils.data.SequentialSampler(rows)
 
     folder = tempfile.mkdtemp()
-    fsdp = {"fsdp": "full_shard", "fsdp_config": {"version": 2}} if layout == "fsdp2" else {}
+    fsdp = {"fsdp": "full_shard", "fsdp_config": {"version": 2}} if layout.startswith("fsdp2") else {}
     args = TrainingArguments(
         folder, max_steps=STEPS, per_device_train_batch_size=BATCH // size, logging_steps=1, report_to=[], use_cpu=True,
         disable_tqdm=True, save_strategy="no", learning_rate=0.1, lr_scheduler_type="constant", optim="sgd", **fsdp,
@@ -157,10 +185,8 @@ def with_lightning(layout):
             self.model = Model()
 
         def configure_model(self):
-            if layout == "fsdp2" and not isinstance(next(self.parameters()), torch.distributed.tensor.DTensor):
-                mesh = self.device_mesh["data_parallel"]
-                for block in (*self.model.blocks, self.model):
-                    torch.distributed.fsdp.fully_shard(block, mesh=mesh)
+            if layout.startswith("fsdp2") and not isinstance(next(self.parameters()), torch.distributed.tensor.DTensor):
+                shard(self.model, self.device_mesh if layout == "fsdp2-tp" else self.device_mesh["data_parallel"])
 
         def training_step(self, batch, index):  # noqa: ARG002
             return self.model(*batch)["loss"]
@@ -178,10 +204,11 @@ def with_lightning(layout):
         def on_train_batch_end(self, *_, **__):
             before.append(callback.clippers[0].report.norm)
 
-    loader = torch.utils.data.DataLoader(list(parts()), batch_size=None)
-    strategy = {"none": "auto", "ddp": "ddp", "fsdp2": ModelParallelStrategy(size, 1) if layout == "fsdp2" else None}
+    loader = torch.utils.data.DataLoader(list(parts(layout)), batch_size=None)
+    strategies = {"none": lambda: "auto", "ddp": lambda: "ddp", "fsdp2": lambda: ModelParallelStrategy(size, 1)}
+    strategies["fsdp2-tp"] = lambda: ModelParallelStrategy(size // 2, 2)
     trainer = pl.Trainer(
-        accelerator="cpu", devices=size, strategy=strategy[layout], max_steps=STEPS, log_every_n_steps=1,
+        accelerator="cpu", devices=size, strategy=strategies[layout](), max_steps=STEPS, log_every_n_steps=1,
         logger=CSVLogger(tempfile.mkdtemp()), enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[callback, Watch()], num_sanity_val_steps=0, gradient_clip_val=9.0,
         use_distributed_sampler=False,
@@ -191,7 +218,84 @@ def with_lightning(layout):
     return before, after.norms
 
 
-TRAINERS = {"Accelerate": with_accelerate, "Transformers": with_transformers, "Lightning": with_lightning}
+def stand_in_for_an_accelerator():
+    """Let torchtitan take the CPU for its device."""
+    sys.modules["torchtitan.models.moe.kernels"] = mock.MagicMock()  # imports triton, for experts
+    torch._utils._get_available_device_type = lambda: "cpu"
+    device = SimpleNamespace(total_memory=1)
+    torch.cpu.get_device_properties, torch.cpu.get_device_name = lambda _: device, lambda _: "CPU"
+    torch.cpu.memory_stats = lambda _: dict.fromkeys(
+        ("active_bytes.all.peak", "reserved_bytes.all.peak", "num_alloc_retries", "num_ooms"), 0
+    )
+    torch.cpu.reset_peak_memory_stats = torch.cpu.empty_cache = lambda: None
+    torch.cpu.current_device = lambda: 0
+
+
+def with_torchtitan(layout):
+    stand_in_for_an_accelerator()
+    import torchtitan.distributed.utils as dist_utils
+    import torchtitan.train
+    from torchtitan.config import JobConfig
+    from torchtitan.protocols import train_spec
+
+    from gradrein.integrations.torchtitan import clip_grad_norm_
+
+    dist_utils.clip_grad_norm_ = clip_grad_norm_
+    tokens = torch.randint(2048, (STEPS * BATCH, 65), generator=torch.Generator().manual_seed(1))
+
+    class Loader(list):  # of this rank's rows of each global batch
+        def __init__(self, dp_world_size, dp_rank, **_):
+            rows = [part.chunk(dp_world_size)[dp_rank] for part in tokens.split(BATCH)]
+            super().__init__(({"input": part[:, :-1]}, part[:, 1:]) for part in rows)
+
+        def state_dict(self):
+            return {}
+
+        def load_state_dict(self, _):
+            pass
+
+    spec = dataclasses.replace(train_spec.get_train_spec("llama3"), build_dataloader_fn=Loader, build_tokenizer_fn=None)
+    torchtitan.train.train_spec_module.get_train_spec = lambda _: spec
+    config, size = JobConfig(), rank_and_size()[1]
+    config.model.name, config.model.flavor = "llama3", "debugmodel"
+    config.training.steps, config.training.seq_len, config.training.max_norm = STEPS, 64, LIMIT
+    config.training.mixed_precision_param, config.metrics.log_freq = "float32", 1
+    config.optimizer.lr, config.lr_scheduler.warmup_steps, config.job.dump_folder = 1e-4, 0, tempfile.mkdtemp()
+    shards = {"none": 1, "ddp": 1, "fsdp2": size, "fsdp2-tp": size // 2}[layout]
+    parallelism = config.parallelism
+    parallelism.data_parallel_shard_degree, parallelism.tensor_parallel_degree = shards, 1 + (layout == "fsdp2-tp")
+    parallelism.data_parallel_replicate_degree = size if layout == "ddp" else 1
+    config.training.local_batch_size = BATCH // (size if layout == "ddp" else shards)
+    trainer = torchtitan.train.Trainer(config)
+    for module in trainer.model_parts[0].modules():
+        if isinstance(module, torch.distributed.fsdp.FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot multiply while it adds
+    generator = torch.Generator().manual_seed(2)
+    for p in trainer.model_parts[0].parameters():  # the same weights in each layout
+        whole = torch.randn(p.shape, generator=generator) * 0.05
+        with torch.no_grad():
+            p.copy_(distribute_tensor(whole, p.device_mesh, p.placements) if hasattr(p, "placements") else whole)
+    before, after = [], Seen(layout)
+    after.attach(trainer.optimizers.optimizers[0])
+    log = trainer.metrics_processor.log
+
+    def watched(step, average, largest, norm, **rest):
+        before.append(norm)
+        log(step, average, largest, norm, **rest)
+
+    trainer.metrics_processor.log = watched
+    trainer.train()
+    # It divides the loss by the tokens of all ranks, and DDP then takes the mean over ranks: gradients are that much
+    # smaller, with its own clipping too. FSDP adds up.
+    return [norm * (size if layout == "ddp" else 1) for norm in before], after.norms
+
+
+TRAINERS = {
+    "Accelerate": with_accelerate,
+    "Transformers": with_transformers,
+    "Lightning": with_lightning,
+    "torchtitan": with_torchtitan,
+}
 
 
 def child(trainer, layout):
@@ -206,7 +310,7 @@ def child(trainer, layout):
 
 def launched(trainer, layout, size):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", __file__]
-    if size == 1:
+    if size == 1 and trainer != "torchtitan":
         command = [sys.executable, __file__]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     run = subprocess.run(

@@ -90,8 +90,11 @@ def find_cuts(
 
 def _surest(leaves: Collection[int], losses: Losses, known: ModelTensors) -> tuple[Cuts, DataRows]:
     """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
-    answer = _applied(_proof_of(leaves, losses), losses, known)
+    which = tuple([i for i in losses.scan.leaves if i in leaves])
+    key = (signature_of(losses), which, declared() if losses.scan.custom else ())
+    answer = _applied(_proof_of(key, leaves, losses), losses, known)
     if answer is None and any(moves_by_index(node) for node in losses.scan.nodes):
+        _PROOFS[key] = None  # refused once: from now on the indices are followed at once, which show more
         answer = _applied(_try_to_prove(leaves, losses, by_indices=True), losses, known)
     return answer or _observed(leaves, losses, known)
 
@@ -126,10 +129,8 @@ def signature_of(losses: Losses) -> tuple[Any, ...]:
     return (losses.scan.signature, losses.samples, tuple(losses.sample_of.tolist()))
 
 
-def _proof_of(leaves: Collection[int], losses: Losses) -> Cuts | None:
+def _proof_of(key: Any, leaves: Collection[int], losses: Losses) -> Cuts | None:
     """Return what is proved about the cuts above some leaves, for every graph of this form; None if nothing is."""
-    which = tuple([i for i in losses.scan.leaves if i in leaves])
-    key = (signature_of(losses), which, declared() if losses.scan.custom else ())
     with suppress(KeyError):  # another thread may just have dropped it
         _PROOFS.move_to_end(key)
         return _PROOFS[key]

@@ -46,8 +46,8 @@ class Owners:
         """Return owners, with dimensions along which they do not vary folded to size 1."""
         if not ids.numel():
             return Owners.all(UNREACHED, shape)
-        for dim, size in enumerate(ids.shape):
-            if size > 1:
+        for dim in reversed(range(ids.dim())):  # samples are told apart by the first dimensions: the others go soonest
+            if ids.shape[dim] > 1:
                 first = ids.narrow(dim, 0, 1)
                 ids = first if bool((ids == first).all()) else ids
         return Owners(ids, tuple(shape))

@@ -2,9 +2,9 @@
 
     python benchmarks/families.py [name ...]     # writes results/families.json
 
-Models of `transformers` with hidden size 256 and four layers, batch 8 x 128 tokens (ViT: 64 patches), two threads. A
+Models of `transformers` with hidden size 256 and four layers, batch 8 x 128 tokens (ViT: 64 patches), one thread. A
 step is forward, backward and, clipped, `per_sample(losses, model).clip_(1.0)` in place of `losses.sum().backward()`.
-Both take turns; shown is CPU time.
+Both take turns; shown is CPU time, which other programs disturb less than the clock.
 """
 
 from __future__ import annotations
@@ -104,10 +104,10 @@ def steps(family: str) -> dict[str, Callable[[], None]]:
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
     for family in sys.argv[1:] or FAMILIES:
-        times = side_by_side.interleave(steps(family), rounds=15, warmup=2, inner=1, clock=time.process_time)
+        times = side_by_side.interleave(steps(family), rounds=11, warmup=2, inner=1, clock=time.process_time)
         ratio = side_by_side.ratio(times["clipped"], times["plain"])
         print(f"{family:<12}{side_by_side.show(ratio)}  plain {1000 * min(times['plain']):.0f} ms", flush=True)
         rows.append({"family": family, "clipped over plain": ratio})

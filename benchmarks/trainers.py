@@ -305,6 +305,7 @@ def child(trainer, layout):
     if rank_and_size()[0] == 0:
         print("RESULT " + json.dumps([[float(n) for n in before], [float(n) for n in after]]))
     if dist.is_initialized():
+        dist.barrier()
         dist.destroy_process_group()
 
 

@@ -86,6 +86,31 @@ def test_a_name_that_is_known():
     assert "proved" not in gradrein.per_sample(packed, model).plan()
 
 
+class Scanned(torch.autograd.Function):
+    """What the scan of mamba has: rows, and a weight with fewer dimensions that may have as many entries."""
+
+    @staticmethod
+    def forward(ctx, u, a):
+        ctx.save_for_backward(u, a)
+        return u * a.sum(1, keepdim=True)
+
+    @staticmethod
+    def backward(ctx, g):
+        u, a = ctx.saved_tensors
+        return g * a.sum(1, keepdim=True), (g * u).sum((0, 2))[:, None].expand_as(a)
+
+
+Scanned.__module__, Scanned.__qualname__ = "mamba_ssm.ops.selective_scan_interface", "SelectiveScanFn"
+
+
+def test_a_weight_with_as_many_entries_as_rows_is_shared():
+    model, a, x = nn.Linear(D, B), nn.Parameter(torch.randn(B, 2)), torch.randn(B, T, D)
+    losses = Scanned.apply(model(x).sin().transpose(1, 2), a).flatten(1).square().sum(1)
+    ps = gradrein.per_sample(losses, {"a": a, **dict(model.named_parameters())}, allow_opaque=True)
+    assert "proved" in ps.plan()
+    torch.testing.assert_close(ps.grads(), loop(losses, {"a": a, **dict(model.named_parameters())}))
+
+
 def test_the_gelu_of_bloom():
     transformers = pytest.importorskip("transformers")
     config = transformers.BloomConfig(hidden_size=16, n_layer=2, n_head=2, vocab_size=11)

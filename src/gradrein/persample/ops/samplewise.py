@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
 
 # The dimension whose indices stay apart; which tensors among the arguments have rows, the others being shared (None if
-# all have); and how many dimensions an output has at least: one with fewer is that of another Function of this name.
+# all have); and how many dimensions those with rows have at least: an input with fewer is shared, an output is that of
+# another Function of this name.
 Samplewise: TypeAlias = tuple[int, tuple[int, ...] | None, int]
 
-# By the Function itself, or by its qualified name: those of other packages, whose source was read. Liger's are not
-# here, since the backward of its SwiGLU overwrites what it has saved.
+# By the Function itself, or by its qualified name: those of other packages, whose source was read (Liger 0.8.2, mamba
+# 2.3.2, fla 0.5.2). Others of Liger are not here: the backward of its SwiGLU, RMS norm, rotation and cross entropy
+# overwrites what it has saved or is given.
 _DECLARED: dict[type | str, Samplewise] = {
     "transformers.models.bloom.modeling_bloom.GeLUFunction": (0, None, 1),
     "transformers.models.recurrent_gemma.modeling_recurrent_gemma.SqrtBoundDerivative": (0, None, 1),
@@ -31,6 +33,15 @@ _DECLARED: dict[type | str, Samplewise] = {
     "xformers.ops.fmha._fMHA": (0, (0, 1, 2), 4),
     "bitsandbytes.autograd._functions.MatMul4Bit": (0, (0,), 2),
     "bitsandbytes.autograd._functions.MatMul8bitLt": (0, (0,), 2),
+    "liger_kernel.ops.layer_norm.LigerLayerNormFunction": (0, (0,), 2),
+    "liger_kernel.ops.group_norm.LigerGroupNormFunction": (0, (0,), 3),
+    "liger_kernel.ops.softmax.LigerSoftmaxFunction": (0, (0,), 2),
+    # Weights have at most two dimensions, all else begins with (batch, ...). With cu_seqlens the batch is one row.
+    "mamba_ssm.ops.selective_scan_interface.SelectiveScanFn": (0, None, 3),
+    "mamba_ssm.ops.triton.ssd_combined.MambaChunkScanCombinedFn": (0, None, 3),
+    "mamba_ssm.ops.triton.ssd_combined.MambaSplitConv1dScanCombinedFn": (0, None, 3),
+    "fla.ops.gla.chunk.ChunkGLAFunction": (0, None, 3),
+    "fla.ops.gated_delta_rule.chunk.ChunkGatedDeltaRuleFunction": (0, None, 3),
 }
 
 
@@ -46,7 +57,8 @@ def declare_samplewise(
     not looked at for rows that several samples use.
 
     Known already, by their names: the GELU of Bloom and the square root of RecurrentGemma in transformers, the dense
-    attention of flash-attn and xformers, the 4-bit and 8-bit products of bitsandbytes.
+    attention of flash-attn and xformers, the 4-bit and 8-bit products of bitsandbytes, layer norm, group norm and
+    softmax of Liger, the scans of mamba, gated linear attention and gated delta rule of fla.
 
     Args:
         function: your Function.
@@ -104,7 +116,8 @@ def by_rows(step: "Step", known: Samplewise) -> Owners:
     for out in step.outs:
         if out.is_empty:
             continue
-        fits = max(least, dim + 1) <= len(out.shape) and dim < len(step.shape) and out.shape[dim] == step.shape[dim]
+        dims = min(len(out.shape), len(step.shape))
+        fits = max(least, dim + 1) <= dims and out.shape[dim] == step.shape[dim]
         if not fits or (inputs is not None and step.position not in inputs):
             return step.mixed()
         line = out.line(dim).ids

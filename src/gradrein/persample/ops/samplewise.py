@@ -33,6 +33,7 @@ _DECLARED: dict[type | str, Samplewise] = {
     "xformers.ops.fmha._fMHA": (0, (0, 1, 2), 4),
     "bitsandbytes.autograd._functions.MatMul4Bit": (0, (0,), 2),
     "bitsandbytes.autograd._functions.MatMul8bitLt": (0, (0,), 2),
+    "bitsandbytes.autograd._functions.MatMul8bitFp": (0, (0,), 2),
     "liger_kernel.ops.layer_norm.LigerLayerNormFunction": (0, (0,), 2),
     "liger_kernel.ops.group_norm.LigerGroupNormFunction": (0, (0,), 3),
     "liger_kernel.ops.softmax.LigerSoftmaxFunction": (0, (0,), 2),

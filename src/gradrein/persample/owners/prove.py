@@ -51,6 +51,8 @@ def _carry(root: Node, output_nr: int, start: Owners, by_indices: bool) -> dict[
                 continue
             sent = Step(node, outs, position, shapes[below][nr], by_indices).sends()
             before = owners_of[below][nr]
-            if not sent.is_empty:
-                owners_of[below][nr] = Owners.of(sent.ids, sent.shape) if before.is_empty else before.merged(sent)
+            if not sent.is_empty and before.is_empty:
+                owners_of[below][nr] = sent if sent in outs else Owners.of(sent.ids, sent.shape)
+            elif not sent.is_empty:
+                owners_of[below][nr] = before.merged(sent)
     return {node: tuple(outs) for node, outs in owners_of.items()}

@@ -17,13 +17,6 @@ def table():
         yield importlib.import_module("steady_table")
 
 
-@pytest.fixture(scope="module")
-def runs():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))
-        yield importlib.import_module("steady_run")
-
-
 def outcome(final, **more):
     """Return what `judge` would of one length."""
     return {"final": final, "best": final / 2, "settled": final / 4, "swing": 0.5, "swings": True, **more}
@@ -138,7 +131,9 @@ def test_keep_takes_what_has_more_seeds(table):
     assert "*:" not in table.tables(new).replace("**", "")
 
 
-def test_judge(runs):
+def test_judge(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    runs = importlib.import_module("steady_run")
     found = runs.judge([10, 1, 10, 1, 1, 1, 4])
     assert found == pytest.approx(
         {"final": 2, "best": 1, "settled": 1, "swing": 1 / 6 + math.log10(4) / 6, "swings": True}

@@ -22,10 +22,6 @@ def test_a_nan_in_another_stage(ranks, mode):
     ranks.run(failures.nan_in_another_stage, mode)
 
 
-def test_a_nan_in_a_summand(ranks):
-    ranks.run(failures.partial_of_a_nan)
-
-
 def test_all_ranks_hear_of_a_nan_in_one_small_mesh(four):
     for found, text in four.run(failures.nan_in_one_mesh):
         assert found == "NonFiniteGradientError"
@@ -37,10 +33,10 @@ def test_numbers_in_dtensors(two):
     two.run(failures.a_norm_in_parts)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [failures.values, failures.extremes, failures.many, failures.plain_gradients_are_not_sent],
-    ids=lambda case: case.__name__,
-)
+CASES = [failures.values, failures.extremes, failures.many]
+CASES += [failures.plain_gradients_are_not_sent, failures.partial_of_a_nan]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_the_same_as_one_process(ranks, case):
     ranks.run(case)

@@ -28,21 +28,9 @@ def test_copies_in_plain_tensors(ranks):
         ranks.run(cases.a_copy_beside_stages, missing[: ranks.size])
 
 
-def test_meshes_that_cross_are_refused(four):
-    four.run(cases.crossing)
-
-
-def test_experts_on_some_ranks(four):
-    four.run(cases.experts_on_some_ranks)
-
-
 @pytest.mark.parametrize("name", ["by_unit", "ByElementSpike", "by_rms"])
 def test_a_group_without_gradients(four, name):
     four.run(cases.a_group_without_gradients, name)
-
-
-def test_placements_over_the_same_ranks(four):
-    four.run(cases.overlapping)
 
 
 @pytest.mark.parametrize("call", cases.BY_ELEMENT)
@@ -58,5 +46,9 @@ def test_dtensors_in_one_memory_are_refused(two, pair):
         two.run(cases.shared_memory, *pair, call)
 
 
-def test_one_gradient_of_two_parameters_counts_once(four):
-    four.run(cases.one_gradient_of_two_parameters)
+ONCE = [cases.crossing, cases.experts_on_some_ranks, cases.overlapping, cases.one_gradient_of_two_parameters]
+
+
+@pytest.mark.parametrize("case", ONCE, ids=lambda case: case.__name__)
+def test_case(four, case):
+    four.run(case)

@@ -1,6 +1,6 @@
 """Public model families at an ordinary size: a per-sample clipped step over a plain one.
 
-    python benchmarks/families.py [name ...]     # writes results/families.json
+    python benchmarks/families.py [name ...]     # all, or these anew, in results/families.json
 
 Models of `transformers` with hidden size 256 and four layers, batch 8 x 128 tokens (ViT: 64 patches), one thread. A
 step is forward, backward and, clipped, `per_sample(losses, model).clip_(1.0)` in place of `losses.sum().backward()`.
@@ -9,6 +9,7 @@ Both take turns; shown is CPU time, which other programs disturb less than the c
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import warnings
@@ -105,15 +106,15 @@ def steps(family: str) -> dict[str, Callable[[], None]]:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rows: list[dict[str, object]] = []
+    path = side_by_side.RESULTS / "families.json"
+    known = {row["family"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
     for family in sys.argv[1:] or FAMILIES:
         rounds = 3 if family == "Mamba" else 9  # without its kernels Mamba is a loop over tokens
         times = side_by_side.interleave(steps(family), rounds=rounds, warmup=1, inner=1, clock=time.process_time)
         ratio = side_by_side.ratio(times["clipped"], times["plain"])
         print(f"{family:<12}{side_by_side.show(ratio)}  plain {1000 * min(times['plain']):.0f} ms", flush=True)
-        rows.append({"family": family, "clipped over plain": ratio})
-    if not sys.argv[1:]:
-        side_by_side.save("families", __doc__ or "", rows)
+        known[family] = {"family": family, "clipped over plain": ratio}
+        side_by_side.save("families", __doc__ or "", [known[name] for name in FAMILIES if name in known])
 
 
 if __name__ == "__main__":

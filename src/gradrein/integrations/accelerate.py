@@ -8,7 +8,7 @@ from ..clip import ClipReport, NonFinite
 from ..clip import clip_ as _clip
 from ..errors import ArgumentError
 from ..watch import ClipOption, Layers, Monitor
-from ._clipping import ClipRules, policies_of
+from ._clipping import ClipPolicy, policies_of
 from ._missing import missing
 
 try:
@@ -19,7 +19,7 @@ except ImportError as error:
 
 
 def clip_(
-    accelerator: Accelerator, model: Any, rules: ClipRules, *, nonfinite: NonFinite = "raise"
+    accelerator: Accelerator, model: Any, policy: ClipPolicy, *, nonfinite: NonFinite = "raise"
 ) -> ClipReport | None:
     """Clip the gradients of a prepared model: in place of `accelerator.clip_grad_norm_`, right under DDP and FSDP2.
 
@@ -28,26 +28,27 @@ def clip_(
     Args:
         accelerator: The accelerator that prepared the model.
         model: The model, prepared or not.
-        rules: The largest norm; or a policy; or a mapping from name patterns to those. A policy that learns is built
+        policy: The largest norm; or a policy; or a mapping from name patterns to those. A policy that learns is built
             once, outside of the loop.
         nonfinite: As in `gradrein.clip_`. Under a GradScaler, which skips such steps itself, it does not apply.
 
     Raises:
-        ArgumentError: (a ValueError) A policy by name, which could not learn, or invalid rules.
+        ArgumentError: (a ValueError) A policy by name, which could not learn, or an invalid one.
 
     Returns:
         What was done; None while gradients are accumulated, where nothing is clipped yet.
     """
-    if isinstance(rules, str) or (isinstance(rules, Mapping) and any(isinstance(rule, str) for rule in rules.values())):
+    given = [*policy.values()] if isinstance(policy, Mapping) else [policy]
+    if any(isinstance(each, str) for each in given):
         raise ArgumentError(
-            f"clip_: found a policy by name, {rules!r:.80}, which would be built anew in each call and never learn. "
+            f"clip_: found a policy by name, {policy!r:.80}, which would be built anew in each call and never learn. "
             "Build it once, outside of the loop, such as gradrein.policies.ByOvershoot() for 'auto', and pass that."
         )
     if not accelerator.sync_gradients:
         return None
     accelerator.unscale_gradients()
     inner, scaled = accelerator.unwrap_model(model), accelerator.scaler is not None
-    return _clip(inner, policies_of(rules), nonfinite="propagate" if scaled else nonfinite)
+    return _clip(inner, policies_of(policy), nonfinite="propagate" if scaled else nonfinite)
 
 
 def monitor(

@@ -8,7 +8,7 @@ from ..clip import Clipper, NonFinite
 from ..errors import PrivacyError
 from ..private import Private
 from ..watch import ClipOption, Layers, Monitor
-from ._clipping import ClipRules, policies_of
+from ._clipping import ClipPolicy, policies_of
 from ._missing import missing
 from ._scalars import named
 
@@ -90,7 +90,7 @@ class ClipCallback(Callback):
     loaded with Lightning's checkpoints, and goes on in a second fit. After a fit the optimizers are as they were.
 
     Args:
-        rules: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
+        policy: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
             not clipped: `{"*embed*": None, "*": 1.0}`.
         nonfinite: As in `gradrein.clip_`.
 
@@ -98,18 +98,19 @@ class ClipCallback(Callback):
         clippers: A `gradrein.Clipper` for each optimizer, once the fit has begun.
     """
 
-    def __init__(self, rules: ClipRules, *, nonfinite: NonFinite = "raise") -> None:
-        self._rules, self._nonfinite = rules, nonfinite
-        policies_of(rules)  # a mistake is an error here
+    def __init__(self, policy: ClipPolicy, *, nonfinite: NonFinite = "raise") -> None:
+        self._policy, self._nonfinite = policy, nonfinite
+        policies_of(policy)  # a mistake is an error here
         self.clippers: list[Clipper] = []
         self._saved: list[dict[str, Any]] = []
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach to the optimizers, each with policies of its own, which go on from where they were."""
         trainer.gradient_clip_val = None
-        names = pl_module if isinstance(self._rules, Mapping) else None
+        names = pl_module if isinstance(self._policy, Mapping) else None
         self.clippers = [
-            Clipper(one, policies_of(self._rules), model=names, nonfinite=self._nonfinite) for one in trainer.optimizers
+            Clipper(one, policies_of(self._policy), model=names, nonfinite=self._nonfinite)
+            for one in trainer.optimizers
         ]
         if self._saved:
             for clipper, state in zip(self.clippers, self._saved, strict=True):

@@ -11,7 +11,7 @@ from ..clip import Clipper, NonFinite
 from ..errors import PrivacyError
 from ..private import Private
 from ..watch import ClipOption, Layers, Monitor
-from ._clipping import ClipRules, policies_of
+from ._clipping import ClipPolicy, policies_of
 from ._missing import missing
 from ._scalars import named
 
@@ -86,7 +86,7 @@ class ClipCallback(TrainerCallback):
     that of the step which training goes on from, in `output_dir`. After training the optimizer is as it was.
 
     Args:
-        rules: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
+        policy: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
             not clipped: `{"*embed*": None, "*": 1.0}`.
         nonfinite: As in `gradrein.clip_`.
 
@@ -94,8 +94,8 @@ class ClipCallback(TrainerCallback):
         clipper: The `gradrein.Clipper`, once training has begun.
     """
 
-    def __init__(self, rules: ClipRules, *, nonfinite: NonFinite = "raise") -> None:
-        self._policy, self._nonfinite = policies_of(rules), nonfinite
+    def __init__(self, policy: ClipPolicy, *, nonfinite: NonFinite = "raise") -> None:
+        self._policy, self._nonfinite = policies_of(policy), nonfinite
         self.clipper: Clipper | None = None
 
     def on_train_begin(

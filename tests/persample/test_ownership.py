@@ -115,3 +115,16 @@ def test_a_function_with_the_name_of_an_op():
     m = model()
     for _ in range(2):
         assert check(Mul.apply(plain(m), torch.rand(B)), m) is ALONE
+
+
+@pytest.mark.parametrize("samples", [1, 8, 5000])  # of 5,000 the squares of their numbers are not exact in float32
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_places_of_any_number_of_samples_are_followed(samples, dtype):
+    w = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    x, order = torch.randn(samples, 3, dtype=dtype), torch.randperm(samples)
+    found = gradrein.per_sample(torch.take(x @ w, order), {"w": w})
+    torch.testing.assert_close(found.norms(), x[order].double().norm(dim=1), check_dtype=False, rtol=1e-2, atol=1e-3)
+    if samples > 1:
+        order[0] = order[-1]  # one row in the losses of two samples
+        with pytest.raises(gradrein.errors.BatchCouplingError):
+            gradrein.per_sample(torch.take(x @ w, order), {"w": w})

@@ -101,31 +101,43 @@ def _key(indices: Any) -> tuple[Any, ...]:
 
 
 def by_running(step: Step) -> Owners:
-    """Run the node on ones and on each binary digit of the owners, in its own dtype: it only moves and adds.
+    """Run the node on ones, on the owners and on their squares, in its own dtype: it only moves and adds.
 
-    The owners that meet in an element are one and the same exactly when each digit is set in all of them or in none.
+    The owners that meet in an element are one and the same exactly when their variance is zero. Where squares are too
+    large to be added without rounding, or sums are not whole, each binary digit has to be set in all or in none.
     """
     ids = step.out.ids
     count = _moved(step, ids != UNREACHED)
     if count is None or not prod(step.out.shape):
         return step.mixed()
-    one, owner = count.abs() * torch.finfo(count.dtype).eps < 1, torch.zeros_like(count, dtype=torch.int32)
+    if not count.numel():
+        return Owners.all(UNREACHED, step.shape)
+    eps, largest = torch.finfo(count.dtype).eps, max(int(ids.max()), 0)
+    one, owner = count.abs() * eps < 1, torch.zeros_like(count, dtype=torch.int32)
     if not step.out.is_proved:
         one &= _moved(step, ids == MIXED) == 0
-    for digit in range(max(int(ids.max()), 0).bit_length()):
-        set_here = _moved(step, (ids >= 0) & (ids >> digit & 1 == 1))
-        assert set_here is not None
-        all_set = set_here == count
-        one &= all_set | (set_here == 0)
-        owner += all_set.int() << digit
+    if bool(((count >= 0) & (count == count.round())).all()) and float(count.max()) * largest**2 * eps < 1:
+        known = ids.clamp(min=0)
+        total, squares = _moved(step, known), _moved(step, known * known)
+        assert total is not None
+        assert squares is not None
+        one &= squares.double() * count == total.double().square()
+        owner = (total / count.clamp(min=1)).int()
+    else:
+        for digit in range(largest.bit_length()):
+            set_here = _moved(step, (ids >= 0) & (ids >> digit & 1 == 1))
+            assert set_here is not None
+            all_set = set_here == count
+            one &= all_set | (set_here == 0)
+            owner += all_set.int() << digit
     return Owners.of(torch.where(count == 0, UNREACHED, torch.where(one, owner, MIXED)).to(torch.int32), step.shape)
 
 
-def _moved(step: Step, here: Tensor) -> Tensor | None:
-    """Return what the node makes of ones at some elements of its output; None if it sends no gradient."""
+def _moved(step: Step, numbers: Tensor) -> Tensor | None:
+    """Return what the node makes of numbers, one for each element of its output; None if it sends no gradient."""
     info = graph.describe(step.node)[0]
-    ones = here.to(info.device, info.dtype).expand(step.out.shape).contiguous()
-    sent = engine.call(step.node, [ones])[step.position]
+    wide = numbers.to(info.device, info.dtype).expand(step.out.shape).contiguous()
+    sent = engine.call(step.node, [wide])[step.position]
     if sent is None:
         return None
     return (sent.to_dense() if sent.is_sparse else sent).real.to("cpu")

@@ -55,7 +55,7 @@ def strided(x, w):
 def test_strides_count_places_in_memory(first):
     w, x = nn.Parameter(torch.randn(B, B)), torch.randn(B, B)
     lying = {"rows": x, "columns": x.T.contiguous().T}
-    forms = [Losses(strided(lying[how], w), torch.arange(B), B) for how in lying]
+    forms = [Losses(strided(lying[how], w), range(B), B) for how in lying]
     assert signature_of(forms[0]) == signature_of(forms[1])
     for how in (first, *lying, first):
         assert check(strided(lying[how], w), {"w": w}, allow_coupling=True)

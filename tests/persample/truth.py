@@ -29,7 +29,7 @@ def senders(losses):
     weights = torch.rand(losses.root.shape, dtype=torch.float64) + 0.5
     found = [torch.full(tuple(graph.describe(e.node)[e.output_nr].shape), UNREACHED) for e in edges]
     for sample in range(losses.samples):
-        only = (weights * (losses.sample_of == sample)).to(losses.root.dtype)
+        only = (weights * (torch.tensor(losses.sample_of) == sample)).to(losses.root.dtype)
         got = torch.autograd.grad(losses.root, edges, only, retain_graph=True, allow_unused=True)
         for i, gradient in enumerate(got):
             if gradient is not None:

@@ -83,7 +83,7 @@ def _of_tokens(
     for rows, steps in sorted(shapes):
         if rows * steps != count or min(rows, steps) < 2 or losses.samples != count:
             continue
-        whole = Losses(losses.root, torch.arange(count, device="cpu") // steps, rows, losses.has_hooks)
+        whole = Losses(losses.root, tuple(i // steps for i in range(count)), rows, losses.has_hooks)
         with suppress(GradreinError):
             find_cuts(leaves, whole, ModelTensors(parameters, model, rows), allow_coupling=False)
             return BatchCouplingError(
@@ -172,7 +172,7 @@ def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], retain_graph: bool
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
     rows: dict[str, Tensor] = {}
     for sample in range(losses.samples):
-        only = (losses.sample_of == sample).to(losses.root)
+        only = losses.weights_of_entries(torch.arange(losses.samples) == sample)
         keep = retain_graph or sample < losses.samples - 1
         gradients = engine.gradients_at(losses.root, only, edges, retain_graph=keep)
         for name, gradient in zip(leaves, gradients, strict=True):

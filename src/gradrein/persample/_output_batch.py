@@ -86,7 +86,7 @@ def _fits(losses: Tensor, inputs: Sequence[Value], count: int, first: int, usual
     An input that all samples share, such as a mask, says nothing, and nor does one without a gradient; where none says
     anything, the usual dimension is taken, unless all that says something is shared.
     """
-    split = Losses(losses, torch.arange(count), count)
+    split = Losses(losses, range(count), count)
     refuse_unsupported(split, {})
     places = dict(_places_of(inputs, split))
     owners = _owners_at(places, split)

@@ -11,7 +11,7 @@ from .._torch.modes import default_modes
 from .._validate import count
 from . import engine, tracing
 from ._capture import capture
-from .gate.arguments import Parameters, read_losses, read_parameters, read_scale, refuse_unreached
+from .gate.arguments import Parameters, read_losses, read_parameters, read_scale, unreached
 from .gate.ranks import agree, parameter_views, ranks_with_samples
 from .gate.unsupported import is_hooked, refuse_collectives, refuse_unsupported
 from .queries.result import PerSample
@@ -117,15 +117,14 @@ def _per_sample(
     try:
         groups = ranks_with_samples(parameters, views.mesh, process_group, device)
         refuse_unsupported(split, views.leaves)
-        with views.gathered(), default_modes():
+        with views.gathered(), default_modes(), refuse_collectives(split, expected=sharded):
             split.has_hooks = is_hooked(split.scan, views.leaves, sharded=sharded, allowed=options["allow_opaque"])
-            with refuse_collectives(split, expected=sharded):
-                grads, source, left = capture(split, views.leaves, model, memory_budget, **options)
+            grads, source, left = capture(split, views.leaves, model, memory_budget, **options)
     except Exception:
         engine.refuse_nested(split.root)
         raise
-    if not groups:
-        refuse_unreached(views.held, bool(grads), split.samples)
+    if split.samples and not grads and not groups:
+        raise unreached(views.held)
     return PerSample(
         BatchGrads(grads, split.samples, views.held, left),
         split.samples,

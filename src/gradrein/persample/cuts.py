@@ -126,7 +126,7 @@ def _refuse_coupling_below(leaves: Collection[int], uses: list[UseSite], losses:
 
 def signature_of(losses: Losses) -> tuple[Any, ...]:
     """Return everything about a graph but its values."""
-    return (losses.scan.signature, losses.samples, tuple(losses.sample_of.tolist()))
+    return (losses.scan.signature, losses.samples, losses.sample_of)
 
 
 def _proof_of(key: Any, leaves: Collection[int], losses: Losses) -> Cuts | None:

@@ -251,7 +251,7 @@ class Losses:
     """
 
     root: Tensor
-    sample_of: Tensor
+    sample_of: Sequence[int]
     samples: int
     has_hooks: bool = False
 
@@ -275,4 +275,8 @@ class Losses:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
         above = self.read.leading_to(set(nodes))
         stops = [node for node in nodes if node not in above]
-        show_gradients(self.root, weights.to(self.root)[self.sample_of], nodes, stops, show, retain_graph=True)
+        show_gradients(self.root, self.weights_of_entries(weights), nodes, stops, show, retain_graph=True)
+
+    def weights_of_entries(self, weights: Tensor) -> Tensor:
+        """Return the weight of each entry, given those of samples."""
+        return weights.to(self.root)[torch.tensor(self.sample_of, dtype=torch.int64, device="cpu")]

@@ -26,20 +26,23 @@ from ..owners.use_sites import UseSite
 UNKNOWN = -2  # the position of data in an op without an entry
 
 
+@dataclass(eq=False)
 class ModelTensors:
     """What is no data: parameters and buffers. Looked up only when something might be.
 
     Attributes:
         parameters: those that were passed, by name.
+        model: whose other parameters and buffers are no data either, if there is one.
         rows: how many rows a batch has.
     """
 
-    def __init__(self, parameters: dict[str, Tensor], model: nn.Module | None, rows: int) -> None:
-        self.parameters, self._model, self.rows = parameters, model, rows
+    parameters: dict[str, Tensor]
+    model: nn.Module | None
+    rows: int
 
     @cached_property
     def _storages(self) -> frozenset[int | None]:
-        others = [] if self._model is None else [*self._model.parameters(), *self._model.buffers()]
+        others = [] if self.model is None else [*self.model.parameters(), *self.model.buffers()]
         return frozenset(graph.memory_of(stored_shard(tensor)) for tensor in (*self.parameters.values(), *others))
 
     def is_data(self, tensor: Tensor) -> bool:
@@ -48,7 +51,7 @@ class ModelTensors:
         if tensor.numel() == 0 or isinstance(tensor, nn.Parameter) or graph.memory_of(tensor) in self._storages:
             return False
         value = tracing.constant(tensor)
-        buffers = [] if self._model is None or value is None else self._model.buffers()
+        buffers = [] if self.model is None or value is None else self.model.buffers()
         return not any(one.shape == tensor.shape and torch.equal(one.to(tensor), tensor) for one in buffers)
 
     def is_input(self, node: Node) -> bool:

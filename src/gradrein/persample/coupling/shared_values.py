@@ -54,15 +54,15 @@ def may_hold_constants(value: GradientEdge, parameters: Container[Node]) -> bool
     return any(_may_keep(node, parameters) for node in reached(value))
 
 
-def partly_used_ops(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> set[Node]:
+def partly_used_ops(root: Tensor, sample_of: Sequence[int], *, by_indices: bool = False) -> set[Node]:
     """Return the ops of which samples use different parts: some elements by other samples than the rest.
 
     So are the steps of a series of which each sample takes a window. A table that all samples share is used as a whole.
     Samples are told apart by one binary digit of their number at a time.
     """
     uneven: set[Node] = set()
-    for digit in range(int(sample_of.max()).bit_length() if sample_of.numel() else 0):
-        owners = prove(root, sample_of >> digit & 1, by_indices=by_indices)
+    for digit in range(max(sample_of, default=0).bit_length()):
+        owners = prove(root, [sample >> digit & 1 for sample in sample_of], by_indices=by_indices)
         uneven |= {node for node, outs in owners.items() if any(one.is_uneven for one in outs)}
     return uneven
 

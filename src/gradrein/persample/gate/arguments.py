@@ -13,6 +13,7 @@ from ...errors import (
     ArgumentError,
     ArgumentTypeError,
     GradientTypeError,
+    GradreinError,
     NoGraphError,
     UnsupportedOperationError,
     UnusedInputError,
@@ -32,11 +33,10 @@ def read_losses(losses: Tensor, groups: Tensor | None) -> tuple[Losses, Tensor |
     with torch.enable_grad():  # a tensor of its own, which stays when the losses are changed in place
         root = losses.clone() if losses.dim() == 1 else losses.reshape(count, prod(losses.shape[1:])).sum(1)
     if groups is None:
-        with tracing.structure():
-            return Losses(root, torch.arange(count, device="cpu"), count), None
+        return Losses(root, range(count), count), None
     _check_groups(groups, count)
     numbers, sample_of = torch.unique(groups.to("cpu"), return_inverse=True)
-    return Losses(root, sample_of, len(numbers)), numbers
+    return Losses(root, tuple(sample_of.tolist()), len(numbers)), numbers
 
 
 def _check_losses(losses: Any) -> None:
@@ -174,15 +174,13 @@ def read_scale(scaler: Any) -> float:
     return scale
 
 
-def refuse_unreached(parameters: Collection[str], reached: bool, samples: int) -> None:
-    """Refuse losses that depend on none of the parameters: probably they are those of another model."""
-    if reached or not samples:
-        return
+def unreached(parameters: Collection[str]) -> GradreinError:
+    """Return the error about losses that depend on none of the parameters: probably they are those of another model."""
     if not parameters:
-        raise ArgumentError("per_sample: no parameter requires a gradient.")
+        return ArgumentError("per_sample: no parameter requires a gradient.")
     names = tuple(parameters)
     some = ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
-    raise UnusedInputError(
+    return UnusedInputError(
         f"per_sample: the losses depend on none of the parameters ({some}). Were they computed by another model, or by "
         "a copy of this one?",
         names,

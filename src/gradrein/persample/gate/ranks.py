@@ -24,7 +24,7 @@ from ...errors import (
     UnsupportedGradientError,
     UnsupportedOperationError,
 )
-from .arguments import refuse_unreached
+from .arguments import unreached
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,22 +126,32 @@ class Agreed:
         everywhere[own] = rows
         return self.reduction.sum(everywhere), own
 
-    def add_up(self, sums: list[tuple[str, Tensor]], parameters: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    def add_up(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add up sums over the ranks, many in one message: the same bits on all of them.
 
         Nothing is handed out before all is there, so that no error and no rank that does not come leaves gradients half
         written.
 
         Args:
-            sums: this rank's, of the same parameters in the same order as on every other. They are let go of.
-            parameters: lay sums out like these.
+            sums: this rank's, of the parameters that its losses depend on; zeros are added for others that are used.
+            parameters: lay sums out like these, in their dtype, and in float32 at least.
         """
+        totals: dict[str, Tensor] = {}
+        for (name, parameter), is_used in zip(parameters.items(), self.used, strict=True):
+            if is_used:
+                total = sums.get(name)
+                if total is None:
+                    total = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+                if total.dtype != parameter.dtype or total.dtype != torch.float32:
+                    total = total.to(torch.promote_types(parameter.dtype, torch.float32))
+                totals[name] = total
         if self.reduction is not None:
-            refuse_unreached(parameters, any(self.used), self.total)
-            sums = _in_buckets(sums, self.reduction)
+            if self.total and not totals:
+                raise unreached(parameters)
+            totals = _in_buckets(totals, self.reduction)
         if not any_dtensor(parameters.values()):
-            return sums
-        return [(name, _laid_out(total, parameters[name])) for name, total in sums]
+            return totals
+        return {name: _laid_out(total, parameters[name]) for name, total in totals.items()}
 
 
 def agree(
@@ -186,18 +196,19 @@ def agree(
     return agreed
 
 
-def _in_buckets(sums: list[tuple[str, Tensor]], reduction: Reduction) -> list[tuple[str, Tensor]]:
-    """Sum over the ranks, neighbours of one dtype in one message; what is given is let go of."""
-    totals: list[tuple[str, Tensor]] = []
-    while sums:
-        bucket = [sums.pop(0)]
-        while sums and sums[0][1].dtype == bucket[0][1].dtype and sum(one.numel() for _, one in bucket) < _BUCKET:
-            bucket.append(sums.pop(0))
+def _in_buckets(sums: Mapping[str, Tensor], reduction: Reduction) -> dict[str, Tensor]:
+    """Sum over the ranks, neighbours of one dtype in one message."""
+    totals: dict[str, Tensor] = {}
+    rest = list(sums.items())
+    while rest:
+        bucket = [rest.pop(0)]
+        while rest and rest[0][1].dtype == bucket[0][1].dtype and sum(one.numel() for _, one in bucket) < _BUCKET:
+            bucket.append(rest.pop(0))
         flat = torch.cat([part.reshape(-1) for _, part in bucket])
         total = reduction.sum(torch.view_as_real(flat) if flat.is_complex() else flat)
         whole = torch.view_as_complex(total) if flat.is_complex() else total
         parts = torch.split(whole, [part.numel() for _, part in bucket])
-        totals += [(name, one.view(part.shape).clone()) for (name, part), one in zip(bucket, parts, strict=True)]
+        totals |= {name: one.view(part.shape).clone() for (name, part), one in zip(bucket, parts, strict=True)}
     return totals
 
 

@@ -41,14 +41,12 @@ def distances(step: Step) -> Owners:
 
 def addmm(ctx: RuleContext) -> SampleGrads:
     """``beta * self + alpha * mat1 @ mat2``; a linear layer has its weight at mat2."""
-    if ctx.position == 0:
-        return _added(ctx)
-    return _product(ctx, ctx.position - 1, ctx.saved("mat2" if ctx.position == 1 else "mat1"), ctx.saved("alpha"))
+    return _product(ctx, ctx.position - 1, ("mat1", "mat2"), "alpha") if ctx.position else _added(ctx)
 
 
 def mm(ctx: RuleContext) -> SampleGrads:
     """``self @ mat2``."""
-    return _product(ctx, ctx.position, ctx.saved("mat2" if ctx.position == 0 else "self"))
+    return _product(ctx, ctx.position, ("self", "mat2"))
 
 
 def _added(ctx: RuleContext) -> SampleGrads:
@@ -56,9 +54,15 @@ def _added(ctx: RuleContext) -> SampleGrads:
     return Dense(ctx.layout.sums(ctx.gradient if beta == 1 else ctx.gradient * beta.conjugate(), ctx.shape))
 
 
-def _product(ctx: RuleContext, side: int, other: Tensor, factor: complex = 1) -> SampleGrads:
-    """Take the gradient of one side of a product, times a factor, given the other side."""
-    g, other = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate(), other.conj()
+def _operands(ctx: RuleContext, side: int, names: tuple[str, str], factor: str) -> tuple[Tensor, Tensor]:
+    """Return the gradient of a product, times a factor if there is one, and the other side, given torch's names."""
+    alpha, other = ctx.saved(factor) if factor else 1, ctx.saved(names[1 - side]).conj()
+    return ctx.gradient if alpha == 1 else ctx.gradient * alpha.conjugate(), other
+
+
+def _product(ctx: RuleContext, side: int, names: tuple[str, str], factor: str = "") -> SampleGrads:
+    """Take the gradient of one side of a product."""
+    g, other = _operands(ctx, side, names, factor)
     layout, width = (ctx.layout, g.shape[-1]) if side else (ctx.layout.transposed, g.shape[0])
     left, right = (other, g) if side else (g.T, other.T)
     return Outer(layout.by_sample(left, width), layout.by_sample(right, width))
@@ -111,19 +115,17 @@ def trilinear(ctx: RuleContext) -> SampleGrads:
 
 def bmm(ctx: RuleContext) -> SampleGrads:
     """``self @ mat2`` for a stack of matrices."""
-    return _stack(ctx, ctx.position, ctx.saved("mat2" if ctx.position == 0 else "self"))
+    return _stack(ctx, ctx.position, ("self", "mat2"))
 
 
 def baddbmm(ctx: RuleContext) -> SampleGrads:
     """``beta * self + alpha * batch1 @ batch2`` for a stack of matrices."""
-    if ctx.position == 0:
-        return _added(ctx)
-    return _stack(ctx, ctx.position - 1, ctx.saved("batch2" if ctx.position == 1 else "batch1"), ctx.saved("alpha"))
+    return _stack(ctx, ctx.position - 1, ("batch1", "batch2"), "alpha") if ctx.position else _added(ctx)
 
 
-def _stack(ctx: RuleContext, side: int, other: Tensor, factor: complex = 1) -> SampleGrads:
+def _stack(ctx: RuleContext, side: int, names: tuple[str, str], factor: str = "") -> SampleGrads:
     """The second factor meets whole rows of the output, the first one whole columns."""
-    g, other = ctx.gradient if factor == 1 else ctx.gradient * factor.conjugate(), other.conj()
+    g, other = _operands(ctx, side, names, factor)
     owner = ctx.layout.along([0, 2 - side], g.device)
     left, right = (other, g) if side else (g.transpose(1, 2), other.transpose(1, 2))
     member = torch.arange(len(g), device=g.device).repeat_interleave(left.shape[1])

@@ -197,22 +197,22 @@ def running_op(ops: Iterable[str]) -> set[str]:
 
 
 def apply(uses: Sequence[RuleContext]) -> list[SampleGrads]:
-    """Return the per-sample gradients of each of the uses, by its rule or by the general way."""
-    return [_apply(use) for use in uses]
-
-
-def _apply(ctx: RuleContext) -> SampleGrads:
-    if all(g is None or owned.is_empty for g, owned in zip(ctx.gradients, ctx.layouts, strict=True)):
-        return Dense(ctx.zeros().expand(ctx.samples, *ctx.shape))  # no loss depends on this use
+    """Return the per-sample gradients of each of the uses of one op, by its rule or by the general way."""
+    op, node, gradients = uses[0].op, uses[0].node, uses[0].gradients
+    if all(g is None or owned.is_empty for g, owned in zip(gradients, uses[0].layouts, strict=True)):
+        return [Dense(use.zeros().expand(use.samples, *use.shape)) for use in uses]  # no loss depends on the op
     # The names of torch's own ops end in a number, and tell them apart.
-    entry = _rule_entry(ctx.op if "0" <= ctx.op[-1] <= "9" else identity(ctx.node))
-    if entry is None or entry.rule is None or (ctx.gradients[0] is None and not entry.all_outputs):
-        return _one_by_one(ctx)
-    try:
-        answer = entry.rule(ctx)
-    except NotSeparableError:
-        return _one_by_one(ctx)
-    return answer if isinstance(answer, SampleGrads) else _checked(ctx, answer)
+    entry = _rule_entry(op if "0" <= op[-1] <= "9" else identity(node))
+    if entry is None or entry.rule is None or (gradients[0] is None and not entry.all_outputs):
+        return [_one_by_one(use) for use in uses]
+    grads = []
+    for use in uses:
+        try:
+            answer = entry.rule(use)
+        except NotSeparableError:
+            answer = _one_by_one(use)
+        grads.append(answer if isinstance(answer, SampleGrads) else _checked(use, answer))
+    return grads
 
 
 def _checked(ctx: RuleContext, answer: Tensor) -> SampleGrads:

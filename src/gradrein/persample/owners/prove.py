@@ -4,6 +4,7 @@ Owners are carried from the losses down, op by op, as `ops` says. What is proved
 signature, whatever its values, as long as no hook changes a gradient on the way.
 """
 
+from collections.abc import Sequence
 from functools import cache, partial
 
 import torch
@@ -16,7 +17,7 @@ from ..layout import UNREACHED, Owners
 from ..ops.table import Step
 
 
-def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[Node, tuple[Owners, ...]]:
+def prove(root: Tensor, sample_of: Sequence[int], *, by_indices: bool = False) -> dict[Node, tuple[Owners, ...]]:
     """Return the owners of every output of every op behind the losses.
 
     Args:
@@ -25,7 +26,7 @@ def prove(root: Tensor, sample_of: Tensor, *, by_indices: bool = False) -> dict[
         by_indices: follow the indices that this very graph saved, too.
     """
     assert root.grad_fn is not None
-    start = Owners.of(sample_of.to("cpu", torch.int32).reshape(root.shape), root.shape)
+    start = Owners.of(torch.tensor(sample_of, dtype=torch.int32, device="cpu").reshape(root.shape), root.shape)
     return _carry(root.grad_fn, root.output_nr, start, by_indices)
 
 

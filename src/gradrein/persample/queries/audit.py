@@ -91,7 +91,7 @@ def _weighted_gradients(losses: Losses, leaves: Mapping[str, Tensor], weights: T
     if not losses.root.requires_grad:
         return {}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
-    gradients = engine.gradients_at(losses.root, weights.to(losses.root)[losses.sample_of], edges)
+    gradients = engine.gradients_at(losses.root, losses.weights_of_entries(weights), edges)
     return {name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
 
 

@@ -25,7 +25,6 @@ from .stats import Stats, numbers_of
 from .sums import (
     BatchGrads,
     accumulate,
-    complete,
     factors,
     read_clip_settings,
     refuse_overflow,
@@ -457,9 +456,8 @@ class PerSample:
         return self._dot(unit) / own.where(own > 0, 1)
 
     def _write(self, agreed: Agreed, sums: dict[str, Tensor]) -> None:
-        held = self._views.held
-        totals = agreed.add_up(complete(sums, held, agreed.used), held)
-        accumulate([held[name] for name, _ in totals], [total for _, total in totals])
+        totals = agreed.add_up(sums, self._views.held)
+        accumulate([self._views.held[name] for name in totals], list(totals.values()))
 
     def _unscaled(self, x: Tensor) -> Tensor:
         return x if self._scale == 1 else x / self._scale

@@ -196,28 +196,6 @@ def _finite_weighted(grads: SampleGrads, weights: Tensor, good: Tensor) -> Tenso
     return total
 
 
-def complete(
-    sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor], wanted: Sequence[bool]
-) -> list[tuple[str, Tensor]]:
-    """Return the sum for each parameter that is wanted, zeros where no loss here depends on it.
-
-    Args:
-        sums: those of parameters that losses depend on.
-        parameters: sums are in their dtype, and in float32 at least.
-        wanted: for each, whether there is to be a sum.
-    """
-    totals = []
-    for (name, parameter), want in zip(parameters.items(), wanted, strict=True):
-        if want:
-            total = sums.get(name)
-            if total is None:
-                total = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-            if total.dtype != parameter.dtype or total.dtype != torch.float32:
-                total = total.to(torch.promote_types(parameter.dtype, torch.float32))
-            totals.append((name, total))
-    return totals
-
-
 def accumulate(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
     """Add to ``.grad``, as backward would."""
     tracer = tracing.local.tracer

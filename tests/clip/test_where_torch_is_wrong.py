@@ -87,19 +87,16 @@ def test_infinite_threshold_only_measures(foreach, limit):
 
 def test_exhausted_iterators_are_noticed():
     ps = helpers.parameters([torch.tensor([3.0, 4.0])])
-    for make in (lambda: filter(None, []), lambda: map(abs, []), lambda: iter([])):
-        with pytest.warns(gradrein.errors.GradreinWarning, match="yields nothing, so no gradient was clipped"):
-            gradrein.clip_grad_norm_(make(), 1.0)
-        with pytest.warns(gradrein.errors.GradreinWarning, match="yields nothing"):
-            gradrein.clip_grad_value_(make(), 1.0)
     generator = (p for p in ps)
     gradrein.clip_grad_norm_(generator, 1.0)
-    with pytest.warns(UserWarning, match="`parameters` is an empty generator, no gradient clipping will occur"):
-        gradrein.clip_grad_norm_(generator, 1.0)
+    for make in (lambda: filter(None, []), lambda: map(abs, []), lambda: iter([]), lambda: generator):
+        for clip_grad in (gradrein.clip_grad_norm_, gradrein.clip_grad_value_):
+            with pytest.warns(gradrein.errors.GradreinWarning, match="is an empty generator, .* pass a list"):
+                clip_grad(make(), 1.0)
 
 
 def test_the_warning_points_at_the_caller():
-    with pytest.warns(UserWarning, match="yields nothing") as caught:
+    with pytest.warns(UserWarning, match="is an empty generator") as caught:
         gradrein.clip_grad_norm_(iter([]), 1.0)
     assert caught[0].filename == __file__
 

@@ -14,11 +14,9 @@ from .._kernels import foreach as _foreach
 from .._measure import shares_memory
 from .._torch.ops import has_foreach
 from .._torch.storage import sparse_values
-from .._validate import read_threshold
 from ..errors import UnsupportedGradientError
 
 _FLOAT32 = torch.finfo(torch.float32)
-_EPS = 1e-6  # torch's: part of the contract of its names
 
 
 def scale_(grads: list[Tensor], by: float | Tensor, foreach: bool | None = None) -> None:
@@ -32,22 +30,6 @@ def scale_(grads: list[Tensor], by: float | Tensor, foreach: bool | None = None)
             scale_([grads[i] for i in taken], _entries(by, taken), foreach)
         together = _use_foreach(stored, foreach)
         _foreach.scale_(stored, _entries(by, rest), foreach=together, in_double=_needs_double(by))
-
-
-def scale_down_(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor, foreach: bool | None) -> None:
-    """Multiply by `limit / (norm + eps)` where that is below 1. On the CPU nothing is written otherwise."""
-    if not grads or (isinstance(limit, float) and limit == math.inf):
-        return
-    if isinstance(norm, float):
-        ceiling = limit if isinstance(limit, float) else read_threshold(limit, "max_norm")
-        coefficient = ceiling / (norm + _EPS)
-        if not coefficient >= 1 and ceiling != math.inf:  # a NaN norm scales too: torch's contract
-            scale_(grads, coefficient, foreach)
-        return
-    with torch.no_grad():
-        exact = norm.to(accumulation_dtype(norm.device))
-        factor = _measure.clip_factor(limit, exact, eps=_EPS, if_not_finite=None)
-        scale_(grads, factor, foreach)
 
 
 def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = None) -> None:

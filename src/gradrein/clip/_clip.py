@@ -19,7 +19,7 @@ from ..policies import Clamp, Policy, Scale, Skip
 from ..policies.base import check
 from . import _apply
 from ._gate import enter
-from ._gradients import Gradients, measure_together
+from ._gradients import Gradients
 from ._report import ClipReport, Outcome, describe_report
 from .target.parameters import Target, group_labels, parameters_of
 from .target.patterns import check_policies, describe_policy, match_names
@@ -84,6 +84,11 @@ def clip_(
         return f"clip_({describe_policy(policy, placement is None)}, {nonfinite=}, {dry_run=})"
 
     grads = enter(target, placement, call)
+    if any(map(has_no_values, grads.local[:1])):
+        raise UnsupportedGradientError(
+            "the gradients are on the meta device or fake: they have shapes and no values, so that a policy has "
+            "nothing to decide by. Call clip_grad_norm_, which needs no values."
+        )
     return _clip(grads, _assign(policy, grads, group_labels(target)), nonfinite, dry_run)
 
 
@@ -117,7 +122,7 @@ def _clip(
     if len(groups) > 1 or nonfinite == "zero":  # a single policy refuses by itself what it cannot write
         _apply.check_writable(grads.local if nonfinite == "skip" else [g for *_, group in active for g in group.local])
     if active or grads.is_split:
-        measure_together([(group, policy.p) for _, policy, group in active] or [(grads, 2.0)])
+        grads.measure([(group, policy.p) for _, policy, group in active] or [(grads, 2.0)])
     bad, counts = _find_nonfinite([(policy, group) for _, policy, group in active], nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
     writes = not dry_run and skipped is not True
@@ -168,11 +173,6 @@ def _find_nonfinite(
     waits = not all(group.readable_now() for group in groups)
     raises = mode == "raise" and not dry_run
     bad: bool | Tensor = _any_nonfinite(active) if not waits or mode != "zero" or dry_run else True
-    if raises and isinstance(bad, Tensor) and has_no_values(bad):
-        raise UnsupportedGradientError(
-            "the gradients are on the meta device or fake: they have shapes and no values, so that none can be "
-            'found to be finite. Pass nonfinite="propagate", which does not look.'
-        )
     if (not waits or raises) and not bool(bad):
         return False, []
     counts = [(group, group.count_nonfinite(later=waits and not raises)) for group in groups]
@@ -186,7 +186,7 @@ def _find_nonfinite(
         for group, n in counts:
             _apply.zero_nonfinite_(group.local if waits else _with_any(group.local, n()))
             group.invalidate()
-        measure_together([(group, policy.p) for policy, group in active])
+        groups[0].measure([(group, policy.p) for policy, group in active])
     return (bad if waits else True), counts
 
 

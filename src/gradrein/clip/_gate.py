@@ -1,8 +1,7 @@
 """The one way in: each call reads its target here, and ranks compare their calls before anything is measured.
 
-What comes out is a `Gradients`: tensors of this process and, where other ranks hold parts or copies of them, a
-`RankShare`, which says what numbers of this process come to over all ranks. Code behind it asks only whether it is
-there.
+What comes out is a `Gradients`; where other ranks hold parts or copies of them a `SplitGradients`, which has the same
+methods and says what numbers of this process come to over all ranks.
 """
 
 from __future__ import annotations
@@ -15,15 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _devices, _measure
-from .._torch.dtensor import dtensor_class, grads_of, is_dtensor, specs_of, stored_parts, stored_shards
-from ..distributed import (
-    Group,
-    Layout,
-    PlacementSpec,
-    Reduction,
-    fingerprint,
-    parameters_fingerprint,
-)
+from .._torch.dtensor import dtensor_class, grads_of, specs_of, stored_parts, stored_shard
+from ..distributed import Group, Layout, PlacementSpec, Reduction, fingerprint, parameters_fingerprint
 from ..errors import UnsupportedGradientError
 from ._gradients import Gradients
 from .target.layouts import layouts_of, partial_ones, placements_of, reduced, refuse_shared_memory
@@ -83,8 +75,8 @@ def _read(
     if alone and type(None) not in kinds and len({*map(id, grads)}) == len(grads):  # as mostly
         return Gradients(parameters, grads, names)  # type: ignore[arg-type]  # no None among them
     where, kept = once(grads)
-    share = None if alone else _read_share(names, parameters, grads, where, placement, call(), measured)
-    return Gradients([parameters[i] for i in where], kept, names, where, share)
+    entered = Gradients([parameters[i] for i in where], kept, names, where)
+    return entered if alone else _agree(entered, parameters, grads, placement, call(), measured)
 
 
 def _on_several_ranks(kinds: set[type]) -> bool:
@@ -97,21 +89,20 @@ def _on_several_ranks(kinds: set[type]) -> bool:
     return any(issubclass(each, kind) for each in kinds)
 
 
-def _read_share(
-    names: list[str] | None,
+def _agree(
+    entered: Gradients,
     parameters: list[Tensor],
     grads: list[Tensor | None],
-    at: list[int],
     placement: PlacementSpec | None,
     call: str,
     measured: bool,
-) -> RankShare:
+) -> SplitGradients:
     """Return what this rank holds of gradients on several ranks, after these have compared what they can."""
+    names, at = entered.target_names, entered.where or []
     patterns, pattern_of = placements_of(placement, names, len(parameters))
     layouts, groups = layouts_of(parameters, grads, patterns, pattern_of)
     double = _measure.any_double([*parameters, *(g for g in grads if g is not None)])
     asked: dict[str, Any] = {"the call": call, "whether a gradient is of float64": double}
-    on_group, same = None, None
     if any(patterns):
         own = [set() if disjoint else {*groups} for disjoint in patterns]  # the same on every rank, if plain
         over = [layout.groups or own[n] for layout, n in zip(layouts, pattern_of, strict=True)]
@@ -121,8 +112,9 @@ def _read_share(
         asked["the sizes of mesh dimensions"] = [group.size for group in groups]
         missing = [f"gradient {i}" if names is None else names[i] for i, g in enumerate(grads) if g is None]
         asked["which gradients are missing (give these zeros)"] = ", ".join(missing) or "none"
-        same = {_PARAMETERS: parameters_fingerprint(names, parameters, grads)}
-    reduction = Reduction(groups, _WHAT, asked, same, on_group, rescaled=double)
+        number = parameters_fingerprint(names, parameters, grads)
+        on_group = {group: {_PARAMETERS: number} for group in groups}
+    reduction = Reduction(groups, _WHAT, asked, on_group, rescaled=double)
     with torch.no_grad():
         given = [i for i, g in enumerate(grads) if g is not None]
         held = stored_parts([grads[i] for i in given], specs_of([grads[i] for i in given]))
@@ -136,13 +128,12 @@ def _read_share(
         values = [*local]
         for k in partial:
             values[k] = reduced(grads[at[k]], _WHAT)
-    share = RankShare(local, values, [layouts[i] for i in at], reduction, partial, double)
-    share.stages = [
+    stages = [
         ({k for k, i in enumerate(at) if pattern_of[i] == number}, Layout(disjoint, (0,) * len(disjoint)))
         for number, disjoint in enumerate(patterns)
         if disjoint
     ]
-    return share
+    return SplitGradients(entered, local, values, [layouts[i] for i in at], stages, reduction)
 
 
 def _on_groups(
@@ -163,68 +154,113 @@ def _on_groups(
     return numbers
 
 
-class RankShare:
-    """What this process holds of gradients of which others hold parts or copies, and what they come to together.
+class SplitGradients(Gradients):
+    """Gradients of which other processes hold parts or copies: what they come to together.
 
     Every process calls the same methods in the same order.
 
-    Attributes:
-        local: What is held of each gradient, to be written to.
-        values: The same, to be measured: summands are added up.
-        partial: Those of which this process holds a summand.
-        double: Whether any gradient of any process is of double precision.
+    Args:
+        entered: The gradients that this process has.
+        local: What is held here of each gradient.
+        values: The same, where summands are added up.
+        layouts: How each lies over ranks.
         stages: For each pattern of `placement` the gradients under it here, and over which groups ranks hold others.
+        reduction: What numbers of this process come to over all.
     """
+
+    is_split = True
+    _lists = (*Gradients._lists, "_layouts")
 
     def __init__(
         self,
+        entered: Gradients,
         local: list[Tensor],
         values: list[Tensor],
         layouts: list[Layout],
+        stages: list[tuple[set[int], Layout]],
         reduction: Reduction,
-        partial: Sequence[int],
-        double: bool,
     ) -> None:
-        self.local, self.values, self.partial, self.double = local, values, partial, double
-        self.stages: list[tuple[set[int], Layout]] = []
-        self._layouts, self._reduction = layouts, reduction
+        super().__init__(entered.parameters, entered.tensors, entered.target_names, entered.where)
+        self.local, self.values, self.has_others = local, values, bool(stages)
+        self._layouts, self._stages, self._reduction = layouts, stages, reduction
 
-    def subset(self, where: Sequence[int]) -> RankShare:
-        """Return some of them."""
-        local, values = [self.local[i] for i in where], [self.values[i] for i in where]
-        partial = [k for k, i in enumerate(where) if i in self.partial]
-        some = RankShare(local, values, [self._layouts[i] for i in where], self._reduction, partial, self.double)
-        some.stages = [({k for k, i in enumerate(where) if i in here}, others) for here, others in self.stages]
-        return some
+    def subset(self, where: Sequence[int], pattern: str) -> Gradients:
+        """Return some of them, that a name pattern selects."""
+        subset = super().subset(where, pattern)
+        assert isinstance(subset, SplitGradients)
+        subset._stages = [({k for k, i in enumerate(where) if i in here}, others) for here, others in self._stages]
+        return subset
 
-    def total(self, p: float, foreach: bool | None) -> Tensor:
+    def _total(self, p: float, foreach: bool | None) -> tuple[Tensor, float | Tensor]:
         """Return the norm of all gradients of all processes. Those that lie alike are measured as one."""
         sets: dict[Any, list[int]] = {}
         for i, layout in enumerate(self._layouts):
-            sets.setdefault((id(layout), *(i in here for here, _ in self.stages)), []).append(i)
-        alike = list(sets.values())
-        totals = [_measure.total_norm([self.values[i] for i in at], p, foreach) for at in alike]
+            sets.setdefault((id(layout), *(i in here for here, _ in self._stages)), []).append(i)
+        totals = [_measure.total_norm([self.values[i] for i in at], p, foreach) for at in sets.values()]
         each = [torch.as_tensor(value, dtype=_devices.accumulation_dtype(norm.device)) for norm, value in totals]
         norms = torch.stack(each) if each else torch.zeros(0, dtype=torch.float64)
-        ((_, terms),) = combined([(self.subset([at[0] for at in alike]), norms, p)])
+        firsts = self.subset([at[0] for at in sets.values()], self.pattern)
+        ((_, terms),) = self._whole([(firsts, p)], [norms])
         with torch.no_grad():
-            return _measure.total(terms, p)
+            total = _measure.total(terms, p)
+        number = total.item() if self.readable_now() else None
+        norm = total.to(_measure.dtype_of_norm(self._reduction.rescaled, number))
+        return norm, total if number is None else number
 
-    def terms(self, norms: list[Tensor], shares: Sequence[tuple[RankShare, float]]) -> list[Tensor]:
-        """Return for each share its norms and those of gradients of other processes, each counted once."""
-        if not self.stages:
+    def _whole(self, several: Sequence[tuple[Any, float]], each: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        home = each[0].device
+        layouts = [layout for grads, _ in several for layout in grads._layouts]
+        orders = [p for grads, p in several for _ in grads._layouts]
+        with torch.no_grad():
+            joined = self._reduction.norms(torch.cat([norms.to(home) for norms in each]), orders, layouts)
+            split = torch.split(joined, [len(norms) for norms in each])
+            whole = [n.to(norms.device) for n, norms in zip(split, each, strict=True)]
+            return list(zip(whole, self._terms(several, whole), strict=True))
+
+    def _terms(self, several: Sequence[tuple[Any, float]], norms: list[Tensor]) -> list[Tensor]:
+        """Return for each of several its norms and those of gradients of other processes, each counted once."""
+        if not self._stages:
             return norms
-        slots = [(k, share.stages[s], p) for k, (share, p) in enumerate(shares) for s in range(len(self.stages))]
-        totals = [_measure.total(norms[k][sorted(here)], p) for k, (here, _), p in slots]
+        slots = [(n, stage, p) for n, (grads, p) in zip(norms, several, strict=True) for stage in grads._stages]
+        totals = [_measure.total(n[sorted(here)], p) for n, (here, _), p in slots]
         held = torch.stack([total.to(totals[0].device) for total in totals])
         held = self._reduction.norms(held, [p for *_, p in slots], [others for _, (_, others), _ in slots])
-        staged = [{i for here, _ in share.stages for i in here} for share, _ in shares]
+        staged = [{i for here, _ in grads._stages for i in here} for grads, _ in several]
         rest = [[i for i in range(len(n)) if i not in own] for n, own in zip(norms, staged, strict=True)]
-        split = torch.split(held, len(self.stages))
+        split = torch.split(held, len(self._stages))
         return [torch.cat([n[r], t.to(n.device)]) for n, r, t in zip(norms, rest, split, strict=True)]
 
-    def combine(self, each: Tensor, p: float) -> Tensor:
-        """Return what values of gradients come to: a p-norm; of order 1, a sum.
+    def refuse_disjoint(self, policy: str) -> None:
+        """Raise if other ranks hold other parameters."""
+        if self._stages:
+            raise UnsupportedGradientError(
+                f"{policy} compares gradients with parameters, and `placement` says that ranks hold different "
+                "parameters: each rank would decide for itself. Use a policy that uses norms only, such as ByMedian."
+            )
+
+    def refuse_partial(self, policy: str) -> None:
+        """Raise if other ranks hold summands of a gradient."""
+        for i, (stored, value) in enumerate(zip(self.local, self.values, strict=True)):
+            if stored is not value:
+                raise UnsupportedGradientError(
+                    f"{self.names()[i]} is partial: other ranks hold summands of its elements, which {policy} looks at "
+                    "one by one. Redistribute it before clipping: `grad.redistribute(placements=parameter.placements)`."
+                )
+
+    def weights(self) -> list[Tensor]:
+        """Return what is held of parameters, which must lie as their gradients do."""
+        for layout, p, spec in zip(self._layouts, self.parameters, specs_of(self.parameters), strict=True):
+            kinds = () if spec is None else spec.placements
+            dims = tuple(kind.dim for kind in kinds if not (kind.is_replicate() or kind.is_partial()))
+            if kinds and dims != layout.dims:
+                raise UnsupportedGradientError(
+                    f"a parameter of shape {tuple(p.shape)} has placements {kinds}, its gradient has others, "
+                    "and this policy compares the two. Redistribute the gradient before clipping."
+                )
+        return [stored_shard(p).detach() for p in self.parameters]
+
+    def combined(self, each: Tensor, p: float = 1.0) -> Tensor:
+        """Return what values of the part of each gradient here come to.
 
         Args:
             each: A value for each gradient, or a row of them for each kind of value.
@@ -235,7 +271,7 @@ class RankShare:
         norms = self._reduction.sum(flat, layouts) if p == 1 else self._reduction.norms(flat, [p] * len(flat), layouts)
         return norms.view(each.shape).to(each.device)
 
-    def combine_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
+    def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
         """Return the 2-norms of slices along some dimensions of each gradient, given those of the part here."""
         along = [layout.along(each) for layout, each in zip(self._layouts, dims, strict=True)]
         split = [k for k, layout in enumerate(along) if layout.shards]
@@ -248,35 +284,13 @@ class RankShare:
                 whole[k] = each.view(slices[k].shape).to(slices[k].device)
         return whole
 
-    def weights(self, parameters: Sequence[Any]) -> list[Tensor]:
-        """Return what is held of parameters, which must lie as their gradients do."""
-        for layout, p in zip(self._layouts, parameters, strict=True):
-            kinds = p.placements if is_dtensor(p) else ()
-            dims = tuple(kind.dim for kind in kinds if not (kind.is_replicate() or kind.is_partial()))
-            if kinds and dims != layout.dims:
-                raise UnsupportedGradientError(
-                    f"a parameter of shape {tuple(p.shape)} has placements {p.placements}, its gradient has others, "
-                    "and this policy compares the two. Redistribute the gradient before clipping."
-                )
-        return [(stored_shards([p])[0] if is_dtensor(p) else p).detach() for p in parameters]
+    def count_nonfinite(self, *, later: bool = False) -> Callable[[], Tensor]:  # noqa: ARG002
+        """Return how many values of each whole gradient are NaN or infinite: counted now, by all ranks together."""
+        counts = self.combined(_measure.count_nonfinite(self.values).to(torch.float64))
+        # Of copies it is the mean: one that is not finite in some of them counts too.
+        counts = (counts - 1e-6).ceil()
+        return lambda: counts
 
-    def measure(self, shares: Sequence[tuple[RankShare, float]]) -> list[tuple[Tensor, Tensor]]:
-        """Return for each of several shares the norm of each whole gradient, and terms whose norm is that of all.
-
-        Args:
-            shares: Gradients that share a policy, and the order of its norm.
-        """
-        return combined([(share, _measure.norms(share.values, p), p) for share, p in shares])
-
-
-def combined(shares: Sequence[tuple[RankShare, Tensor, float]]) -> list[tuple[Tensor, Tensor]]:
-    """Return for several shares the norms of whole gradients, given those of what is here, and terms, as `measure`."""
-    home = shares[0][1].device
-    layouts = [layout for share, _, _ in shares for layout in share._layouts]
-    orders = [p for share, _, p in shares for _ in share._layouts]
-    first = shares[0][0]
-    with torch.no_grad():
-        whole = first._reduction.norms(torch.cat([norms.to(home) for _, norms, _ in shares]), orders, layouts)
-        split = torch.split(whole, [len(norms) for _, norms, _ in shares])
-        each = [n.to(norms.device) for n, (_, norms, _) in zip(split, shares, strict=True)]
-        return list(zip(each, first.terms(each, [(share, p) for share, _, p in shares]), strict=True))
+    def why_not_finite(self) -> str:
+        """Explain a norm that is not finite where no gradient is known to hold such a value."""
+        return f"a gradient on another rank is not finite, or {super().why_not_finite()}"

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from .. import _devices, _measure
 from .._torch.storage import plain
-from ..errors import NonFiniteGradientError, UnsupportedGradientError
+from ..errors import NonFiniteGradientError
 from .target.parameters import live_names
-
-if TYPE_CHECKING:
-    from ._gate import RankShare
 
 
 class Gradients:
@@ -26,14 +23,19 @@ class Gradients:
         tensors: The gradient of each.
         target_names: The names of all parameters of the target, with a gradient or without; None where it has none.
         where: Where these are among all parameters of the target; None where they are all.
-        share: What this process holds of gradients that are split; None where it holds all of them.
 
     Attributes:
         local: What this process holds of each gradient, to be written to.
         values: The same, to be measured.
         where: As given.
         pattern: The name pattern that selected them: what a policy with a memory remembers a whole group by.
+        is_split: Whether this process may hold only a part of some of them.
+        has_others: Whether other processes may hold gradients that this one does not.
     """
+
+    is_split = False
+    has_others = False
+    _lists: tuple[str, ...] = ("parameters", "tensors", "local", "values")  # with an entry for each gradient
 
     def __init__(
         self,
@@ -41,55 +43,42 @@ class Gradients:
         tensors: list[Tensor],
         target_names: list[str] | None = None,
         where: list[int] | None = None,
-        share: RankShare | None = None,
     ) -> None:
         self.parameters = parameters
         self.tensors = tensors
         self.target_names = target_names
         self.pattern = "*"
-        self.local = tensors if share is None else share.local
-        self.values = tensors if share is None else share.values
+        self.local = tensors
+        self.values = tensors
         self.where = where
-        self._share = share
         self._readable: bool | None = None
         self._norms: dict[float, tuple[Tensor, Tensor]] = {}
         self._totals: dict[float, Tensor] = {}
 
     def subset(self, where: Sequence[int], pattern: str) -> Gradients:
         """Return some of them, that a name pattern selects."""
-        indices = [*where] if self.where is None else [self.where[i] for i in where]
-        parameters, tensors = [self.parameters[i] for i in where], [self.tensors[i] for i in where]
-        share = None if self._share is None else self._share.subset(where)
-        subset = Gradients(parameters, tensors, self.target_names, indices, share)
-        subset.pattern = pattern
+        subset = copy(self)
+        subset.pattern, subset.where, subset._readable = pattern, self._places(where), None
+        subset._norms, subset._totals = {}, {}
+        for name in self._lists:
+            setattr(subset, name, [getattr(self, name)[i] for i in where])
         return subset
 
-    @property
-    def known_names(self) -> list[str] | None:
-        """The name of each, or None where the target had none."""
-        names = self.target_names
-        return names if names is None or self.where is None else [names[i] for i in self.where]
-
-    @property
-    def is_split(self) -> bool:
-        """Whether this process may hold only a part of some of them."""
-        return self._share is not None
-
-    @property
-    def has_others(self) -> bool:
-        """Whether other processes may hold gradients that this one does not."""
-        return self._share is not None and bool(self._share.stages)
+    def _places(self, where: Sequence[int]) -> list[int]:
+        return [*where] if self.where is None else [self.where[i] for i in where]
 
     def names(self) -> list[str]:
         """Return a name for each: the target's own, else that of the live module that owns the parameter."""
-        names = self.known_names
-        return live_names(self.parameters) if names is None else names
+        names = self.target_names
+        if names is None:
+            return live_names(self.parameters)
+        return names if self.where is None else [names[i] for i in self.where]
 
     def keys(self) -> list[str]:
         """Return what to remember each by from step to step: its name, or its index where names are not unique."""
         if self.target_names is not None and len(set(self.target_names)) == len(self.target_names):
             return self.names()
-        return [f"parameter {i}" for i in (range(len(self.tensors)) if self.where is None else self.where)]
+        return [f"parameter {i}" for i in self._places(range(len(self.tensors)))]
 
     def norms(self, p: float = 2.0) -> Tensor:
         """Return the p-norm of each whole gradient: a float64 vector on the device of the first."""
@@ -109,27 +98,30 @@ class Gradients:
 
     def _measured(self, p: float) -> tuple[Tensor, Tensor]:
         if p not in self._norms:
-            measure_together([(self, p)])
+            self.measure([(self, p)])
         return self._norms[p]
+
+    def measure(self, several: Sequence[tuple[Gradients, float]]) -> None:
+        """Measure gradients of this call, each in its own norm; where they are split, with one exchange for all."""
+        each = [plain(_measure.norms(grads.values, p)) for grads, p in several]
+        for (grads, p), whole in zip(several, self._whole(several, each), strict=True):
+            grads._norms[p] = whole
+
+    def _whole(self, several: Sequence[tuple[Gradients, float]], each: list[Tensor]) -> list[tuple[Tensor, Tensor]]:  # noqa: ARG002
+        """Return for each of several the norms of whole gradients, given those of what is here, and `norm_terms`."""
+        return [(norms, norms) for norms in each]
 
     def measure_total(self, p: float, foreach: bool | None, error_if_nonfinite: bool) -> tuple[Tensor, float | Tensor]:
         """Return the same where nothing else is asked, and the norm to compute with: see `_measure.total_norm`."""
         if foreach:
             _measure.check_foreach(self.local, foreach)
-        norm: Tensor
-        value: float | Tensor
-        if self._share is not None:
-            total = self._share.total(p, foreach)
-            value = total.item() if self.readable_now() else total
-            number = value if isinstance(value, float) else None
-            norm = total.to(_measure.dtype_of_norm(self._share.double, number))
-        elif self.tensors:
-            norm, value = _measure.total_norm(self.tensors, p, foreach)
-        else:
-            norm, value = torch.tensor(0.0), 0.0
+        norm, value = self._total(p, foreach)
         if error_if_nonfinite and not math.isfinite(value):
             raise self._nonfinite_total(p)
         return norm, value
+
+    def _total(self, p: float, foreach: bool | None) -> tuple[Tensor, float | Tensor]:
+        return _measure.total_norm(self.tensors, p, foreach)
 
     def _nonfinite_total(self, p: float) -> NonFiniteGradientError:
         counts = zip(self.names(), self.count_nonfinite()().tolist(), strict=True)
@@ -144,49 +136,36 @@ class Gradients:
 
     def refuse_disjoint(self, policy: str) -> None:
         """Raise if other processes hold other parameters, for a policy that each would decide for itself."""
-        if self.has_others:
-            raise UnsupportedGradientError(
-                f"{policy} compares gradients with parameters, and `placement` says that ranks hold different "
-                "parameters: each rank would decide for itself. Use a policy that uses norms only, such as ByMedian."
-            )
 
     def refuse_partial(self, policy: str) -> None:
         """Raise if this process holds a summand of a gradient, for policies that change single elements."""
-        for i in self._share.partial if self._share is not None else ():
-            raise UnsupportedGradientError(
-                f"{self.names()[i]} is partial: other ranks hold summands of its elements, which {policy} looks at one "
-                "by one. Redistribute it before clipping: `grad.redistribute(placements=parameter.placements)`."
-            )
 
     def weights(self) -> list[Tensor]:
         """Return what this process holds of each parameter."""
-        return [p.detach() for p in self.parameters] if self._share is None else self._share.weights(self.parameters)
+        return [p.detach() for p in self.parameters]
 
-    def combined(self, each: Tensor, p: float = 1.0) -> Tensor:
+    def combined(self, each: Tensor, p: float = 1.0) -> Tensor:  # noqa: ARG002
         """Return what values of the part of each gradient here come to: a p-norm; of order 1, a sum."""
-        return each if self._share is None else self._share.combine(each, p)
+        return each
 
-    def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:
+    def combined_slices(self, slices: Sequence[Tensor], dims: Sequence[set[int]]) -> list[Tensor]:  # noqa: ARG002
         """Return the 2-norms of slices along some dimensions of each gradient, given those of the part here."""
-        return [*slices] if self._share is None else self._share.combine_slices(slices, dims)
+        return [*slices]
 
     def count_nonfinite(self, *, later: bool = False) -> Callable[[], Tensor]:
         """Return a function that says how many values of each whole gradient are NaN or infinite now.
 
         Args:
-            later: Count when it is called; on several ranks, which have to count together, they count now.
+            later: Count when it is called.
         """
-        if self._share is None and later:
+        if later:
             return _measure.count_nonfinite_later(self.values)
         counts = _measure.count_nonfinite(self.values)
-        if self._share is not None:  # of copies it is the mean: one that is not finite in some of them counts too
-            counts = (self._share.combine(counts.to(torch.float64), 1.0) - 1e-6).ceil()
         return lambda: counts
 
     def why_not_finite(self) -> str:
         """Explain a norm that is not finite where no gradient is known to hold such a value."""
-        elsewhere = "a gradient on another rank is not finite, or " if self._share is not None else ""
-        return elsewhere + _measure.TOO_LARGE
+        return _measure.TOO_LARGE
 
     def invalidate(self) -> None:
         """Measure again when asked next: the gradients have been changed."""
@@ -198,14 +177,3 @@ class Gradients:
         if self._readable is None:
             self._readable = _devices.readable_now(self.local)
         return self._readable
-
-
-def measure_together(several: Sequence[tuple[Gradients, float]]) -> None:
-    """Measure gradients of one call, each in its own norm, with one exchange for all of them."""
-    split = [(grads._share, p) for grads, p in several if grads._share is not None]
-    if split:
-        measured = split[0][0].measure(split)
-    else:
-        measured = [(norms, norms) for norms in (plain(_measure.norms(grads.tensors, p)) for grads, p in several)]
-    for (grads, p), norms in zip(several, measured, strict=True):
-        grads._norms[p] = norms

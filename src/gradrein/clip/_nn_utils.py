@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
+import torch
 from torch import Tensor
 
 from .. import _devices, _measure, _validate
@@ -16,6 +18,8 @@ from . import _apply
 from ._gate import enter, enter_tensors, whole_number
 from .target.parameters import Target, parameters_of
 from .target.patterns import describe
+
+_EPS = 1e-6  # torch's: part of the contract of its names
 
 
 @notify_clip(parameters_of, describe_norm)
@@ -65,7 +69,7 @@ def clip_grad_norm_(
     call = lambda: f"clip_grad_norm_(max_norm={describe(limit)}, norm_type={p}, {error_if_nonfinite=})"  # noqa: E731
     grads = enter(parameters, placement, call)
     norm, value = grads.measure_total(p, foreach, error_if_nonfinite)
-    _apply.scale_down_(grads.local, limit, value, foreach)
+    _scale_down_(grads.local, limit, value, foreach)
     return norm
 
 
@@ -201,4 +205,20 @@ def clip_grads_with_norm_(
     _measure.check_foreach(grads.local, foreach)
     if isinstance(known, Tensor) and _devices.readable_now([*grads.local, known]):
         known = float(known)
-    _apply.scale_down_(grads.local, limit, known, foreach)
+    _scale_down_(grads.local, limit, known, foreach)
+
+
+def _scale_down_(grads: list[Tensor], limit: float | Tensor, norm: float | Tensor, foreach: bool | None) -> None:
+    """Multiply by `limit / (norm + eps)` where that is below 1. On the CPU nothing is written otherwise."""
+    if not grads or (isinstance(limit, float) and limit == math.inf):
+        return
+    if isinstance(norm, float):
+        ceiling = limit if isinstance(limit, float) else _validate.read_threshold(limit, "max_norm")
+        coefficient = ceiling / (norm + _EPS)
+        if not coefficient >= 1 and ceiling != math.inf:  # a NaN norm scales too: torch's contract
+            _apply.scale_(grads, coefficient, foreach)
+        return
+    with torch.no_grad():
+        exact = norm.to(_devices.accumulation_dtype(norm.device))
+        factor = _measure.clip_factor(limit, exact, eps=_EPS, if_not_finite=None)
+        _apply.scale_(grads, factor, foreach)

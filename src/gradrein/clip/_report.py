@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import _measure
-from .._devices import has_no_values
 from .._events import ClipEvent
 from .._notebook import bars, card
-from ..errors import ArgumentError, UnsupportedGradientError
+from ..errors import ArgumentError
 from ..policies import Clamp, Scale
 from ._gradients import Gradients
 
@@ -121,18 +120,6 @@ class ClipReport:
         self._counts = counts
         self._dry_run = dry_run
 
-    def _has_no_values(self) -> bool:
-        return any(has_no_values(o.before) for o in self._outcomes)
-
-    def _readable(self) -> list[Outcome]:
-        """Return what was done, if there are values to tell it by."""
-        if self._has_no_values():
-            raise UnsupportedGradientError(
-                "the gradients are on the meta device or fake: they have shapes and no values, so that there is "
-                "nothing to report. Read the report of a step with real gradients."
-            )
-        return self._outcomes
-
     def _total(self, after: bool) -> Tensor:
         if not self._outcomes:
             return torch.zeros(())
@@ -144,7 +131,7 @@ class ClipReport:
         if after and self.skipped:
             return torch.zeros(())
         home = self._outcomes[0].before.device
-        each = torch.cat([(o.terms_after() if after else o.terms).to(home) for o in self._readable()])
+        each = torch.cat([(o.terms_after() if after else o.terms).to(home) for o in self._outcomes])
         return _measure.total(each, orders.pop())
 
     @property
@@ -163,18 +150,17 @@ class ClipReport:
 
         Also None if parts of sharded gradients have their own factors (`by_unit`), which differ between ranks.
         """
-        factors = [f for o in self._readable() if (f := o.factor()) is not None]
+        factors = [f for o in self._outcomes if (f := o.factor()) is not None]
         return min(factors) if factors else None if self._outcomes else 1.0
 
     @property
     def clipped(self) -> bool:
         """Whether any gradient was changed by a policy; of a limit on values also where NaN hides whether any was."""
-        return any(o.clipped() for o in self._readable())
+        return any(o.clipped() for o in self._outcomes)
 
     @property
     def skipped(self) -> bool:
         """Whether all gradients were set to zero, because some were not finite or by a policy such as `SkipSpikes`."""
-        self._readable()
         return bool(self._is_skipped())
 
     def _is_skipped(self) -> bool | Tensor:
@@ -196,19 +182,18 @@ class ClipReport:
     @property
     def norms(self) -> dict[str, float]:
         """The norm of each gradient before clipping, by parameter name."""
-        return {name: n for o in self._readable() for name, n in zip(o.grads.names(), o.before.tolist(), strict=True)}
+        return {name: n for o in self._outcomes for name, n in zip(o.grads.names(), o.before.tolist(), strict=True)}
 
     @property
     def norms_after(self) -> dict[str, float]:
         """The norm of each gradient after clipping, by parameter name."""
         skipped = self.skipped
-        pairs = ((o.grads.names(), o.after().tolist()) for o in self._readable())
+        pairs = ((o.grads.names(), o.after().tolist()) for o in self._outcomes)
         return {name: 0.0 if skipped else n for names, each in pairs for name, n in zip(names, each, strict=True)}
 
     @property
     def offenders(self) -> dict[str, int]:
         """The parameters whose gradients had NaN or infinite values, and how many."""
-        self._readable()
         pairs = ((g.names(), counted().tolist()) for g, counted in self._counts)
         return {name: int(n) for names, counts in pairs for name, n in zip(names, counts, strict=True) if n}
 
@@ -233,8 +218,6 @@ class ClipReport:
     def __str__(self) -> str:
         if not self._outcomes:
             return "nothing to clip: no gradient"
-        if self._has_no_values():
-            return "nothing to report: the gradients have no values"
         if len(self._outcomes) > 1:
             indented = (f"{pattern}: {report}".replace("\n", "\n  ") for pattern, report in self.by_pattern.items())
             return "\n".join(indented)
@@ -263,7 +246,7 @@ class ClipReport:
         return card(title, bars(self.norms, self.norms_after), str(self) if len(self._outcomes) > 1 else "")
 
     def __repr__(self) -> str:
-        text = self._headline() if self._outcomes and not self._has_no_values() else str(self)
+        text = self._headline() if self._outcomes else str(self)
         return f"<ClipReport {text}>"
 
 

@@ -79,8 +79,7 @@ class Reduction:
         groups: The process groups, in one order on all ranks (`in_order`).
         what: What is exchanged, for errors: `"gradient norms"`.
         asked: What must be the same on every rank, in words or numbers that an error can show; `"the call"` first.
-        fingerprints: Numbers that must be the same, by what they stand for.
-        on_group: Further numbers that must be the same in one group only.
+        fingerprints: For each group numbers that must be the same on its ranks, by what they stand for.
         rescaled: Whether values may be out of the range of float32, so that their powers may be out of that of float64:
             those are then taken relative to the largest, which another message finds.
     """
@@ -90,14 +89,13 @@ class Reduction:
         groups: Sequence[Group],
         what: str,
         asked: Mapping[str, Any],
-        fingerprints: Mapping[str, int] | None = None,
-        on_group: Mapping[Group, Mapping[str, int]] | None = None,
+        fingerprints: Mapping[Group, Mapping[str, int]],
         *,
         rescaled: bool = False,
     ) -> None:
         self.groups = [group for group in dict.fromkeys(groups) if group.size > 1]
-        self._what, self._asked, self._rescaled = what, asked, rescaled
-        self._fingerprints, self._on_group = fingerprints or {}, on_group or {}
+        self.rescaled = rescaled
+        self._what, self._asked, self._fingerprints = what, asked, fingerprints
         self._fault = ""
         self._agreed: dict[Group, bool] = {}
 
@@ -121,7 +119,7 @@ class Reduction:
         """Return the p-norms of whole tensors, given those of the parts here and the order of each."""
         if not self.groups:
             return norms
-        if not self._rescaled and all(1 <= p <= _LARGEST_ORDER for p in set(orders)):
+        if not self.rescaled and all(1 <= p <= _LARGEST_ORDER for p in set(orders)):
             p = _exponents(orders, norms)
             return self.sum(norms**p, layouts) ** (1 / p)
         top = self.max(norms, layouts)
@@ -149,7 +147,7 @@ class Reduction:
         """Return a vector reduced over a group; zeros where its ranks do not agree."""
         if group in self._agreed:
             return self._send(values, group, largest) if self._agreed[group] else torch.zeros_like(values)
-        compared = {**self._fingerprints, **self._on_group.get(group, {})}
+        compared = self._fingerprints[group]
         number = fingerprint((*self._asked.values(), *compared.values(), largest))
         words = [number // _PRIME**k % _PRIME for k in range(_WORDS)]
         header = [*words, *([-w for w in words] if largest else [w * w for w in words]), int(bool(self._fault))]

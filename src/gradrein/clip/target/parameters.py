@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -25,9 +24,6 @@ Target: TypeAlias = (
 
 GROUP = "group:"  # how a pattern for an optimizer's parameter group begins
 
-# torch's own words, kept: people filter on them.
-_EMPTY_GENERATOR = "`parameters` is an empty generator, no gradient clipping will occur."
-
 
 def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     """Return names (None where the target has none) and parameters, in order. An iterator is consumed once."""
@@ -44,7 +40,11 @@ def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     except TypeError as error:
         raise GradientTypeError(_not_a_parameter(target)) from error
     if not entries and not hasattr(target, "__len__"):
-        _warn_exhausted(target)
+        # The first sentence is torch's own: people filter on it.
+        warn(
+            "`parameters` is an empty generator, no gradient clipping will occur. An iterator can be consumed only "
+            "once: pass a list, or create a new one for each call."
+        )
     if entries and isinstance(entries[0], tuple):
         return [str(name) for name, _ in entries], _parameters([p for _, p in entries])
     if entries and isinstance(entries[0], Mapping):  # optimizer.param_groups
@@ -96,16 +96,6 @@ def _not_a_parameter(given: object) -> str:
     return (
         f"a parameter was expected, found {type(given).__name__}: {given!r:.80}. Pass a tensor, an iterable of "
         "tensors, a module, an optimizer, `model.named_parameters()` or a dict of tensors."
-    )
-
-
-def _warn_exhausted(target: object) -> None:
-    if isinstance(target, types.GeneratorType):
-        warn(_EMPTY_GENERATOR, UserWarning)
-        return
-    warn(
-        f"the {type(target).__name__} passed as parameters yields nothing, so no gradient was clipped. An iterator "
-        "can be consumed only once: pass a list, or create a new one for each call.",
     )
 
 

@@ -178,7 +178,8 @@ def agree(
         return Agreed(counts[0], counts[1], used, None)
     what = [(name, tuple(p.shape), p.dtype) for name, p in parameters.items()]
     compared = {"the call": call, "`sample_groups`": ids is not None, **same}
-    reduction = Reduction(groups, "per-sample gradients", compared, {"the parameters": fingerprint(what)})
+    numbers = {"the parameters": fingerprint(what)}
+    reduction = Reduction(groups, "per-sample gradients", compared, dict.fromkeys(groups, numbers))
     try:
         sent = reduction.sum(torch.tensor([*counts, *used], dtype=torch.float64))
     except RankError as error:

@@ -6,7 +6,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from ._torch.modes import fakes_values, has_values_elsewhere
+from ._torch.modes import fakes_values
 
 _is_cpu = attrgetter("is_cpu")
 WITHOUT_FLOAT64 = {"mps"}
@@ -14,7 +14,7 @@ WITHOUT_FLOAT64 = {"mps"}
 
 def readable_now(tensors: Sequence[Tensor]) -> bool:
     """Return whether values can be read without waiting for a device or breaking a compiled graph."""
-    return not torch.compiler.is_compiling() and all(map(_is_cpu, tensors)) and not has_values_elsewhere(tensors)
+    return not torch.compiler.is_compiling() and all(map(_is_cpu, tensors)) and not fakes_values(tensors)
 
 
 def has_no_values(tensor: Tensor) -> bool:

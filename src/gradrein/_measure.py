@@ -10,7 +10,6 @@ from torch.masked import MaskedTensor
 from . import _devices, _kernels
 from ._devices import accumulation_dtype
 from ._kernels import foreach as _foreach
-from ._torch.modes import runs_many_ranks
 from ._torch.ops import has_foreach, unflatten
 from ._torch.storage import undo_negation
 from .errors import CallArgumentError, UnsupportedGradientError
@@ -148,8 +147,6 @@ def _refuse_some_meta(grads: Sequence[Tensor]) -> None:
 def _norms_by_torch(grads: list[Tensor], p: float, foreach: bool | None) -> Tensor:
     home = grads[0].device
     values = [_values(g, p) for g in grads]
-    if p == math.inf and runs_many_ranks():  # some ranks may hold nothing, of which torch knows no largest value
-        values = [torch.cat([t.reshape(-1), t.new_zeros(1)]) for t in values]
     held = [i for i, t in enumerate(values) if t.numel()]
     sets = _by_foreach(values, held, foreach)
     if len(sets) == 1 and len(held) == len(values):
@@ -296,7 +293,7 @@ def list_offenders(offenders: dict[str, int], at_most: int = 20) -> str:
 def shares_memory(t: Tensor) -> bool:
     """Return whether elements of a strided tensor may share memory, as in an expanded one."""
     reach = 0
-    if runs_many_ranks() or not t.numel():  # sizes may differ by rank there, and shards are dense
+    if not t.numel():
         return False
     for step, size in sorted((step, size) for step, size in zip(t.stride(), t.shape, strict=True) if size > 1):
         if step <= reach:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch.modes import has_values_elsewhere
+from .._torch.modes import fake_mode
 
 
 class CpuBackend:
@@ -131,9 +131,9 @@ def native(tensors: list[Tensor], foreach: bool | None, factor: float | Tensor =
     """Return the backend of the first tensor's device.
 
     None where it has none, the factor is not one it takes, the plain loop was asked for (`foreach=False`), a graph is
-    being compiled or values are not in these tensors.
+    being compiled or every result is fake. Fake tensors are none that a backend takes.
     """
-    if foreach is False or not tensors or torch.compiler.is_compiling() or has_values_elsewhere(tensors):
+    if foreach is False or not tensors or torch.compiler.is_compiling() or fake_mode() is not None:
         return None
     backend = BACKENDS.get(tensors[0].device.type)
     takes = backend is not None and (isinstance(factor, float) or backend.takes_factor(factor))

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,8 @@ from torch.jit import _builtins
 from torch.utils._python_dispatch import _disable_current_modes
 
 _MODE_KEYS = tuple(torch._C._TorchDispatchModeKey.__members__.values())
+# The mode in which every result is a fake tensor, or None. In C alone: each call of a kernel asks.
+fake_mode = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE)
 
 
 def inside_func_transform() -> bool:
@@ -94,24 +97,7 @@ def values_are_real(tensors: Sequence[Any]) -> bool:
 
 def fakes_values(tensors: Sequence[Tensor]) -> bool:
     """Return whether these are fake tensors, or any result would be: torch refuses to mix them with others."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return True
-    return bool(tensors) and isinstance(tensors[0], FakeTensor)
-
-
-def has_values_elsewhere(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the values of these are not in their memory: fake ones, and those of many ranks."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
-        return True
-    fake = bool(tensors) and isinstance(tensors[0], FakeTensor)
-    return fake or ("torch.distributed._local_tensor" in sys.modules and runs_many_ranks())
-
-
-def runs_many_ranks() -> bool:
-    """Return whether one process runs many ranks (`LocalTensorMode`): a value may then differ by rank."""
-    module: Any = sys.modules.get("torch.distributed._local_tensor")
-    active = getattr(module, "local_tensor_mode", None)  # only in newer torch
-    return active is not None and active() is not None
+    return fake_mode() is not None or (bool(tensors) and isinstance(tensors[0], FakeTensor))
 
 
 def same_shape(first: Sequence[int], second: Sequence[int]) -> bool:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .modes import runs_many_ranks
-
 
 def storage_of(tensor: Tensor) -> int:
     """Return a number that tells storages apart that are alive at one time, also those without memory."""
@@ -35,7 +33,7 @@ def repeats(tensors: Sequence[Tensor]) -> dict[int, int]:
 
 def _starts(tensors: Sequence[Tensor]) -> list[int]:
     """Return where the memory of each tensor begins; below zero for one that has no block, such as an empty one."""
-    if torch.compiler.is_compiling() or any(map(is_fake, tensors[:1])) or runs_many_ranks():
+    if torch.compiler.is_compiling() or any(map(is_fake, tensors[:1])):
         return [-id(t) for t in tensors]
     try:
         starts = list(map(Tensor.data_ptr, tensors))

@@ -28,21 +28,6 @@ PACKAGES = {
     "docs/start/attribution.md": ["faiss"],
 }
 
-# What the front page takes for granted.
-YOURS = """
-import torch
-import torch.nn.functional as F
-import gradrein
-model = torch.nn.Sequential()
-model.add_module("body", torch.nn.Linear(20, 64))
-model.add_module("head", torch.nn.Linear(64, 5))
-x, y = torch.randn(32, 20), torch.randint(5, (32,))
-loss = F.cross_entropy(model(x), y)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
-"""
-FRONT = ("README.md", "docs/index.md")  # each of its examples stands alone
-
 
 def name_of(page):
     return str(page.relative_to(ROOT))
@@ -65,7 +50,6 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     names = {"__name__": "__main__"}
     try:
         for number, block in enumerate(blocks(page)):
-            block = YOURS + block if name_of(page) in FRONT else block
             exec(compile(block, f"{page.name}, block {number}", "exec"), names)
     finally:
         if dist.is_initialized():  # by a block of the page

@@ -400,23 +400,65 @@ def test_a_healthy_run_is_found_healthy():
     assert monitor.advice().threshold is None
 
 
-@pytest.mark.parametrize("stride", [1, 3])
-def test_what_is_sampled_is_measured_on_those_elements(stride, monkeypatch):
+def test_weights_are_compared_on_a_sample_of_each_tensor(monkeypatch):
+    monkeypatch.setattr("gradrein.watch.record.measure._SAMPLE", 1)
+    monkeypatch.setattr("gradrein.watch.record.measure._LEAST_OF_EACH", 10)
     net = model()
-    total = sum(p.numel() for p in net.parameters())
-    monkeypatch.setattr("gradrein.watch.record.measure._MAX_COMPARED", -(-total // stride))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    look = lambda: torch.cat([p.detach().reshape(-1)[::stride] for p in net.parameters()])  # noqa: E731
+    strides = []
+    for p in net.parameters():  # at most 10 elements, and a stride that goes through all columns
+        stride = -(-p.numel() // 10)
+        while math.gcd(stride, p.shape[-1]) > 1:
+            stride += 1
+        strides.append(stride)
+    assert len(set(strides)) > 1
+
+    def look(tensors):
+        parts = zip(tensors, strides, strict=True)
+        return torch.cat([t.detach().reshape(-1)[::stride] * stride**0.5 for t, stride in parts])
+
     with gradrein.Monitor(net, optimizer) as monitor:
-        before = look()
+        before = look(net.parameters())
         train(net, optimizer, 1)
-        after = look()
+        after = look(net.parameters())
         torch.manual_seed(3)
         optimizer.zero_grad()
         net(torch.randn(16, 4)).square().mean().backward()
-        gradient = torch.cat([p.grad.reshape(-1)[::stride] for p in net.parameters()])
+        gradient = look([p.grad for p in net.parameters()])
         optimizer.step()
     run = read_run(monitor.path)
     assert run.update[0] == pytest.approx(float((after - before).norm() / after.norm()), rel=1e-4)
     cosine = torch.nn.functional.cosine_similarity(after - before, gradient, dim=0)
     assert run.step_grad_cosine[1] == pytest.approx(float(cosine), abs=1e-3)
+
+
+@pytest.mark.parametrize("columns", [64, 768, 1000])
+def test_a_sample_extrapolates_to_all_weights(columns):
+    layer = nn.Linear(columns, 3000)  # a second column in which weights are large: no stride may miss or prefer it
+    with torch.no_grad():
+        layer.weight[:, 1] *= 50
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with gradrein.Monitor(layer, optimizer, norms="weight") as monitor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            layer(torch.randn(8, columns)).square().mean().backward()
+            before = layer.weight.detach().clone()
+            optimizer.step()
+    after = layer.weight.detach()
+    true = float((after - before).norm() / after.norm())
+    assert monitor.latest["update/weight"] == pytest.approx(true, rel=0.15)
+
+
+def test_rows_that_a_sample_has_not_seen_are_not_called_unmoved():
+    net = nn.Sequential(nn.Embedding(200_000, 4), nn.Linear(4, 1))
+    frozen = nn.Linear(700, 700)
+    optimizer = torch.optim.SGD([{"params": net.parameters()}, {"params": frozen.parameters(), "lr": 0.0}], lr=0.1)
+    words = torch.tensor([[3, 5]])  # few of the rows; a sample of one in twelve weights has none of them
+    with gradrein.Monitor(None, optimizer) as monitor:
+        for _ in range(12):
+            optimizer.zero_grad()
+            (net(words).sum() + frozen(torch.randn(2, 700)).square().mean()).backward()
+            optimizer.step()
+    run = read_run(monitor.path)
+    assert run.unmoved[-1] == {3, 4}  # what is frozen has been seen to have a gradient
+    assert [f.name for f in monitor.findings()] == ["dead"]

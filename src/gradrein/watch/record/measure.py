@@ -12,11 +12,12 @@ from ... import _measure
 from ..._devices import readable_now
 from ...graph import find_names
 from .layers import LayerNorms
-from .readback import Values
+from .readback import Numbers, Values
 from .shards import is_flattened, is_primary_shard, local_shard, shard_index, unmeasurable
 
-# Weights before and after a step are compared on at most this many elements, evenly spread: 4 MB, whatever the model.
-_MAX_COMPARED = 1 << 20
+# Weights before and after a step are compared on a sample: so many elements in all, and at least so many of a tensor.
+_SAMPLE = 1 << 16
+_LEAST_OF_EACH = 256
 
 
 @dataclass
@@ -96,11 +97,20 @@ class Meter:
         comparable = len({p.device for p in floats}) == 1 and not any(map(is_flattened, floats))
         self._compared = floats if comparable else []
         self._counted = [is_primary_shard(p, rank) for p in self._compared]
-        self.stride = max(1, math.ceil(sum(local_shard(p).numel() for p in self._compared) / _MAX_COMPARED))
         self._dtype = torch.float64 if any(p.dtype == torch.float64 for p in self._compared) else torch.float32
+        share = max(_LEAST_OF_EACH, _SAMPLE // max(1, len(self._compared)))
+        local = [local_shard(p) for p in self._compared]
+        self._strides = [_stride(t, share) for t in local]
+        self._sizes = [math.ceil(t.numel() / stride) for t, stride in zip(local, self._strides, strict=True)]
+        # An element stands for as many as its stride, so squares are extrapolated by factors on the elements.
+        self._factors: Tensor | None = None
+        if max(self._strides, default=1) > 1:
+            each = torch.tensor(self._strides, dtype=self._dtype).sqrt()
+            self._factors = each.repeat_interleave(torch.tensor(self._sizes)).to(local[0].device)
         # All compared weights as they were before the step; after it, their negative move.
         self._held: Tensor | None = None
         self._is_move = False
+        self._gradients: Tensor | None = None  # the compared elements of them
 
     def names(self, model: torch.nn.Module | None) -> list[str]:
         """Return a name for each parameter: the model's, those the optimizer was given, else those of live modules."""
@@ -144,10 +154,11 @@ class Meter:
             weights = self._joined(self._compared)
             move = self._held.sub_(weights)
             self._is_move = True
-            sizes = [t.numel() for t in self._view(self._compared)]
             compared = [move] if self.layers is None else [move, weights]
-            each = [_measure.norms(list(torch.split(t, sizes)), 2.0) for t in compared]
+            each = [_measure.norms(list(torch.split(t, self._sizes)), 2.0) for t in compared]
             values["moves"] = each[:1]
+            if self._factors is not None and self._gradients is not None:
+                values["seen"] = [_measure.norms(list(torch.split(self._gradients, self._sizes)), 2.0)]
             if self.is_sharded:
                 values["update_sums"] = [self._squared(move), self._squared(weights)]
             else:
@@ -159,10 +170,18 @@ class Meter:
             values["layers"] = [self.layers.sum_over_ranks(rows)]
         return values
 
-    def unmoved(self, moves: list[float]) -> list[int]:
-        """Return the indices of the parameters that did not move."""
+    def unmoved(self, numbers: Numbers) -> list[int]:
+        """Return the indices of the parameters that did not move.
+
+        Of an embedding few rows move. A sample tells only where it has seen a gradient.
+        """
         index = {id(p): i for i, p in enumerate(self.parameters)}
-        return [index[id(p)] for p, n in zip(self._compared, moves, strict=bool(moves)) if n == 0]
+        moves = numbers.get("moves", [])
+        tells = [stride == 1 for stride in self._strides]
+        if "seen" in numbers:
+            tells = [whole or seen != 0 for whole, seen in zip(tells, numbers["seen"], strict=True)]
+        each = zip(self._compared, moves, tells, strict=bool(moves))
+        return [index[id(p)] for p, move, tell in each if move == 0 and tell]
 
     def skip_step(self) -> None:
         """Note that a step is not measured."""
@@ -170,32 +189,43 @@ class Meter:
 
     def _compare_with_move(self) -> Values:
         grads = [g for p in self._compared if (g := p.grad) is not None and g.layout is torch.strided]
-        if self._held is None or not self._is_move or len(grads) != len(self._compared):
+        complete = len(grads) == len(self._compared)
+        joined = self._gradients = self._joined(grads) if complete and grads else None
+        if joined is None or self._held is None or not self._is_move:
             return {}
-        joined = self._joined(grads)
         if self.is_sharded:
-            ours = -torch.dot(self._masked(self._held), joined) * self.stride
+            ours = -torch.dot(self._masked(self._held), joined)
             return {"cosine_sums": [ours, self._squared(self._held), self._squared(joined)]}
         return {"cosine": [-torch.dot(self._held, joined) / (_norm(joined) * _norm(self._held))]}
 
     def _squared(self, values: Tensor) -> Tensor:
-        """Return the sum of squares of what this rank counts, extrapolated to all elements from the compared ones."""
-        return _norm(self._masked(values)).square() * self.stride
+        """Return the sum of squares of what this rank counts."""
+        return _norm(self._masked(values)).square()
 
     def _masked(self, values: Tensor) -> Tensor:
         """Return joined values with 0 for what another rank counts."""
-        parts = torch.split(values, [t.numel() for t in self._view(self._compared)])
+        parts = torch.split(values, self._sizes)
         return torch.cat([t if counts else torch.zeros_like(t) for t, counts in zip(parts, self._counted, strict=True)])
 
     @torch.no_grad()
     def _joined(self, tensors: list[Any]) -> Tensor:
-        """Return the compared elements as one vector."""
-        return torch.cat([t.reshape(-1) for t in self._view(tensors)]).to(self._dtype)
+        """Return the compared elements as one vector, so that its squares add up to about those of all elements."""
+        local = tensors if self.plain else map(local_shard, tensors)
+        sampled = zip(local, self._sizes, self._strides, strict=True)
+        joined = torch.cat([_every(t, size, stride) for t, size, stride in sampled]).to(self._dtype)
+        return joined if self._factors is None else joined.mul_(self._factors)
 
-    def _view(self, tensors: list[Any]) -> list[Tensor]:
-        """Return the elements that are compared: all, or an even sample."""
-        plain = [t.detach() for t in (tensors if self.plain else map(local_shard, tensors))]
-        return plain if self.stride == 1 else [t.reshape(-1)[:: self.stride] for t in plain]
+
+def _stride(t: Tensor, share: int) -> int:
+    """Return the distance of compared elements: at most `share` of them, and not always in the same columns."""
+    stride = max(1, math.ceil(t.numel() / share))
+    while t.dim() and math.gcd(stride, t.shape[-1]) > 1:
+        stride += 1
+    return stride
+
+
+def _every(t: Tensor, size: int, stride: int) -> Tensor:
+    return t.as_strided((size,), (stride,)) if t.is_contiguous() else t.reshape(-1)[::stride]
 
 
 def _norm(values: Tensor) -> Tensor:

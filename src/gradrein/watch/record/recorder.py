@@ -284,7 +284,7 @@ class Recorder(Subscriber):
             bad = [i for i, n in enumerate(norms) if n and not math.isfinite(n) and i not in gradients.unmeasurable]
             if bad:
                 line["nonfinite"] = {names[i]: counts.get(i, 0) for i in bad}
-            line["unmoved"] = meter.unmoved(numbers.get("moves", []))
+            line["unmoved"] = meter.unmoved(numbers)
             batch = self._batches.line(batches, line)
             if batch is not None:
                 self._writer.write(batch)

@@ -57,11 +57,11 @@ class LayerNorms:
     def entries(self, squares: Sequence[float]) -> dict[str, float]:
         """Return the numbers for a tracker, given what `sum_over_ranks` returned: gradient, weight, move, its base."""
         count = len(squares) // 4
-        rows = [squares[k * count : (k + 1) * count] for k in range(4)]
+        by_parameter = [*zip(*(squares[k * count : (k + 1) * count] for k in range(4)), strict=True)]
         numbers: dict[str, float] = {}
         for label, at in self._labels.items():
-            gradient, weight, move, base = (math.sqrt(sum(row[i] for i in at)) for row in rows)
-            numbers |= {f"norm/{label}": gradient, f"weight/{label}": weight}
+            gradient, weight, move, base = map(math.sqrt, map(sum, zip(*[by_parameter[i] for i in at], strict=True)))
+            numbers[f"norm/{label}"], numbers[f"weight/{label}"] = gradient, weight
             if base > 0:
                 numbers[f"update/{label}"] = move / base
         return numbers

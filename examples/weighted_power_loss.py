@@ -27,7 +27,7 @@ def weighted_power_loss(logits, digits, power: float):
 def main():
     options = argparse.ArgumentParser()
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--epochs", type=int, default=30)
+    options.add_argument("--epochs", type=int, default=20)
     options.add_argument("--lr", type=float, default=0.025)
     options.add_argument("--power", type=float, default=2.0)
     args = options.parse_args()

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import re
 
 import pytest
 
@@ -11,15 +12,37 @@ from gradrein.watch.report.report import report_on
 from gradrein.watch.run.run import NonfiniteStep
 
 from .runs import healthy
-from .test_findings import N, decayed, heavy_tailed, overfits, swinging, two_kinds
+from .test_findings import N, decayed, heavy_tailed, overfits, swinging, two_kinds, with_test
 
 
 def test_a_healthy_run_is_left_alone():
-    report = report_on(healthy())
+    report = report_on(healthy(n=800, loss=[*healthy().loss, *[0.3] * 400]))
     assert (report.advice.threshold, report.advice.policy, report.advice.actions) == (None, None, [])
     assert "No findings. Of random runs like this, few would have ended better" in " ".join(str(report).split())
     assert "no change advised" in report.details()
     assert report_on(healthy(n=0)).advice.quantiles == {}
+
+
+@pytest.mark.parametrize("make", [healthy, lambda: with_test([5 * 0.8**i for i in range(20)])])
+def test_a_run_that_still_falls_is_told_to_go_on(make):
+    report = report_on(make())
+    assert report.findings == []
+    assert re.search("begins at .* and ends at .*, still falling", report.verdict.what)
+    assert report.advice.because.startswith("The loss still falls at the end: train longer, or raise the learning rate")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [5.0, 4, 3, 2, 1, 0.5, 0.25, 0.12],  # too few to know the noise
+        [*(5 * 0.8**i for i in range(12)), *[0.4] * 8],  # level at the end
+        [3.0, 1] * 8 + [3.0, 0.9, 0.8, 0.7],  # noise as large as the fall
+        [2.0, 0.1, *(2 * 0.9**i for i in range(14))],  # far above its lowest
+        [1.0 - 0.1 * i for i in range(20)],  # below zero: no ratio
+    ],
+)
+def test_a_loss_that_does_not_fall_to_its_end_is_not_said_to(values):
+    assert "still fall" not in str(report_on(with_test(values)))
 
 
 @pytest.mark.parametrize("make", [swinging, heavy_tailed, two_kinds, overfits])
@@ -98,6 +121,7 @@ def test_a_run_that_follows_the_advice_is_left_alone(make, how):
     report = report_on(run)
     assert report.findings == []
     assert f"This run {how} already. Of random runs that were changed like this, few would" in report.advice.because
+    assert "`gradrein report BEFORE run.jsonl`" in report.advice.because
 
 
 def test_weight_decay_is_named_where_a_clipped_run_untrains():

@@ -114,6 +114,21 @@ def test_a_record_that_was_deleted_between_two_blocks_begins_anew(tmp_path):
     assert read_run(monitor.path).steps == [2, 3, 4]
 
 
+def test_a_file_that_takes_the_place_of_the_record_is_left_alone(tmp_path, capsys):
+    """It is somebody else's: recording stops, the program goes on."""
+    monitor = gradrein.Monitor(record=tmp_path / "run.jsonl")
+    with monitor:
+        optimizer = train(2)
+        other = tmp_path / "other"  # made while the record is there, so that it is another file
+        other.write_text("mine\n")
+        other.replace(monitor.path)
+        train(2, optimizer)
+    assert "the file was replaced by another while it was written" in monitor.stopped_because
+    assert "recording stopped at step 3, the program continues" in capsys.readouterr().err
+    assert Path(monitor.path).read_text() == "mine\n"
+    assert monitor.steps == 4
+
+
 def test_notes_go_into_the_record_also_after_the_run(tmp_path):
     monitor = gradrein.Monitor(record=tmp_path / "run.jsonl")
     with pytest.raises(ArgumentError, match="start"):

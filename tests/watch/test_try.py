@@ -123,7 +123,10 @@ def test_the_change_to_keep_is_said_with_how_much_better_it_is():
     assert "training loss rises" not in table
     assert "Keep the script as it is" in said(2.0)
     assert "Keep the script as it is" in said(math.inf)
-    assert "But its training loss rises: it ends 1.5 times above its lowest." in said(0.5, 1.5)
+    assert "But its training loss rises: its last fifth is 1.5 times its lowest." in said(0.5, 1.5)
+    assert "still falls" not in table
+    falling = with_test([3 * 0.8**i for i in range(20)], every=20)
+    assert "It still falls at the end: train longer" in comparison([("as it is", ends_at(1.0)), ("auto", falling)], N)
     heads, first, second = table.splitlines()[:3]  # columns are aligned
     assert heads.index("val loss") == first.index("█") == second.index("█")
 

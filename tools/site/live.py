@@ -1,7 +1,7 @@
 """Write the two pages that can be opened from the site, each from a real run: python tools/site/live.py [folder].
 
 `trace.html` is the page of `gradrein.trace` for one backward pass of a small transformer. `report.html` is the page of
-`gradrein watch` for examples/weighted_power_loss.py, run as it stands and again with the clipping that was advised.
+`gradrein watch --try` for examples/weighted_power_loss.py: run as it stands, and with the changes that are suggested.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional as F
 
 import gradrein
-from gradrein.watch import Report, read_report
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = "examples/weighted_power_loss.py"
@@ -47,28 +46,15 @@ def trace_page(path: Path) -> None:
     gradrein.trace(loss, model, modules=module_of).to_html(path)
 
 
-def watched(record: Path, *options: str) -> Report:
-    """Run the example under `gradrein watch` and return its report."""
-    command = [sys.executable, "-m", "gradrein", "watch", "--record", str(record), *options, SCRIPT]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
-    if done.returncode:
-        sys.exit(f"{SCRIPT} ended with {done.returncode}:\n{done.stderr.decode()}")
-    return read_report(record)
-
-
-def before_and_after() -> tuple[Report, Report]:
-    """Watch the example, clip as the report advises, and watch again."""
-    with tempfile.TemporaryDirectory() as folder:
-        before = watched(Path(folder, "before.jsonl"))
-        first = before.advice.actions[0].try_with if before.advice.actions else "--clip auto"
-        return before, watched(Path(folder, "after.jsonl"), *first.split())
-
-
 def report_page(path: Path) -> None:
-    """Write the page that compares both runs."""
-    before, after = before_and_after()
-    after.write_page(path, before=before)
-    path.write_text(path.read_text().replace(f"{ROOT}/", ""))  # where this copy lies says nothing to a reader
+    """Write the page of `gradrein watch --try` on the example."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "gradrein", "watch", "--try", "--record", folder, SCRIPT]
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+        if done.returncode:
+            sys.exit(f"{SCRIPT} ended with {done.returncode}:\n{done.stderr.decode()}")
+        page = Path(folder, "try.html").read_text()
+    path.write_text(page.replace(f"{ROOT}/", ""))  # where this copy lies says nothing to a reader
 
 
 def main() -> None:

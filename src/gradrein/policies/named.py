@@ -22,7 +22,7 @@ Policies: TypeAlias = Policy | str | Mapping[str, Policy | str | None]
 """A policy or the name of one that needs no arguments, for all or for each name pattern."""
 
 _NAMES: dict[str, Callable[[], Policy]] = {
-    "auto": ByOvershoot,  # held every kind of run in benchmarks/steady.py
+    "auto": ByOvershoot,  # benchmarks/steady.py compares it with the others
     "overshoot": ByOvershoot,
     "zscore": ByZScore,
     "quantile": ByQuantile,

@@ -9,6 +9,7 @@ from ..run.run import Run
 from .actions import AUTO, Action, action_for
 from .calibrated import ADVICE
 from .finding import Finding
+from .losses import judged_loss, still_falls
 from .signs import (
     ADAPTIVE,
     LARGEST,
@@ -125,9 +126,17 @@ def _share(part: int, of: int) -> str:
 
 
 def _why_nothing(run: Run) -> str:
+    if still_falls(judged_loss(run)):
+        return (
+            "The loss still falls at the end: train longer, or raise the learning rate while it stays steady. Of "
+            "random runs that still fell, most ended lower either way."
+        )
     if follows_advice(run):
         how = "is clipped" if is_clipped(run) else "has another learning rate"
-        return f"This run {how} already. Of random runs that were changed like this, few would have ended better still."
+        return (
+            f"This run {how} already. Of random runs that were changed like this, few would have ended better still. "
+            f"Whether it is better than before: `gradrein report BEFORE {run.path.name}`."
+        )
     if not any(n > 0 for n in finite(run.norm)):
         return "The gradients are zero: there is nothing to clip."
     return "Of random runs like this, few would have ended better with another threshold or learning rate."

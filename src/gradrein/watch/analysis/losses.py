@@ -1,13 +1,16 @@
 """The losses of a run that are judged, and what their curves do, in words."""
 
 import math
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, stdev
 
 from ..run.curves import Curve
 from ..run.run import Run
+from .statistics import late_fall
 
 _LEAST, _LEAST_BATCHES = 5, 40
 _TURN = 1.2  # a rise or a fall by less is none
+_FALLS = math.log(1.1)
 _LEVELS = 40  # what the loss of batches is averaged to
 
 
@@ -61,6 +64,20 @@ def rises(levels: list[float]) -> list[float]:
     return factors
 
 
+def still_falls(loss: Curve) -> bool:
+    """Return whether a loss falls to its end: its last fifth is a tenth below the fifth before, beyond its noise.
+
+    The noise of the difference of both means is estimated from the changes from value to value. A loss that goes up
+    and down, or ends above its lowest, is none that falls.
+    """
+    levels = levels_of(loss)
+    n = len(levels) // 5
+    if n < 2 or levels[-1] > _TURN * min(levels) or min(levels) <= 0 or len(rises(levels)) > 1:
+        return False
+    changes = [math.log(b / a) for a, b in pairwise(levels[-2 * n :])]
+    return late_fall(levels) > max(_FALLS, 2 * stdev(changes) / math.sqrt(n))
+
+
 def story_of(loss: Curve) -> str:
     """Say what a loss does over a run, as a clause: up and down, up again, or down."""
     levels = levels_of(loss)
@@ -73,7 +90,7 @@ def story_of(loss: Curve) -> str:
         )
     if len(ups) > 1:
         return f"the {loss.name} goes up and down ({len(ups)} rises, up to {factor(max(ups))}-fold) and {ends}"
-    return f"the {loss.name} begins at {levels[0]:.3g} and {ends}"
+    return f"the {loss.name} begins at {levels[0]:.3g} and {ends}" + (", still falling" if still_falls(loss) else "")
 
 
 def factor(value: float) -> str:

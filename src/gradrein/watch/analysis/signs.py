@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 from ..run.run import Run
 from .calibrated import LIMIT, STARTS, WEIGHTS
-from .statistics import finite
+from .statistics import finite, late_fall
 
 # Optimizers that divide by the size of past gradients, or take only their sign: scaling all of them changes little.
 _NAMES = "Adam AdamW NAdam RAdam Adamax Adagrad Adadelta RMSprop Adafactor Lion SparseAdam Muon LAMB"
@@ -54,9 +54,9 @@ def measure(run: Run) -> dict[str, float]:
     if test:
         values |= _of_test(test)
     if len(losses) >= _LEAST_STEPS and min(losses) > 0:
-        means = [math.log(v) for v in _means(losses, _PARTS)]
-        values[TRAINED] = min(5.0, fmean(_heights(means)))
-        values[LEARNED] = min(8.0, means[0] - min(means))
+        parts = [math.log(v) for v in means(losses, _PARTS)]
+        values[TRAINED] = min(5.0, fmean(_heights(parts)))
+        values[LEARNED] = min(8.0, parts[0] - min(parts))
     norms = [n for n in finite(run.norm) if n > 0]
     if not is_clipped(run) and len(norms) >= _LEAST_STEPS:  # else large ones do no harm
         values[LARGEST] = min(8.0, math.log(max(norms)) - math.log(median(norms)))
@@ -86,12 +86,10 @@ def _tests(run: Run) -> list[float]:
 
 def _of_test(values: Sequence[float]) -> dict[str, float]:
     logs = [math.log(value) for value in values]
-    fifth = max(1, len(values) // 5)
-    falls = math.log(fmean(values[-2 * fifth : -fifth])) - math.log(fmean(values[-fifth:]))
     return {
         TEST_END: min(1.5, math.log(end_of(values)) - min(logs)),
         TEST_HEIGHT: min(1.5, fmean(_heights(logs))),
-        TEST_FALLS: min(1.0, max(0.0, falls)),
+        TEST_FALLS: min(1.0, max(0.0, late_fall(values))),
     }
 
 
@@ -105,6 +103,9 @@ def end_of(values: Sequence[float]) -> float:
     return fmean(values[-max(1, len(values) // 10) :])
 
 
-def _means(values: Sequence[float], parts: int) -> list[float]:
+def means(values: Sequence[float], parts: int) -> list[float]:
+    """Return the means of so many equal parts; nothing of fewer values."""
+    if len(values) < parts:
+        return []
     edges = [round(i * len(values) / parts) for i in range(parts + 1)]
     return [fmean(values[a:b]) for a, b in pairwise(edges)]

@@ -53,6 +53,12 @@ def relative(values: Sequence[float], width: int) -> list[float]:
     ]
 
 
+def late_fall(values: Sequence[float]) -> float:
+    """Return by how much values above zero fall at the end: the log of the fifth before the last over the last."""
+    fifth = max(1, len(values) // 5)
+    return math.log(fmean(values[-2 * fifth : -fifth])) - math.log(fmean(values[-fifth:]))
+
+
 def slope(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
     """Return the least-squares slope of y on x, and the correlation."""
     if len(xs) < 2:

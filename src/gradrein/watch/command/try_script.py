@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ..analysis.advice import TRY
 from ..analysis.compare import sparkline
-from ..analysis.losses import levels_of, losses_of
-from ..analysis.signs import end_of
+from ..analysis.losses import judged_loss, levels_of, losses_of, still_falls
+from ..analysis.signs import end_of, means
 from ..analysis.sites import label_of
 from ..analysis.statistics import finite
 from ..report.html import write_page
@@ -220,10 +220,12 @@ def which_to_keep(runs: list[tuple[str, Run]], steps: int) -> str:
         return "Keep the script as it is: none of the changes is better."
     much = f", {before / after:.2g} times lower" if 0 < after < before < math.inf else ""
     text = f"Keep: {label}. The {judged_at(run, steps)[0]} ends at {after:.4g} instead of {before:.4g}{much}."
-    training = levels_of(losses_of(run)[-1], steps)
+    training = means(levels_of(losses_of(run)[-1], steps), 5)
     if training and 0 < _RISES * min(training) < training[-1]:
         rise = training[-1] / min(training)
-        text += f" But its training loss rises: it ends {rise:.2g} times above its lowest."
+        text += f" But its training loss rises: its last fifth is {rise:.2g} times its lowest."
+    if still_falls(judged_loss(run)):
+        text += " It still falls at the end: train longer, or try a higher learning rate with it."
     return text
 
 

@@ -1,4 +1,4 @@
-"""Tasks of `steady.py` that the advice of `gradrein watch` was not built on, written down before anything was run.
+"""More tasks of `steady.py`, written down before anything was run. One of them, `recall`, learns well by itself.
 
 Each takes a seed, and a factor for the learning rate.
 """
@@ -225,7 +225,7 @@ def residual(seed: int, scale: float = 1.0) -> Task:
     )
 
 
-THIRD = {
+MORE_TASKS = {
     "mixer": mixer,
     "claims": claims,
     "recall": recall,

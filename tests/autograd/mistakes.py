@@ -144,7 +144,7 @@ def freed(net):
     gradrein.backward(loss)
 
 
-@mistake(errors.GraphFreedError, FREED, "did not go through gradrein in this thread")
+@mistake(errors.GraphFreedError, FREED, "Which pass freed it is not known")
 def freed_by_torch(net):
     gradrein.backward(net(X).sum())
     loss = net(X).sum()

@@ -112,7 +112,9 @@ def test_a_freed_graph():
     model = nn.Linear(3, 2)
     losses = model(X).square().sum(1)
     losses.sum().backward()
-    with pytest.raises(errors.GraphFreedError, match="was freed, by a backward pass.*Query before that"):
+    with pytest.raises(
+        errors.GraphFreedError, match="(?s)Which pass freed it is not known.*per_sample needs .*query before"
+    ):
         gradrein.per_sample(losses, model)
 
 
@@ -121,7 +123,9 @@ def test_a_value_changed_in_place():
     x = X.clone()
     losses = model(x).square().sum(1)
     x.zero_()
-    with pytest.raises(errors.InplaceModifiedError, match="what `AddmmBackward0` saved as `mat1` was changed in place"):
+    with pytest.raises(
+        errors.InplaceModifiedError, match="(?s)`mat1` of AddmmBackward0.*version 0, now at 1.*query before"
+    ):
         gradrein.per_sample(losses, model)
 
 

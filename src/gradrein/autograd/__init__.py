@@ -10,6 +10,7 @@ import torch.autograd as _theirs
 
 from .._torch.modes import script_as as _script_as
 from ._backward import backward
+from ._engine import explain_saved as explain_saved
 from ._find_unused import find_unused_parameters
 from ._grad import grad
 from ._nonfinite import detect_nonfinite

@@ -8,12 +8,13 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._torch.engine import nested_engine_runs, run_engine
 from .._torch.modes import is_tensor_like, overrides_functions, without_overrides
 from .._torch.saved import CHANGED_IN_PLACE, FREED
-from ..errors import BackwardError
+from ..errors import BackwardError, GraphFreedError, InplaceModifiedError
 from ..graph import current_sequence_nr
 from ._diagnosis import freed_graph, inplace, mismatched_grad, no_graph, unused_input
 from ._engine_call import EngineCall, Output
@@ -81,9 +82,26 @@ def dispatch_override(
         raise
 
 
+def explain_saved(error: RuntimeError, edge: GradientEdge, advice: str) -> BackwardError | None:
+    """Return the error about saved values that were freed or changed in place; None if torch's is about something else.
+
+    Args:
+        error: torch's.
+        edge: The op that saved the values; which graph leads to it is not known.
+        advice: What the caller can do about it, put below the cause.
+    """
+    text = str(error)
+    if FREED not in text and CHANGED_IN_PLACE not in text:
+        return None
+    call = EngineCall((edge,), ())
+    explained = _diagnose(text, call) or (GraphFreedError if FREED in text else InplaceModifiedError)(text)
+    explained.args = (f"{explained}\n{advice}",)
+    return explained
+
+
 def _raise_diagnosed(error: RuntimeError, call: EngineCall) -> None:
     """Raise the error that names the cause of this one, if it is a known one."""
-    diagnosed = _diagnose(error, call)
+    diagnosed = _diagnose(str(error), call) if _is_about_this_run(error) else None
     try:
         if diagnosed is not None:
             raise diagnosed from error
@@ -93,11 +111,10 @@ def _raise_diagnosed(error: RuntimeError, call: EngineCall) -> None:
         del diagnosed, error
 
 
-def _diagnose(error: RuntimeError, call: EngineCall) -> BackwardError | None:
-    """Return the error that names the cause, or None if torch's error is not a known one."""
-    text = str(error)
+def _diagnose(text: str, call: EngineCall) -> BackwardError | None:
+    """Return the error that names the cause, or None if torch's text is not a known one."""
     diagnose = next((diagnose for part, diagnose in _DIAGNOSES.items() if part in text), None)
-    if diagnose is None or not _is_about_this_run(error):
+    if diagnose is None:
         return None
     try:
         with without_overrides():

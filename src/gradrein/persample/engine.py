@@ -16,23 +16,30 @@ from .. import graph
 from .._torch import hooks
 from .._torch.engine import run_engine
 from .._torch.nodes import output_metadata
-from .._torch.saved import CHANGED_IN_PLACE, FREED, packed_nodes, unpacked
+from .._torch.saved import packed_nodes, unpacked
 from .._torch.signature import Scan, scan
-from ..errors import GradreinError, GraphFreedError, InplaceModifiedError, UnsupportedOperationError
+from ..autograd import explain_saved
+from ..errors import GradreinError, UnsupportedOperationError
 
 
 @contextmanager
-def explain_errors(where: str) -> Generator[None, None, None]:
+def explain_errors(where: str, node: Node) -> Generator[None, None, None]:
     """While active, tell what torch's error means for `where`; errors that are not known stay as they are."""
     try:
         yield
     except RuntimeError as error:
-        raise_explained(where, error)
+        raise_explained(where, error, node)
 
 
-def raise_explained(where: str, error: RuntimeError) -> NoReturn:
-    """Raise what torch's error means for `where`; one that is not known, or ours, as it is."""
-    explained = None if isinstance(error, GradreinError) else _explanation(where, str(error))
+def raise_explained(where: str, error: RuntimeError, node: Node) -> NoReturn:
+    """Raise what torch's error about a node means for `where`; one that is not known, or ours, as it is."""
+    if isinstance(error, GradreinError):
+        raise error
+    advice = (
+        f"per_sample needs {where}: query before that is freed or changed, and pass retain_graph=True to an earlier "
+        "per_sample of the same losses."
+    )
+    explained = explain_saved(error, GradientEdge(node, 0), advice) or _explanation(where, str(error))
     if explained is None:
         raise error
     raise explained from error
@@ -57,18 +64,6 @@ def refuse_nested(losses: Tensor) -> None:
 
 
 def _explanation(where: str, torch_says: str) -> GradreinError | None:
-    if FREED in torch_says:
-        return GraphFreedError(
-            f"per_sample: {where} was freed, by a backward pass or by per_sample itself. Query before that, or call "
-            f"per_sample with retain_graph=True. torch says: {torch_says}",
-            (),
-        )
-    if CHANGED_IN_PLACE in torch_says:
-        return InplaceModifiedError(
-            f"per_sample: {where} was changed in place since the forward pass. Compute a new tensor there, or query "
-            f"before the change. torch says: {torch_says}",
-            (where,),
-        )
     if "already unpacked once" in torch_says:
         return UnsupportedOperationError(
             f"per_sample: {where} is needed twice, and the checkpoint around it provides it only once. Remove the "
@@ -108,7 +103,7 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
         # The engine hands zeros to a Function for outputs without a gradient, unless it was told not to.
         run, outs = node.apply, graph.describe(node)  # type: ignore[attr-defined]
         gradients = [_zeros(out) if g is None else g for g, out in zip(gradients, outs, strict=True)]
-    with explain_errors(f"`{graph.op(node)}`"):
+    with explain_errors(f"`{graph.op(node)}`", node):
         answer = run(*gradients)
     answer = answer if isinstance(answer, tuple) else (answer,)
     if not graph.is_custom(node):
@@ -171,7 +166,7 @@ def gradients_at(
         start = torch.ones_like(total)
         return run_engine([total], [start], retain_graph, False, edges, allow_unreachable=True, accumulate=False)
     except RuntimeError as error:
-        raise_explained("the graph of the losses", error)
+        raise_explained("the graph of the losses", error, graph.edge_of(root).node)
 
 
 def pull(edge: GradientEdge, gradients: Tensor, leaf: GradientEdge) -> Tensor:
@@ -179,7 +174,7 @@ def pull(edge: GradientEdge, gradients: Tensor, leaf: GradientEdge) -> Tensor:
 
     The leaf is named by its edge: its tensor may have been frozen, or converted, since it was used.
     """
-    with explain_errors("what a shared value was made from"):
+    with explain_errors("what a shared value was made from", edge.node):
         try:
             with torch.no_grad():
                 (answer,) = torch.autograd.grad(
@@ -214,7 +209,7 @@ def saved(node: Node, name: str) -> Any:
     try:
         return signed(getattr(node, f"_saved_{name}"))
     except RuntimeError as error:
-        raise_explained(f"what `{graph.op(node)}` saved as `{name}`", error)
+        raise_explained(f"what `{graph.op(node)}` saved as `{name}`", error, node)
 
 
 def signed(value: Any) -> Any:

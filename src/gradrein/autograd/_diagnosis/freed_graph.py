@@ -9,9 +9,8 @@ from .._engine_call import EngineCall
 from .context import ErrorContext, bullet_list
 
 _UNKNOWN = (
-    "The earlier pass did not go through gradrein in this thread, so which part it freed is not known. If a "
-    "value is carried over from an earlier step, `.detach()` it there; if two losses share a graph, add them "
-    "up and call backward once."
+    "Which pass freed it is not known. If a value is carried over from an earlier step, `.detach()` it there; if two "
+    "losses share a graph, add them up and call backward once."
 )
 _SAME_GRAPH = (
     "This whole graph was recorded before the last backward pass, which freed it. Losses that share a graph "

@@ -69,7 +69,7 @@ class RuleContext:
             try:
                 value = getattr(self.node, f"_saved_{name}")
             except RuntimeError as error:
-                engine.raise_explained(f"what `{self.op}` saved as `{name}`", error)
+                engine.raise_explained(f"what `{self.op}` saved as `{name}`", error, self.node)
             if isinstance(value, Tensor):
                 if value.layout is not torch.strided or value.is_nested:
                     raise NotSeparableError  # rules count on rows; torch's own backward knows what to do

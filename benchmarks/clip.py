@@ -128,7 +128,7 @@ def policy_rows(shape: tuple[int, ...], dtype: torch.dtype, rounds: int) -> list
     ps = parameters([shape] * 1000, dtype)
     for p in ps:
         torch.nn.init.normal_(p)
-    policies = {name: getattr(gradrein.policies, name)() for name in ("ByMedian", "ByOvershoot", "ByElementSpike")}
+    policies = {name: getattr(gradrein.policies, name)() for name in ("ByMedian", "ByOvershoot")}
     for policy in policies.values():
         for _ in range(15):  # longer than any of them warms up
             gradrein.clip_(ps, policy)
@@ -138,7 +138,7 @@ def policy_rows(shape: tuple[int, ...], dtype: torch.dtype, rounds: int) -> list
     contenders["copy"] = lambda: target.copy_(source)  # reads and writes four bytes of an element
     times = interleave(contenders, rounds=rounds, inner=3, clock=time.process_time)
     size = torch.finfo(dtype).bits // 8
-    moved = {"ByOvershoot": 2 * size + 8, "ByElementSpike": size + 8}  # gradient, parameter, what is remembered twice
+    moved = {"ByOvershoot": 2 * size + 8}  # gradient, parameter, what is remembered twice
     found = []
     for name, bytes_each in moved.items():
         least = [m + c * bytes_each / 8 for m, c in zip(times["ByMedian"], times["copy"], strict=True)]

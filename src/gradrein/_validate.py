@@ -64,13 +64,6 @@ def one_number(value: object, expected: str) -> Tensor:
     return local_tensor(value.detach()).reshape(())
 
 
-def decay_below_one(value: float, name: str) -> float:
-    """Return the decay of a moving average that learns."""
-    if number(value, name, 0, 1) == 1:
-        raise ArgumentError("with a decay of 1 the state never changes; pass a number below 1.")
-    return float(value)
-
-
 def floor_and_ceiling(floor: float, ceiling: float) -> tuple[float, float]:
     """Return the bounds of a limit, in order."""
     low, high = number(floor, "floor"), number(ceiling, "ceiling")

@@ -187,7 +187,6 @@ ADAPTIVE = {
     "ByQuantile": lambda each: gradrein.policies.ByQuantile(0.3, per_parameter=each),
     "ByMedian": lambda each: gradrein.policies.ByMedian(0.5, warmup=1, per_parameter=each),
     "ByRunningNorm": lambda each: gradrein.policies.ByRunningNorm(warmup=1, per_parameter=each),
-    "ByElementSpike": lambda _: gradrein.policies.ByElementSpike(theta=2.0, warmup=1),
     "ByOvershoot": lambda _: gradrein.policies.ByOvershoot(),
     "SkipSpikes": lambda each: gradrein.policies.SkipSpikes(
         gradrein.policies.ByMedian(warmup=1, per_parameter=each), warmup=1

@@ -147,7 +147,6 @@ LEARNING = {
     policies.ByQuantile: 30,
     policies.ByRunningNorm: 30,
     policies.ByZScore: 30,
-    policies.ByElementSpike: 36,
     policies.SkipSpikes: 35,
     policies.ByOvershoot: 58,
 }

@@ -173,7 +173,7 @@ POLICIES = [
     (lambda s: policies.SkipSpikes().load_state_dict(None), ArgumentTypeError, "NoneType", "state_dict()"),
     (lambda s: policies.SkipSpikes(3), ArgumentTypeError, "int: 3", "gradrein.by_norm(3)"),
     (lambda s: policies.SkipSpikes().see("a"), ArgumentError, "'a'", "loss.detach()"),
-    (lambda s: policies.ByElementSpike().load_state_dict(None), ArgumentTypeError, "None", "state_dict()"),
+    (lambda s: policies.ByOvershoot().load_state_dict(None), ArgumentTypeError, "None", "state_dict()"),
 ]
 
 PER_SAMPLE = [

@@ -62,7 +62,7 @@ def test_an_input_changed_after_the_call(build, question, quietly):
     ps = gradrein.per_sample(model(x).flatten(1).square().sum(1), model)
     with torch.set_grad_enabled(not quietly):
         x.mul_(1.3)
-    with pytest.raises(InplaceModifiedError, match="changed in place since"):
+    with pytest.raises(InplaceModifiedError, match="changed (in place )?since"):
         QUESTIONS[question](ps)
     assert all(p.grad is None for p in model.parameters())
 

@@ -16,7 +16,6 @@ RULES = {
 """Policies that limit a norm, and their reference_impl."""
 
 ALL = {name: make for name, (make, _) in RULES.items()} | {
-    "ByElementSpike": gradrein.policies.ByElementSpike,
     "ByOvershoot": gradrein.policies.ByOvershoot,
     "SkipSpikes": gradrein.policies.SkipSpikes,
 }

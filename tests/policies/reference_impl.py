@@ -86,22 +86,6 @@ def running_norm(norms, k=1.05, decay=0.98, warmup=100, floor=0.0, ceiling=math.
     return out
 
 
-def element_spike(values, theta=5000.0, decay=0.999, warmup=10, floor=0.0, ceiling=math.inf):
-    """Of one element: its value after, for a sequence of its values."""
-    average, seen, out = 0.0, 0, []
-    for value in values:
-        if not math.isfinite(value):
-            out.append(value)
-            continue
-        limit = ceiling
-        if average > 0 and seen >= warmup:
-            limit = min(max(math.sqrt(theta * average / (1 - decay**seen)), floor), ceiling)
-        out.append(math.copysign(min(abs(value), limit), value))
-        average = decay * average + (1 - decay) * out[-1] ** 2
-        seen += 1
-    return out
-
-
 def spikes(norms, losses=None, z=6.0, window=128, warmup=20, at_most=5):
     """Which steps are skipped."""
     seen, seen_losses, streak, out = [], [], 0, []

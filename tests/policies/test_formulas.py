@@ -67,51 +67,6 @@ def test_each_gradient_has_its_own_history(name, settings):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"theta": 4.0, "decay": 0.9, "warmup": 2}, {"warmup": 0, "theta": 9.0}], ids=str
-)
-@pytest.mark.parametrize("bounds", BOUNDS, ids=str)
-def test_element_spike(settings, bounds):
-    rng = torch.Generator().manual_seed(1)
-    steps = torch.randn(60, 3, generator=rng, dtype=torch.float64) * torch.tensor(
-        [1.0, 1e-12, 1e8], dtype=torch.float64
-    )
-    steps[20] *= 1000
-    steps[5, 1] = 0.0
-    p, policy, found = parameter(), gradrein.policies.ByElementSpike(**settings, **bounds), []
-    for g in steps:
-        p.grad = g.clone()
-        gradrein.clip_([p], policy)
-        found.append(p.grad.clone())
-    for element in range(3):
-        expected = reference_impl.element_spike(steps[:, element].tolist(), **settings, **bounds)
-        assert [g[element].item() for g in found] == pytest.approx(expected, rel=1e-9)
-
-
-def test_element_spike_learns_nothing_from_a_bad_gradient():
-    p, policy = parameter(), gradrein.policies.ByElementSpike(theta=4.0, warmup=2)
-    for bad in (None, None, math.nan, math.inf, None):
-        p.grad = torch.ones(3, dtype=torch.float64)
-        if bad is not None:
-            p.grad[1] = bad
-        gradrein.clip_([p], policy, nonfinite="propagate")
-        assert bad is None or not p.grad[1].isfinite()
-    p.grad = torch.full((3,), 100.0, dtype=torch.float64)
-    gradrein.clip_([p], policy)
-    assert p.grad.tolist() == pytest.approx([2.0, 2.0, 2.0])
-
-
-def test_element_spike_of_other_kinds():
-    z = torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))
-    half = torch.nn.Parameter(torch.zeros(2, dtype=torch.bfloat16))
-    policy = gradrein.policies.ByElementSpike(theta=25.0, warmup=1)
-    for size in (1.0, 100.0):
-        z.grad, half.grad = torch.tensor([3 + 4j, 1j]) * size, torch.ones(2, dtype=torch.bfloat16).expand(2) * size
-        gradrein.clip_([z, half], policy)
-    torch.testing.assert_close(z.grad, torch.tensor([15 + 20j, 5j]), rtol=1e-4, atol=0)
-    assert half.grad.tolist() == pytest.approx([5.0, 5.0], rel=1e-2)
-
-
-@pytest.mark.parametrize(
     "settings", [{}, {"rate": 0.5, "start": 0.3, "window": 5}, {"floor": 0.3, "ceiling": 0.9}], ids=str
 )
 def test_overshoot(settings):
@@ -183,18 +138,6 @@ def test_overshoot_of_other_kinds(dtype, size):
     up = (0.2 * math.e) ** 0.995
     expected = [0.2, up, (up / math.e) ** 0.995]
     assert found == pytest.approx(expected, rel=1e-5 if dtype != torch.bfloat16 else 2e-2)
-
-
-@pytest.mark.parametrize("decay", [0.9, 0.999, 0.999999, 1 - 1e-12])
-@pytest.mark.parametrize("size", [1e-40, 1e-38, 1e-30, 1.0, 1e30])
-def test_element_spike_at_every_size_and_decay(size, decay):
-    policy, p = gradrein.policies.ByElementSpike(theta=4.0, decay=decay, warmup=3), torch.nn.Parameter(torch.zeros(1))
-    values = [1.0, 1.5, 0.5, 1.0, 100.0]
-    for value in values:
-        p.grad = torch.tensor([value * size])
-        gradrein.clip_([p], policy)
-    expected = reference_impl.element_spike(values, theta=4.0, decay=decay, warmup=3)[-1]
-    assert p.grad.item() == pytest.approx(expected * size, rel=1e-4, abs=0)
 
 
 def test_by_unit_takes_a_tensor():

@@ -67,6 +67,17 @@ def test_stateless():
     assert {k: r.norm_after for k, r in report.by_pattern.items()} == pytest.approx({"0": 4.0, "1": 1.0})
 
 
+def test_a_limit_on_values_is_measured_by_the_largest():
+    """What another norm comes to after it cannot be told from the norm before."""
+    policy, p = NoBias(), parameter()
+    policy.p = 2.0
+    with pytest.raises(
+        gradrein.errors.ArgumentError, match=r"NoBias limits values and has p = 2.0.* Write `p = math.inf`"
+    ):
+        clip([p], policy, 3.0)
+    assert p.grad.norm() == pytest.approx(3.0)
+
+
 def test_stateless_with_a_check_and_a_skip():
     p = parameter()
     assert clip([p], NoBias(), 3.0).norm_after == 0.5

@@ -221,8 +221,6 @@ def test_dry_run_of_fixed_policies_and_bad_gradients():
         (lambda: gradrein.policies.ByMedian(warmup=-1), "`warmup` is a whole number of at least 0; found -1"),
         (lambda: gradrein.policies.ByMedian(warmup=2.5), "`warmup` is a whole number"),
         (lambda: gradrein.policies.ByRunningNorm(floor=2, ceiling=1), "`floor` is 2 and `ceiling` 1; swap them"),
-        (lambda: gradrein.policies.ByElementSpike(decay=1), "with a decay of 1 the state never changes"),
-        (lambda: gradrein.policies.ByElementSpike(floor=2, ceiling=1), "swap them"),
         (lambda: gradrein.policies.SkipSpikes(at_most=-1), "`at_most` is a whole number"),
         (lambda: gradrein.policies.SkipSpikes(gradrein.policies.SkipSpikes()), "one is enough"),
         (lambda: gradrein.policies.SkipSpikes(1.0), "a policy was expected, found float: 1.0"),
@@ -234,12 +232,8 @@ def test_arguments_that_cannot_mean_anything(call, message):
         call()
 
 
-def test_element_spike_refuses_what_it_cannot_remember():
-    p = torch.nn.Parameter(torch.zeros(4))
-    p.grad = torch.sparse_coo_tensor([[1]], [1.0], (4,), check_invariants=True)
-    with pytest.raises(gradrein.errors.UnsupportedGradientError, match="ByElementSpike remembers every element"):
-        gradrein.clip_([p], gradrein.policies.ByElementSpike())
-    policy = gradrein.policies.ByElementSpike()
+def test_overshoot_refuses_another_model():
+    policy = gradrein.policies.ByOvershoot()
     for shape in (3, 4):
         q = torch.nn.Parameter(torch.zeros(shape))
         q.grad = torch.ones(shape)

@@ -9,7 +9,7 @@ from rank_processes import has
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import gradrein
 from gradrein._torch.dtensor import distribute_own
@@ -197,3 +197,26 @@ def check_model_on_several_meshes(fsdp, tensor_parallel):
     for p, q in zip(model.parameters(), alone.parameters(), strict=True):
         grad = p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
         torch.testing.assert_close(grad, q.grad, rtol=1e-5, atol=1e-7)
+
+
+def check_model_on_one_mesh(name):
+    """A sharded and a tensor-parallel block on a mesh in any order of ranks: the norms of what lies on the ranks.
+
+    Out of order torch's own passes and `full_tensor` differ from one process, so each rank reports what it holds.
+    """
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6), torch.nn.Linear(6, 6))
+    plan = {"0": ColwiseParallel(), "1": RowwiseParallel(), "2": ColwiseParallel(output_layouts=Replicate())}
+    parallelize_module(model, mesh(name), plan)
+    sharded = fully_shard(torch.nn.Linear(6, 5), mesh=mesh(name))
+    sharded(model(torch.randn(4, 6))).square().sum().backward()
+    parameters = dict(torch.nn.ModuleList([model, sharded]).named_parameters())
+    held = [None] * dist.get_world_size()
+    dist.all_gather_object(held, {key: piece(p.grad).double().norm().item() for key, p in parameters.items()})
+    copies = {key: dist.get_world_size() if p.grad.placements[0].is_replicate() else 1 for key, p in parameters.items()}
+    expected = {key: math.sqrt(sum(one[key] ** 2 for one in held) / n) for key, n in copies.items()}
+    report = gradrein.clip_(parameters, gradrein.by_norm(0.5))
+    for key, norm in expected.items():
+        close(report.norms[key], norm, 10)
+    close(report.norm, math.hypot(*expected.values()), 10)
+    close(gradrein.clip_grad_norm_(parameters, 0.5).item(), 0.5, 6)

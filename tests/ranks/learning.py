@@ -10,9 +10,8 @@ import gradrein
 POLICIES = {
     "by_unit": lambda: gradrein.by_unit(0.05),
     "by_unit of columns": lambda: gradrein.by_unit(0.05, unit_dims=1),
-    "ByElementSpike": lambda: gradrein.policies.ByElementSpike(theta=1.5, decay=0.5, warmup=1),
     "ByOvershoot": lambda: gradrein.policies.ByOvershoot(rate=1.0, start=0.5),
-    "two of them": lambda: {"p0": gradrein.by_unit(0.05), "*": gradrein.policies.ByElementSpike(theta=1.5, warmup=1)},
+    "two of them": lambda: {"p0": gradrein.by_unit(0.05), "*": gradrein.policies.ByOvershoot(rate=1.0, start=0.5)},
 }
 STEPS = 4
 
@@ -73,7 +72,7 @@ def as_in_one_process(case, name, dry_run=False):
 
 
 SAVED = {
-    **{name: POLICIES[name] for name in ("ByElementSpike", "ByOvershoot")},
+    "ByOvershoot": POLICIES["ByOvershoot"],
     "ByMedian": lambda: gradrein.policies.ByMedian(window=4, per_parameter=True, warmup=1),
     "ByZScore": lambda: gradrein.policies.ByZScore(warmup=1),
     "SkipSpikes": lambda: gradrein.policies.SkipSpikes(gradrein.by_norm(1.0), window=4),

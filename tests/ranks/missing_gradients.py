@@ -49,7 +49,7 @@ CALLS = {
     "infinity": lambda ps: gradrein.clip_grad_norm_(ps, 1.0, math.inf),
     "clip_grad_value_": lambda ps: gradrein.clip_grad_value_(ps, 0.1),
     "clip_grads_with_norm_": lambda ps: gradrein.clip_grads_with_norm_(ps, 1.0, 10.0),
-    "ByElementSpike": lambda ps: gradrein.clip_(ps, policies.ByElementSpike()),
+    "ByMedian": lambda ps: gradrein.clip_(ps, policies.ByMedian()),
 }
 LIES = {
     "sharded": lambda: spread(grid(), [Shard(0), Shard(0)]),
@@ -79,7 +79,7 @@ def on_no_rank(name):
     parameters = {"p": LIES[name](), "q": spread(grid(), [Shard(0), Shard(0)])}
     parameters["p"].grad = None
     layouts.close(gradrein.clip_grad_norm_(parameters, 100.0).item(), math.sqrt(12), 6)
-    assert gradrein.clip_(parameters, policies.ByElementSpike()).norms.keys() == {"q"}
+    assert gradrein.clip_(parameters, policies.ByMedian()).norms.keys() == {"q"}
 
 
 def a_copy_beside_stages(missing):
@@ -116,7 +116,7 @@ def a_group_without_gradients(name):
     """A policy whose gradients are all missing, beside one for DTensors."""
     policy = {
         "by_unit": gradrein.by_unit,
-        "ByElementSpike": policies.ByElementSpike,
+        "ByMedian": policies.ByMedian,
         "by_rms": lambda: gradrein.by_rms(1),
     }
     parameters = {"a": spread(grid(), [Shard(0), Shard(0)]), "b": torch.nn.Parameter(torch.ones(2, 3))}
@@ -143,7 +143,6 @@ BY_ELEMENT = {
     "clip_grad_value_": lambda ps: gradrein.clip_grad_value_(ps, 0.5),
     "by_value": lambda ps: gradrein.clip_(ps, gradrein.by_value(0.5)),
     "by_unit": lambda ps: gradrein.clip_(ps, gradrein.by_unit(0.1)),
-    "ByElementSpike": lambda ps: gradrein.clip_(ps, policies.ByElementSpike(warmup=0, ceiling=0.5)),
     "zero": lambda ps: gradrein.clip_(ps, gradrein.by_norm(0.5), nonfinite="zero"),
 }
 

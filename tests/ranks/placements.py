@@ -161,12 +161,12 @@ def placed_twice(kind):
     return found
 
 
-def spikes_in_stages():
+def factors_in_stages():
     mine = grads((f"layer{dist.get_rank()}", [3.0, 4.0]))
-    policy = gradrein.policies.ByElementSpike(ceiling=3.0)
+    policy = gradrein.by_norm(3.0, per_parameter=True)
     report = gradrein.clip_(mine, policy, placement=gradrein.distributed.Disjoint(line()))
     layouts.close(report.norm, 5 * dist.get_world_size() ** 0.5, 12)
-    layouts.close(*report.norms_after.values(), 18**0.5, 6)
+    layouts.close(*report.norms_after.values(), 3.0, 6)
     return error(lambda: report.norm_after)
 
 

@@ -70,6 +70,11 @@ def test_a_model_on_several_meshes(request, ranks, fsdp, tensor_parallel):
     request.getfixturevalue(ranks).run(layouts.check_model_on_several_meshes, fsdp, tensor_parallel)
 
 
+@pytest.mark.parametrize(("ranks", "name"), [("two", "line"), ("two", "reversed"), ("four", "shuffled")])
+def test_a_model_on_a_mesh_in_any_order(request, ranks, name):
+    request.getfixturevalue(ranks).run(layouts.check_model_on_one_mesh, name)
+
+
 @st.composite
 def any_case(draw, size):
     rows = []

@@ -28,7 +28,7 @@ def test_copies_in_plain_tensors(ranks):
         ranks.run(cases.a_copy_beside_stages, missing[: ranks.size])
 
 
-@pytest.mark.parametrize("name", ["by_unit", "ByElementSpike", "by_rms"])
+@pytest.mark.parametrize("name", ["by_unit", "ByMedian", "by_rms"])
 def test_a_group_without_gradients(four, name):
     four.run(cases.a_group_without_gradients, name)
 

@@ -33,7 +33,7 @@ REFUSED = [  # what is run with what, and what every rank raises
     (placements.copies_that_differ, "shape", "RankError", PARAMETERS),
     (placements.other_placements, [(True, True), (True, False)], "RankError", "do not agree on "),
     (placements.other_placements, [(True, False), (False, True)], "RankError", "do not agree on "),
-    (placements.spikes_in_stages, None, "ArgumentError", "factors or limits that are not known on this rank"),
+    (placements.factors_in_stages, None, "ArgumentError", "factors that are not known on this rank"),
     (placements.not_a_placement, None, "ArgumentError", "`placement` is Disjoint(group) of gradrein.distributed"),
     (placements.no_names, None, "ArgumentError", "name patterns in `placement` need names"),
     (placements.no_pattern, None, "ArgumentError", "no pattern of `placement` matches the parameter 'w'"),

@@ -18,7 +18,6 @@ from .._torch.ops import (
     can_scale_half,
     flatten,
     foreach_clamp_,
-    foreach_clamp_each_,
     foreach_copy_,
     foreach_mul_,
     foreach_norm,
@@ -161,13 +160,6 @@ def clamp_(tensors: Sequence[Tensor], limit: float | Tensor, *, foreach: bool) -
 
 def _clamp_one_(bound: Tensor, t: Tensor) -> None:
     t.clamp_(-bound, bound)
-
-
-def clamp_each_(tensors: Sequence[Tensor], limits: Sequence[Tensor]) -> None:
-    """Limit every element by its own entry of a tensor of the same shape, in place."""
-    for where in _by_kind(tensors).values():
-        group = [tensors[i] for i in where]
-        foreach_clamp_each_(group, [limits[i].to(tensors[i].dtype) for i in where])
 
 
 def change_(tensors: Sequence[Tensor], write: Callable[[Tensor], object], *, together: bool) -> None:

@@ -34,12 +34,6 @@ def foreach_clamp_(tensors: list[Tensor], limit: float) -> None:
     torch._foreach_clamp_max_(tensors, limit)
 
 
-def foreach_clamp_each_(tensors: list[Tensor], limits: list[Tensor]) -> None:
-    """Limit every element by its own entry of a tensor of the same shape."""
-    torch._foreach_minimum_(tensors, limits)
-    torch._foreach_maximum_(tensors, torch._foreach_neg(limits))
-
-
 def foreach_copy_(tensors: list[Tensor], values: list[Tensor]) -> None:
     """Copy values into tensors, of another dtype too."""
     torch._foreach_copy_(tensors, values)

@@ -48,35 +48,6 @@ def clamp_(grads: list[Tensor], limit: float | Tensor, foreach: bool | None = No
             t.copy_(_shortened(t, torch.as_tensor(limit, dtype=accumulation_dtype(t.device), device=t.device)))
 
 
-def clamp_each_(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> None:
-    """Limit every element by its own entry of a tensor of the gradient's shape."""
-    pairs = [(g, own) for g, own in zip(grads, limits, strict=True) if own is not None]
-    check_writable([g for g, _ in pairs])
-    is_plain = [_use_foreach([g], None) and not (g.is_complex() or g.is_neg()) for g, _ in pairs]
-    together = [pair for pair, plain in zip(pairs, is_plain, strict=True) if plain]
-    others = [pair for pair, plain in zip(pairs, is_plain, strict=True) if not plain]
-    values = clamped([g for g, _ in others], [own for _, own in others])
-    with writing(grads):
-        _foreach.clamp_each_([g for g, _ in together], [own for _, own in together])
-        for (g, _), limited in zip(others, values, strict=True):
-            g.copy_(limited)
-
-
-def clamped(grads: Sequence[Tensor], limits: Sequence[Tensor | None]) -> list[Tensor]:
-    """Return tensors with every element limited by its own entry, of a complex one its magnitude; new where limited."""
-    values = []
-    with torch.no_grad():
-        for g, own in zip(grads, limits, strict=True):
-            if own is None:
-                values.append(g)
-            elif g.is_complex():
-                parts = torch.view_as_real(g.detach().resolve_conj())
-                values.append(torch.view_as_complex(_shortened(parts, own).to(parts.dtype)))
-            else:
-                values.append(torch.clamp(g, -own.to(g.dtype), own.to(g.dtype)))
-    return values
-
-
 def _shortened(parts: Tensor, limit: Tensor) -> Tensor:
     """Return pairs of real and imaginary parts, in double, at most `limit` long; those with a NaN as they are."""
     exact = parts.to(accumulation_dtype(parts.device))

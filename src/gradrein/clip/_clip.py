@@ -154,10 +154,16 @@ def _decide(policy: Policy, group: Gradients) -> tuple[Scale | Clamp, bool | Ten
             f"a policy must return Scale, Clamp or Skip of gradrein.policies; {type(policy).__name__} returned "
             f"{type(decision).__name__}: {decision!r:.80}. No gradient was changed."
         )
+    skip: bool | Tensor = False
     if isinstance(decision, Skip):
-        when = bool(decision.when) if group.readable_now() else decision.when
-        return decision.otherwise or _UNCHANGED, when
-    return decision, False
+        skip = bool(decision.when) if group.readable_now() else decision.when
+        decision = decision.otherwise or _UNCHANGED
+    if isinstance(decision, Clamp) and policy.p != math.inf:
+        raise ArgumentError(
+            f"{type(policy).__name__} limits values and has p = {policy.p}: what such a norm comes to is not known. "
+            "Write `p = math.inf` in the class, the largest magnitude. No gradient was changed."
+        )
+    return decision, skip
 
 
 def _find_nonfinite(
@@ -215,8 +221,6 @@ def _nonfinite(active: list[tuple[Policy, Gradients]], offenders: dict[str, int]
 
 def _predict_norms(decision: Scale | Clamp, group: Gradients, p: float) -> Tensor | None:
     """Return the norms after a decision that is not applied, where they do not follow from it."""
-    if isinstance(decision, Clamp) and not isinstance(decision.limit, float | Tensor):
-        return group.combined(_measure.norms(_apply.clamped(group.values, decision.limit), p), p)
     if isinstance(decision, Scale) and not isinstance(decision.by, Tensor):
         pairs = zip(group.values, decision.by, strict=True)
         return group.combined(_measure.norms([g.detach() * factor for g, factor in pairs], p), p)
@@ -227,11 +231,6 @@ def _apply_decision(decision: Scale | Clamp, group: Gradients, p: float) -> Tens
     """Change the gradients. Return their norms where they have to be measured. Below the limit nothing is written."""
     now = group.readable_now()
     if isinstance(decision, Clamp):
-        if not isinstance(decision.limit, float | Tensor):
-            if not group.is_split and all(limit is None for limit in decision.limit):
-                return group.norms(p)
-            _apply.clamp_each_(group.local, decision.limit)
-            return None if group.is_split else _measure.norms(group.local, p)
         limit = read_threshold(decision.limit, "limit") if now else decision.limit
         if not now or not bool((group.norms(p) <= limit).all()):  # also where a norm is NaN, which hides the others
             _apply.clamp_(group.local, limit)

@@ -49,7 +49,6 @@ class Outcome:
         if self.measured_after is not None:
             return self.measured_after
         if isinstance(self.decision, Clamp):  # p is infinite here: the norm is the largest magnitude
-            assert isinstance(self.decision.limit, float | Tensor)
             limit = torch.as_tensor(self.decision.limit, dtype=self.before.dtype, device=self.before.device)
             most = self.before.new_tensor([torch.finfo(g.dtype).max for g in self.grads.tensors])
             return self.before.clamp(max=torch.where(limit < math.inf, torch.minimum(limit, most), limit))
@@ -61,13 +60,12 @@ class Outcome:
         if self.terms is self.before:
             return self.after()
         if isinstance(self.decision, Clamp):
-            if isinstance(self.decision.limit, float | Tensor):
-                limit = torch.as_tensor(self.decision.limit, dtype=self.terms.dtype, device=self.terms.device)
-                return self.terms.clamp(max=limit)
-        elif isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
+            limit = torch.as_tensor(self.decision.limit, dtype=self.terms.dtype, device=self.terms.device)
+            return self.terms.clamp(max=limit)
+        if isinstance(self.decision.by, Tensor) and self.decision.by.dim() == 0:
             return self.terms * self.decision.by
         raise ArgumentError(
-            "other ranks clipped their gradients by factors or limits that are not known on this rank: see "
+            "other ranks clipped their gradients by factors that are not known on this rank: see "
             "`norms_after` for the gradients of this rank."
         )
 

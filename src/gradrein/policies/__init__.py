@@ -7,7 +7,6 @@ A function such as `by_norm(1.0)` returns a policy without a memory, which may b
 from .._measure import clip_factor
 from .adaptive import AdaptivePolicy
 from .base import Clamp, Decision, GradientView, Policy, Scale, Skip
-from .element_spike import ByElementSpike
 from .median import ByMedian
 from .norm import by_norm
 from .overshoot import ByOvershoot
@@ -22,7 +21,6 @@ from .zscore import ByZScore
 
 __all__ = [
     "AdaptivePolicy",
-    "ByElementSpike",
     "ByMedian",
     "ByOvershoot",
     "ByQuantile",

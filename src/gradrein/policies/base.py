@@ -34,7 +34,7 @@ class Clamp:
     """Limit every element to `[-limit, limit]`; for complex elements, limit the magnitude.
 
     Attributes:
-        limit: One limit for all gradients, or for each a tensor of its shape; None leaves a gradient unchanged.
+        limit: The limit for all gradients.
 
     Examples:
         >>> gradrein.policies.Clamp(limit=0.1)
@@ -44,7 +44,7 @@ class Clamp:
         [`gradrein.policies.Scale`][], [`gradrein.policies.Skip`][], [`gradrein.policies.Policy`][]
     """
 
-    limit: float | Tensor | Sequence[Tensor | None]
+    limit: float | Tensor
 
 
 @dataclass(frozen=True)

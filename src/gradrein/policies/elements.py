@@ -52,18 +52,17 @@ class ElementMemory:
         if grads.is_split:
             self._specs.update(zip(keys, map(spec_of, grads.parameters), strict=True))
 
-    def read(self, keys: Sequence[str], tensors: Sequence[Tensor], like: Tensor, *, zeros: bool = False) -> Tensor:
+    def read(self, keys: Sequence[str], tensors: Sequence[Tensor], like: Tensor) -> Tensor:
         """Return what is remembered for some keys, end to end, to be changed in place.
 
         Args:
             keys: The keys.
             tensors: A tensor of the shape of each.
             like: For new ones a number for every element, or two for a complex one, in the dtype to compute in.
-            zeros: Begin with zeros instead.
         """
         joined = self._joined.get(tuple(keys))
         if joined is None or joined.device != like.device or joined.dtype != like.dtype or _is_frozen(joined):
-            joined = self._join(keys, tensors, torch.zeros_like(like) if zeros else like)
+            joined = self._join(keys, tensors, like)
         return joined
 
     def _join(self, keys: Sequence[str], tensors: Sequence[Tensor], fresh: Tensor) -> Tensor:
@@ -112,13 +111,8 @@ def _is_frozen(t: Tensor) -> bool:
     return t.is_inference() and not torch.is_inference_mode_enabled()
 
 
-def together(grads: GradientView, kinds: Sequence[Any] | None = None) -> list[list[int]]:
-    """Return the indices of gradients to handle as one: those of a kind, while there is room; shards alone.
-
-    Args:
-        grads: The gradients.
-        kinds: What must be the same too for each of them.
-    """
+def together(grads: GradientView) -> list[list[int]]:
+    """Return the indices of gradients to handle as one: those of a kind, while there is room; shards alone."""
     sets: list[list[int]] = []
     last: dict[Any, tuple[list[int], int]] = {}  # with how many more elements it takes
     alone = grads.is_split
@@ -127,7 +121,7 @@ def together(grads: GradientView, kinds: Sequence[Any] | None = None) -> list[li
         if alone or (size >= _SMALL and device.type == "cpu"):
             sets.append([i])
             continue
-        kind = (p.dtype, g.dtype, device, kinds and kinds[i])
+        kind = (p.dtype, g.dtype, device)
         where, room = last.get(kind, ([], 0))
         if room < size or not where:
             where, room = [], _TOGETHER if device.type == "cpu" else _ON_DEVICE

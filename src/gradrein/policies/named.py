@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from ..errors import ArgumentError
 from .base import Policy
-from .element_spike import ByElementSpike
 from .median import ByMedian
 from .overshoot import ByOvershoot
 from .quantile import ByQuantile
@@ -28,7 +27,6 @@ _NAMES: dict[str, Callable[[], Policy]] = {
     "quantile": ByQuantile,
     "median": ByMedian,
     "running_norm": ByRunningNorm,
-    "element_spike": ByElementSpike,
     "skip_spikes": SkipSpikes,
 }
 

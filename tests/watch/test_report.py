@@ -85,7 +85,11 @@ def test_a_report_has_eleven_lines_at_most(make, warnings):
     report = report_on(run)
     text = str(report)
     assert text.count("\n") <= 11
-    assert max(map(len, text.splitlines())) <= 110
+    commands = [line for line in text.splitlines() if line.startswith("Try it without editing")]
+    assert max(len(line) for line in text.splitlines() if line not in commands) <= 110
+    for command in commands:  # whole, to be copied
+        assert command.endswith("--option-29=value")
+        assert ("(--try measures " in command) == (len(report.advice.actions) > 1 and "--try train" not in command)
     assert report.verdict.what[:40] in text
     assert all(action.lines[-1] in text for action in report.advice.actions[:1] if action.lines)
 

@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from ..analysis.actions import Action
+from ..analysis.advice import TRY
 from ..analysis.finding import Finding
 from ..analysis.sites import capitalised
 from ..analysis.statistics import finite
@@ -72,7 +73,10 @@ def _middle(report: Report, lines: int) -> list[str]:
     parts = [_brief(text, lines) for text in said]
     for action in advice.actions[:1]:
         parts += [_brief(capitalised(action.where), 1), *(f"    {line}" for line in action.lines[:3])]
-        parts.append(_brief(f"Try it without editing: {command(report, action)}", 1) if action.try_with else "")
+        count = sum(bool(other.try_with) for other in advice.actions)
+        measure = f" (--try measures {count} changes)" if count > 1 and action.try_with != TRY else ""
+        # Whole, however long: to be copied
+        parts.append(f"Try it without editing{measure}: {command(report, action)}" if action.try_with else "")
     return parts
 
 

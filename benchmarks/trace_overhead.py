@@ -67,7 +67,6 @@ def backwards(model: nn.Module) -> dict[str, Callable[[Tensor], object]]:
     return {
         "plain": Tensor.backward,
         "trace": functools.partial(gradrein.trace, model=model),
-        "trace, norms=False": functools.partial(gradrein.trace, model=model, norms=False),
         "replay": lambda value: gradrein.autograd.replay(value, parameters),
     }
 

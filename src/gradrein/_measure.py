@@ -42,8 +42,7 @@ def total_norm(grads: list[Tensor], p: float, foreach: bool | None) -> tuple[Ten
     measured = backend.total_norm(grads, p) if backend is not None else None
     if measured is not None:
         value, double = measured
-        is_wide = double or _LARGEST_FLOAT32 < value < math.inf  # as in `dtype_of_norm`
-        return torch.tensor(value, dtype=torch.float64 if is_wide else torch.float32, device=grads[0].device), value
+        return torch.tensor(value, dtype=dtype_of_norm(double, value), device=grads[0].device), value
     with torch.no_grad():
         norm = total(norms(grads, p, foreach), p, rescale=needs_rescaling(grads, p))
         number = norm.item() if _devices.readable_now(grads) else None
@@ -276,11 +275,6 @@ def count_nonfinite_later(grads: Sequence[Tensor]) -> Callable[[], Tensor]:
         for where, flat in marks:
             each.update(zip(where, unflatten(flat, [stored[i] for i in where]), strict=True))
     return lambda: torch.stack([each[i].sum().to(stored[0].device) for i in range(len(stored))])
-
-
-def offenders(names: Sequence[str], grads: Sequence[Tensor]) -> dict[str, int]:
-    """Return the gradients that hold NaN or infinite values, by name, with how many. Reads from the device."""
-    return {name: n for name, n in zip(names, count_nonfinite(grads).tolist(), strict=True) if n}
 
 
 def list_offenders(offenders: dict[str, int], at_most: int = 20) -> str:

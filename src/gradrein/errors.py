@@ -173,7 +173,7 @@ class NoGraphError(BackwardError):
 
 
 class GradientMismatchError(BackwardError):
-    """Gradients that do not match the outputs in number, shape, dtype or device, or a missing one of a non-scalar."""
+    """Gradients that do not match the outputs in number, shape or dtype, or a missing one of a non-scalar."""
 
 
 class RecordError(GradreinError, ValueError):

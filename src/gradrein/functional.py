@@ -98,8 +98,7 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
         The clipped tensor.
 
     Raises:
-        ArgumentError: (a ValueError) Not a real tensor, or limits that are NaN, in the wrong order, of another shape,
-            or fractions for an integer tensor.
+        ArgumentError: (a ValueError) Not a tensor, or limits that are NaN, in the wrong order or of another shape.
 
     Examples:
         >>> gradrein.clip_by_value(torch.tensor([-2.0, 0.5, 3.0]), -1.0, 1.0)
@@ -110,15 +109,15 @@ def clip_by_value(tensor: Tensor, clip_value_min: float | Tensor, clip_value_max
     """
     _check_tensor(tensor, "clip_by_value")
     _refuse_derivative(tensor, "clip_by_value")
-    if tensor.is_complex() or tensor.dtype == torch.bool:
+    if not tensor.is_floating_point():
         raise UnsupportedGradientError(
-            f"clip_by_value: only real numbers can be limited by value, and the tensor is {tensor.dtype}. For complex "
-            "tensors, use gradrein.clip_by_norm."
+            f"clip_by_value: only real floating-point tensors are limited by value, and this one is {tensor.dtype}. "
+            "For complex tensors, use gradrein.clip_by_norm; for integers, torch.clamp."
         )
     low = _bound(clip_value_min, "clip_value_min", tensor)
     high = _bound(clip_value_max, "clip_value_max", tensor)
     if not isinstance(low, Tensor) and not isinstance(high, Tensor) and low > high:
-        raise ArgumentError(f"clip_by_value: clip_value_min is {low} and clip_value_max {high}; swap them.")
+        raise ArgumentError(f"clip_by_value: clip_value_min is {low:g} and clip_value_max {high:g}; swap them.")
     with torch.no_grad():
         ends = (torch.as_tensor(bound, device=tensor.device).to(tensor.dtype) for bound in (low, high))
         return torch.clamp(tensor.detach(), *ends)
@@ -171,20 +170,17 @@ def _bound(value: Any, name: str, tensor: Tensor) -> float | Tensor:
         _check_bounds(value, name, tensor)
         return value
     bound = _validate.real(value, f"clip_by_value: `{name}` is a number or a tensor")
-    info = torch.finfo(tensor.dtype) if tensor.is_floating_point() else torch.iinfo(tensor.dtype)
-    if math.isinf(bound):
-        return bound if tensor.is_floating_point() else info.max if bound > 0 else info.min
-    if math.isnan(bound) or (not tensor.is_floating_point() and not bound.is_integer()):
+    if math.isnan(bound):
         raise ArgumentError(f"clip_by_value: `{name}` is a number that {tensor.dtype} can hold; found {bound}.")
-    exact = value if isinstance(value, int) else bound  # a float may have fewer digits than a whole number
-    return max(min(exact, info.max), info.min)
+    most = math.inf if math.isinf(bound) else torch.finfo(tensor.dtype).max
+    return max(min(bound, most), -most)
 
 
 def _check_bounds(value: Tensor, name: str, tensor: Tensor) -> None:
     """Refuse a tensor of limits that does not broadcast to the tensor, or that its type cannot hold."""
     sizes = zip(reversed(value.shape), reversed(tensor.shape), strict=False)
     fits = value.dim() <= tensor.dim() and all(size in (1, full) for size, full in sizes)
-    if not fits or value.is_complex() or (value.is_floating_point() and not tensor.is_floating_point()):
+    if not fits or value.is_complex():
         raise ArgumentError(
             f"clip_by_value: `{name}` broadcasts to the tensor, {tensor.dtype} of shape {tuple(tensor.shape)}; found "
             f"{value.dtype} of shape {tuple(value.shape)}."

@@ -296,14 +296,6 @@ def dtype(net):
     gradrein.backward(out, torch.ones(2, 2, dtype=torch.complex64))
 
 
-@mistake(
-    errors.GradientMismatchError, "expected device cpu but got meta", "output 0 (`out`) is on cpu, its gradient on meta"
-)
-def device(net):
-    out = net(X)
-    gradrein.backward(out, torch.ones(2, 2, device="meta"))
-
-
 @mistake(errors.GradientMismatchError, "got 2 tensors and 1 gradients", "There is no gradient for output 1 (`second`)")
 def too_few(net):
     first, second = net(X).sum(), net(X).sum()
@@ -313,14 +305,6 @@ def too_few(net):
 @mistake(errors.GradientMismatchError, "got 1 tensors and 2 gradients", "There is no output for gradient 1")
 def too_many(net):
     gradrein.grad([net(X).sum()], net, [None, None])
-
-
-Wrong = function("Wrong", lambda x: x * 1, lambda *_: torch.ones(7))
-
-
-@mistake(errors.GradientMismatchError, "returned an invalid gradient", "WrongBackward after Net.body")
-def wrong_return(net):
-    gradrein.backward(Wrong.apply(net.body(X)).sum())
 
 
 @mistake(errors.BackwardError, "", "torch cannot vectorise this pass")

@@ -85,7 +85,6 @@ TORCHS_WORDS = [
     "a tensor was modified by an inplace operation",
     "Trying to backward through the graph a second time",
     "it does not require grad and does not have a grad_fn",
-    "returned an invalid gradient at index 0",
 ]
 
 

@@ -294,7 +294,7 @@ FUNCTIONAL = [
     (lambda s: gradrein.clip_by_value(ONES, None, 1), ArgumentTypeError, "None", "a number or a tensor"),
     (lambda s: gradrein.clip_by_value(ONES, math.nan, 1), ArgumentError, "nan", "float32 can hold"),
     (lambda s: gradrein.clip_by_value(ONES, torch.ones(3), 1), ArgumentError, "(3,)", "broadcasts"),
-    (lambda s: gradrein.clip_by_value(ONES.long(), 0.5, 1.5), ArgumentError, "0.5", "int64 can hold"),
+    (lambda s: gradrein.clip_by_value(ONES.long(), 0, 1), errors.UnsupportedGradientError, "int64", "torch.clamp"),
     (lambda s: gradrein.clip_by_value(ONES * 1j, 0, 1), errors.UnsupportedGradientError, "complex", "clip_by_norm"),
 ]
 

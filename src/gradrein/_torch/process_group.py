@@ -16,12 +16,6 @@ def group_device(group: Any) -> torch.device:
     return torch.device("cpu" if "cpu" in types else types[0])
 
 
-def all_gather_single(rows: Tensor, sent: Tensor, group: Any) -> None:
-    """Write the rows of every rank of a process group, in the order of ranks."""
-    older = "all_gather_into_tensor"  # the name before this one
-    getattr(dist, "all_gather_single" if hasattr(dist, "all_gather_single") else older)(rows, sent, group=group)
-
-
 def assert_async(condition: Tensor, message: str) -> None:
     """Fail on the device if the condition does not hold, without waiting for it."""
     torch._assert_async(condition, message)

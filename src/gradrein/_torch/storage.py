@@ -1,10 +1,10 @@
 """The memory of a tensor as it is stored."""
 
-import sys
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -15,8 +15,7 @@ def storage_of(tensor: Tensor) -> int:
 
 def is_fake(tensor: Tensor) -> bool:
     """Return whether a tensor has no values, only a shape, a dtype and a device, as while a compiler traces."""
-    module = sys.modules.get("torch._subclasses.fake_tensor")
-    return module is not None and isinstance(tensor, module.FakeTensor)
+    return isinstance(tensor, FakeTensor)
 
 
 def repeats(tensors: Sequence[Tensor]) -> dict[int, int]:

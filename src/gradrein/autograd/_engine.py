@@ -16,7 +16,7 @@ from .._torch.modes import is_tensor_like, overrides_functions, without_override
 from .._torch.saved import CHANGED_IN_PLACE, FREED
 from ..errors import BackwardError, GraphFreedError, InplaceModifiedError
 from ..graph import current_sequence_nr
-from ._diagnosis import freed_graph, inplace, mismatched_grad, no_graph, unused_input
+from ._diagnosis import freed_graph, inplace, no_graph, unused_input
 from ._engine_call import EngineCall, Output
 
 _Diagnosis: TypeAlias = Callable[[str, EngineCall], BackwardError]
@@ -28,7 +28,6 @@ _DIAGNOSES: dict[str, _Diagnosis] = {
     FREED: freed_graph.diagnose,
     CHANGED_IN_PLACE: inplace.diagnose,
     "does not require grad and does not have a grad_fn": no_graph.diagnose,
-    "invalid gradient at index": mismatched_grad.diagnose,
 }
 
 # `freed_before`: the sequence number of the next node when this thread last started a pass that frees its graph.

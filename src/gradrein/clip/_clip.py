@@ -92,11 +92,11 @@ def clip_(
     return _clip(grads, _assign(policy, grads, group_labels(target)), nonfinite, dry_run)
 
 
-def _assign(policy: Any, grads: Gradients, labels: list[str] | None) -> list[tuple[str, Any, Gradients]]:
+def _assign(policy: Any, grads: Gradients, labels: list[str] | None) -> list[tuple[Any, Gradients]]:
     """Return each policy with the gradients it is for. In a mapping the first pattern that matches a name wins."""
     check_policies(policy)
     if not isinstance(policy, Mapping):
-        return [("*", policy, grads)]
+        return [(policy, grads)]
     where = [*range(len(grads.tensors))] if grads.where is None else grads.where
     listed = grads.target_names if labels is None else labels
     has_gradient = [False] * (len(grads.tensors) if listed is None else len(listed))
@@ -106,41 +106,38 @@ def _assign(policy: Any, grads: Gradients, labels: list[str] | None) -> list[tup
     indices: dict[str, list[int]] = {pattern: [] for pattern in policy}
     for k, i in enumerate(where):
         indices[str(pattern_of[i])].append(k)
-    return [(pattern, each, grads.subset(indices[pattern], pattern)) for pattern, each in policy.items()]
+    return [(each, grads.subset(indices[pattern], pattern)) for pattern, each in policy.items()]
 
 
 def _clip(
-    grads: Gradients, groups: list[tuple[str, Policy | None, Gradients]], nonfinite: NonFinite, dry_run: bool
+    grads: Gradients, groups: list[tuple[Policy | None, Gradients]], nonfinite: NonFinite, dry_run: bool
 ) -> ClipReport:
     """Refuse, measure, decide, and only then write."""
-    active = [(pattern, policy, group) for pattern, policy, group in groups if policy is not None]
-    active = [each for each in active if each[2].tensors or grads.has_others]
-    for _, policy, group in active:
+    active = [(policy, group) for policy, group in groups if policy is not None and (group.tensors or grads.has_others)]
+    for policy, group in active:
         check(policy, group)
         if nonfinite == "zero":
             group.refuse_partial('nonfinite="zero"')
     if len(groups) > 1 or nonfinite == "zero":  # a single policy refuses by itself what it cannot write
-        _apply.check_writable(grads.local if nonfinite == "skip" else [g for *_, group in active for g in group.local])
+        _apply.check_writable(grads.local if nonfinite == "skip" else [g for _, group in active for g in group.local])
     if active or grads.is_split:
-        grads.measure([(group, policy.p) for _, policy, group in active] or [(grads, 2.0)])
-    bad, counts = _find_nonfinite([(policy, group) for _, policy, group in active], nonfinite, dry_run)
+        grads.measure([(group, policy.p) for policy, group in active] or [(grads, 2.0)])
+    bad, counts = _find_nonfinite(active, nonfinite, dry_run)
     skipped = bad if nonfinite == "skip" else False
     writes = not dry_run and skipped is not True
-    decided = [_decide(policy, group) for _, policy, group in active]
+    decided = [_decide(policy, group) for policy, group in active]
     # Norms are exchanged before anything is written.
     expected = [
         _predict_norms(decision, group, policy.p) if group.is_split or not writes else None
-        for (_, policy, group), (decision, _) in zip(active, decided, strict=True)
+        for (policy, group), (decision, _) in zip(active, decided, strict=True)
     ]
     outcomes = []
-    for (pattern, policy, group), (decision, skip), after in zip(active, decided, expected, strict=True):
+    for (policy, group), (decision, skip), after in zip(active, decided, expected, strict=True):
         before, terms = group.norms(policy.p), group.norm_terms(policy.p)
         measured = _apply_decision(decision, group, policy.p) if writes else None
         if writes and skip is not False:
             _apply.zero_(group.local, skip if isinstance(skip, Tensor) else None)
-        outcomes.append(
-            Outcome(pattern, policy.p, group, before, terms, decision, measured if after is None else after, skip)
-        )
+        outcomes.append(Outcome(policy.p, group, before, terms, decision, measured if after is None else after, skip))
     if skipped is not False and not dry_run:
         _apply.zero_(grads.local, skipped if isinstance(skipped, Tensor) else None)
     return ClipReport(outcomes, skipped, counts, dry_run)

@@ -23,7 +23,6 @@ class Outcome:
     """What one policy did to the gradients it was for.
 
     Attributes:
-        pattern: the name pattern it came from, `"*"` where there was none.
         p: the order of the norms.
         grads: the gradients, for their names.
         before: the norm of each before.
@@ -33,7 +32,6 @@ class Outcome:
         skipped: whether they were set to zero instead.
     """
 
-    pattern: str
     p: float
     grads: Gradients
     before: Tensor
@@ -198,7 +196,7 @@ class ClipReport:
     @property
     def by_pattern(self) -> dict[str, ClipReport]:
         """A report for each name pattern."""
-        return {o.pattern: ClipReport([o], self._skipped, [], self._dry_run) for o in self._outcomes}
+        return {o.grads.pattern: ClipReport([o], self._skipped, [], self._dry_run) for o in self._outcomes}
 
     def _known_skips(self, everything: list[Tensor]) -> list[Tensor]:
         """Return the parameters of `everything` whose gradients were set to zero, as far as known without waiting."""

@@ -6,15 +6,12 @@ The search of the whole process takes milliseconds, so it runs only after someth
 import gc
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import TypeAlias
 
 from torch import Tensor, nn
-
-NameSource: TypeAlias = nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +43,12 @@ class Names:
         return None if name is None else name.rpartition(".")[0]
 
 
-def find_names(source: NameSource | None = None) -> Names:
+def find_names(model: nn.Module | None = None) -> Names:
     """Return names for parameters and buffers.
 
     Args:
-        source: a model, a mapping from names to tensors, or pairs such as `named_parameters()`. Without it,
-            search every live module of the process; names then begin with the class of the outermost
-            module. That takes milliseconds and is meant for error reporting.
+        model: the model. Without it, search every live module of the process; names then begin with the class of
+            the outermost module. That takes milliseconds and is meant for error reporting.
 
     Returns:
         The names.
@@ -69,15 +65,10 @@ def find_names(source: NameSource | None = None) -> Names:
     See Also:
         [`gradrein.graph.variable_name`][], [`gradrein.graph.locate_nodes`][]
     """
-    if source is None:
-        pairs = []
-        for root in live_models():
-            with suppress(Exception):  # its class overrides what names are read with, and raises
-                pairs += _named(root, type(root).__name__)
-    elif isinstance(source, nn.Module):
-        pairs = _named(source, "")
-    else:
-        pairs = list(source.items() if isinstance(source, Mapping) else source)
+    pairs = [] if model is None else _named(model, "")
+    for root in live_models() if model is None else ():
+        with suppress(Exception):  # its class overrides what names are read with, and raises
+            pairs += _named(root, type(root).__name__)
     return Names({id(tensor): (name, tensor) for name, tensor in reversed(pairs)})
 
 

@@ -19,7 +19,7 @@ class NodeRecord:
         parameter: name of the leaf whose gradient it accumulates, for an `AccumulateGrad` node.
         shape: shape of the op's (first) output, which is the shape of the incoming gradient.
         dtype: its dtype.
-        incoming: the incoming gradient, after hooks; None if there was none or norms were not measured.
+        incoming: the incoming gradient, after hooks; None if there was none or it was not measured.
         outgoing: the gradients it sent, combined.
         seconds: wall-clock time of the node. On an accelerator this is the time to launch the
             work. The recomputation of a checkpoint is attributed to the first node that needs it.

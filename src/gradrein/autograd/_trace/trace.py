@@ -22,7 +22,6 @@ def trace(
     *,
     gradient: Tensor | None = None,
     retain_graph: bool = False,
-    norms: bool = True,
     modules: Callable[[Node], str | None] | None = None,
 ) -> Trace:
     """Run ``loss.backward()`` and record what every node did.
@@ -36,7 +35,6 @@ def trace(
             which takes some milliseconds.
         gradient: the gradient of `loss`, if it is not a scalar.
         retain_graph: keep the graph for another pass.
-        norms: measure every gradient. If False, only shapes and times are recorded, which costs less.
         modules: what `graph.record_modules` yielded for the forward pass. With it, the module of every node is
             known; without it, a node that uses no parameter is assigned to the last known module before it.
 
@@ -77,7 +75,7 @@ def trace(
     gradients_for((loss,), gradient, batched=False)
     recorded = graph.read(loss)
     names = graph.find_names(model)
-    count, meter = len(recorded.nodes), Meter() if norms else None
+    count, meter = len(recorded.nodes), Meter()
     node_seconds = [0.0] * count
     incoming: list[GradStats | None] = [None] * count
     outgoing: list[tuple[GradStats | None, ...]] = [()] * count
@@ -101,7 +99,7 @@ def trace(
 def _measure_by_hooks(
     index: int,
     node: Node,
-    meter: Meter | None,
+    meter: Meter,
     seconds: list[float],
     incoming: list[GradStats | None],
     outgoing: list[tuple[GradStats | None, ...]],
@@ -115,9 +113,8 @@ def _measure_by_hooks(
 
     def after(grads_out: Sequence[Tensor | None], grads_in: Sequence[Tensor | None]) -> None:
         seconds[index] = perf_counter() - started
-        if meter is not None:
-            incoming[index] = combine([meter(gradient) for gradient in grads_in])
-            outgoing[index] = tuple(meter(gradient) for gradient in grads_out)
+        incoming[index] = combine([meter(gradient) for gradient in grads_in])
+        outgoing[index] = tuple(meter(gradient) for gradient in grads_out)
 
     return [node.register_prehook(before), node.register_hook(after)]
 

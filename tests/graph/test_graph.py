@@ -124,8 +124,8 @@ def test_reentrant_checkpoint_is_one_opaque_node():
 # Uses of parameters: through views, casts and cuts, shared and repeated.
 
 
-def uses(outputs, names):
-    found = graph.find_names(names)
+def uses(outputs, model):
+    found = graph.find_names(model)
     return sorted(
         (found.of(use.leaf) or "?", graph.op(use.node), use.position, [graph.op(e.node) for e in use.relayouts])
         for use in graph.parameter_uses(graph.read(outputs))
@@ -138,11 +138,13 @@ def test_uses_are_seen_through_views_and_casts():
         ("bias", "AddmmBackward0", 0, []),
         ("weight", "AddmmBackward0", 2, ["TBackward0"]),
     ]
-    weight = torch.ones(4, 3, requires_grad=True)
+    weight = nn.Parameter(torch.ones(4, 3))
+    owner = nn.Module()
+    owner.w = weight
     seen = weight.t().to(torch.float64)[:2].unsqueeze(0).expand(5, 2, 4).contiguous()
     views = ["TBackward0", "ToCopyBackward0", "SliceBackward0", "UnsqueezeBackward0", "ExpandBackward0"]
-    assert uses(seen.exp().sum(), {"w": weight}) == [("w", "ExpBackward0", 0, [*views, "CloneBackward0"])]
-    assert uses(weight.t(), {"w": weight}) == [("w", "TBackward0", -1, [])]  # a leaf that reaches a root unchanged
+    assert uses(seen.exp().sum(), owner) == [("w", "ExpBackward0", 0, [*views, "CloneBackward0"])]
+    assert uses(weight.t(), owner) == [("w", "TBackward0", -1, [])]  # a leaf that reaches a root unchanged
     assert graph.is_leaf(graph.parameter_uses(graph.read(weight))[0].node)
 
 

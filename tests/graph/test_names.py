@@ -23,8 +23,7 @@ class Net(nn.Module):
 
 def test_names():
     net = Net()
-    sources = (net, dict(net.named_parameters()), net.named_parameters())
-    assert {graph.find_names(source).of(net.body[2].bias) for source in sources} == {"body.2.bias"}
+    assert graph.find_names(net).of(net.body[2].bias) == "body.2.bias"
     assert graph.find_names(net).of(net.scale) == "scale"  # a buffer
     assert graph.find_names(net).of(torch.ones(1)) is None
     assert graph.find_names(net).module_of(net.head.weight) == "head"

@@ -1,5 +1,7 @@
 """torch's engine: run it, intercept it, and do what it does around one node (hooks, casts, zeros)."""
 
+import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -47,7 +49,11 @@ def engine_local(key: str, make: Callable[[], _T]) -> _T:
     call. torch hands on the objects that are stored with it.
     """
     if not torch._C._is_key_in_tls(key):
-        torch._C._stash_obj_in_tls(key, make())
+        made = make()
+        held = sys.getrefcount(made)
+        torch._C._stash_obj_in_tls(key, made)
+        if sys.getrefcount(made) == held:  # torch 2.6 drops a reference at the end of the thread, and never took it
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
     stored: _T = torch._C._get_obj_in_tls(key)
     return stored
 

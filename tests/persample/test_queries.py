@@ -10,9 +10,10 @@ from torch import nn
 import gradrein
 from functions import function
 from gradrein import errors
+from gradrein.persample import engine
 from gradrein.persample.representations import base
 
-from .oracle import flat, loop
+from .oracle import close, flat, loop
 
 
 def model_and_losses(batch=4, steps=3, width=5):
@@ -214,3 +215,24 @@ def test_norms_that_are_handed_out_may_be_changed(per_parameter):
     ps.clip_(1.0, per_parameter=per_parameter).zero_()
     torch.testing.assert_close(ps.norms(per_parameter=True), expected)
     torch.testing.assert_close(ps.norms(), torch.stack(list(expected.values())).norm(dim=0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("retain_graph", [True, False])
+def test_uses_of_what_a_table_is_made_into_are_pulled_down_together(dtype, retain_graph, monkeypatch):
+    """As layers that each mask one bias of positions; the table is also used as it is."""
+    pulls, pull = [], engine.pull
+    monkeypatch.setattr(engine, "pull", lambda *args: pulls.append(args) or pull(*args))
+    torch.manual_seed(0)
+    table = nn.Parameter(torch.randn(5, 2, dtype=dtype))
+    x, where = torch.randn(4, 2, 3, 3, dtype=dtype), torch.arange(9).view(3, 3) % 5
+    bias = F.embedding(where, table).permute(2, 0, 1)[None]
+    for keep in (torch.ones(3, 3), torch.ones(3, 3).tril(), torch.eye(3)):
+        x = torch.sin(x + torch.where(keep > 0, bias, -1.0).clone())
+    losses = x.sum((1, 2, 3)) + torch.sin(x[:, :, 0, 0] @ table.T).sum(1)
+    expected = loop(losses, {"table": table})["table"]
+    ps = gradrein.per_sample(losses, {"table": table}, retain_graph=retain_graph)
+    close(ps.grads()["table"], expected, dtype, "table")
+    assert len(pulls) == 1
+    ps.weighted_(torch.arange(4.0))
+    close(table.grad, torch.tensordot(torch.arange(4.0).to(dtype), expected, 1), dtype, "weighted")

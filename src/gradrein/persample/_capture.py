@@ -1,7 +1,7 @@
 """From losses to per-sample gradients: read the graph, find the cuts, run the engine once, apply the rules of ops."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ from .ops.views import reshape
 from .owners.use_sites import UseSite
 from .representations.base import Computed, Dense, Outer, SampleGrads, merged, stored
 from .representations.members import Members
+from .representations.numerics import HALF_TYPES
 from .representations.rows import Rows
 from .tracing import structure
 
@@ -114,7 +115,8 @@ def _by_rules(
     for use in cuts.uses:
         at_node.setdefault(nodes[use.node], []).append(use)
     times_used = Counter([leaves[leaf] for use in cuts.uses for leaf in use.leaves])
-    grads: dict[str, list[SampleGrads]] = {name: [] for name in times_used}
+    # Of each leaf, with the value down to which they could keep their representation; of most that is the leaf.
+    grads: dict[int, list[tuple[SampleGrads, GradientEdge]]] = {}
     # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule. Data that other ops
     # keep in one is looked at as well, for rows that several samples use.
     all_wait = not rows.packed.isdisjoint(at_node)
@@ -143,10 +145,10 @@ def _by_rules(
             if release_graph and made.runs_op:  # its rule gave up, and the op is about to forget what it saved
                 made = Dense(engine.run_inside_engine(made.dense))
             for leaf in use.leaves:
-                of_leaf = pull_back(made, GradientEdge(nodes[use.value], use.output_nr), nodes[leaf])
-                if release_graph and times_used[leaves[leaf]] == 1:  # what it is made of can be let go of at once
-                    of_leaf, budget = stored(of_leaf, budget)
-                grads[leaves[leaf]].append(of_leaf)
+                below, edge = _through_views(made, GradientEdge(nodes[use.value], use.output_nr), nodes[leaf])
+                if release_graph and edge.node is nodes[leaf] and times_used[leaves[leaf]] == 1:
+                    below, budget = stored(below, budget)  # what it is made of can be let go of at once
+                grads.setdefault(leaf, []).append((below, edge))
 
     def apply_waiting() -> None:
         for node in list(waiting):
@@ -162,7 +164,7 @@ def _by_rules(
             apply_waiting()
     if inside_engine:
         rows.refuse_conflict()
-    return {name: merged(uses) for name, uses in grads.items()}, budget
+    return {leaves[leaf]: _of_leaf(uses, nodes[leaf]) for leaf, uses in grads.items()}, budget
 
 
 def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], retain_graph: bool) -> dict[str, SampleGrads]:
@@ -208,21 +210,17 @@ def _refuse_opaque(uses: list[UseSite], leaves: Mapping[int, str], nodes: list[N
 _SAME = frozenset({"ToCopyBackward0", "CloneBackward0", "AliasBackward0"})
 
 
-def pull_back(grads: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
-    """Return per-sample gradients of the leaf, given those of a value made from it.
+def _through_views(grads: SampleGrads, value: GradientEdge, leaf: Node) -> tuple[SampleGrads, GradientEdge]:
+    """Go down from a value to the leaf it is made from, as far as gradients can stay in their representation.
 
-    A transposed weight, a cast one and a look-up keep their representation. Everything else goes through the
-    engine, all samples at once, or one by one where that cannot be.
+    A transposed weight, a cast one and a look-up do. Everything else goes through the engine.
     """
-    while value.node is not leaf:
-        below = _through_view(grads, value.node)
-        if below is None:
-            return _through_engine(grads, value, leaf)
+    while value.node is not leaf and (below := _through_view(grads, value.node)) is not None:
         grads = below
         node, output_nr = value.node.next_functions[0]
         assert node is not None
         value = GradientEdge(node, output_nr)
-    return grads
+    return grads, value
 
 
 def _through_view(grads: SampleGrads, node: Node) -> SampleGrads | None:
@@ -272,24 +270,36 @@ def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     return Rows(ids.expand(len(stored), -1), values, table, sparse=engine.saved(node, "sparse"))
 
 
-def _through_engine(grads: SampleGrads, value: GradientEdge, leaf: Node) -> SampleGrads:
-    shape, below = graph.leaf_tensor(leaf).shape, GradientEdge(leaf, 0)
-    dtype = graph.describe(value.node)[value.output_nr].dtype
-    check = as_at_the_call(value)
+def _of_leaf(uses: Sequence[tuple[SampleGrads, GradientEdge]], leaf: Node) -> SampleGrads:
+    """Return the gradients of a leaf, given those of its uses and the values that these are the gradients of.
 
-    def pull(gradients: Tensor) -> Tensor:
-        check()
-        return engine.pull(value, gradients.to(dtype), below)
+    What is not at the leaf yet goes through the engine: all uses and all samples at once, or samples one by one where
+    that cannot be.
+    """
+    at_leaf, above = ([use for use in uses if (use[1].node is leaf) is here] for here in (True, False))
+    if not above:
+        return merged([grads for grads, _ in at_leaf])
+    each, edges = zip(*above, strict=True)
+    samples, shape = each[0].samples, graph.leaf_tensor(leaf).shape
+    dtypes = [graph.describe(edge.node)[edge.output_nr].dtype for edge in edges]
+    checks = [as_at_the_call(edge) for edge in edges]
+
+    def pull(gradients: Iterable[Tensor]) -> Tensor:
+        for check in checks:
+            check()
+        converted = [one.to(dtype) for one, dtype in zip(gradients, dtypes, strict=True)]
+        return engine.pull(edges, converted, GradientEdge(leaf, 0))
 
     def dense(part: slice) -> Tensor:
-        return pull(grads.dense(part))
+        return pull(grads.dense(part) for grads in each)
 
     def weighted(weights: Tensor) -> Tensor:
-        if dtype in (torch.float16, torch.bfloat16):  # clipped, they may be smaller than half precision can hold
-            return Computed(grads.samples, shape, dense).weighted(weights)
-        total = grads.weighted(weights)
-        total = total.to_dense() if total.is_sparse else total
-        return pull(total[None])[0]
+        if not HALF_TYPES.isdisjoint(dtypes):  # clipped, they may be smaller than half precision can hold
+            return Computed(samples, shape, dense).weighted(weights)
+        totals = [grads.weighted(weights) for grads in each]
+        return pull((total.to_dense() if total.is_sparse else total)[None] for total in totals)[0]
 
-    strategy = f"{grads.strategy}, pulled"
-    return Computed(grads.samples, shape, dense, weighted, held_tensors=grads.held_tensors, strategy=strategy)
+    strategy = "+".join(dict.fromkeys(grads.strategy for grads in each)) + ", pulled"
+    held = [tensor for grads in each for tensor in grads.held_tensors]
+    pulled = Computed(samples, shape, dense, weighted, held_tensors=held, strategy=strategy)
+    return merged([*(grads for grads, _ in at_leaf), pulled])

@@ -169,19 +169,18 @@ def gradients_at(
         raise_explained("the graph of the losses", error, graph.edge_of(root).node)
 
 
-def pull(edge: GradientEdge, gradients: Tensor, leaf: GradientEdge) -> Tensor:
-    """Carry one gradient per sample, stacked, from an edge down to the leaf beneath it.
+def pull(edges: Sequence[GradientEdge], gradients: Sequence[Tensor], leaf: GradientEdge) -> Tensor:
+    """Carry one gradient per sample, stacked, from some edges down to the leaf beneath them, and add them up.
 
     The leaf is named by its edge: its tensor may have been frozen, or converted, since it was used.
     """
-    with explain_errors("what a shared value was made from", edge.node):
+    run = partial(torch.autograd.grad, edges, [leaf], retain_graph=True)
+    with explain_errors("what a shared value was made from", edges[0].node):
         try:
             with torch.no_grad():
-                (answer,) = torch.autograd.grad(
-                    [edge], [leaf], grad_outputs=[gradients], is_grads_batched=True, retain_graph=True
-                )
+                (answer,) = run(grad_outputs=gradients, is_grads_batched=True)
         except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
-            alone = [torch.autograd.grad([edge], [leaf], grad_outputs=[one], retain_graph=True)[0] for one in gradients]
+            alone = [run(grad_outputs=one)[0] for one in zip(*gradients, strict=True)]
             answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
     return answer
 

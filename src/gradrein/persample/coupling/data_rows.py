@@ -41,8 +41,12 @@ class ModelTensors:
     rows: int
 
     @cached_property
+    def _buffers(self) -> list[Tensor]:
+        return [] if self.model is None else list(self.model.buffers())
+
+    @cached_property
     def _storages(self) -> frozenset[int | None]:
-        others = [] if self.model is None else [*self.model.parameters(), *self.model.buffers()]
+        others = [] if self.model is None else [*self.model.parameters(), *self._buffers]
         return frozenset(graph.memory_of(stored_shard(tensor)) for tensor in (*self.parameters.values(), *others))
 
     def is_data(self, tensor: Tensor) -> bool:
@@ -51,7 +55,7 @@ class ModelTensors:
         if tensor.numel() == 0 or isinstance(tensor, nn.Parameter) or graph.memory_of(tensor) in self._storages:
             return False
         value = tracing.constant(tensor)
-        buffers = [] if self.model is None or value is None else self.model.buffers()
+        buffers = self._buffers if value is not None else []
         return not any(one.shape == tensor.shape and torch.equal(one.to(tensor), tensor) for one in buffers)
 
     def is_input(self, node: Node) -> bool:

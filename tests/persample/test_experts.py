@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gradrein
+from gradrein.persample.representations.members import Members
 
 from .cases import B, Calls, experts, flat_sum
 from .oracle import flat, loop
@@ -87,3 +88,24 @@ def test_one_sample_that_sends_all_its_rows_to_one_expert():
     torch.testing.assert_close(ps.dot(), expected @ expected.mean(0), rtol=1e-4, atol=1e-2)
     ps.weighted_(torch.arange(4.0))
     torch.testing.assert_close(weight.grad.flatten(), torch.arange(4.0) @ expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("order", ["by member", "by sample", "as they come"])
+@pytest.mark.parametrize("rows", [0, 1, 30, 300])
+@pytest.mark.parametrize("even", [False, True])
+def test_rows_in_any_order(order, rows, even):
+    owner = torch.randint(-1, B, (rows,))
+    member = torch.arange(rows) % E if even else torch.randint(0, E + 1, (rows,))
+    if order != "as they come":
+        by = torch.argsort((member if order == "by member" else owner), stable=True)
+        owner, member = owner[by], member[by]
+    left, right, weights = torch.randn(rows, 3), torch.randn(rows, 4), torch.randn(B)
+    expected = torch.zeros(B, E, 3, 4)
+    for b, e, x, y in zip(owner, member, left, right, strict=True):
+        if b >= 0 and e < E:
+            expected[b, e] += torch.outer(x, y)
+    grads = Members(left, right, owner, member, B, E)
+    torch.testing.assert_close(grads.dense(), expected)
+    torch.testing.assert_close(grads.dense(slice(1, 3)), expected[1:3])
+    torch.testing.assert_close(grads.norms(), expected.flatten(1).double().norm(dim=1))
+    torch.testing.assert_close(grads.weighted(weights), torch.tensordot(weights, expected, 1))

@@ -4,13 +4,13 @@ Legend: r row of data, e the member that it met. The gradient of a sample at a m
 it of left[r, :] times right[r, :].
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..layout import Owners
 from .base import ALL, Outer, SampleGrads, in_chunks
 from .numerics import scale_rows, upcast_half
 
@@ -50,59 +50,49 @@ class Members(SampleGrads):
         return Members(self.right, self.left, self.owner, self.member, self.samples, self.shape[0])
 
     def dense(self, part: slice = ALL) -> Tensor:
-        count = len(range(*part.indices(self.samples)))
-        return self._padded(part).dense().view(count, *self.shape)
+        own = torch.arange(self.samples, device=self.owner.device)[part]
+        pairs = own[:, None] + torch.arange(self.shape[0], device=own.device) * self.samples
+        return self._outer(pairs.flatten()).dense().view(len(own), *self.shape)
 
     def norms(self) -> Tensor:
         """Take together the pairs of sample and member with about as many rows, so that padding costs little."""
         if self.left.dtype in (torch.float64, torch.complex128):  # whose squares float64 may not hold
             return super().norms()
-        members, *sides = self.shape
         out = torch.zeros(self.samples, dtype=torch.float64, device=self.left.device)
-        pairs, place, counts = torch.unique(self.owner * members + self.member, return_inverse=True, return_counts=True)
+        pairs, counts = torch.unique_consecutive(self._by_pair.values, return_counts=True)
         sizes = torch.frexp(counts.double()).exponent
         for size in torch.unique(sizes).tolist():
-            alike = (sizes == size).nonzero().squeeze(1)
-            for part in in_chunks(len(alike), sum(sides) << size):
-                number = torch.full_like(pairs, -1)
-                number[alike[part]] = torch.arange(len(alike[part]), device=pairs.device)
-                squares = self._outer(number[place], len(alike[part])).norms().square()
-                out.index_add_(0, pairs[alike[part]].div(members, rounding_mode="floor"), squares)
+            alike = pairs[sizes == size]
+            for part in in_chunks(len(alike), sum(self.shape[1:]) << size):
+                out.index_add_(0, alike[part] % self.samples, self._outer(alike[part]).norms().square())
         return out.sqrt()
 
     def weighted(self, weights: Tensor) -> Tensor:
-        heavy = scale_rows(self.left, weights.to(self.left.device)[self.owner])
-        out = heavy.new_zeros(self.shape)
-        for few, left, right in self._by_member(heavy, self.right.to(heavy)):
-            out[few] = left.transpose(-1, -2) @ right
+        left = scale_rows(self.left, weights.to(self.left.device)[self.owner])
+        right, out = self.right.to(left), left.new_zeros(self.shape)
+        if bool((self.member[1:] < self.member[:-1]).any()):
+            left, right = (x.index_select(0, self._by_pair.indices) for x in (left, right))
+        counts = torch.bincount(self.member, minlength=len(out)).tolist()
+        if len(set(counts)) == 1:
+            left, right = (x.view(len(out), counts[0], x.shape[1]) for x in (left, right))
+            return left.transpose(1, 2) @ right
+        for one, a, b in zip(out, torch.split(left, counts), torch.split(right, counts), strict=True):
+            torch.mm(a.T, b, out=one)
         return out
 
     def _rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.left, self.right, self.owner, self.member
 
-    def _by_member(self, *rows: Tensor) -> Iterator[tuple[Any, ...]]:
-        """Yield which members, and the rows that met them: all at once if padding with zeros costs little."""
-        members = self.shape[0]
-        counts = torch.bincount(self.member, minlength=members)
-        if members * int(counts.max()) <= 2 * len(self.member):
-            layout = Owners.of_rows(self.member, members)
-            yield ALL, *(layout.by_sample(x, 1) for x in rows)
-            return
-        order = torch.argsort(self.member, stable=True)
-        parts = [torch.split(x[order], counts.tolist()) for x in rows]
-        for e in range(members):
-            yield e, *(part[e] for part in parts)
+    @cached_property
+    def _by_pair(self) -> Any:
+        """The pair of member and sample of each row, members first, in order; and where in the rows each of them is."""
+        return torch.sort(self.member * self.samples + self.owner, stable=True)
 
-    def _padded(self, part: slice) -> Outer:
-        """Return the rows of some samples as one sum of outer products for each sample and member."""
-        start, end, _ = part.indices(self.samples)
-        members = self.shape[0]
-        inside = (self.owner >= start) & (self.owner < end)
-        number = torch.where(inside, (self.owner - start) * members + self.member, -1)
-        return self._outer(number, (end - start) * members)
-
-    def _outer(self, number: Tensor, count: int) -> Outer:
-        """Return sums of outer products, given which of them each row belongs to; -1 for none."""
-        rows = (number >= 0).nonzero().squeeze(1)
-        layout = Owners.of_rows(number[rows], count)
-        return Outer(layout.by_sample(self.left[rows], 1), layout.by_sample(self.right[rows], 1))
+    def _outer(self, pairs: Tensor) -> Outer:
+        """Return the sum of outer products of each of some pairs of member and sample; rows of zeros fill up."""
+        start, end = (torch.searchsorted(self._by_pair.values, pairs, right=end)[:, None] for end in (False, True))
+        places = start + torch.arange(int((end - start).max()), device=pairs.device)
+        beyond = (places >= end).flatten().nonzero().squeeze(1)
+        rows = self._by_pair.indices[places.clamp(max=len(self.member) - 1).flatten()]
+        left, right = (x.index_select(0, rows).index_fill_(0, beyond, 0) for x in (self.left, self.right))
+        return Outer(left.view(*places.shape, left.shape[1]), right.view(*places.shape, right.shape[1]))

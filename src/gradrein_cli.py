@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "record",
         nargs="+",
-        help="a record, the record of one of several ranks, or a folder; two runs are compared (before, after)",
+        help="a record, or that of one of several ranks; two runs are compared (before, after)",
     )
     report.add_argument("--json", action="store_true", help="print JSON, write no page")
     report.add_argument("--text", action="store_true", help="print only, write no page")

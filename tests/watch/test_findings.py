@@ -10,6 +10,7 @@ from gradrein.watch.analysis.findings import check_names, find
 from gradrein.watch.analysis.findings.noise_scale import noise_scale
 from gradrein.watch.analysis.losses import rises
 from gradrein.watch.analysis.signs import score_of
+from gradrein.watch.report.report import report_on
 from gradrein.watch.run.run import NonfiniteStep
 
 from .runs import NAMES, apart, healthy, left_out
@@ -172,6 +173,16 @@ TRIGGERS = {
     "noise_scale": [noisy],
     "rank_norms": [apart, left_out],
 }
+
+
+def test_where_the_first_nan_comes_from_is_what_to_change():
+    """Not what else was found: a power in the loss made no NaN."""
+    run = with_origin()
+    run.notes.extend(cubed().notes)
+    report = report_on(run)
+    assert {"nonfinite", "loss_power"} <= {one.name for one in report.findings}
+    assert "guard it" in report.verdict.do
+    assert report.advice.actions == []
 
 
 @pytest.mark.parametrize(("name", "make"), [(name, make) for name, makes in TRIGGERS.items() for make in makes])

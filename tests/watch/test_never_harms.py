@@ -86,7 +86,8 @@ def test_a_missing_folder_is_made_and_a_name_that_is_taken_is_numbered(tmp_path)
         assert done.returncode == 3
         assert f"The page: gradrein report {tmp_path / 'logs' / name}" in done.stderr
         assert len(read_run(tmp_path / "logs" / name).steps) == 60
-    assert "gradrein: logs/run.jsonl is not empty: this run is recorded in logs/run-2.jsonl." in done.stderr
+    first, second = tmp_path / "logs" / "run.jsonl", tmp_path / "logs" / "run-2.jsonl"
+    assert f"gradrein: {first} is not empty: this run is recorded in {second}." in done.stderr
 
 
 def test_without_stderr_nothing_goes_to_stdout_or_into_the_record(tmp_path):
@@ -216,7 +217,7 @@ def test_a_forked_child_writes_nothing(tmp_path, optimizer):
     assert not any("note" in line for line in run.notes)
 
 
-def test_lbfgs_is_told_what_clipping_does_to_it(optimizer, capsys):
+def test_lbfgs_is_told_what_clipping_does_to_it():
     weight = torch.nn.Parameter(torch.full((3,), 5.0))
     lbfgs = torch.optim.LBFGS([weight], lr=0.5, max_iter=3)
 
@@ -229,7 +230,6 @@ def test_lbfgs_is_told_what_clipping_does_to_it(optimizer, capsys):
     with gradrein.Monitor(None, lbfgs, clip=1.0) as monitor:
         lbfgs.step(closure)
         lbfgs.step(closure)
-    assert capsys.readouterr().err.count("LBFGS is clipped") == 1
     assert any("LBFGS is clipped" in warning for warning in monitor.report().warnings)
     with gradrein.Monitor(None, lbfgs) as monitor:
         lbfgs.step(closure)

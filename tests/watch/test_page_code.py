@@ -2,8 +2,7 @@
 
 import re
 
-from gradrein.watch.report.html import to_html
-from gradrein.watch.report.html_advice import marked
+from gradrein.watch.report.html import marked, to_html
 from gradrein.watch.report.report import report_on
 
 from .test_findings import cubed

@@ -26,13 +26,6 @@ def write(path, steps, max_bytes=10_000_000):
     return writer
 
 
-def test_a_record_from_before_the_renaming_opens(tmp_path):
-    path = tmp_path / "train.bridle.jsonl"
-    write(path, [step(t) for t in range(3)]).close()
-    path.write_text(path.read_text().replace('"gradrein"', '"bridle"', 1))
-    assert read_run(path).steps == [0, 1, 2]
-
-
 def test_every_line_is_on_disk_before_the_next_step(tmp_path):
     path = tmp_path / "run.jsonl"
     writer = write(path, [step(0)])

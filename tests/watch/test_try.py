@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import signal
 import sys
 import time
@@ -46,7 +47,11 @@ def test_the_runs_are_compared_and_kept(tmp_path):
     assert "as it is  " in done.stderr
     assert "learning rate x " in done.stderr
     assert "To keep it, in train.py" in done.stderr or "none of the changes is better" in done.stderr
-    assert "What was tried" in (tmp_path / "tried" / "try.html").read_text()
+    page = (tmp_path / "tried" / "try.html").read_text()
+    assert "What was tried" in page
+    assert "Measured by <code>gradrein watch --try</code>" in page
+    assert page.count("<li><b>") == 1  # what is kept, and none of what else was advised
+    assert re.search(r"What to do: .*\. Keep", page)
     other = next((tmp_path / "tried").glob("*lr-scale*.jsonl"))
     first, slower = read_run(tmp_path / "tried" / "as-it-is.jsonl"), read_run(other)
     assert len(first.steps) == len(slower.steps) == 120
@@ -135,7 +140,7 @@ def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    remove = scale_learning_rates(0.1)
+    hooks = scale_learning_rates(0.1)
     try:
         for expected in (0.1, 0.05):
             before = weight.item()
@@ -145,7 +150,8 @@ def test_the_learning_rate_is_scaled_under_a_scheduler_and_put_back():
             assert before - weight.item() == pytest.approx(expected, rel=1e-5)
         assert optimizer.param_groups[0]["lr"] == 0.25
     finally:
-        remove()
+        for hook in hooks:
+            hook.remove()
     with pytest.raises(ArgumentError, match="a finite number above 0"):
         scale_learning_rates(0.0)
 

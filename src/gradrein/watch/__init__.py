@@ -7,11 +7,11 @@
 from .analysis.advice import Advice
 from .analysis.finding import Chart, Finding
 from .analysis.findings import register_finding
-from .clip_option import ClipOption
+from .arguments import ClipOption
 from .monitor import Monitor
 from .record.layers import Layers
 from .report.report import Report, read_report
-from .run.read import read_run
+from .run.reader import read_run
 from .run.run import Run
 
 __all__ = [

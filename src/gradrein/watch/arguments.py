@@ -1,21 +1,31 @@
 """The arguments of `Monitor`: what has no meaning is refused before the run, with the call that has."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from .._validate import count
 from ..errors import ArgumentError, ArgumentTypeError
-from ..policies import Policy
+from ..policies import Policy, by_norm
 from ..policies.base import refuse_no_policy
-from .clip_option import policy_of
+from ..policies.named import build
+from .record.writer import rounded
+
+ClipOption: TypeAlias = float | str | Policy | None
+"""The largest norm, "auto", the name of a policy, a policy, or None for no clipping.
+
+See Also:
+    [`gradrein.Monitor`][]
+"""
 
 _CALL = "gradrein.Monitor(model, optimizer)"
 _LEAST_BYTES = 10_000
+_LINE_KEYS = {"note", "after", "rank"}
 
 
 def check_arguments(
@@ -55,6 +65,25 @@ def check_clip(clip: Any) -> None:
     policy_of(clip)
 
 
+def policy_of(clip: ClipOption) -> Policy | None:
+    """Return a new policy for each call: those that adapt remember the norms of one optimizer.
+
+    Raises:
+        ArgumentError: (a ValueError) not a number above 0, nor the name of a policy.
+    """
+    if clip is None or isinstance(clip, Policy):
+        return clip
+    number = _number(clip) if isinstance(clip, str) else clip
+    return build(str(clip)) if number is None else by_norm(number)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def check_layers(norms: Any, model: nn.Module | None) -> None:
     """Refuse what chooses no layers."""
     if norms is None:
@@ -83,6 +112,31 @@ def check_norms(norms: Any) -> None:
             f"per_sample: `norms` has one real number for each sample, as of `ps.norms()`; found {norms.dtype} of "
             f"shape {tuple(norms.shape)}."
         )
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return numbers and strings as JSON has them.
+
+    Raises:
+        ArgumentError: (a ValueError) something else, or a name that the line needs itself.
+    """
+    if taken := _LINE_KEYS & values.keys():
+        raise ArgumentError(f"note: the record itself uses the name {min(taken)!r}; give the value another.")
+    return {name: _plain(name, value) for name, value in values.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if hasattr(value, "item"):  # of torch and numpy
+        with contextlib.suppress(ValueError, RuntimeError):  # several elements
+            value = value.item()
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return rounded([value], 9)[0]
+    raise ArgumentError(
+        f"note: {name!r} has to be a number or a string; found {type(value).__name__}. For a tensor with several "
+        "elements, pass its mean or one of them."
+    )
 
 
 def _check_together(model: nn.Module, optimizer: Any) -> None:

@@ -13,21 +13,18 @@ from typing import Any
 import torch
 
 from .._notebook import card
-from .._warn import warn
 from ..errors import ArgumentError, RecordError
 from .analysis.advice import Advice
 from .analysis.finding import Finding
-from .arguments import check_arguments, check_layers, check_norms
-from .clip_option import ClipOption
+from .arguments import ClipOption, check_arguments, check_layers, check_norms, plain_values, policy_of
 from .format.rank_files import rank_file, rank_info
 from .format.schema import VERSION, Line
 from .record.claim import claim
 from .record.layers import Layers
-from .record.notes import plain_values
 from .record.recorder import Recorder
 from .record.writer import Writer, reason
-from .report.notebook import monitor_html
 from .report.report import Report, read_report
+from .say import say
 
 
 class Monitor:
@@ -39,9 +36,9 @@ class Monitor:
     written every `flush_every` steps. With several processes each has its own monitor and file, and nothing is sent
     between them.
 
-    Nothing is overwritten: if the file is not empty, the record gets a number (`run-2.jsonl` for `run.jsonl`, with a
-    warning). A monitor that is started again continues its record. If the record can no longer be written, recording
-    stops (`stopped_because`, and a line on stderr), and the program continues.
+    Nothing is overwritten: if the file is not empty, the record gets a number (`run-2.jsonl` for `run.jsonl`), and a
+    line on stderr says so. A monitor that is started again continues its record. If the record can no longer be
+    written, recording stops (`stopped_because`, and a line on stderr), and the program continues.
 
     Args:
         model: The model, for the names of its parameters. None: those of all live modules.
@@ -101,7 +98,9 @@ class Monitor:
         self._writer = Writer(file, max_bytes)
         self._started, self._on, self._depth, self._on_step = False, False, 0, on_step
         on_recorded = None if on_step is None else lambda line: on_step(_numbers(line))
-        self._recorder = Recorder(model, optimizer, clip, every, self._writer, on_recorded, rank, flush_every, norms)
+        self._recorder = Recorder(
+            model, optimizer, lambda: policy_of(clip), every, self._writer, on_recorded, rank, flush_every, norms
+        )
         self._header: dict[str, Any] = {
             "gradrein": VERSION,
             "torch": torch.__version__,
@@ -164,7 +163,7 @@ class Monitor:
     def _claim(self, record: Path) -> None:
         wanted, self._writer.path = self._writer.path, claim(record, self._rank)
         if self._writer.path != wanted and (self._rank is None or self._rank.rank == 0):
-            warn(f"{wanted} is not empty: this run is recorded in {self._writer.path}.")
+            say(f"gradrein: {wanted} is not empty: this run is recorded in {self._writer.path}.")
 
     def stop(self, because: str | None = None) -> None:
         """Stop observing and complete the record.
@@ -231,7 +230,7 @@ class Monitor:
         return self.report().advice
 
     def _repr_html_(self) -> str:
-        return monitor_html(self.report()) if self._started else card("A monitor that was not started yet.")
+        return self.report()._repr_html_() if self._started else card("A monitor that was not started yet.")
 
     def __enter__(self) -> Monitor:
         """Start."""

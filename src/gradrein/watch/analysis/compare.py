@@ -5,6 +5,7 @@ from statistics import fmean, median
 
 from ..run.run import Run
 from .losses import levels_of, losses_of
+from .signs import heights
 from .statistics import finite
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -18,11 +19,7 @@ def over_lowest(values: list[float]) -> float:
     """
     if not values or not all(0 < v < math.inf for v in values):
         return math.nan
-    lowest, heights = math.inf, []
-    for v in values:
-        lowest = min(lowest, v)
-        heights.append(math.log(v) - math.log(lowest))  # the ratio itself may overflow
-    return math.exp(fmean(heights))
+    return math.exp(sum(heights([math.log(v) for v in values])) / len(values))  # the ratio itself may overflow
 
 
 def summary(run: Run) -> dict[str, float]:

@@ -55,7 +55,7 @@ def measure(run: Run) -> dict[str, float]:
         values |= _of_test(test)
     if len(losses) >= _LEAST_STEPS and min(losses) > 0:
         parts = [math.log(v) for v in means(losses, _PARTS)]
-        values[TRAINED] = min(5.0, fmean(_heights(parts)))
+        values[TRAINED] = min(5.0, fmean(heights(parts)))
         values[LEARNED] = min(8.0, parts[0] - min(parts))
     norms = [n for n in finite(run.norm) if n > 0]
     if not is_clipped(run) and len(norms) >= _LEAST_STEPS:  # else large ones do no harm
@@ -88,12 +88,12 @@ def _of_test(values: Sequence[float]) -> dict[str, float]:
     logs = [math.log(value) for value in values]
     return {
         TEST_END: min(1.5, math.log(end_of(values)) - min(logs)),
-        TEST_HEIGHT: min(1.5, fmean(_heights(logs))),
+        TEST_HEIGHT: min(1.5, fmean(heights(logs))),
         TEST_FALLS: min(1.0, max(0.0, late_fall(values))),
     }
 
 
-def _heights(values: Sequence[float]) -> list[float]:
+def heights(values: Sequence[float]) -> list[float]:
     """Return how far each value but the first is above the lowest before it."""
     return [max(0.0, v - low) for v, low in zip(values[1:], accumulate(values, min), strict=False)]
 

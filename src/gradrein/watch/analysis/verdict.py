@@ -43,8 +43,8 @@ def verdict_on(run: Run, findings: list[Finding], advice: Advice) -> Verdict:
     if advice.actions:
         whose = f", {advice.optimizer}" if advice.optimizer and advice.optimizer != label else ""
         do = f"What to do{whose}: {advice.actions[0].do}. {advice.actions[0].why}"
-    elif happened or causes:
-        do = f"What to do: {(causes or happened)[0].advice}"
+    elif about is not None:
+        do = f"What to do: {(about if _has_origin(about) or not causes else causes[0]).advice}"
     else:
         do = ""
     return Verdict(what, why, look, do)
@@ -55,8 +55,13 @@ def _names_samples(finding: Finding) -> bool:
     return not finding.look.startswith("sample")
 
 
+def _has_origin(finding: Finding) -> bool:
+    """Return whether the operation that made the first NaN is known: that is what to change."""
+    return "origin" in finding.evidence
+
+
 def _why(happened: list[Finding], causes: list[Finding]) -> str:
-    if happened and "origin" in happened[0].evidence:
+    if happened and _has_origin(happened[0]):
         return str(happened[0].evidence["origin"])
     if not happened:
         return f"Worth a look: {_words(causes[0])}." if causes else ""

@@ -1,22 +1,22 @@
 """Multiply the learning rate of every optimizer during its steps, whatever a scheduler sets it to."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ...errors import ArgumentError
 
 
-def scale_learning_rates(factor: float) -> Callable[[], None]:
+def scale_learning_rates(factor: float) -> list[RemovableHandle]:
     """Scale learning rates from the beginning of a step to its end, and put them back.
 
     Args:
         factor: What to multiply by.
 
     Returns:
-        A function that leaves learning rates alone from then on.
+        The hooks that do it.
 
     Raises:
         ArgumentError: (a ValueError) not a finite number above 0.
@@ -36,10 +36,4 @@ def scale_learning_rates(factor: float) -> Callable[[], None]:
         for group in groups:
             group["lr"] = group["lr"] * factor
 
-    hooks = [register_optimizer_step_pre_hook(scale), register_optimizer_step_post_hook(restore)]
-
-    def remove() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return remove
+    return [register_optimizer_step_pre_hook(scale), register_optimizer_step_post_hook(restore)]

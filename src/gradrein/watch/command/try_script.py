@@ -4,15 +4,16 @@ Each run is a process of its own, with the same seed. One interrupt ends the cur
 """
 
 import contextlib
-import json
 import math
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from ..analysis.actions import Action
 from ..analysis.advice import TRY
 from ..analysis.compare import sparkline
 from ..analysis.losses import judged_loss, levels_of, losses_of, still_falls
@@ -22,8 +23,9 @@ from ..analysis.statistics import finite
 from ..report.html import write_page
 from ..report.report import Report, read_report
 from ..run.run import Run
+from ..say import say
 
-_PAUSE = 0.2
+_NO_CHANGE = Action("keep the script as it is", "")
 _GRACE = 10.0  # seconds for a run to end after it was interrupted
 _MOST = 6  # candidates
 _RISES = 1.2  # a training loss that ends so many times above its lowest has risen
@@ -44,19 +46,21 @@ def try_script(command: list[str], folder: Path, steps: int | None, seconds: flo
     """
     folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + seconds
-    code = _run("", folder, command, steps, until, "1")
+    say("run 1: as it is")
+    code = _run("", folder, command, steps, until)
     report = _report("", folder, code)
     if report is None:
         return 1
     trials = candidates(report)
     if not trials:
-        _say(f"{report.verdict}\n\nThere is nothing to try: no change is suggested.")
+        say(f"{report.verdict}\n\nThere is nothing to try: no change is suggested.")
         return 0
     done, failed = {"": report}, 0
     for i, trial in enumerate(trials, start=2):
         if code == _INTERRUPTED or time.monotonic() > until:
             break
-        code = _run(trial, folder, command, steps, until, f"{i} of {len(trials) + 1}")
+        say(f"run {i} of {len(trials) + 1}: {label_of_trial(trial)}")
+        code = _run(trial, folder, command, steps, until)
         tried = _report(trial, folder, code)
         failed += tried is None
         if tried is not None:
@@ -81,16 +85,14 @@ def record_of_trial(options: str, folder: Path) -> Path:
     return folder / f"{options.replace('--', '').replace(' ', '-') or 'as-it-is'}.jsonl"
 
 
-def _run(trial: str, folder: Path, command: list[str], steps: int | None, until: float, place: str) -> int:
+def _run(trial: str, folder: Path, command: list[str], steps: int | None, until: float) -> int:
     """Run the script with options. Return its exit code; 0 where the time is up, `_INTERRUPTED` after an interrupt."""
-    record, place = record_of_trial(trial, folder), f"run {place}: {label_of_trial(trial)}"
+    record = record_of_trial(trial, folder)
     options = [*trial.split(), "--record", str(record), "--seed", "0"]
     if steps is not None:
         options += ["--steps", str(steps)]
     record.unlink(missing_ok=True)
-    log = record.with_suffix(".log")
-    _say(place, end="" if sys.stderr.isatty() else "\n")
-    with log.open("wb") as output:
+    with record.with_suffix(".log").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gradrein", "watch", *options, *command],
             stdout=output,
@@ -100,24 +102,14 @@ def _run(trial: str, folder: Path, command: list[str], steps: int | None, until:
             start_new_session=True,  # an interrupt is ours to pass on
         )
     try:
-        _attend(process, record, until, place)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(until - time.monotonic())
         return process.poll() or 0
     except KeyboardInterrupt:
-        _say("\ninterrupted: what was recorded is kept.")
+        say("interrupted: what was recorded is kept.")
         return _INTERRUPTED
     finally:
         _end(process)
-        if sys.stderr.isatty():
-            _say("")
-
-
-def _attend(process: subprocess.Popen[bytes], record: Path, until: float, place: str) -> None:
-    began = time.monotonic()
-    while process.poll() is None and time.monotonic() < until:
-        time.sleep(_PAUSE)
-        if sys.stderr.isatty():
-            spent = time.monotonic() - began
-            _say(f"\r\x1b[2K{place}, step {_last_step(record)}, {spent:.0f} s", end="")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -131,16 +123,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _last_step(record: Path) -> int:
-    try:
-        with record.open("rb") as file:
-            file.seek(max(0, record.stat().st_size - 20_000))
-            lines = file.read().split(b"\n")
-        return next(int(json.loads(line)["step"]) for line in reversed(lines[:-1]) if line.startswith(b'{"step"'))
-    except (OSError, ValueError, KeyError, StopIteration):
-        return 0
-
-
 def _report(trial: str, folder: Path, code: int) -> Report | None:
     """Return the report on a run; None, and say why, where the script failed or no step was recorded."""
     record, label = record_of_trial(trial, folder), label_of_trial(trial)
@@ -151,11 +133,11 @@ def _report(trial: str, folder: Path, code: int) -> Report | None:
         report = None
     steps = sum(report.run.n_steps) if report is not None else 0
     if code not in (0, _INTERRUPTED):
-        _say(f"{label}: the script failed after {steps} steps: {_error(log) or f'exit code {code}'} (see {log})")
+        say(f"{label}: the script failed after {steps} steps: {_error(log) or f'exit code {code}'} (see {log})")
         return None
     if report is None or not steps:
         tail = log.read_text(errors="replace").splitlines()[-8:]
-        _say("\n".join([f"{label}: no step was recorded. The end of {log}:", *tail]))
+        say("\n".join([f"{label}: no step was recorded. The end of {log}:", *tail]))
         return None
     return report
 
@@ -170,22 +152,24 @@ def _error(log: Path) -> str:
 def _conclude(done: dict[str, Report], folder: Path, missing: int) -> None:
     steps = min(report.run.steps[-1] for report in done.values()) + 1
     runs = [(label_of_trial(trial), report.run) for trial, report in done.items()]
-    _say("\n" + comparison(runs, steps))
+    say("\n" + comparison(runs, steps))
     before = done[""]
     if before.run.n_optimizers > 1 and judged_at(before.run, steps)[0] == "training loss":
-        _say(
+        say(
             f"This is the loss of {label_of(before.run)}. Where optimizers work against each other, as in a GAN, lower "
             "need not be better: judge by what is generated."
         )
     if missing:
-        _say(f"{missing} of the runs did not fit into the time limit.")
+        say(f"{missing} of the runs did not fit into the time limit.")
     best = min(done, key=lambda trial: end_at(done[trial].run, steps))
     page = folder / "try.html"
-    write_page(page, [before, done[best]] if best else [before], runs, which_to_keep(runs, steps))
-    change = next((action for action in before.advice.actions if best and action.try_with == best), None)
-    if change is not None and change.lines:
-        _say("\n".join([f"To keep it, {change.where}", *(f"    {line}" for line in change.lines)]))
-    _say(f"The curves: {page}")
+    change = next((action for action in before.advice.actions if best and action.try_with == best), _NO_CHANGE)
+    measured = replace(change, why=which_to_keep(runs, steps))
+    advice = replace(before.advice, because="Measured by `gradrein watch --try`.", actions=[measured])
+    write_page(page, [replace(before, advice=advice), *([done[best]] if best else [])], runs)
+    if change.lines:
+        say("\n".join([f"To keep it, {change.where}", *(f"    {line}" for line in change.lines)]))
+    say(f"The curves: {page}")
 
 
 def judged_at(run: Run, steps: int) -> tuple[str, list[float]]:
@@ -227,7 +211,3 @@ def which_to_keep(runs: list[tuple[str, Run]], steps: int) -> str:
     if still_falls(judged_loss(run)):
         text += " It still falls at the end: train longer, or try a higher learning rate with it."
     return text
-
-
-def _say(text: str, end: str = "\n") -> None:
-    print(text, file=sys.stderr, end=end, flush=True)

@@ -14,7 +14,7 @@ import torch
 from ...autograd import detect_nonfinite
 from ...errors import ArgumentError, GradreinError, RecordWriteError
 from ..analysis.signs import LR_SCALE
-from ..format.rank_files import RankInfo, default_name, free_name, rank_info
+from ..format.rank_files import RankInfo, default_name, rank_info
 from ..monitor import Monitor
 from ..record.writer import reason
 from ..say import say
@@ -47,7 +47,7 @@ def prepare(options: argparse.Namespace) -> Callable[[], int]:
     check_names(options.fail_on)
     if options.fail_on and rank is not None:
         raise ArgumentError("--fail-on is for one process; for several, use `gradrein report --fail-on` afterwards.")
-    record = _free_record(options, rank)
+    record = Path(options.record) if options.record else default_name(options.script)
     sys.argv = [options.script, *options.args]  # for the header of the record
     monitor = Monitor(record=record, clip=options.clip, every=options.every)
     end = _End(options.verbose)
@@ -70,19 +70,6 @@ def _watched(options: argparse.Namespace, monitor: Monitor, end: _End) -> int:
     with _searching_for_nan() if options.anomaly else contextlib.nullcontext():
         _run(options, monitor, end)
     return _verdict(options.fail_on, monitor) if options.fail_on else 0
-
-
-def _free_record(options: argparse.Namespace, rank: RankInfo | None) -> Path:
-    wanted = Path(options.record) if options.record else default_name(options.script)
-    try:
-        if wanted.exists() and not wanted.is_file():
-            return wanted  # which the monitor refuses
-        record = free_name(wanted, rank)
-    except OSError:  # which it is told when it starts
-        return wanted
-    if options.record and record != wanted and (rank is None or rank.rank == 0):
-        say(f"gradrein: {wanted} is not empty: this run is recorded in {record}.")
-    return record
 
 
 def _start(monitor: Monitor) -> bool:

@@ -110,25 +110,16 @@ def _is_free(name: Path, rank: RankInfo | None) -> bool:
 
 
 def one_file_per_run(paths: list[str]) -> list[Path]:
-    """Return the records to read among files and folders: one of the files of several ranks, which leads to the others.
+    """Return the records to read: one of the files of several ranks, which leads to the others.
 
     Raises:
-        ArgumentError: more than two runs, or a folder that does not hold exactly one.
+        ArgumentError: more than two runs.
     """
     files: list[Path] = []
-    for path in map(Path, paths):
-        file = _only_run(path) if path.is_dir() else path
+    for file in map(Path, paths):
         if run_file(file) == file or run_file(file) not in map(run_file, files):
             files.append(file)
     if len(files) > 2:
         names = ", ".join(map(str, files))
         raise ArgumentError(f"a report covers one run, or two (before and after); found {len(files)}: {names}.")
     return files
-
-
-def _only_run(folder: Path) -> Path:
-    inside = {run_file(file): file for file in sorted(folder.glob("*.jsonl"), reverse=True)}
-    if len(inside) != 1:
-        names = ", ".join(sorted(file.name for file in inside.values())) or "no .jsonl file"
-        raise ArgumentError(f"{folder} is a folder with {names} in it. Name the record of one run.")
-    return next(iter(inside.values()))

@@ -13,7 +13,6 @@ Steps are seen through torch's global step hooks. Everything is put back when th
 the closures.
 """
 
-import functools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,6 +27,7 @@ from ..._torch.training import DataLoaderIterator
 from ...errors import GradreinWarning
 from ..format.rank_files import rank_info
 from .batches import delivered, forget_indices, remember_index
+from .replace import replace
 from .shards import replicated_value
 
 _Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -52,7 +52,7 @@ def unsubscribe(observer: _events.Subscriber) -> None:
 
 def _install() -> None:
     _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
-    _replace(torch.autograd, "backward", _events.notify_backward)
+    _undo.append(replace(torch.autograd, "backward", _events.notify_backward))
     by_norm = _events.notify_clip(_listed, _events.describe_norm)
     by_value = _events.notify_clip(_listed, _events.describe_value)
     for name, wrap in (
@@ -61,12 +61,12 @@ def _install() -> None:
         ("_clip_grads_with_norm_", by_norm),
     ):
         _replace_inner(name, wrap)
-    _replace(torch.amp.GradScaler, "scale", _remember_unscaled)
-    _replace(torch.amp.GradScaler, "update", _notify_update)
+    _undo.append(replace(torch.amp.GradScaler, "scale", _remember_unscaled))
+    _undo.append(replace(torch.amp.GradScaler, "update", _notify_update))
     if rank_info() is None:
-        _replace(DataLoaderIterator, "_next_index", remember_index)
-        _replace(DataLoaderIterator, "_reset", forget_indices)
-        _replace(DataLoaderIterator, "__next__", _notify_batch)
+        _undo.append(replace(DataLoaderIterator, "_next_index", remember_index))
+        _undo.append(replace(DataLoaderIterator, "_reset", forget_indices))
+        _undo.append(replace(DataLoaderIterator, "__next__", _notify_batch))
 
 
 def _listed(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
@@ -86,7 +86,7 @@ def _replace_inner(name: str, wrap: _Wrap) -> None:
             stacklevel=5,
         )
         for owner, exported in ((clip_grad, name), (torch.nn.utils, name.lstrip("_"))):
-            _replace(owner, exported, wrap)
+            _undo.append(replace(owner, exported, wrap))
         return
     cell = function.__closure__[function.__code__.co_freevars.index("func")]
     original = cell.cell_contents
@@ -95,18 +95,6 @@ def _replace_inner(name: str, wrap: _Wrap) -> None:
     def put_back() -> None:
         if cell.cell_contents is ours:
             cell.cell_contents = original
-
-    _undo.append(put_back)
-
-
-def _replace(owner: Any, name: str, wrap: _Wrap) -> None:
-    original = getattr(owner, name)
-    ours = functools.wraps(original)(wrap(original))
-    setattr(owner, name, ours)
-
-    def put_back() -> None:
-        if getattr(owner, name) is ours:  # a replacement that somebody else has made since is theirs to undo
-            setattr(owner, name, original)
 
     _undo.append(put_back)
 

@@ -17,7 +17,6 @@ from ..._torch.training import StepHook, is_stepping
 from ...clip import Clipper
 from ...errors import NonFiniteGradientError
 from ...policies import Policy
-from ..clip_option import LBFGS_CAUTION, ClipOption, policy_of
 from ..format.rank_files import RankInfo
 from ..format.schema import Line
 from ..say import say
@@ -68,7 +67,7 @@ class Recorder(Subscriber):
         self,
         model: torch.nn.Module | None,
         only: torch.optim.Optimizer | None,
-        clip: ClipOption,
+        new_policy: Callable[[], Policy | None],
         every: int,
         writer: Writer,
         on_recorded: Callable[[Line], None] | None = None,
@@ -76,7 +75,7 @@ class Recorder(Subscriber):
         flush_every: int = 1,
         layers: Layers | None = None,
     ) -> None:
-        self._model, self._only, self._clip, self._every, self._writer = model, only, clip, every, writer
+        self._model, self._only, self._new_policy, self._every, self._writer = model, only, new_policy, every, writer
         self._on_recorded, self._rank = on_recorded, rank
         self._watched: dict[int, _Watched] = {}
         self._process = os.getpid()
@@ -184,8 +183,7 @@ class Recorder(Subscriber):
         if watched is None:
             if inner:
                 return
-            policy = policy_of(self._clip)
-            watched = self._watched[id(optimizer)] = _Watched(optimizer, len(self._watched), policy)
+            watched = self._watched[id(optimizer)] = _Watched(optimizer, len(self._watched), self._new_policy())
             if os.getpid() == self._process:
                 self._write_all(step_sites(optimizer, watched.opt))
         if os.getpid() == self._process:
@@ -200,8 +198,6 @@ class Recorder(Subscriber):
         optimizer, policy = watched.optimizer, watched.policy
         if policy is not None:
             refuse_flattened(optimizer)
-            if isinstance(optimizer, torch.optim.LBFGS):
-                say(f"gradrein: {LBFGS_CAUTION}")
             watched.clipper = _MonitorClipper(optimizer, policy, nonfinite="skip")
         watched.hook = StepHook(
             optimizer, lambda again: self._on_gradients(watched, again), lambda: self._on_end(watched)

@@ -70,23 +70,20 @@ def lines(
     log: bool = False,
     marks: Sequence[float] = (),
     levels: Sequence[tuple[str, float]] = (),
-    ticks_at: Sequence[float] = (),
     x_label: str = "step",
 ) -> str:
-    """Draw lines over steps; `marks` are vertical lines, `levels` named horizontal ones, `ticks_at` ticks below."""
+    """Draw lines over steps; `marks` are vertical lines, `levels` named horizontal ones."""
     points = [point for _, each, _ in series for point in each]
     xs = Axis.around([x for x, _ in points])
     xs = Axis(min((x for x, _ in points), default=0), xs.high - 0.05 * (xs.high - xs.low) / 1.1)
     ys = Axis.around([y for _, y in points] + [v for _, v in levels], log)
-    drawn = [_grid(ys)]
+    drawn = [_across("grid", v, ys) for v in ys.ticks()]
     drawn += [
         f'<line class="mark" x1="{_p(xs.position(m))}" x2="{_p(xs.position(m))}" y1="0" y2="1000"/>'
         for m in marks[:200]
     ]
-    drawn += [_level(ys, v) for _, v in levels]
+    drawn += [_across("level", v, ys) for _, v in levels]
     drawn += [_path(each, style, xs, ys) for _, each, style in series]
-    feet = sorted({_p(xs.position(t)) for t in ticks_at})
-    drawn += [f'<line class="tick" x1="{x}" x2="{x}" y1="970" y2="1000"/>' for x in feet]
     names = [_tag("at", v, ys, name) for name, v in levels]
     legend = _legend(series) if len(series) > 1 else ""
     return legend + _frame("".join(drawn), xs, ys, "".join(names), x_label)
@@ -106,14 +103,9 @@ def _tag(kind: str, v: float, ys: Axis, text: str) -> str:
     return f'<span class="{kind}" style="top:{100 - 100 * ys.position(v):.2f}%">{escape(text)}</span>'
 
 
-def _grid(ys: Axis) -> str:
-    at = (_p(1 - ys.position(v)) for v in ys.ticks())
-    return "".join(f'<line class="grid" x1="0" x2="1000" y1="{y}" y2="{y}"/>' for y in at)
-
-
-def _level(ys: Axis, v: float) -> str:
+def _across(kind: str, v: float, ys: Axis) -> str:
     y = _p(1 - ys.position(v))
-    return f'<line class="level" x1="0" x2="1000" y1="{y}" y2="{y}"/>'
+    return f'<line class="{kind}" x1="0" x2="1000" y1="{y}" y2="{y}"/>'
 
 
 def _path(points: Points, style: str, xs: Axis, ys: Axis) -> str:

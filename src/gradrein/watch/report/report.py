@@ -6,16 +6,15 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from ..._notebook import card, curves
 from ..analysis.advice import LOST, Advice, advise
-from ..analysis.compare import summary
 from ..analysis.divergence import broke_at
 from ..analysis.finding import Finding
 from ..analysis.findings import find
 from ..analysis.rank_table import rank_table, warnings
 from ..analysis.sites import label_of
 from ..analysis.verdict import Verdict, verdict_on
-from ..clip_option import LBFGS_CAUTION
-from ..run.read import read_runs
+from ..run.reader import read_runs
 from ..run.run import Run
 
 
@@ -73,19 +72,16 @@ class Report:
         return to_long_text(self)
 
     def _repr_html_(self) -> str:
-        from .notebook import monitor_html
-
-        return monitor_html(self)
+        run = self.run
+        columns = (("loss", run.loss), ("gradient norm", run.norm))
+        picture = curves([(name, [*zip(map(float, run.steps), column, strict=True)]) for name, column in columns])
+        return card(f"{run.optimizer}, {sum(run.n_steps)} steps", picture, str(self))
 
     def write_page(self, path: str | os.PathLike[str], *, before: "Report | None" = None) -> None:
         """Write the report as an HTML page, compared with that of an earlier run if one is given."""
         from .html import write_page
 
         write_page(path, [self] if before is None else [before, self])
-
-    def summary(self) -> dict[str, float]:
-        """Return the numbers that are compared between runs, by name; NaN for unknown ones."""
-        return summary(self.run)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as a dict, for programs. Numbers that are not finite are None."""
@@ -155,8 +151,12 @@ def report_on(run: Run, *others: Run) -> Report:
 
 def _cautions(*runs: Run) -> list[str]:
     """Return sentences about optimizers that were used in a way that is rarely meant."""
-    clipped = any(run.optimizer == "LBFGS" and any(factor < 1 for factor in run.clip) for run in runs)
-    return [LBFGS_CAUTION] if clipped else []
+    if not any(run.optimizer == "LBFGS" and any(factor < 1 for factor in run.clip) for run in runs):
+        return []
+    return [
+        "LBFGS is clipped: its line search and its estimate of the curvature compare gradients, and clipped ones "
+        "mislead them. Lower its learning rate instead."
+    ]
 
 
 def _order(finding: Finding, broke: float) -> tuple[float, float]:

@@ -71,7 +71,7 @@ def _parsed(path: Path, i: int, data: bytes) -> Line:
 
 
 def _header(path: Path, line: Line) -> Line:
-    version = line.get("gradrein", line.get("bridle"))  # records from before the project had its name
+    version = line.get("gradrein")
     if version != VERSION:
         what = f"version {text(version)[:50]}" if version is not None else "no header"
         raise RecordError(f"{path} is not a record this gradrein reads (version {VERSION}): found {what}.")

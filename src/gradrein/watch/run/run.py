@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +124,6 @@ class Run:
         return {line["unmeasured"]: line["reason"] for line in self.notes if "unmeasured" in line}
 
     @property
-    def modules(self) -> list[str]:
-        """The module each parameter belongs to."""
-        return [name.rpartition(".")[0] or name for name in self.names]
-
-    @property
     def threshold(self) -> float | None:
         """The fixed threshold at which gradients were last clipped; None if there was none or an adaptive one."""
         known = [limit for limit, clip in zip(self.max_norm, self.clip, strict=True) if not math.isnan(clip)]
@@ -144,20 +138,6 @@ class Run:
     def test(self) -> Curve | None:
         """The most directly known validation or test loss, or None."""
         return self.curves[0] if self.curves else None
-
-    def norm_by_module(self) -> dict[str, list[float]]:
-        """Return the gradient norm of each module's own parameters, step by step."""
-        indices: dict[str, list[int]] = {}
-        for i, module in enumerate(self.modules):
-            indices.setdefault(module, []).append(i)
-        plain = [[n or 0.0 for n in row] for row in self.norms]
-        picked = {module: itemgetter(*where) for module, where in indices.items() if len(where) > 1}
-        return {
-            module: [math.hypot(*picked[module](row)) for row in plain]
-            if module in picked
-            else [row[where[0]] for row in plain]
-            for module, where in indices.items()
-        }
 
     def noted_losses(self, kind: str) -> list[tuple[int, float]]:
         """Return the losses noted by the script, such as on the test set: (after which step, loss)."""

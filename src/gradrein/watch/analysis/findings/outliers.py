@@ -61,8 +61,11 @@ def outliers(run: Run) -> Finding | None:
 
 
 def _module(run: Run, at: int) -> str:
-    norms = {module: column[at] for module, column in run.norm_by_module().items()}
-    return max(norms, key=lambda m: norms[m]) if norms else "unknown"
+    squares: dict[str, float] = {}
+    for name, norm in zip(run.names, run.norms[at], strict=True):
+        module = name.rpartition(".")[0] or name
+        squares[module] = squares.get(module, 0.0) + (norm or 0.0) ** 2
+    return max(squares, key=lambda m: squares[m], default="unknown")
 
 
 def _period(steps: list[int]) -> int | None:

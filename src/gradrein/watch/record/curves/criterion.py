@@ -14,29 +14,13 @@ from torch.nn import functional as F
 from torch.overrides import has_torch_function
 
 from ...._torch.modes import inside_func_transform, is_tracing, script_instead
+from ..replace import replace
 
-_NAMES = (
-    "binary_cross_entropy",
-    "binary_cross_entropy_with_logits",
-    "cosine_embedding_loss",
-    "cross_entropy",
-    "ctc_loss",
-    "gaussian_nll_loss",
-    "hinge_embedding_loss",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
-    "margin_ranking_loss",
-    "mse_loss",
-    "multi_margin_loss",
-    "multilabel_margin_loss",
-    "multilabel_soft_margin_loss",
-    "nll_loss",
-    "poisson_nll_loss",
-    "smooth_l1_loss",
-    "soft_margin_loss",
-    "triplet_margin_loss",
-)
+_NAMES = [
+    name
+    for name in vars(F)
+    if name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")) or name == "kl_div"
+]
 
 
 class CriterionLosses:
@@ -45,23 +29,17 @@ class CriterionLosses:
     def __init__(self) -> None:
         self._trains: set[str] = set()
         self._sums: dict[str, tuple[Tensor, int]] = {}
-        self._replaced: list[tuple[str, Any, Any]] = []
+        self._undo: list[Callable[[], None]] = []
         self._inside = False
 
     def install(self) -> None:
         """Begin to observe."""
-        for name in _NAMES:
-            original = getattr(F, name)
-            ours = self._wrap(name, original)
-            setattr(F, name, ours)
-            self._replaced.append((name, original, ours))
+        self._undo = [replace(F, name, functools.partial(self._wrap, name)) for name in _NAMES]
 
     def remove(self) -> None:
         """Put torch's functions back."""
-        for name, original, ours in self._replaced:
-            if getattr(F, name) is ours:
-                setattr(F, name, original)
-        self._replaced.clear()
+        while self._undo:
+            self._undo.pop()()
 
     def take(self) -> dict[str, float]:
         """Return the mean loss of each function that also trains, and start over."""
@@ -71,12 +49,11 @@ class CriterionLosses:
         return {name: float(total) / n for name, (total, n) in sums.items() if name in self._trains}
 
     def _wrap(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def criterion(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or is_tracing() or self._inside:
                 return original(*args, **kwargs)
             if has_torch_function((*args, *kwargs.values())):
-                return self._as_torch_does(name, original, criterion, args, kwargs)
+                return self._as_torch_does(name, original, args, kwargs)
             self._inside = True  # some call each other
             try:
                 result = original(*args, **kwargs)
@@ -89,14 +66,15 @@ class CriterionLosses:
         return criterion
 
     def _as_torch_does(
-        self, name: str, original: Callable[..., Any], ours: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call with torch's function in its place: subclasses and modes look for it by identity."""
+        ours = getattr(F, name)
         setattr(F, name, original)
         try:
             return original(*args, **kwargs)
         finally:
-            if getattr(F, name) is original and self._replaced:
+            if getattr(F, name) is original and self._undo:
                 setattr(F, name, ours)
 
     def _observe(self, name: str, result: Any) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..replace import replace
 from .labels import other_data_loss
 
 _OnLoss = Callable[[str, str, float], None]
@@ -19,7 +20,7 @@ class LoggerCalls:
     def __init__(self, on_loss: _OnLoss) -> None:
         self._on_loss = on_loss
         self._seen: set[str] = set()
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._undo: list[Callable[[], None]] = []
         self._inside = False
 
     def look(self) -> None:
@@ -28,22 +29,16 @@ class LoggerCalls:
             if module in sys.modules and module not in self._seen:
                 self._seen.add(module)
                 for owner, name, read, origin in find(sys.modules[module]):
-                    self._replace(owner, name, read, origin)
+                    if callable(vars(owner).get(name)):
+                        self._undo.append(replace(owner, name, functools.partial(self._wrap, read, origin)))
 
     def remove(self) -> None:
         """Put everything back."""
-        for owner, name, original, ours in reversed(self._replaced):
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original)
-        self._replaced.clear()
+        while self._undo:
+            self._undo.pop()()
         self._seen.clear()
 
-    def _replace(self, owner: Any, name: str, read: "_Read", origin: str) -> None:
-        original = vars(owner).get(name)
-        if not callable(original):
-            return
-
-        @functools.wraps(original)
+    def _wrap(self, read: "_Read", origin: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def ours(*args: Any, **kwargs: Any) -> Any:
             if not self._inside:
                 self._inside = True
@@ -56,8 +51,7 @@ class LoggerCalls:
                     self._inside = False
             return original(*args, **kwargs)
 
-        setattr(owner, name, ours)
-        self._replaced.append((owner, name, original, ours))
+        return ours
 
     def _take(self, key: str, value: Any, origin: str) -> None:
         name = other_data_loss(str(key))

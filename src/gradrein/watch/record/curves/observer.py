@@ -12,7 +12,6 @@ from .loggers import LoggerCalls
 from .printed import PrintedLines
 
 _MOST_CURVES, _MOST_POINTS = 40, 20_000
-_EVERY_STEP = 100  # points after which a curve with one at each step is no test loss
 
 
 class CurveObserver:
@@ -60,9 +59,7 @@ class CurveObserver:
     def _flush(self) -> None:
         self._loggers.look()
         for name, value in self._criterion.take().items():
-            key = (name, "no_grad")
-            if self._points.get(key, 0) < max(_EVERY_STEP, self._steps() // 2):
-                self._put(name, "no_grad", value)
+            self._put(name, "no_grad", value)
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
             for line in waiting.values():

@@ -91,7 +91,9 @@ def test_exhausted_iterators_are_noticed():
     gradrein.clip_grad_norm_(generator, 1.0)
     for make in (lambda: filter(None, []), lambda: map(abs, []), lambda: iter([]), lambda: generator):
         for clip_grad in (gradrein.clip_grad_norm_, gradrein.clip_grad_value_):
-            with pytest.warns(gradrein.errors.GradreinWarning, match="is an empty generator, .* pass a list"):
+            with pytest.warns(
+                gradrein.errors.GradreinWarning, match="is an empty generator, no gradient clipping will occur.$"
+            ):
                 clip_grad(make(), 1.0)
 
 

@@ -40,11 +40,8 @@ def named(target: Target) -> tuple[list[str] | None, list[Tensor]]:
     except TypeError as error:
         raise GradientTypeError(_not_a_parameter(target)) from error
     if not entries and not hasattr(target, "__len__"):
-        # The first sentence is torch's own: people filter on it.
-        warn(
-            "`parameters` is an empty generator, no gradient clipping will occur. An iterator can be consumed only "
-            "once: pass a list, or create a new one for each call."
-        )
+        # torch's own words, also of other iterators: people filter on them.
+        warn("`parameters` is an empty generator, no gradient clipping will occur.")
     if entries and isinstance(entries[0], tuple):
         return [str(name) for name, _ in entries], _parameters([p for _, p in entries])
     if entries and isinstance(entries[0], Mapping):  # optimizer.param_groups

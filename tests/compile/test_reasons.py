@@ -96,15 +96,6 @@ EAGER = {
     "groups": (mlp, answers(lambda ps: ps.norms(), sample_groups=GROUPS), "was given `sample_groups`"),
     "stats": (mlp, answers(lambda ps: ps.stats().noise_scale), "`stats` hands out"),
     "project": (mlp, answers(lambda ps: ps.project(8)), "`project` hands out .* what it was made of"),
-    "stacked dot": (
-        mlp,
-        lambda model: (
-            lambda x, y: gradrein.per_sample(losses_of(model, x, y), model).dot(
-                {"0.bias": torch.ones(3, *model[0].bias.shape)}
-            )
-        ),
-        "was given a stack of directions",
-    ),
     "list": (
         mlp,
         lambda model: lambda x, y: gradrein.per_sample(losses_of(model, x, y), [*model.parameters()]).norms(),

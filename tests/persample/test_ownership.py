@@ -98,12 +98,6 @@ def test_more_samples_than_a_dtype_can_count():
     assert torch.equal(gradrein.per_sample(losses, m).grads()["weight"][577], expected)
 
 
-def test_one_number_for_the_strides_of_all_dimensions():
-    weight = nn.Parameter(torch.randn(3, D, 1, 2, 2))
-    out = torch.conv3d(torch.randn(D, B, 4, 5)[None], weight, None, [1], [0], [1])[0]
-    assert check(out.movedim(1, 0).square().flatten(1).sum(1), {"weight": weight}) is PROVED
-
-
 # Names -----------------------------------------------------------------------------------------------------------------
 
 

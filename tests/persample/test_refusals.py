@@ -86,7 +86,7 @@ def test_losses_of_tokens_in_one_row(layer):
         out = out[0] if isinstance(out, tuple) else out
         return F.cross_entropy(out.flatten(0, 1), target, reduction="none")
 
-    with pytest.raises(errors.BatchCouplingError, match=r"64 losses of 4 sequences.*losses\.reshape\(4, 16\)"):
+    with pytest.raises(errors.BatchCouplingError, match=r"losses\.reshape\(sequences, tokens\)"):
         gradrein.per_sample(losses(), layer)
     ps = gradrein.per_sample(losses().reshape(4, 16), layer)
     torch.testing.assert_close(ps.grads(), loop(losses().reshape(4, 16).sum(1), parameters(layer)))
@@ -247,6 +247,8 @@ def test_gathered_is_a_word_of_norms_only():
     for query in (ps.dot, ps.cosine, ps.gram, ps.stats, ps.audit):
         with pytest.raises(TypeError, match="gathered"):
             query(gathered=True)
+    with pytest.raises(errors.ArgumentError, match="norms of whole samples. Pass gathered=True alone"):
+        ps.norms(gathered=True, per_parameter=True)
 
 
 def test_rows_of_data_in_two_samples_by_an_op_without_a_rule():

@@ -128,9 +128,6 @@ class StandIn:
     def _along(self, query: str, direction: Mapping[str, Tensor] | None) -> Tensor:
         if direction is None:
             return self._query(query)[0]
-        shapes = dict(zip(self._names, (p.dim() for p in self._parameters), strict=True))
-        if any(v.dim() > shapes.get(name, 0) for name, v in direction.items()):
-            dynamo.stop(f"{query} was given a stack of directions")
         settings = (("direction", tuple(direction.keys())),)
         return self._query(query, settings, list(direction.values()))[0]
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,8 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from .._torch.nodes import edge_shape, is_torchs_own, output_shapes
-from ..errors import BatchCouplingError, GradreinError, UnsupportedOperationError
+from .._torch.nodes import edge_shape, is_torchs_own
+from ..errors import UnsupportedOperationError
 from . import engine, ops
 from .coupling.data_rows import DataRows, ModelTensors
 from .cuts import ALONE, Cuts, find_cuts
@@ -60,10 +59,7 @@ def capture(
     if not (losses.has_hooks and allow_coupling):
         known = ModelTensors(parameters, model, losses.root.numel())
         with structure():
-            try:
-                cuts, rows = find_cuts(leaves, losses, known, allow_coupling=allow_coupling)
-            except BatchCouplingError as error:
-                raise _of_tokens(leaves, losses, parameters, model) or error from None
+            cuts, rows = find_cuts(leaves, losses, known, allow_coupling=allow_coupling)
         if losses.scan.custom and not allow_opaque:
             _refuse_opaque(cuts.uses, leaves, losses.scan.nodes)
         if not losses.has_hooks and all(map(_is_linear, losses.scan.custom)):
@@ -73,26 +69,6 @@ def capture(
             engine.run_inside_engine(rows.add_waiting)
             rows.refuse_conflict()
     return _each_alone(losses, used, retain_graph), ALONE, budget
-
-
-def _of_tokens(
-    leaves: Mapping[int, str], losses: Losses, parameters: dict[str, Tensor], model: nn.Module | None
-) -> BatchCouplingError | None:
-    """Return the error about losses of tokens in one row, if those of whole sequences are not coupled."""
-    count = losses.root.numel()
-    shapes = {shape[:2] for outs in output_shapes(losses.scan.nodes).values() for shape in outs if len(shape) > 2}
-    for rows, steps in sorted(shapes):
-        if rows * steps != count or min(rows, steps) < 2 or losses.samples != count:
-            continue
-        whole = Losses(losses.root, tuple(i // steps for i in range(count)), rows, losses.has_hooks)
-        with suppress(GradreinError):
-            find_cuts(leaves, whole, ModelTensors(parameters, model, rows), allow_coupling=False)
-            return BatchCouplingError(
-                f"per_sample: {count} losses of {rows} sequences: those of the {steps} tokens of a sequence depend on "
-                f"each other. For one gradient per sequence pass losses.reshape({rows}, {steps}); they are summed. For "
-                "one per token pass allow_coupling=True."
-            )
-    return None
 
 
 def _by_rules(

@@ -286,9 +286,10 @@ def _by_place(tensor: Tensor, owners: Owners) -> Tensor:
 _UNKNOWN_OP = "Write it with other ops, or pass allow_coupling=True if each sample uses rows of its own."
 _CAUSES = (
     "Batch normalisation in training mode does this (call model.eval(), or use GroupNorm), and so do losses over the "
-    "whole batch. Pass allow_coupling=True to get the gradient of each loss as it is. (A tensor that is neither a "
-    "parameter nor a registered buffer may be data: register constants, such as a table of positions, as buffers; for "
-    "a mask computed from a weight, allow_coupling=True is correct.)"
+    "whole batch, and losses of tokens that lie in one row (pass losses.reshape(sequences, tokens); they are summed). "
+    "Pass allow_coupling=True to get the gradient of each loss as it is. (A tensor that is neither a parameter nor a "
+    "registered buffer may be data: register constants, such as a table of positions, as buffers; for a mask computed "
+    "from a weight, allow_coupling=True is correct.)"
 )
 
 

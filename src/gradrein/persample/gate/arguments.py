@@ -220,23 +220,12 @@ def read_direction(direction: Any, parameters: Mapping[str, Tensor]) -> dict[str
             raise ArgumentError(f"direction: {name!r} is a DTensor. Pass the full tensor: full_tensor().")
         if v.shape != parameters[name].shape:
             raise ArgumentError(
-                f"direction: {name!r} has shape {tuple(v.shape)}, its parameter {tuple(parameters[name].shape)}."
+                f"direction: {name!r} has shape {tuple(v.shape)}, its parameter {tuple(parameters[name].shape)}. Pass "
+                "one direction at a time; the gradients of another batch go to cross(other)."
             )
         if v.is_complex() and not parameters[name].is_complex():
             raise ArgumentError(f"direction: {name!r} is complex, its parameter is real.")
     return {name: v.detach().to_dense() if v.layout != torch.strided else v.detach() for name, v in direction.items()}
-
-
-def unstack(direction: Any, parameters: Mapping[str, Tensor]) -> list[dict[str, Tensor]] | None:
-    """Return the directions of a stack, whose tensors have one dimension more than the parameters; None for one."""
-    given = direction if isinstance(direction, Mapping) else {}
-    deep = [v for name, v in given.items() if name in parameters and getattr(v, "ndim", 0) > parameters[name].ndim]
-    if not deep:
-        return None
-    if len(deep) < len(given) or len({len(v) for v in deep}) > 1:
-        found = ", ".join(f"{name!r} {tuple(getattr(v, 'shape', ()))}" for name, v in list(given.items())[:4])
-        raise ArgumentError(f"direction: a stack has as many directions for every parameter, all known; found {found}.")
-    return [{name: v[i] for name, v in given.items()} for i in range(len(deep[0]))]
 
 
 def read_scales(scales: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,32 +10,18 @@ from ..representations.base import Dense, SampleGrads
 from ..representations.conv import OPTIONS, Convolved
 from ..representations.numerics import upcast_half
 from .rules import RuleContext
-from .table import OpEntry, Step, add_op, base_name
+from .table import OpEntry, Step, add_op
 
 
 def by_groups(step: Step) -> Owners:
-    """Channels of one group and their pixels mix, but for pixels under a kernel of one; weights get everything."""
+    """Channels of one group and their pixels mix; weights get everything."""
     groups = step.value("groups") or step.value("group")
     if step.position or not groups or len(step.shape) != len(step.out.shape) or len(step.shape) < 2:
         return step.mixed()
     images, channels, *pixels = step.out.shape
-    dims = [2, *(dim + 1 for dim in range(2, len(step.shape)) if not _is_pointwise(step, dim))]
-    apart = step.out.reshaped((images, groups, channels // groups, *pixels)).mixed(dims)
+    apart = step.out.reshaped((images, groups, channels // groups, *pixels)).mixed(range(2, 3 + len(pixels)))
     given = (images, groups, step.shape[1] // groups, *step.shape[2:])
     return Owners(apart.ids, given).reshaped(step.shape)
-
-
-def _is_pointwise(step: Step, dim: int) -> bool:
-    """Return whether a convolution has a kernel of one along a dimension, and moves nothing there."""
-    edges = step.node.next_functions
-    if "Convolution" not in base_name(step.node) or len(edges) < 2 or edges[1][0] is None:
-        return False  # the size of a kernel that needs no gradient is not recorded
-    kernel, stride, padding = step.input_shape(1), step.value("stride"), step.value("padding")
-    if len(kernel) != len(step.shape) or not stride or not padding:
-        return False
-    at = dim - 2  # one number may stand for all dimensions
-    still = kernel[dim] == 1 and stride[at % len(stride)] == 1 and padding[at % len(padding)] == 0
-    return bool(still and step.shape[dim] == step.out.shape[dim])
 
 
 def by_image(step: Step) -> Owners:

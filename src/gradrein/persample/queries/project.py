@@ -266,7 +266,7 @@ def _from_members(grads: Members, left: Tensor, right: Tensor) -> Tensor:
 def cross_products(a: SampleGrads, b: SampleGrads) -> Tensor:
     """Return the inner products of all pairs, in float64."""
     if isinstance(a, Rows | Sum):  # writing these down may take much memory: one at a time, as a direction
-        return torch.stack([_along(a, b.dense(slice(i, i + 1))) for i in range(b.samples)], 1)
+        return torch.stack([along(a, b.dense(slice(i, i + 1))[0]) for i in range(b.samples)], 1)
     if isinstance(b, Rows | Sum):
         return cross_products(b, a).T
     blocks = []
@@ -276,7 +276,9 @@ def cross_products(a: SampleGrads, b: SampleGrads) -> Tensor:
     return torch.cat(blocks)
 
 
-def _along(grads: SampleGrads, direction: Tensor) -> Tensor:
-    size = row_norms(direction)[0]
+def along(grads: SampleGrads, direction: Tensor) -> Tensor:
+    """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
+    exact = double(direction)
+    size = row_norms(exact[None])[0]
     size = size.where((size > 0) & (size < torch.inf), 1)
-    return grads.dot(double(direction[0]) / size) * size
+    return grads.dot(exact / size) * size

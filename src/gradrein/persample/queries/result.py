@@ -14,13 +14,13 @@ from ..._torch.modes import default_modes
 from ..._validate import count, finite
 from ...errors import ArgumentError, ArgumentTypeError, GradreinError, InplaceModifiedError, NonFiniteGradientError
 from ..engine import Losses
-from ..gate.arguments import check_weights, read_direction, read_scales, unstack
+from ..gate.arguments import check_weights, read_direction, read_scales
 from ..gate.ranks import Agreed, ParameterViews
 from ..representations.base import SampleGrads
 from ..representations.numerics import double, narrowed, real_dtype, row_norms
 from ..tracing import all_hold
 from .audit import Audit, audit
-from .project import Projection, cross_products, fingerprint, plain_names
+from .project import Projection, along, cross_products, fingerprint, plain_names
 from .stats import Stats, numbers_of
 from .sums import (
     BatchGrads,
@@ -87,28 +87,30 @@ class PerSample:
     @overload
     def norms(self, *, per_parameter: Literal[False] = False, gathered: bool = False) -> Tensor: ...
     @overload
-    def norms(self, *, per_parameter: Literal[True], gathered: bool = False) -> dict[str, Tensor]: ...
+    def norms(self, *, per_parameter: Literal[True]) -> dict[str, Tensor]: ...
     @untraced
     def norms(self, *, per_parameter: bool = False, gathered: bool = False) -> Tensor | dict[str, Tensor]:
         """Return the norm of each sample's gradient.
 
         Args:
             per_parameter: return one tensor for each parameter instead.
-            gathered: return the norms of the samples on all ranks, in rank order. Every rank has to call this.
+            gathered: return the norms of the samples on all ranks, in rank order. Every rank has to call this. Not
+                for each parameter.
 
         Returns:
             A tensor of shape (samples,), or a dict of them. Parameters that no loss depends on are left out.
         """
+        if per_parameter and gathered:
+            raise ArgumentError("norms: of all ranks there are the norms of whole samples. Pass gathered=True alone.")
         with nullcontext() if self._grads.has_norms else self._query():
+            if per_parameter:
+                dtypes = {name: real_dtype(p.dtype) for name, p in self._views.held.items()}
+                each = self._grads.norms_of_each.items()
+                return {name: self._unscaled(values).to(dtypes[name], copy=True) for name, values in each}
             total = self._unscaled(self._grads.norms())
-            if not per_parameter:
-                if gathered:
-                    total, _ = self._agree("norms").gather(total)
-                return total.to(self._dtype, copy=True)  # the caller may change it, and the next query needs it
-            each = {name: self._unscaled(values) for name, values in self._grads.norms_of_each.items()}
-            each = self._gather_each(each) if gathered else each
-            dtypes = {name: real_dtype(self._views.held[name].dtype) for name in each}
-            return {name: values.to(dtypes[name], copy=True) for name, values in each.items()}
+            if gathered:
+                total, _ = self._agree("norms").gather(total)
+            return total.to(self._dtype, copy=True)  # the caller may change it, and the next query needs it
 
     @untraced
     def grads(self) -> dict[str, Tensor]:
@@ -128,23 +130,16 @@ class PerSample:
 
     @untraced
     def dot(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return the inner product of each sample's gradient with a direction, or with several.
+        """Return the inner product of each sample's gradient with a direction.
 
         A complex parameter counts as its real and imaginary parts: the product is the real part of ``conj(g) * v``.
 
         Args:
             direction: name -> tensor of the parameter's shape; missing names count as zero. By default the
-                mean gradient of this rank's samples. With one dimension more in front, as `grads` returns them, it is
-                a stack of directions.
-
-        Returns:
-            A tensor of shape (samples,), or (samples, directions) for a stack.
+                mean gradient of this rank's samples.
         """
         with self._query():
-            stack = unstack(direction, self._views.held)
-            if stack is None:
-                return self._dot(self._direction(direction)).to(self._dtype)
-            return torch.stack([self._dot(self._direction(one)) for one in stack], 1).to(self._dtype)
+            return self._dot(self._direction(direction)).to(self._dtype)
 
     @untraced
     def cosine(self, direction: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -411,12 +406,6 @@ class PerSample:
         same |= {"the scale of `scaler`": self._scale}
         return self._agree_on(call, held, [name in grads for name in held], (len(self), bad, sparse), same)
 
-    def _gather_each(self, each: dict[str, Tensor]) -> dict[str, Tensor]:
-        agreed = self._agree("norms")
-        names = [name for name, used in zip(self._views.held, agreed.used, strict=True) if used]
-        columns = [each.get(name, torch.zeros_like(self._grads.norms())) for name in names]
-        return dict(zip(names, agreed.gather(torch.stack(columns, 1))[0].T, strict=True)) if names else {}
-
     def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
         with self._views.gathered():
             for name, grads in self._by_name.items():
@@ -438,14 +427,8 @@ class PerSample:
         return {name: self._unscaled(total.to_dense() if total.is_sparse else total) for name, total in sums.items()}
 
     def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
-        """Return the inner products in float64; a direction of any size is brought to a size that can be multiplied."""
-        parts = []
-        for name, v in direction.items():
-            if name in self._by_name:
-                exact = double(v)
-                size = row_norms(exact[None])[0]
-                size = size.where((size > 0) & (size < torch.inf), 1)
-                parts.append(self._by_name[name].dot(exact / size) * size)
+        """Return the inner products in float64."""
+        parts = [along(self._by_name[name], v) for name, v in direction.items() if name in self._by_name]
         total = torch.stack(parts).sum(0) if parts else torch.zeros(len(self), dtype=torch.float64)
         return self._unscaled(total)
 

@@ -20,11 +20,6 @@ _NUMBERS = 256  # products of two numbers
 _ROWS = 256  # products of a weight and a row
 
 
-def on_host(x: Tensor) -> bool:
-    """Return whether values may be looked at without waiting for a device."""
-    return x.device.type == "cpu"
-
-
 def upcast_half(x: Tensor) -> Tensor:
     """Return half types as float32, all else as it is."""
     return x.float() if x.dtype in HALF_TYPES else x
@@ -52,7 +47,7 @@ def as_rows(block: Tensor) -> Tensor:
 def row_norms(block: Tensor) -> Tensor:
     """Return the norm of each sample's part, in float64, also where its dtype cannot hold the squares."""
     rows = as_rows(block)
-    if not on_host(rows):
+    if not rows.is_cpu:
         return _safe_norms(rows)
     norms = _fast_norms(rows)
     # Each square that is too small for the dtype loses up to `tiny`.
@@ -124,7 +119,7 @@ def row_max(block: Tensor) -> Tensor:
 
 def narrowed(weights: Tensor) -> Tensor:
     """Return weights in float32, if they were looked at and float32 can hold them."""
-    if weights.dtype != torch.float64 or not on_host(weights):
+    if weights.dtype != torch.float64 or not weights.is_cpu:
         return weights
     info, sizes = torch.finfo(torch.float32), weights.abs()
     fits = (sizes > info.tiny * 2.0**26) & (sizes < info.max * 2.0**-26) | (sizes == 0)

@@ -105,8 +105,8 @@ def test_the_gradient_goes_on_into_the_input():
     ("arguments", "text"),
     [
         ({"module": 3}, "expected an nn.Module, found int"),
-        ({"batch_size": 1.0}, "batch_size must be None or an integer, found float"),
-        ({"batch_size": 0}, "batch_size must be positive, found 0"),
+        ({"batch_size": 1.0}, "batch_size must be None or a positive integer, found 1.0"),
+        ({"batch_size": 0}, "batch_size must be None or a positive integer, found 0"),
         ({"loss_reduction": "none"}, "loss_reduction must be 'sum' or 'mean', found 'none'"),
     ],
 )

@@ -31,9 +31,10 @@ def test_sparse_data(layout):
 
 
 def test_sparse_data_that_torch_cannot_differentiate():
+    """torch says so itself, here as in a backward pass."""
     weight = nn.Parameter(torch.randn(4, 3))
     losses = (torch.randn(5, 4).to_sparse_bsr((1, 1)) @ weight).square().sum(1)
-    with pytest.raises(UnsupportedOperationError, match="sparse tensors that torch cannot differentiate.*to_dense"):
+    with pytest.raises(RuntimeError, match="not implemented for|unsupported combination of layouts"):
         gradrein.per_sample(losses, {"weight": weight}).norms()
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import gradrein
 from functions import function
 from gradrein.errors import GradreinError
-from gradrein.persample.cuts import ALONE, FOLLOWED, PROVED, signature_of
+from gradrein.persample.cuts import ALONE, FOLLOWED, signature_of
 from gradrein.persample.engine import Losses
 
 from .oracle import flat, loop

@@ -9,12 +9,17 @@ from torch import nn
 import gradrein
 from functions import function
 from gradrein.persample import register_rule
-from gradrein.persample.layout import MIXED, Owners
-from gradrein.persample.ops.table import IDS, OP_TABLE, Step, without_suffix
+from gradrein.persample.ops.table import IDS, OP_TABLE, without_suffix
+
+from .oracle import loop
 
 NODES = {name: getattr(torch._C._functions, name) for name in dir(torch._C._functions)}
-# Every build of torch knows the names of all devices. Those of double backward, and what is no op of the family.
-OTHERS = r"BackwardBackward|BackwardOverrideable|DiagEmbed|WeightNormInterface|Renorm|LogNormal|ConvTbc"
+# Every build of torch knows the names of all devices. Those of double backward, what is no op of the family, and what
+# only direct calls of the ops of one library record.
+OTHERS = (
+    r"BackwardBackward|BackwardOverrideable|DiagEmbed|WeightNormInterface|Renorm|LogNormal|ConvTbc|"
+    r"(Mkldnn|Cudnn|Miopen|Mps|Slow|Nnpack).*Conv|MiopenDepthwise|ConvDepthwise|^(Flash|Efficient|Cudnn)Attention"
+)
 FAMILIES = {
     "attention": "Attention",
     "batch norm": "BatchNorm",
@@ -28,7 +33,6 @@ NO_RULE = {
     "Attention": "has no parameters: one that is passed as it is has its backward run once for each sample",
     "Rnn|LstmMps": "keeps its gates in a block that is its own",
     "Thnn": "only its biases are parameters",
-    "(Mkldnn|Cudnn|Miopen|Mps|Slow|Nnpack).*Conv|MiopenDepthwise|ConvDepthwise": "only direct calls record it",
 }
 
 
@@ -82,15 +86,16 @@ def names_at(cpu):
     return {name for name, entry in OP_TABLE.items() if entry.owners is OP_TABLE[cpu].owners}
 
 
-@pytest.mark.parametrize("kernel", ["Flash", "Efficient", "Cudnn"])
-def test_attention_over_packed_sequences_mixes_them_all(kernel):
-    """A stand-in for a node that torch's CPU build never records."""
-    edges = {"name": lambda _: f"{kernel}AttentionBackward0", "next_functions": ((None, 0),) * 3}
-    owners = Owners(torch.arange(3, dtype=torch.int32).view(3, 1, 1, 1).expand(3, 2, 4, 5), (3, 2, 4, 5))
-    for packed in ({}, {"_saved_cum_seq_q": torch.arange(2)}):
-        node = type("Node", (), {**edges, **packed})()
-        found = Step(node, (owners,), 1, owners.shape).sends().ids.expand(owners.shape)
-        assert bool((found == (MIXED if packed else owners.ids)).all())
+def test_an_op_of_one_library_called_directly():
+    """It has no entry: data that it keeps may be shared, and values of samples are observed."""
+    weight, x = nn.Parameter(torch.randn(2, 3, 3, 3).float()), torch.randn(4, 3, 5, 5).float()
+    before = nn.Parameter(torch.ones(3, 1, 1).float())
+    call = lambda x: torch.mkldnn_convolution(x, weight, None, [1, 1], [1, 1], [1, 1], 1).square().sum((1, 2, 3))  # noqa: E731
+    with pytest.raises(gradrein.errors.BatchCouplingError, match="it is not known how.*allow_coupling=True"):
+        gradrein.per_sample(call(x), {"weight": weight})
+    losses = call(x * before)
+    found = gradrein.per_sample(losses, {"weight": weight, "before": before}).grads()
+    torch.testing.assert_close(found, loop(losses, {"weight": weight, "before": before}), rtol=1e-4, atol=1e-4)
 
 
 def test_only_look_ups_have_ids():

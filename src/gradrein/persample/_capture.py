@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
-from .._torch.nodes import edge_shape, is_torchs_own
+from .._torch.nodes import is_torchs_own
 from ..errors import UnsupportedOperationError
 from . import engine, ops
 from .coupling.data_rows import DataRows, ModelTensors
@@ -17,7 +17,7 @@ from .cuts import ALONE, Cuts, find_cuts
 from .engine import Gradients, Losses
 from .gate.unsupported import as_at_the_call
 from .ops.rules import RuleContext
-from .ops.table import entry_of
+from .ops.table import entry_of, input_shape
 from .ops.views import reshape
 from .owners.use_sites import UseSite
 from .representations.base import Computed, Dense, Outer, SampleGrads, merged, stored
@@ -215,7 +215,7 @@ def _through_view(grads: SampleGrads, node: Node) -> SampleGrads | None:
     if name == "PermuteBackward0" and len(grads.shape) == 2:  # ``weight.T``
         return grads if engine.saved(node, "dims")[0] in (0, -2) else grads.swapped((-2, -1))
     if name == "SelectBackward0" and isinstance(grads, Outer) and engine.saved(node, "dim") % 3 == 0:
-        count = _input_shape(node)[0]
+        count = input_shape(node)[0]
         return Members.of(grads.left, grads.right, engine.saved(node, "index") % count, count)
     if not isinstance(grads, Dense):
         return None
@@ -223,27 +223,20 @@ def _through_view(grads: SampleGrads, node: Node) -> SampleGrads | None:
         return _looked_up(grads.values, node)
     entry = entry_of(node)
     is_reshape = entry is not None and entry.owners is reshape
-    return Dense(grads.values.reshape(grads.samples, *_input_shape(node))) if is_reshape else None
-
-
-def _input_shape(node: Node) -> tuple[int, ...]:
-    """Return the shape of the only input of a node."""
-    below, output_nr = node.next_functions[0]
-    assert below is not None
-    return edge_shape(GradientEdge(below, output_nr))
+    return Dense(grads.values.reshape(grads.samples, *input_shape(node))) if is_reshape else None
 
 
 def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     """Ids that all samples share, such as positions: the table's gradient touches only those rows."""
     if engine.saved(node, "scale_grad_by_freq"):
         return None
-    table = _input_shape(node)
+    table = input_shape(node)
     ids = engine.saved(node, "indices").reshape(1, -1)
     values = stored.reshape(len(stored), -1, table[1])
     padding = engine.saved(node, "padding_idx")
     if 0 <= padding < table[0]:
         values = values * (ids != padding)[..., None]
-    return Rows(ids.expand(len(stored), -1), values, table, sparse=engine.saved(node, "sparse"))
+    return Rows(ids.expand(len(stored), -1), values, table)
 
 
 def _of_leaf(uses: Sequence[tuple[SampleGrads, GradientEdge]], leaf: Node) -> SampleGrads:
@@ -272,8 +265,7 @@ def _of_leaf(uses: Sequence[tuple[SampleGrads, GradientEdge]], leaf: Node) -> Sa
     def weighted(weights: Tensor) -> Tensor:
         if not HALF_TYPES.isdisjoint(dtypes):  # clipped, they may be smaller than half precision can hold
             return Computed(samples, shape, dense).weighted(weights)
-        totals = [grads.weighted(weights) for grads in each]
-        return pull((total.to_dense() if total.is_sparse else total)[None] for total in totals)[0]
+        return pull(grads.weighted(weights)[None] for grads in each)[0]
 
     strategy = "+".join(dict.fromkeys(grads.strategy for grads in each)) + ", pulled"
     held = [tensor for grads in each for tensor in grads.held_tensors]

@@ -81,12 +81,11 @@ def _check(module: Any, batch_size: Any, loss_reduction: Any) -> None:
     if not isinstance(module, nn.Module):
         raise CallArgumentError(f"call_for_per_sample_grads: expected an nn.Module, found {type(module).__name__}.")
     refuse_sharded(module)
-    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool)):
+    is_count = isinstance(batch_size, int) and not isinstance(batch_size, bool) and batch_size > 0
+    if batch_size is not None and not is_count:
         raise CallArgumentError(
-            f"call_for_per_sample_grads: batch_size must be None or an integer, found {type(batch_size).__name__}."
+            f"call_for_per_sample_grads: batch_size must be None or a positive integer, found {batch_size!r:.80}."
         )
-    if batch_size is not None and batch_size < 1:
-        raise CallArgumentError(f"call_for_per_sample_grads: batch_size must be positive, found {batch_size}.")
 
 
 def _batch_size(module: nn.Module, units: list[Any], first: int, batch_size: int | None) -> int:

@@ -127,7 +127,6 @@ def _per_sample(
         raise unreached(views.held)
     return PerSample(
         BatchGrads(grads, split.samples, views.held, left),
-        split.samples,
         source=source,
         losses=split if options["retain_graph"] else None,
         parameters=views,

@@ -12,13 +12,12 @@ from torch.autograd.graph import GradientEdge, Node
 from .. import graph
 from .._torch.saved import packed_nodes
 from ..errors import BatchCouplingError
-from .coupling.data_rows import DataRows, DataUse, ModelTensors, data_uses
+from .coupling.data_rows import DataRows, DataUse, ModelTensors, coupling_error, data_uses
 from .coupling.shared_values import (
     is_used_by_rows,
     may_hold_constants,
     partly_used_ops,
     refuse_shared_data,
-    shared_input,
 )
 from .engine import Losses
 from .layout import Owners
@@ -121,7 +120,8 @@ def _refuse_coupling_below(leaves: Collection[int], uses: list[UseSite], losses:
         losses.has_hooks |= any(graph.leaf_tensor(node)._backward_hooks for node in in_question)
         for node, observed in observe(losses, in_question).items():
             if observed is None:
-                raise shared_input(graph.leaf_tensor(node))
+                shape = tuple(graph.leaf_tensor(node).shape)
+                raise coupling_error(f"rows of an input of shape {shape} enter the losses of several samples", "", "")
 
 
 def signature_of(losses: Losses) -> tuple[Any, ...]:

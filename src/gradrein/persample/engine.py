@@ -1,8 +1,6 @@
 """Runs of torch's engine over a recorded graph, what its nodes saved, and torch's errors about it in our words."""
 
-import re
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -20,15 +18,6 @@ from .._torch.saved import packed_nodes, unpacked
 from .._torch.signature import Scan, scan
 from ..autograd import explain_saved
 from ..errors import GradreinError, UnsupportedOperationError
-
-
-@contextmanager
-def explain_errors(where: str, node: Node) -> Generator[None, None, None]:
-    """While active, tell what torch's error means for `where`; errors that are not known stay as they are."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise_explained(where, error, node)
 
 
 def raise_explained(where: str, error: RuntimeError, node: Node) -> NoReturn:
@@ -69,11 +58,6 @@ def _explanation(where: str, torch_says: str) -> GradreinError | None:
             f"per_sample: {where} is needed twice, and the checkpoint around it provides it only once. Remove the "
             "checkpoint from that region.",
         )
-    if "unsupported combination of layouts" in torch_says or re.search("not implemented for .*Sparse", torch_says):
-        return UnsupportedOperationError(
-            f"per_sample: {where} has an op on sparse tensors that torch cannot differentiate. Use another layout "
-            f"there, such as COO or CSR, or to_dense(). torch says: {torch_says}"
-        )
     if "donated buffers" in torch_says:
         return UnsupportedOperationError(
             f"per_sample: {where} goes through a compiled region that overwrites what it saved, so its backward can "
@@ -103,8 +87,10 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
         # The engine hands zeros to a Function for outputs without a gradient, unless it was told not to.
         run, outs = node.apply, graph.describe(node)  # type: ignore[attr-defined]
         gradients = [_zeros(out) if g is None else g for g, out in zip(gradients, outs, strict=True)]
-    with explain_errors(f"`{graph.op(node)}`", node):
+    try:
         answer = run(*gradients)
+    except RuntimeError as error:
+        raise_explained(f"`{graph.op(node)}`", error, node)
     answer = answer if isinstance(answer, tuple) else (answer,)
     if not graph.is_custom(node):
         return answer
@@ -175,14 +161,17 @@ def pull(edges: Sequence[GradientEdge], gradients: Sequence[Tensor], leaf: Gradi
     The leaf is named by its edge: its tensor may have been frozen, or converted, since it was used.
     """
     run = partial(torch.autograd.grad, edges, [leaf], retain_graph=True)
-    with explain_errors("what a shared value was made from", edges[0].node):
-        try:
-            with torch.no_grad():
-                (answer,) = run(grad_outputs=gradients, is_grads_batched=True)
-        except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
-            alone = [run(grad_outputs=one)[0] for one in zip(*gradients, strict=True)]
-            answer = torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
-    return answer
+    try:
+        with torch.no_grad():
+            (answer,) = run(grad_outputs=gradients, is_grads_batched=True)
+        return answer
+    except RuntimeError:  # some node cannot be batched: one at a time is slower and as right
+        pass
+    try:
+        alone = [run(grad_outputs=one)[0] for one in zip(*gradients, strict=True)]
+    except RuntimeError as error:
+        raise_explained("what a shared value was made from", error, edges[0].node)
+    return torch.stack([part.to_dense() if part.is_sparse else part for part in alone])
 
 
 def run_inside_engine(question: Callable[[], T]) -> T:

@@ -97,11 +97,11 @@ class Owners:
         wanted = sorted({dim % len(self.shape) for dim in dims}) if self.shape else []
         return Owners(_merge(self.ids, wanted), self.shape)
 
-    def line(self, dim: int) -> "Owners":
-        """Return the owners of all that has one index along a dimension, for each such index."""
-        dim %= len(self.shape)
-        apart = self.mixed(other for other in range(len(self.shape)) if other != dim)
-        return Owners(apart.ids.reshape(-1), (self.shape[dim],))
+    def line(self, *dims: int) -> "Owners":
+        """Return the owners of all that has one index along a dimension, or along several, for each such index."""
+        kept = sorted({dim % len(self.shape) for dim in dims})
+        apart = self.mixed(dim for dim in range(len(self.shape)) if dim not in kept).ids
+        return Owners(apart.reshape([apart.shape[dim] for dim in kept]), tuple(self.shape[dim] for dim in kept))
 
     def everywhere(self, shape: Sequence[int]) -> "Owners":
         """Return the owners of a tensor each of whose elements may get a gradient from all of these."""
@@ -183,12 +183,10 @@ class Owners:
             NotSeparableError: there are several.
         """
         with structure():
-            kept = {dim % len(self.shape) for dim in dims}
-            apart = self.mixed(dim for dim in range(len(self.shape)) if dim not in kept)
-            if not apart.is_proved:
+            line = self.line(*dims)
+            if not line.is_proved:
                 raise NotSeparableError
-            line = apart.ids.expand([size if dim in kept else 1 for dim, size in enumerate(self.shape)])
-            return line.reshape(-1).long().to(device)
+            return line.each(device).reshape(-1)
 
     @cached_property
     def block(self) -> int | None:
@@ -238,12 +236,7 @@ class Owners:
 
         `x` has as many elements as the tensor these owners describe, and `shape` broadcasts to its shape.
         """
-        rows = self._rows_each(x, shape)
-        if rows == 1:
-            return x.reshape(self.samples, *shape)
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        if rows:
-            return x.reshape(self.samples, rows, *shape).sum(1)
         apart = self._batch_first(x)
         if apart is not None:
             dim, moved = apart
@@ -257,13 +250,6 @@ class Owners:
         out.index_add_(0, places, x.reshape(-1)[kept])
         return out.view(self.samples, *shape)
 
-    def _rows_each(self, x: Tensor, shape: Sequence[int]) -> int:
-        """Return how many rows of `x` of this very shape each sample owns, one after another; 0 where it is not so."""
-        size = prod(shape)
-        if self.block is None or self.block * self.samples != x.numel() or not size or self.block % size:
-            return 0
-        return self.block // size if x.shape[x.dim() - len(shape) :] == tuple(shape) else 0
-
     def _batch_first(self, x: Tensor) -> tuple[int, Tensor] | None:
         """Move the samples to the front if one dimension of `x` holds them: which one, and the result."""
         if self.block is None:
@@ -272,6 +258,8 @@ class Owners:
         for dim, size in enumerate(x.shape):
             after //= max(size, 1)
             if self.block % after == 0 and size % (self.samples * (inner := self.block // after)) == 0:
+                if dim == 0 and size == self.samples * inner:
+                    return 0, x.reshape(self.samples, inner, *x.shape[1:])
                 cut = x.reshape(*x.shape[:dim], -1, self.samples, inner, *x.shape[dim + 1 :])
                 moved = cut.movedim(dim + 1, 0)
                 return dim, moved.reshape(self.samples, *x.shape[:dim], -1, *x.shape[dim + 1 :])

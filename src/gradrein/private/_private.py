@@ -292,4 +292,4 @@ def _with_noise(p: Any, total: Any, noise: Any) -> Any:
         noise = distribute_own(noise, p.device_mesh, p.placements)
     if total is None:
         return noise
-    return noise + (total.to_dense() if total.is_sparse else total)
+    return noise + total

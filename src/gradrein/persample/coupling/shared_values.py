@@ -159,13 +159,6 @@ def _refusal(cut: UseSite, rows: DataRows) -> BatchCouplingError:
     return coupling_error(what, cut.op, names[0] if names else "")
 
 
-def shared_input(tensor: Tensor) -> BatchCouplingError:
-    """Return the error about an input whose rows enter the losses of several samples."""
-    return coupling_error(
-        f"rows of an input of shape {tuple(tensor.shape)} enter the losses of several samples", "", ""
-    )
-
-
 def is_used_by_rows(
     leaf: Node, cuts: Iterable[UseSite], losses: Losses, owners: Mapping[Node, tuple[Owners, ...]]
 ) -> bool:

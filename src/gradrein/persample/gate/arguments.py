@@ -91,16 +91,10 @@ def _check_groups(groups: Any, count: int) -> None:
             f"per_sample: `sample_groups` must be a tensor with one number per sample, found "
             f"{type(groups).__name__}. (To name ranks, use `process_group`.)"
         )
-    if tuple(groups.shape) != (count,):
+    if tuple(groups.shape) != (count,) or groups.is_complex() or not bool(torch.isfinite(groups).all()):
         raise ArgumentError(
-            f"per_sample: `sample_groups` must have one number per sample, shape ({count},), found "
-            f"{tuple(groups.shape)}."
-        )
-    if groups.is_complex() or not bool(torch.isfinite(groups).all()):
-        found = "complex numbers" if groups.is_complex() else "NaN or infinite values"
-        raise ArgumentError(
-            f"per_sample: `sample_groups` must hold the number of each sample's group, such as an int64 tensor; found "
-            f"{found}."
+            f"per_sample: `sample_groups` must have one number per sample, not NaN or infinite, such as an int64 "
+            f"tensor of shape ({count},); found {groups.dtype} of shape {tuple(groups.shape)}."
         )
 
 
@@ -114,27 +108,28 @@ def read_parameters(parameters: Parameters) -> dict[str, Tensor]:
                 f"per_sample: parameter {name!r} is not a tensor but {type(tensor).__name__}. Pass the model, or its "
                 "parameters: model.named_parameters()."
             )
-        if tensor.requires_grad and not tensor.is_leaf:
+        if not tensor.requires_grad or id(tensor) in seen:
+            continue
+        if not tensor.is_leaf:
             raise GradientTypeError(
                 f"per_sample: {name!r} was computed from other tensors. Pass the parameters themselves, such "
                 "as model.named_parameters()."
             )
-        if tensor.requires_grad and (tensor.layout is not torch.strided or tensor.is_nested):
+        if tensor.layout is not torch.strided or tensor.is_nested:
             found = "nested" if tensor.is_nested else str(tensor.layout)
             raise UnsupportedOperationError(
                 f"per_sample: parameter {name!r} is not a dense tensor but {found}. Keep its values in a dense "
                 "parameter, and convert it to this layout in the forward pass.",
                 where=str(name),
             )
-        if tensor.requires_grad and id(tensor) not in seen:
-            if str(name) in named:
-                raise ArgumentError(
-                    f"per_sample: two parameters are called {str(name)!r}, of shapes {tuple(named[str(name)].shape)} "
-                    f"and {tuple(tensor.shape)}. Give each its own name: for several models, pass one "
-                    "torch.nn.ModuleDict of them."
-                )
-            seen.add(id(tensor))
-            named[str(name)] = tensor
+        if str(name) in named:
+            raise ArgumentError(
+                f"per_sample: two parameters are called {str(name)!r}, of shapes {tuple(named[str(name)].shape)} "
+                f"and {tuple(tensor.shape)}. Give each its own name: for several models, pass one "
+                "torch.nn.ModuleDict of them."
+            )
+        seen.add(id(tensor))
+        named[str(name)] = tensor
     return named
 
 
@@ -194,12 +189,11 @@ def check_weights(weights: Any, count: int) -> None:
             f"weighted_: expected a tensor with one weight per sample, found {type(weights).__name__}. Pass "
             f"a tensor of shape ({count},), or a function that makes it from the norms."
         )
-    if tuple(weights.shape) != (count,):
+    if tuple(weights.shape) != (count,) or weights.is_complex():
         raise ArgumentError(
-            f"weighted_: expected one weight per sample, shape ({count},), found {tuple(weights.shape)}."
+            f"weighted_: expected one real weight per sample, shape ({count},), found {weights.dtype} of shape "
+            f"{tuple(weights.shape)}."
         )
-    if weights.is_complex():
-        raise ArgumentError(f"weighted_: expected real weights, found {weights.dtype}.")
 
 
 def read_direction(direction: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -231,10 +225,9 @@ def read_direction(direction: Any, parameters: Mapping[str, Tensor]) -> dict[str
 def read_scales(scales: Any, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return what gradients are multiplied by, for every parameter, and real."""
     read = read_direction(scales, parameters)
-    bad = [name for name, p in parameters.items() if name not in read or p.is_complex()]
-    if bad:
+    missing = [name for name in parameters if name not in read]
+    if missing:
         raise ArgumentError(
-            f"project: `scales` needs a tensor for every parameter, and all of them real: see {bad[0]!r}. Ones leave a "
-            "gradient as it is."
+            f"project: `scales` needs a tensor for every parameter: see {missing[0]!r}. Ones leave a gradient as it is."
         )
     return read

@@ -21,7 +21,6 @@ from ...errors import (
     ArgumentError,
     InplaceModifiedError,
     RankError,
-    UnsupportedGradientError,
     UnsupportedOperationError,
 )
 from .arguments import unreached
@@ -171,7 +170,7 @@ def agree(
         call: the query.
         parameters: what it is about.
         used: for each of them, whether this rank's losses depend on it.
-        counts: of samples, of those without a finite norm, and of sparse gradients to be written.
+        counts: of samples, and of those without a finite norm.
         same: settings that must be the same on every rank.
     """
     if not groups:
@@ -185,12 +184,7 @@ def agree(
     except RankError as error:
         quantile = " To clip at a quantile of all norms, take it of `norms(gathered=True)`."
         raise RankError(f"{call}: {error}{quantile if 'max_norm' in str(error) else ''}") from error
-    samples, bad, sparse, *users = [int(n) for n in sent.tolist()]
-    if sparse:
-        raise UnsupportedGradientError(
-            f"{call}: an embedding was made with sparse=True, and sparse gradients are not added up over ranks. "
-            "Make it with sparse=False. No gradient was changed."
-        )
+    samples, bad, *users = [int(n) for n in sent.tolist()]
     agreed = Agreed(samples, bad, [n > 0 for n in users], reduction)
     if ids is not None:
         _refuse_torn_groups(call, ids, agreed)

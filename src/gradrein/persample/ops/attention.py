@@ -3,10 +3,6 @@
 from ..layout import Owners
 from .table import OpEntry, Step, add_op
 
-_KEEPS = {0: "query", 1: "key", 2: "value"}
-# How each kernel names the starts of sequences of different lengths that lie in one batch.
-_STARTS = ("cum_seq_q", "cum_seq_k", "cu_seqlens_q", "cu_seqlens_k")
-
 
 def attention(step: Step) -> Owners:
     """Everything mixes that has one index in the first two dimensions; with grouped queries, in the first."""
@@ -15,17 +11,9 @@ def attention(step: Step) -> Owners:
     return Owners(apart.ids, step.out.shape).summed_to(step.shape) if is_bias else Owners(apart.ids, step.shape)
 
 
-def by_sequence(step: Step) -> Owners:
-    """Kernels called directly: everything mixes in one sequence, and everything where sequences have no dimension."""
-    if step.position > 2 or any(step.value(name) is not None for name in _STARTS):
-        return step.mixed()
-    return step.mixed_along(*range(1, len(step.shape)))
-
-
 # No attention has parameters of its own: one that is passed to it as it is, such as a learnt query, is expanded before.
 add_op(
     *("ScaledDotProductFlashAttentionForCpu", "ScaledDotProductFlashAttention", "ScaledDotProductEfficientAttention"),
     *("ScaledDotProductCudnnAttention", "ScaledDotProductFusedAttentionOverrideable"),
-    entry=OpEntry(attention, keeps=_KEEPS),
+    entry=OpEntry(attention, keeps={0: "query", 1: "key", 2: "value"}),
 )
-add_op("FlashAttention", "EfficientAttention", "CudnnAttention", entry=OpEntry(by_sequence, keeps=_KEEPS))

@@ -24,11 +24,6 @@ def by_groups(step: Step) -> Owners:
     return Owners(apart.ids, given).reshaped(step.shape)
 
 
-def by_image(step: Step) -> Owners:
-    """Everything in one image mixes; weights get everything."""
-    return step.mixed() if step.position else step.mixed_along(*range(1, len(step.shape)))
-
-
 def convolution(ctx: RuleContext) -> SampleGrads:
     """Weight at position 1, bias at position 2."""
     if ctx.position == 0:
@@ -45,17 +40,5 @@ def _by_sample(ctx: RuleContext, images: Tensor) -> Tensor:
     return rows.reshape(ctx.samples, -1, *images.shape[1:])
 
 
-# What layers and functions of torch record.
+# What layers and functions of torch record; ops of one library, called directly, have no entry.
 add_op("Convolution", "ConvolutionOverrideable", entry=OpEntry(by_groups, keeps={0: "input"}, rule=convolution))
-# What only direct calls of ops of one library record: their backward is run once for each sample.
-add_op(
-    *("MkldnnConvolution", "CudnnConvolution", "CudnnConvolutionTranspose", "MiopenConvolution"),
-    *("MiopenConvolutionTranspose", "MiopenDepthwiseConvolution", "MpsConvolution", "MpsConvolutionTranspose"),
-    entry=OpEntry(by_groups, keeps={0: "self"}),
-)
-add_op(
-    *("ConvDepthwise2D", "ConvDepthwise3D", "SlowConv2D", "SlowConv3D", "SlowConvDilated2D", "SlowConvDilated3D"),
-    *("SlowConvTranspose2D", "SlowConvTranspose3D"),
-    entry=OpEntry(by_image, keeps={0: "self"}),
-)
-add_op("NnpackSpatialConvolution", entry=OpEntry(by_image, keeps={0: "input"}))

@@ -225,7 +225,7 @@ def embedding(ctx: RuleContext) -> SampleGrads:
         values = values / counts[ids].to(values)
     layout, width = ctx.layout, ctx.shape[1]
     places = layout.by_sample(ids, width).squeeze(2)
-    return Rows(places, layout.by_sample(values, width), ctx.shape, sparse=ctx.saved("sparse"))
+    return Rows(places, layout.by_sample(values, width), ctx.shape)
 
 
 def embedding_bag(ctx: RuleContext) -> SampleGrads:
@@ -247,12 +247,7 @@ def embedding_bag(ctx: RuleContext) -> SampleGrads:
     if weights is not None:
         values = values * weights.reshape(-1, 1)
     layout = Owners.of_rows(ctx.layout.along([0], g.device)[bag], ctx.samples)
-    return Rows(
-        layout.by_sample(ids[:, None], 1).squeeze(2),
-        layout.by_sample(values, 1),
-        ctx.shape,
-        sparse=ctx.saved("sparse"),
-    )
+    return Rows(layout.by_sample(ids[:, None], 1).squeeze(2), layout.by_sample(values, 1), ctx.shape)
 
 
 def _largest_of_bags(ctx: RuleContext) -> SampleGrads:

@@ -1,5 +1,7 @@
 """Layer, RMS, group, instance and batch norms: scale and shift, from the normalised input that was saved."""
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from ..layout import NotSeparableError, Owners
@@ -33,62 +35,58 @@ def _is_training(name: str, saved: bool | None) -> bool:
     return name not in _WITH_STORED_STATISTICS and saved is not False
 
 
-def _scale_or_shift(ctx: RuleContext, normalised: Tensor | None, shape: tuple[int, ...]) -> SampleGrads:
-    """Sum g, or g times the normalised input (which is overwritten), over what each sample owns."""
+def _scale_or_shift(ctx: RuleContext, shape: tuple[int, ...], normalise: Callable[[], Tensor]) -> SampleGrads:
+    """Sum over what each sample owns: g for the shift, at position 2; g times a new normalised input for the scale."""
+    if ctx.position not in (1, 2):
+        raise NotSeparableError
     g = upcast_half(ctx.gradient)
-    values = g if normalised is None else normalised.mul_(g)
+    values = g if ctx.position == 2 else normalise().mul_(g)
     return Dense(ctx.layout.sums(values, shape).reshape(ctx.samples, *ctx.shape))
 
 
-def _only_scale_and_shift(ctx: RuleContext) -> None:
-    if ctx.position not in (1, 2):
-        raise NotSeparableError
-
-
 def layer_norm(ctx: RuleContext) -> SampleGrads:
-    """Scale at position 1, shift at position 2."""
-    _only_scale_and_shift(ctx)
-    if ctx.position == 2:
-        return _scale_or_shift(ctx, None, ctx.shape)
-    mean, rstd = ctx.saved("result1"), ctx.saved("result2")
-    return _scale_or_shift(ctx, (upcast_half(ctx.saved("input")) - mean).mul_(rstd), ctx.shape)
+    """One mean for each row."""
+    return _scale_or_shift(
+        ctx, ctx.shape, lambda: (upcast_half(ctx.saved("input")) - ctx.saved("result1")).mul_(ctx.saved("result2"))
+    )
 
 
 def rms_norm(ctx: RuleContext) -> SampleGrads:
-    """Scale at position 1."""
-    if ctx.position != 1:
-        raise NotSeparableError
-    return _scale_or_shift(ctx, upcast_half(ctx.saved("input")) * ctx.saved("result1"), ctx.shape)
+    """No mean, and no shift."""
+    return _scale_or_shift(ctx, ctx.shape, lambda: upcast_half(ctx.saved("input")) * ctx.saved("result1"))
 
 
 def group_norm(ctx: RuleContext) -> SampleGrads:
-    """Scale at position 1, shift at position 2; one mean per sample and group."""
-    _only_scale_and_shift(ctx)
-    channels = (ctx.shape[0],) + (1,) * (ctx.gradient.dim() - 2)
-    if ctx.position == 2:
-        return _scale_or_shift(ctx, None, channels)
-    x, groups = upcast_half(ctx.saved("input")), ctx.saved("group")
-    grouped = x.reshape(x.shape[0], groups, -1)
-    mean, rstd = ctx.saved("result1")[..., None], ctx.saved("result2")[..., None]
-    return _scale_or_shift(ctx, (grouped - mean).mul_(rstd).view(x.shape), channels)
+    """One mean for each sample and group."""
+
+    def normalise() -> Tensor:
+        x = upcast_half(ctx.saved("input"))
+        mean, rstd = ctx.saved("result1")[..., None], ctx.saved("result2")[..., None]
+        normalised: Tensor = (x.reshape(len(x), ctx.saved("group"), -1) - mean).mul_(rstd)
+        return normalised.view(x.shape)
+
+    return _scale_or_shift(ctx, _channels(ctx), normalise)
 
 
 def batch_norm(ctx: RuleContext) -> SampleGrads:
-    """Scale at position 1, shift at position 2, with stored statistics or with those of this batch."""
-    _only_scale_and_shift(ctx)
-    x = ctx.saved("input")
-    channels = (ctx.shape[0],) + (1,) * (x.dim() - 2)
-    training = _is_training(without_suffix(ctx.op), getattr(ctx.node, "_saved_training", None))
-    if ctx.position == 2:
-        return _scale_or_shift(ctx, None, channels)
-    if training:
-        mean, rstd = ctx.saved("result1"), ctx.saved("result2")
-    else:
-        mean = ctx.saved("running_mean")
-        eps = ctx.saved("epsilon" if hasattr(ctx.node, "_saved_epsilon") else "eps")
-        rstd = (ctx.saved("running_var") + eps).rsqrt()
-    centred = (upcast_half(x) - upcast_half(mean).view(channels)) * upcast_half(rstd).view(channels)
-    return _scale_or_shift(ctx, centred, channels)
+    """One mean for each channel: a stored one, or that of this batch."""
+
+    def normalise() -> Tensor:
+        if _is_training(without_suffix(ctx.op), getattr(ctx.node, "_saved_training", None)):
+            mean, rstd = ctx.saved("result1"), ctx.saved("result2")
+        else:
+            mean = ctx.saved("running_mean")
+            eps = ctx.saved("epsilon" if hasattr(ctx.node, "_saved_epsilon") else "eps")
+            rstd = (ctx.saved("running_var") + eps).rsqrt()
+        x, channels = upcast_half(ctx.saved("input")), _channels(ctx)
+        return (x - upcast_half(mean).view(channels)) * upcast_half(rstd).view(channels)
+
+    return _scale_or_shift(ctx, _channels(ctx), normalise)
+
+
+def _channels(ctx: RuleContext) -> tuple[int, ...]:
+    """Return the shape of the parameter that broadcasts over pixels."""
+    return (ctx.shape[0],) + (1,) * (ctx.gradient.dim() - 2)
 
 
 add_op("NativeLayerNorm", entry=OpEntry(owners_of_layer_norm, keeps={0: "input"}, rule=layer_norm))

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ..layout import NotSeparableError, Owners
-from ..representations.base import Computed, Dense, Outer, SampleGrads
+from ..representations.base import Dense, Outer, SampleGrads
 from ..representations.members import Members
-from ..representations.numerics import scale_rows, upcast_half
 from .rules import RuleContext
 from .table import OpEntry, Step, add_op, base_name
 
@@ -77,10 +76,6 @@ add_op("Vdot", "Dist", entry=OpEntry(Step.mixed, keeps={0: "self", 1: "other"}))
 add_op("Cdist", "EuclideanDist", entry=OpEntry(distances, keeps={0: "x1", 1: "x2"}))
 
 
-# How torch lines up (t, i), (o, i, j) and (t, j): dimensions to insert into each, and those to sum over.
-_BILINEAR = {"expand1": (1, 3), "expand2": (0,), "expand3": (1, 2), "sumdim": (2, 3)}
-
-
 def rows_with_weights(step: Step) -> Owners:
     """Each row meets some weights; these get a gradient from all rows."""
     alike = step.shape[:-1] == step.out.shape[:-1]
@@ -94,23 +89,6 @@ def grouped_mm(ctx: RuleContext) -> SampleGrads:
         raise NotSeparableError
     member = torch.searchsorted(offs.long(), torch.arange(len(rows), device=rows.device), right=True)
     return Members(rows, ctx.gradient, ctx.layout.along([0], rows.device), member, ctx.samples, stack[0])
-
-
-def trilinear(ctx: RuleContext) -> SampleGrads:
-    """A product of three tensors, where it is that of a weight and two inputs."""
-    if ctx.position != 1 or any(tuple(ctx.saved(name)) != dims for name, dims in _BILINEAR.items()):
-        raise NotSeparableError
-    width = ctx.shape[0]
-    g, x, y = (upcast_half(ctx.layout.by_sample(t, width)) for t in (ctx.gradient, ctx.saved("i1"), ctx.saved("i3")))
-
-    def dense(part: slice) -> Tensor:
-        return torch.einsum("bto,bti,btj->boij", g[part], x[part], y[part])
-
-    def weighted(weights: Tensor) -> Tensor:
-        heavy = scale_rows(g, weights)
-        return torch.einsum("bto,bti,btj->oij", heavy, x.to(heavy), y.to(heavy))
-
-    return Computed(ctx.samples, ctx.shape, dense, weighted, held_tensors=(g, x, y))
 
 
 def bmm(ctx: RuleContext) -> SampleGrads:
@@ -135,4 +113,4 @@ def _stack(ctx: RuleContext, side: int, names: tuple[str, str], factor: str = ""
 add_op("Bmm", entry=OpEntry(matmul, keeps={0: "self", 1: "mat2"}, rule=bmm))
 add_op("Baddbmm", entry=OpEntry(matmul, keeps={1: "batch1", 2: "batch2"}, rule=baddbmm))
 add_op("GroupedMm", entry=OpEntry(rows_with_weights, keeps={0: "self"}, rule=grouped_mm))
-add_op("Trilinear", entry=OpEntry(rows_with_weights, keeps={0: "i1", 2: "i3"}, rule=trilinear))
+add_op("Trilinear", entry=OpEntry(rows_with_weights, keeps={0: "i1", 2: "i3"}))

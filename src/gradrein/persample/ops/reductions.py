@@ -48,24 +48,6 @@ def spatial(step: Step) -> Owners:
     return step.mixed_along(*range(-int(dims[1]), 0))
 
 
-def inside_first(step: Step) -> Owners:
-    """Everything with one index in the first dimension mixes."""
-    if step.position or len(step.shape) != len(step.out.shape):
-        return _im2col(step) if step.position == 0 and len(step.shape) == 4 else step.mixed()
-    return step.mixed_along(*range(1, len(step.shape)))
-
-
-def by_first(step: Step) -> Owners:
-    """Everything with one index in the first dimension mixes, of each input."""
-    return step.mixed_along(*range(1, len(step.shape)))
-
-
-def _im2col(step: Step) -> Owners:
-    """Patches (N, C * k, L) are made from images (N, C, H, W)."""
-    patches = step.out.mixed([1, 2])
-    return Owners(patches.ids.reshape(-1, 1, 1, 1), step.shape)
-
-
 add_op(
     *("Sum", "Mean", "Var", "Std", "LinalgVectorNorm", "Norm", "Amax", "Amin", "Max", "Min", "Median", "Nanmedian"),
     *("Prod", "Logsumexp", "Mode", "Kthvalue", "Nansum", "Aminmax"),
@@ -88,7 +70,7 @@ add_op(
     *("UpsampleTrilinear3D", "AvgPool1D"),
     entry=OpEntry(spatial),
 )
-add_op("Im2Col", "Col2Im", entry=OpEntry(inside_first))
-add_op("GridSampler2D", "GridSampler3D", entry=OpEntry(by_first, keeps={0: "input", 1: "grid"}))
-add_op("CudnnGridSampler", entry=OpEntry(by_first, keeps={0: "self", 1: "grid"}))
+add_op("Im2Col", "Col2Im", entry=OpEntry(Step.by_first))
+add_op("GridSampler2D", "GridSampler3D", entry=OpEntry(Step.by_first, keeps={0: "input", 1: "grid"}))
+add_op("CudnnGridSampler", entry=OpEntry(Step.by_first, keeps={0: "self", 1: "grid"}))
 add_op("LinalgCross", entry=OpEntry(along_dims, keeps={0: "self", 1: "other"}))

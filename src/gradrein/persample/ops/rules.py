@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -176,12 +175,7 @@ def _rule_entry(op: str | type) -> OpEntry | None:
     """Return the entry with the rule of an op, if it has one; that from outside comes first."""
     if op in _RULES:
         return _RULES[op]
-    return _with_rule(op) if isinstance(op, str) else None
-
-
-@lru_cache(maxsize=1024)
-def _with_rule(op: str) -> OpEntry | None:
-    entry = OP_TABLE.get(without_suffix(op))
+    entry = OP_TABLE.get(without_suffix(op)) if isinstance(op, str) else None
     return None if entry is None or entry.rule is None else entry
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
@@ -77,6 +78,13 @@ def moves_by_index(node: Node) -> bool:
     return entry is not None and entry.by_index is not None
 
 
+def input_shape(node: Node, position: int = 0) -> tuple[int, ...]:
+    """Return the shape of an input of an op that needs a gradient."""
+    below, output_nr = node.next_functions[position]
+    assert below is not None
+    return edge_shape(GradientEdge(below, output_nr))
+
+
 def base_name(node: Node) -> str:
     """Return torch's name for the op, without ``Backward`` and its number; that of a Python Function with both."""
     name = _NAMES.get(type(node))
@@ -90,6 +98,7 @@ def base_name(node: Node) -> str:
     return without_suffix(name)
 
 
+@lru_cache(maxsize=1024)
 def without_suffix(name: str) -> str:
     """Return the name of a node without ``Backward`` and its number."""
     return _SUFFIX.sub("", name)
@@ -167,8 +176,8 @@ class Step:
             return self.mixed()
         return Owners(owners.ids, self.shape)
 
-    def input_shape(self, position: int) -> tuple[int, ...]:
-        """Return the shape of any input of the op that needs a gradient."""
-        below, output_nr = self.node.next_functions[position]
-        assert below is not None
-        return edge_shape(GradientEdge(below, output_nr))
+    def by_first(self) -> Owners:
+        """Mix everything that has one index in the first dimension."""
+        if not self.shape or self.shape[:1] != self.out.shape[:1]:
+            return self.mixed()
+        return Owners(self.out.line(0).ids.view(-1, *(1,) * (len(self.shape) - 1)), self.shape)

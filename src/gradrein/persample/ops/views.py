@@ -6,7 +6,7 @@ from ..layout import UNREACHED, Owners
 from ..representations.base import Dense, SampleGrads
 from .indexing import by_running
 from .rules import RuleContext
-from .table import OpEntry, Step, add_op, base_name
+from .table import OpEntry, Step, add_op, base_name, input_shape
 
 
 def reshape(step: Step) -> Owners:
@@ -61,7 +61,7 @@ def cat(step: Step) -> Owners:
         # The sizes of inputs that need no gradient are not recorded.
         return step.mixed_along(step.value("dim"))
     dim = step.value("dim") % len(step.shape)
-    before = [step.input_shape(i) for i in range(step.position)]
+    before = [input_shape(step.node, i) for i in range(step.position)]
     start = sum(shape[dim] for shape in before if shape != (0,))
     return step.out.part(dim, start, step.shape[dim])
 

@@ -69,8 +69,11 @@ def audit(
     for weights in (torch.ones(samples), torch.randn(samples, generator=generator)):
         truth = _weighted_gradients(losses, leaves, weights)
         covered |= truth.keys()
-        for name, (size, gap) in _gaps(truth, by_name, weights.double()).items():
-            scale = max(size, sizes[name], floor)
+        for name, expected in truth.items():
+            if name not in by_name:
+                raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
+            gap = _size(double(by_name[name].weighted(weights.double())) - double(expected))
+            scale = max(_size(expected), sizes[name], floor)
             error = gap / scale if scale else gap
             errors[name] = max(errors.get(name, 0.0), error)
             if not error <= tolerance:  # nor if it is NaN
@@ -92,20 +95,8 @@ def _weighted_gradients(losses: Losses, leaves: Mapping[str, Tensor], weights: T
         return {}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
     gradients = engine.gradients_at(losses.root, losses.weights_of_entries(weights), edges)
-    return {name: gradient for name, gradient in zip(leaves, gradients, strict=True) if gradient is not None}
-
-
-def _gaps(truth: dict[str, Tensor], by_name: dict[str, SampleGrads], weights: Tensor) -> dict[str, tuple[float, float]]:
-    """Return, for each parameter, the norm of autograd's gradient and of its difference to the weighted sum."""
-    sizes: dict[str, tuple[float, float]] = {}
-    for name, expected in truth.items():
-        if name not in by_name:
-            raise AuditError(f"audit: autograd has a gradient for `{name}`, which per_sample missed.", name)
-        expected = expected.to_dense() if expected.is_sparse else expected
-        summed = by_name[name].weighted(weights)
-        summed = summed.to_dense() if summed.is_sparse else summed
-        sizes[name] = _size(expected), _size(double(summed) - double(expected))
-    return sizes
+    dense = [one.to_dense() if one is not None and one.is_sparse else one for one in gradients]
+    return {name: gradient for name, gradient in zip(leaves, dense, strict=True) if gradient is not None}
 
 
 def _refuse_nonfinite(total: Tensor) -> None:

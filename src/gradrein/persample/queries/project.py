@@ -112,7 +112,7 @@ class Projection:
         size: how many numbers a gradient becomes; for "factored" the two sides of what a weight becomes.
         kind: "sparse" or "factored".
         seed: which of the projections.
-        shapes: the shape of each parameter, by its plain name, counted in real numbers.
+        shapes: the shape of each parameter, by its plain name.
     """
 
     def __init__(self, size: int, kind: str, seed: int, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -158,7 +158,7 @@ class Projection:
         """Return the sums of the numbers in each bucket, with their signs: (samples, buckets)."""
         if isinstance(grads, Sum):
             return torch.stack([self._sketch(use, name, scale, budget, device).double() for use in grads.uses]).sum(0)
-        if isinstance(grads, Rows) and not grads.values.is_complex():
+        if isinstance(grads, Rows):
             return self._sketch_rows(grads, name, scale)
         numbers, most = prod(self.shapes[name]), max(budget // 2, 2 * CHUNK_BYTES)
         # The buckets of all numbers, for all samples; or those of some, for as many samples as memory holds.
@@ -211,17 +211,12 @@ def _factored(grads: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Ten
     if scale is None:
         if isinstance(grads, Sum):
             return torch.stack([_factored(use, matrix, factors, None).double() for use in grads.uses]).sum(0)
-        if isinstance(grads, Outer) and not matrix.stack and not grads.left.is_complex():
+        if isinstance(grads, Outer) and not matrix.stack:
             return _from_outer(grads.left, grads.right, factors)
-        if (
-            isinstance(grads, Rows)
-            and grads.table == grads.shape
-            and left is not None
-            and not grads.values.is_complex()
-        ):
+        if isinstance(grads, Rows) and grads.table == grads.shape and left is not None:
             parts = in_chunks(grads.samples, 2 * grads.values[:1].numel())
             return torch.cat([_product(left[0][grads.ids[i]], grads.values[i], (None, right)) for i in parts])
-        if isinstance(grads, Members) and left is not None and right is not None and not grads.left.is_complex():
+        if isinstance(grads, Members) and left is not None and right is not None:
             return _from_members(grads, left, right)
         if isinstance(grads, Convolved) and left is not None and not matrix.stack and _mixes_channels(grads):
             g = torch.tensordot(grads.g, left[0].to(grads.g), ([2], [0])).movedim(-1, 2)
@@ -236,7 +231,7 @@ def _factored(grads: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Ten
 
 
 def _mixes_channels(grads: Convolved) -> bool:
-    return grads.options["groups"] == 1 and not grads.options["transposed"] and not grads.g.is_complex()
+    return grads.options["groups"] == 1 and not grads.options["transposed"]
 
 
 def _from_outer(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:

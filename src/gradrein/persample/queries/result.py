@@ -54,7 +54,6 @@ class PerSample:
     def __init__(
         self,
         grads: BatchGrads,
-        samples: int,
         *,
         source: str | None,
         losses: Losses | None,
@@ -66,20 +65,19 @@ class PerSample:
 
         Args:
             grads: those of each parameter that the losses depend on.
-            samples: how many samples there are.
             source: how owners were found; None where there is nothing to find.
             losses: what was differentiated; None where its graph is not kept.
             parameters: where they are.
             agree: compares a query with those of the ranks whose samples belong together.
             scale: what losses were multiplied by.
         """
-        self._grads, self._samples, self._source = grads, samples, source
-        self._losses, self._views, self._agree_on, self._scale = losses, parameters, agree, scale
+        self._grads, self._source, self._losses, self._views = grads, source, losses, parameters
+        self._agree_on, self._scale = agree, scale
         self._weights = [p._version for p in parameters.held.values()]
 
     def __len__(self) -> int:
         """Return the number of samples, or of groups."""
-        return self._samples
+        return self._grads.samples
 
     def __repr__(self) -> str:
         return f"PerSample({len(self)} samples, {len(self._views.held)} parameters)"
@@ -222,8 +220,12 @@ class PerSample:
         held, leaves = self._views.held, self._views.leaves
         plain = plain_names(list(held))
         given = {} if scales is None else read_scales(scales, held)
-        shapes = {plain[name]: _real_shape(p) for name, p in held.items()}
-        projection = Projection(size, kind, seed, shapes)
+        projection = Projection(size, kind, seed, {plain[name]: tuple(p.shape) for name, p in held.items()})
+        of_complex = [name for name, p in held.items() if p.is_complex()]
+        if of_complex:
+            raise ArgumentError(
+                f"project: parameter {of_complex[0]!r} is complex. Pass real ones, such as both parts in one parameter."
+            )
         if [p._version for p in held.values()] != self._weights:
             raise InplaceModifiedError("project: weights have changed since. Project before optimizer.step().", ())
         with self._query():
@@ -401,10 +403,9 @@ class PerSample:
     def _agree(self, call: str, settings: Mapping[str, float | None] | None = None, bad: int = 0) -> Agreed:
         """Compare this call with those of other ranks, and learn what all of them have."""
         grads, held = self._by_name, self._views.held
-        sparse = sum(of_one.is_sparse for of_one in grads.values()) if call != "norms" else 0
         same = {name: -1 if value is None else value for name, value in (settings or {}).items()}
         same |= {"the scale of `scaler`": self._scale}
-        return self._agree_on(call, held, [name in grads for name in held], (len(self), bad, sparse), same)
+        return self._agree_on(call, held, [name in grads for name in held], (len(self), bad), same)
 
     def _blocks(self, step: int) -> Iterator[tuple[str, slice, Tensor]]:
         with self._views.gathered():
@@ -421,10 +422,10 @@ class PerSample:
         return self._mean() if direction is None else read_direction(direction, self._views.held)
 
     def _mean(self) -> dict[str, Tensor]:
-        device = next((p.device for p in self._views.held.values()), None)
         dtype = torch.float64 if self._grads.is_extreme else torch.float32
-        sums = self._grads.weighted_sums(torch.full((len(self),), 1 / max(1, len(self)), dtype=dtype, device=device))
-        return {name: self._unscaled(total.to_dense() if total.is_sparse else total) for name, total in sums.items()}
+        equal = torch.full((len(self),), 1 / max(1, len(self)), dtype=dtype, device=self._device)
+        sums = self._grads.weighted_sums(equal)
+        return {name: self._unscaled(total) for name, total in sums.items()}
 
     def _dot(self, direction: Mapping[str, Tensor]) -> Tensor:
         """Return the inner products in float64."""
@@ -460,13 +461,6 @@ def _length(direction: Mapping[str, Tensor]) -> Tensor:
     """Return the norm of a direction."""
     each = [row_norms(double(v)[None]) for v in direction.values()]
     return row_norms(torch.stack(each, 1))[0] if each else torch.ones((), dtype=torch.float64)
-
-
-def _real_shape(parameter: Tensor) -> tuple[int, ...]:
-    """Return the shape of a parameter in real numbers, of which a complex one is two side by side."""
-    if not parameter.is_complex():
-        return tuple(parameter.shape)
-    return (*parameter.shape[:-1], 2 * (parameter.shape[-1] if parameter.dim() else 1))
 
 
 def _nonfinite_message(good: Tensor | None, agreed: Agreed) -> str:

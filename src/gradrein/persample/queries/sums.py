@@ -62,6 +62,7 @@ class BatchGrads:
 
     Attributes:
         by_name: the gradients of each parameter that the losses depend on.
+        samples: how many samples there are.
         budget: how many bytes more may be written down.
         is_extreme: whether float64 may not hold the squares of norms, nor float32 weights that are exact enough.
     """
@@ -70,7 +71,7 @@ class BatchGrads:
         self, by_name: dict[str, SampleGrads], samples: int, parameters: Mapping[str, Tensor], budget: int
     ) -> None:
         """Hold gradients; what is written down takes no more bytes than the budget."""
-        self.by_name, self._samples, self.budget = by_name, samples, budget
+        self.by_name, self.samples, self.budget = by_name, samples, budget
         self._parameter_bytes = sum([p.nbytes for p in parameters.values()])
         self.is_extreme = any(p.dtype in (torch.float64, torch.complex128) for p in parameters.values())
         self._versions = {name: _versions(grads) for name, grads in by_name.items()}
@@ -108,7 +109,7 @@ class BatchGrads:
                 self._store_what_pays()
             self._apart = {name: grads.norms() for name, grads in self.by_name.items() if name not in self._small}
             together = [row_norms(self._side_by_side)] if self._side_by_side is not None else []
-            self._total = total_norms([*together, *self._apart.values()], self._samples, extreme=self.is_extreme)
+            self._total = total_norms([*together, *self._apart.values()], self.samples, extreme=self.is_extreme)
         return self._total
 
     @cached_property
@@ -134,14 +135,14 @@ class BatchGrads:
         return sums
 
     def _join_small(self) -> None:
-        """Write down side by side, once, what is small, real, not sparse and on one device."""
+        """Write down side by side, once, what is small, real and on one device."""
         if self._side_by_side is not None or self._total is not None:
             return
         blocks: dict[str, Tensor] = {}
         for name, grads in self.by_name.items():
             size, held = grads.nbytes(), grads.held_tensors
             limit = _SMALL_ON_HOST if not held or held[0].is_cpu else _SMALL_ON_DEVICE
-            if size <= min(limit, self.budget) and not grads.is_sparse:
+            if size <= min(limit, self.budget):
                 block = grads.dense()
                 elsewhere = blocks and block.device != next(iter(blocks.values())).device
                 if not block.is_complex() and not elsewhere:
@@ -208,10 +209,10 @@ def accumulate(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> Non
             # A parameter may be told to have gradients of another type (torch 2.10).
             wanted = getattr(parameter, "grad_dtype", None) or gradient.dtype
             gradient = gradient if gradient.dtype == wanted else gradient.to(wanted)
-            parameter.grad = gradient if gradient.is_sparse else gradient.contiguous()
+            parameter.grad = gradient.contiguous()
         else:
             with torch.no_grad():
-                parameter.grad = before.add_(gradient) if _is_writable(before) else _sum(before, gradient)
+                parameter.grad = before.add_(gradient) if _is_writable(before) else gradient + before
 
 
 def _is_writable(grad: Tensor) -> bool:
@@ -219,7 +220,3 @@ def _is_writable(grad: Tensor) -> bool:
     if grad.is_sparse or (grad.is_inference() and not torch.is_inference_mode_enabled()):
         return False
     return grad.is_contiguous() or not shares_memory(grad)
-
-
-def _sum(before: Tensor, gradient: Tensor) -> Tensor:
-    return before + gradient if gradient.is_sparse else gradient + before  # torch adds no dense tensor to a sparse one

@@ -49,7 +49,6 @@ class SampleGrads(ABC):
         shape: shape of the value.
         strategy: one word for the plan that `PerSample.plan` prints.
         runs_op: whether it runs the recorded op, which must then still have what it saved.
-        is_sparse: whether a weighted sum is a sparse tensor.
         held_tensors: the tensors that answers are made of, which may lie in the user's memory.
         flops_saved: what writing down would save when a weighted sum follows the norms, in multiply-adds.
     """
@@ -58,7 +57,6 @@ class SampleGrads(ABC):
     shape: tuple[int, ...]
     strategy: str
     runs_op: bool = False
-    is_sparse: bool = False
     held_tensors: tuple[Tensor, ...] = ()
     flops_saved: float = 0.0
 
@@ -150,12 +148,12 @@ class Dense(SampleGrads):
 class Outer(SampleGrads):
     """Gradients that are sums of outer products, held as their two factors."""
 
-    def __init__(self, left: Tensor, right: Tensor, strategy: str = "") -> None:
+    def __init__(self, left: Tensor, right: Tensor) -> None:
         self.left, self.right = left, right
         self.samples, self.rows, m = left.shape
         self.shape = (m, right.shape[-1])
         gram, streamed = self._costs()
-        self.strategy = strategy or ("gram" if gram <= streamed and not left.is_complex() else "streamed")
+        self.strategy = "gram" if gram <= streamed and not left.is_complex() else "streamed"
         self.held_tensors = (left, right)
         # Written down, one product serves the norm and the sum, and is then read twice.
         self.flops_saved = self.samples * (min(gram, streamed) - 3 * TRAFFIC * m * right.shape[-1])
@@ -311,8 +309,7 @@ class Sum(SampleGrads):
         return norms_of_squares(self, total, error_bound.where(each.amax(0) > 0, 0))
 
     def weighted(self, weights: Tensor) -> Tensor:
-        parts = [use.weighted(weights) for use in self.uses]
-        return torch.stack([part.to_dense() if part.is_sparse else part for part in parts]).sum(0)
+        return torch.stack([use.weighted(weights) for use in self.uses]).sum(0)
 
     def dot(self, direction: Tensor) -> Tensor:
         return torch.stack([use.dot(direction) for use in self.uses]).sum(0)

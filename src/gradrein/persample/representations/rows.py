@@ -27,9 +27,8 @@ class Rows(SampleGrads):
         shape: Sequence[int],
         *,
         table: tuple[int, int] | None = None,
-        sparse: bool = False,
     ) -> None:
-        self.ids, self.values, self.is_sparse = ids.long(), upcast_half(values), sparse
+        self.ids, self.values = ids.long(), upcast_half(values)
         self.samples, self.shape, self.held_tensors = ids.shape[0], tuple(shape), (self.ids, self.values)
         self.table, self.strategy = (self.shape, "rows") if table is None else (table, "cells")
 
@@ -38,12 +37,7 @@ class Rows(SampleGrads):
         uses = (self, *others)
         if self.table != self.shape or any(use.table != self.table for use in others):
             return None
-        return Rows(
-            torch.cat([use.ids for use in uses], 1),
-            torch.cat([use.values for use in uses], 1),
-            self.shape,
-            sparse=all(use.is_sparse for use in uses),
-        )
+        return Rows(torch.cat([use.ids for use in uses], 1), torch.cat([use.values for use in uses], 1), self.shape)
 
     def cross(self, other: SampleGrads) -> Tensor | None:
         """Return the inner products of a tied table's two uses: look-up, and head with the logits on the left."""
@@ -65,8 +59,6 @@ class Rows(SampleGrads):
 
     def weighted(self, weights: Tensor) -> Tensor:
         rows = scale_rows(self.values, weights).flatten(0, 1)
-        if self.is_sparse:
-            return torch.sparse_coo_tensor(self.ids.reshape(1, -1), rows, self.shape, check_invariants=False)
         return rows.new_zeros(self.table).index_add_(0, self.ids.reshape(-1), rows).view(self.shape)
 
     def dot(self, direction: Tensor) -> Tensor:

@@ -85,6 +85,10 @@ def test_groups(groups):
     ps = gradrein.per_sample(out, model, sample_groups=numbers)
     torch.testing.assert_close(flat(ps.grads()), expected)
     torch.testing.assert_close(ps.norms(), expected.norm(dim=1))
+    ps.audit()
+    with model[0].weight.register_hook(lambda g: g):  # each group in a backward pass of its own
+        alone = gradrein.per_sample(out, model, sample_groups=numbers, allow_opaque=True).grads()
+    torch.testing.assert_close(flat(alone), expected)
 
 
 def test_weights_may_be_a_function_of_the_norms():

@@ -91,8 +91,9 @@ def _by_rules(
     for use in cuts.uses:
         at_node.setdefault(nodes[use.node], []).append(use)
     times_used = Counter([leaves[leaf] for use in cuts.uses for leaf in use.leaves])
-    # Of each leaf, with the value down to which they could keep their representation; of most that is the leaf.
-    grads: dict[int, list[tuple[SampleGrads, GradientEdge]]] = {}
+    grads: dict[int, list[SampleGrads]] = {leaf: [] for use in cuts.uses for leaf in use.leaves}
+    # Those that could not keep their representation down to the leaf, with the value at which they stopped.
+    above: dict[int, list[tuple[SampleGrads, GradientEdge]]] = {}
     # A checkpoint hands out each saved value once in a run of the engine: to an op, or to its rule. Data that other ops
     # keep in one is looked at as well, for rows that several samples use.
     all_wait = not rows.packed.isdisjoint(at_node)
@@ -122,9 +123,12 @@ def _by_rules(
                 made = Dense(engine.run_inside_engine(made.dense))
             for leaf in use.leaves:
                 below, edge = _through_views(made, GradientEdge(nodes[use.value], use.output_nr), nodes[leaf])
-                if release_graph and edge.node is nodes[leaf] and times_used[leaves[leaf]] == 1:
-                    below, budget = stored(below, budget)  # what it is made of can be let go of at once
-                grads.setdefault(leaf, []).append((below, edge))
+                if edge.node is not nodes[leaf]:
+                    above.setdefault(leaf, []).append((below, edge))
+                    continue
+                if release_graph and times_used[leaves[leaf]] == 1:  # what it is made of can be let go of at once
+                    below, budget = stored(below, budget)
+                grads[leaf].append(below)
 
     def apply_waiting() -> None:
         for node in list(waiting):
@@ -140,7 +144,9 @@ def _by_rules(
             apply_waiting()
     if inside_engine:
         rows.refuse_conflict()
-    return {leaves[leaf]: _of_leaf(uses, nodes[leaf]) for leaf, uses in grads.items()}, budget
+    for leaf, stopped in above.items():
+        grads[leaf].append(_through_engine(stopped, nodes[leaf]))
+    return {leaves[leaf]: merged(uses) for leaf, uses in grads.items()}, budget
 
 
 def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], retain_graph: bool) -> dict[str, SampleGrads]:
@@ -239,16 +245,12 @@ def _looked_up(stored: Tensor, node: Node) -> SampleGrads | None:
     return Rows(ids.expand(len(stored), -1), values, table)
 
 
-def _of_leaf(uses: Sequence[tuple[SampleGrads, GradientEdge]], leaf: Node) -> SampleGrads:
-    """Return the gradients of a leaf, given those of its uses and the values that these are the gradients of.
+def _through_engine(uses: Sequence[tuple[SampleGrads, GradientEdge]], leaf: Node) -> SampleGrads:
+    """Return the gradients of a leaf, given those of values that it was made into.
 
-    What is not at the leaf yet goes through the engine: all uses and all samples at once, or samples one by one where
-    that cannot be.
+    All uses and all samples go through the engine at once, or samples one by one where that cannot be.
     """
-    at_leaf, above = ([use for use in uses if (use[1].node is leaf) is here] for here in (True, False))
-    if not above:
-        return merged([grads for grads, _ in at_leaf])
-    each, edges = zip(*above, strict=True)
+    each, edges = zip(*uses, strict=True)
     samples, shape = each[0].samples, graph.leaf_tensor(leaf).shape
     dtypes = [graph.describe(edge.node)[edge.output_nr].dtype for edge in edges]
     checks = [as_at_the_call(edge) for edge in edges]
@@ -269,5 +271,4 @@ def _of_leaf(uses: Sequence[tuple[SampleGrads, GradientEdge]], leaf: Node) -> Sa
 
     strategy = "+".join(dict.fromkeys(grads.strategy for grads in each)) + ", pulled"
     held = [tensor for grads in each for tensor in grads.held_tensors]
-    pulled = Computed(samples, shape, dense, weighted, held_tensors=held, strategy=strategy)
-    return merged([*(grads for grads, _ in at_leaf), pulled])
+    return Computed(samples, shape, dense, weighted, held_tensors=held, strategy=strategy)

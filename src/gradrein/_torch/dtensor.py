@@ -118,11 +118,6 @@ def stored_parts(tensors: Sequence[Any], specs: Sequence[Any]) -> list[Tensor]:
     return [t if spec is None else stored_shard(t) for t, spec in zip(tensors, specs, strict=True)]
 
 
-def spec_of(tensor: Any) -> Any:
-    """Return mesh, placements and shape of a DTensor, for `spread`; None for another tensor."""
-    return tensor._spec if is_dtensor(tensor) else None
-
-
 def spread(shard: Tensor, spec: Any) -> Tensor:
     """Return the DTensor of which this is the shard here; the shard itself where there is no spec."""
     if spec is None:

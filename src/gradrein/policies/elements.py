@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._torch.dtensor import local_tensor, spec_of, spread
+from .._torch.dtensor import local_tensor, specs_of, spread
 from .._torch.ops import flatten as join
 from .._torch.storage import plain
 from ..errors import ArgumentError
@@ -50,7 +50,7 @@ class ElementMemory:
                     "used for two models, or loaded from another one. Build a policy for each."
                 )
         if grads.is_split:
-            self._specs.update(zip(keys, map(spec_of, grads.parameters), strict=True))
+            self._specs.update(zip(keys, specs_of(grads.parameters), strict=True))
 
     def read(self, keys: Sequence[str], tensors: Sequence[Tensor], like: Tensor) -> Tensor:
         """Return what is remembered for some keys, end to end, to be changed in place.
@@ -101,7 +101,7 @@ class ElementMemory:
                 "(dry_run=True is enough) before you load into its state_dict()."
             )
         memory = ElementMemory()
-        memory._specs = {key: spec_of(t) for key, t in values.items()}
+        memory._specs = dict(zip(values, specs_of([*values.values()]), strict=True))
         memory._values = {key: local_tensor(t).clone() for key, t in values.items()}
         return memory
 

@@ -31,7 +31,7 @@ def convolution(ctx: RuleContext) -> SampleGrads:
     if ctx.position == 2:
         channels = (ctx.shape[0],) + (1,) * (ctx.gradient.dim() - 2)
         return Dense(ctx.layout.sums(upcast_half(ctx.gradient), channels).reshape(ctx.samples, *ctx.shape))
-    options = {name: ctx.saved(name) for name in OPTIONS}
+    options = [ctx.saved(name) for name in OPTIONS]
     return Convolved(_by_sample(ctx, ctx.gradient), _by_sample(ctx, ctx.saved("input")), options, ctx.shape)
 
 

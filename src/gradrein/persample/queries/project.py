@@ -7,7 +7,6 @@ generator of torch or on a device. They are made when needed and never stored.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from math import prod
 from typing import Any, TypeAlias
@@ -20,7 +19,7 @@ from ...errors import ArgumentError
 from ..representations.base import CHUNK_BYTES, Outer, SampleGrads, Sum, in_chunks
 from ..representations.conv import Convolved
 from ..representations.members import Members
-from ..representations.numerics import HALF_TYPES, as_rows, double, inner_products, row_norms, upcast_half
+from ..representations.numerics import as_rows, double, inner_products, row_norms, upcast_half
 from ..representations.rows import Rows
 
 _WORD = 0xFFFFFFFF
@@ -69,44 +68,15 @@ def fingerprint(tensors: Mapping[str, Tensor], device: torch.device) -> Tensor:
     return total
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """A weight in the factored kind: one matrix, or a stack, each multiplied by its own two factors, and their sum.
-
-    Attributes:
-        stack: how many matrices a weight with three dimensions is; 0 for any other weight, which is one.
-        sides: the two sides of a matrix.
-        made: what they become. A side that is no longer than that stays as it is, except in a stack.
-    """
-
-    stack: int
-    sides: tuple[int, int]
-    made: tuple[int, int]
-
-    @staticmethod
-    def of(shape: Sequence[int], size: int) -> "_Matrix":
-        if len(shape) == 3:
-            return _Matrix(shape[0], (shape[1], shape[2]), (size, size))
-        m, n = shape[0], prod(shape[1:])
-        return _Matrix(0, (m, n), (min(m, size), min(n, size)))
-
-    def factors(self, seed: int, name: str, device: torch.device) -> _Factors:
-        """Return the two stacks of factors, made of signs; None for a side that stays as it is."""
-        made = [self._signs(seed, name, which, device) for which in range(2)]
-        return made[0], made[1]
-
-    def _signs(self, seed: int, name: str, which: int, device: torch.device) -> Tensor | None:
-        side, columns, many = self.sides[which], self.made[which], max(1, self.stack)
-        if not self.stack and side == columns:
-            return None
-        keys = _keys("factored", seed, name, self.stack, *self.sides, ("left", "right")[which])
-        words = _hash_(torch.arange(many * side * -(-columns // 32), device=device), keys).view(many, side, -1, 1)
-        bits = (words >> torch.arange(min(columns, 32), device=device)) & 1
-        return (bits.flatten(2)[..., :columns] * 2 - 1).float()
+def _matrices(shape: Sequence[int]) -> tuple[int, list[int]]:
+    """Return how many matrices a weight with three dimensions is, 0 for any other, which is one; and their sides."""
+    return (shape[0], [*shape[1:]]) if len(shape) == 3 else (0, [shape[0], prod(shape[1:])])
 
 
 class Projection:
     """A projection of the gradients of some parameters.
+
+    In the factored kind a weight is one matrix, or a stack, each multiplied by its own two factors, and their sum.
 
     Args:
         size: how many numbers a gradient becomes; for "factored" the two sides of what a weight becomes.
@@ -121,10 +91,13 @@ class Projection:
         self.size, self.kind, self.seed = count(size, "size"), kind, count(seed, "seed", 0)
         self.shapes = {name: shapes[name] for name in sorted(shapes)}
         weights = [name for name, shape in self.shapes.items() if kind == "factored" and len(shape) > 1]
-        self._matrices = {name: _Matrix.of(self.shapes[name], size) for name in weights}
+        self._made: dict[str, list[int]] = {}  # what the two sides of each weight become
+        for name in weights:
+            stack, sides = _matrices(self.shapes[name])
+            self._made[name] = [size if stack else min(side, size) for side in sides]
         # All other parameters are sketched together, into as many numbers as a weight gets.
         self._buckets = size if kind == "sparse" else size * size * (len(weights) < len(shapes))
-        *starts, self._sketched = itertools.accumulate((prod(m.made) for m in self._matrices.values()), initial=0)
+        *starts, self._sketched = itertools.accumulate(map(prod, self._made.values()), initial=0)
         self._starts, self.columns = dict(zip(weights, starts, strict=True)), self._sketched + self._buckets
         numbers = sum(prod(shape) for shape in shapes.values())
         if self.columns > numbers:
@@ -136,14 +109,14 @@ class Projection:
     def apply(self, by_name: Mapping[str, SampleGrads], scales: Mapping[str, Tensor], out: Tensor, budget: int) -> None:
         """Add projected gradients, by plain name, times scales if there are any, to `out`, (samples, columns)."""
         for name, grads in by_name.items():
-            matrix, scale = self._matrices.get(name), scales.get(name)
+            scale = scales.get(name)
             if not len(out) or not prod(self.shapes[name]):
                 continue
-            if matrix is None:
+            if name not in self._made:
                 out[:, self._sketched :] += self._sketch(grads, name, scale, budget, out.device).to(out)
                 continue
-            factors = matrix.factors(self.seed, name, out.device)
-            projected = _factored(grads, matrix, factors, scale).flatten(1).to(out)
+            factors = self._signs(name, 0, out.device), self._signs(name, 1, out.device)
+            projected = _factored(grads, self.shapes[name], factors, scale).flatten(1).to(out)
             for factor in factors:
                 projected = projected if factor is None else projected * factor.shape[2] ** -0.5
             start = self._starts[name]
@@ -153,6 +126,17 @@ class Projection:
         """Return what the projection depends on."""
         named = {name: list(shape) for name, shape in self.shapes.items()}
         return {"kind": self.kind, "seed": self.seed, "size": self.size, "columns": self.columns, "parameters": named}
+
+    def _signs(self, name: str, which: int, device: torch.device) -> Tensor | None:
+        """Return the factors of the left or the right side of a weight, made of signs; None if it stays as it is."""
+        stack, sides = _matrices(self.shapes[name])
+        side, columns, many = sides[which], self._made[name][which], max(1, stack)
+        if not stack and side == columns:
+            return None
+        keys = _keys("factored", self.seed, name, stack, *sides, ("left", "right")[which])
+        words = _hash_(torch.arange(many * side * -(-columns // 32), device=device), keys).view(many, side, -1, 1)
+        bits = (words >> torch.arange(min(columns, 32), device=device)) & 1
+        return (bits.flatten(2)[..., :columns] * 2 - 1).float()
 
     def _sketch(self, grads: SampleGrads, name: str, scale: Tensor | None, budget: int, device: torch.device) -> Tensor:
         """Return the sums of the numbers in each bucket, with their signs: (samples, buckets)."""
@@ -205,38 +189,38 @@ def _scaled(block: Tensor, scale: Tensor | None) -> Tensor:
     return block if scale is None else block * scale.to(block)
 
 
-def _factored(grads: SampleGrads, matrix: _Matrix, factors: _Factors, scale: Tensor | None) -> Tensor:
-    """Return left' G right for each sample's gradient G, (samples, *made), from its factors where it is held so."""
-    left, right = factors
+def _factored(grads: SampleGrads, shape: Sequence[int], factors: _Factors, scale: Tensor | None) -> Tensor:
+    """Return left' G right for the gradient G of each sample, from its factors where it is held so."""
+    (left, right), (stack, sides) = factors, _matrices(shape)
     if scale is None:
         if isinstance(grads, Sum):
-            return torch.stack([_factored(use, matrix, factors, None).double() for use in grads.uses]).sum(0)
-        if isinstance(grads, Outer) and not matrix.stack:
+            return torch.stack([_factored(use, shape, factors, None).double() for use in grads.uses]).sum(0)
+        if isinstance(grads, Outer) and not stack:
             return _from_outer(grads.left, grads.right, factors)
         if isinstance(grads, Rows) and grads.table == grads.shape and left is not None:
             parts = in_chunks(grads.samples, 2 * grads.values[:1].numel())
             return torch.cat([_product(left[0][grads.ids[i]], grads.values[i], (None, right)) for i in parts])
         if isinstance(grads, Members) and left is not None and right is not None:
             return _from_members(grads, left, right)
-        if isinstance(grads, Convolved) and left is not None and not matrix.stack and _mixes_channels(grads):
+        if isinstance(grads, Convolved) and left is not None and not stack and _mixes_channels(grads):
             g = torch.tensordot(grads.g, left[0].to(grads.g), ([2], [0])).movedim(-1, 2)
-            grads, left = Convolved(g, grads.x, grads.options, (matrix.made[0], *grads.shape[1:])), None
-    side, blocks = matrix.made[0] if left is None else matrix.sides[0], []
+            sides[0] = g.shape[2]
+            grads, left = Convolved(g, grads.x, grads.options, (sides[0], *grads.shape[1:])), None
+    blocks = []
     for part in grads.chunks():
         rows = as_rows(_scaled(grads.dense(part), scale))
-        whole = rows.view(len(rows), max(1, matrix.stack), side, matrix.sides[1])
+        whole = rows.view(len(rows), max(1, stack), *sides)
         whole = whole if left is None else left.transpose(1, 2).to(whole) @ whole
         blocks.append((whole if right is None else whole @ right.to(whole)).sum(1))
     return torch.cat(blocks)
 
 
 def _mixes_channels(grads: Convolved) -> bool:
-    return grads.options["groups"] == 1 and not grads.options["transposed"]
+    *_, transposed, _, groups = grads.options
+    return groups == 1 and not transposed
 
 
 def _from_outer(left: Tensor, right: Tensor, factors: _Factors) -> Tensor:
-    if left.dtype == right.dtype and left.dtype not in HALF_TYPES:
-        return _product(left, right, factors)
     parts = in_chunks(len(left), left[:1].numel() + right[:1].numel())
     return torch.cat([_product(upcast_half(left[part]), upcast_half(right[part]), factors) for part in parts])
 

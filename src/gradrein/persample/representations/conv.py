@@ -3,7 +3,7 @@
 Legend: b sample, k image of a sample (nearly always one), c and o channels, p output pixel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf, prod
 from typing import Any
 
@@ -30,9 +30,9 @@ _ARGUMENTS = (
 class Convolved(SampleGrads):
     """Gradients of a convolution's weight, held as its input and the gradient at its output."""
 
-    def __init__(self, g: Tensor, x: Tensor, options: Mapping[str, Any], shape: Sequence[int]) -> None:
-        """Hold the gradient at the output and the input, (samples, images, channels, *pixels) each."""
-        self.g, self.x, self.options = upcast_half(g), upcast_half(x), options
+    def __init__(self, g: Tensor, x: Tensor, options: Sequence[Any], shape: Sequence[int]) -> None:
+        """Hold the gradient at the output and the input, (samples, images, channels, *pixels) each, and `OPTIONS`."""
+        self.g, self.x, self.options = upcast_half(g), upcast_half(x), tuple(options)
         self.samples, self.shape = len(g), tuple(shape)
         self.pixels: int = g.shape[1] * prod(g.shape[3:])
         self.strategy = "gram" if self._gram_is_cheaper() else "streamed"
@@ -41,27 +41,23 @@ class Convolved(SampleGrads):
 
     def dense(self, part: slice = ALL) -> Tensor:
         made = as_one_op(weight_gradients, _empty_gradients, _ARGUMENTS)
-        return made(self.g[part], self.x[part], *self._settings)
+        return made(self.g[part], self.x[part], self.shape, *self.options)
 
     def norms(self) -> Tensor:
         if self.strategy != "gram":
             return super().norms()
         made = as_one_op(convolution_gram_sums, _empty_sums, _ARGUMENTS)
-        squares, bound, largest = made(self.g, self.x, *self._settings).unbind()
+        squares, bound, largest = made(self.g, self.x, self.shape, *self.options).unbind()
         sizes = self.pixels, self.shape[0], prod(self.shape[1:])
         return norms_of_squares(self, squares, gram_error_bound(squares, bound, largest, sizes, (self.g, self.x)))
 
     def weighted(self, weights: Tensor) -> Tensor:
         g = scale_rows(self.g, weights)
-        return _weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1).to(g), *self._settings)
-
-    @property
-    def _settings(self) -> tuple[Any, ...]:
-        return self.shape, *(self.options[name] for name in OPTIONS)
+        return _weight_gradient(g.flatten(0, 1), self.x.flatten(0, 1).to(g), self.shape, *self.options)
 
     def _gram_is_cheaper(self) -> bool:
         """Compare pixels x pixels products of unfolded images with the weight itself."""
-        if not self.g.is_cpu or not _has_columns(self.g, self._settings):
+        if not self.g.is_cpu or not _has_columns(self.g, self.options):
             return False
         o, side = self.shape[0], prod(self.shape[1:])
         gram = self.pixels**2 * (o + side + 2 * TRAFFIC) + 2 * TRAFFIC * self.pixels * side

@@ -277,3 +277,10 @@ def test_cross_with_something_else(samples):
     other = nn.Linear(4, 4)
     with pytest.raises(ArgumentError, match=r"the two batches have different parameters, such as \("):
         ps.cross(gradrein.per_sample(other(torch.ones(2, 4)).sum(1), other))
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_one_side_of_a_weight_is_shorter_than_what_it_would_become():
+    model = nn.Linear(1, 30)
+    ps = gradrein.per_sample(model(torch.randn(4, 1)).square().sum(1), model)
+    torch.testing.assert_close(ps.project(3, kind="factored", seed=3).double(), from_dense(ps, 3, "factored"))

@@ -33,7 +33,7 @@ SIZES = {"w": (7, 3), "v": (5,)}
 
 def write(folder, rank, steps, *, world=2, launch="here", shards=(None, None), end=(None,), name="run.jsonl", more=()):
     """A record of one rank, of two parameters."""
-    header = {"gradrein": 2, **RankInfo(rank, world, launch).header()}
+    header = {"gradrein": 2, **vars(RankInfo(rank, world, launch))}
     optimizer = {"optimizer": "SGD", "opt": 0, "names": ["w", "v"], "sizes": [21, 5],
                  "trained": [True, True], "shards": list(shards)}  # fmt: skip
     lines = [header, optimizer, *steps, *more, *({"ended": why, "after": len(steps)} for why in end)]
@@ -232,9 +232,7 @@ def test_more_than_two_runs_are_refused():
 
 def test_an_optimizer_that_only_one_rank_has_got_to(tmp_path):
     write(tmp_path, 0, [step(0, [1.0, 1.0])])
-    rank_file(tmp_path / "run.jsonl", 1).write_text(
-        json.dumps({"gradrein": 2, **RankInfo(1, 2, "here").header()}) + "\n"
-    )
+    rank_file(tmp_path / "run.jsonl", 1).write_text(json.dumps({"gradrein": 2, **vars(RankInfo(1, 2, "here"))}) + "\n")
     run = read_run(tmp_path / "run.rank0.jsonl")
     assert [len(one.steps) for one in run.ranks] == [1, 0]
     with pytest.raises(RecordError, match="no optimizer 3"):
@@ -245,6 +243,6 @@ def test_rank_0_names_the_command_that_reports_on_all(tmp_path, monkeypatch, cap
     for rank in (0, 1):
         as_rank(monkeypatch, rank)
         monitor = gradrein.Monitor(record=tmp_path / "run.jsonl").start()
-        watch._conclude(monitor, watch._End(False, True), os.getpid(), rank_info())
+        watch._conclude(monitor, False, [], os.getpid(), rank_info())
     first = tmp_path / "run.rank0.jsonl"
     assert capsys.readouterr().err == f"gradrein: when all 2 ranks have ended: gradrein report {first}\n"

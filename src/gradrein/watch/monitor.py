@@ -108,7 +108,7 @@ class Monitor:
             "argv": sys.argv,
             "clip": clip if clip is None or isinstance(clip, (int, float, str)) else repr(clip),
             "every": every,
-            **(rank.header() if rank is not None else {}),
+            **(vars(rank) if rank is not None else {}),
         }
 
     @property

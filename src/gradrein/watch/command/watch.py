@@ -6,7 +6,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,15 +20,6 @@ from ..say import say
 from .fail_on import EXIT_CODE, check_names, matching
 from .lr_scale import scale_learning_rates
 from .run_script import check_module, check_script, end_after, run_module, run_script, seed_all
-
-
-@dataclass
-class _End:
-    """What is known of a run when it has ended: whether to print all, whether it was recorded, what it raised."""
-
-    verbose: bool
-    is_recorded: bool = False
-    error: str = ""
 
 
 def prepare(options: argparse.Namespace) -> Callable[[], int]:
@@ -50,25 +40,25 @@ def prepare(options: argparse.Namespace) -> Callable[[], int]:
     record = Path(options.record) if options.record else default_name(options.script)
     sys.argv = [options.script, *options.args]  # for the header of the record
     monitor = Monitor(record=record, clip=options.clip, every=options.every)
-    end = _End(options.verbose)
-    # Registered before the script runs, so it is called after all that the script registers.
-    atexit.register(_conclude, monitor, end, os.getpid(), rank)
     if options.lr_scale is not None:
         scale_learning_rates(options.lr_scale)
     if options.seed is not None:
         seed_all(options.seed)
-    end.is_recorded = _start(monitor)
-    if options.lr_scale is not None and end.is_recorded:
-        monitor.note(LR_SCALE, factor=options.lr_scale)
-    _say_how_to_report(monitor, end, rank)  # already here: when a rank fails, torchrun kills the others
+    raised: list[str] = []
+    if _start(monitor):
+        # Registered before the script runs, so it is called after all that the script registers.
+        atexit.register(_conclude, monitor, options.verbose, raised, os.getpid(), rank)
+        if options.lr_scale is not None:
+            monitor.note(LR_SCALE, factor=options.lr_scale)
+        _say_how_to_report(monitor, rank)  # already here: when a rank fails, torchrun kills the others
     if options.steps is not None:
         end_after(options.steps)
-    return lambda: _watched(options, monitor, end)
+    return lambda: _watched(options, monitor, raised)
 
 
-def _watched(options: argparse.Namespace, monitor: Monitor, end: _End) -> int:
+def _watched(options: argparse.Namespace, monitor: Monitor, raised: list[str]) -> int:
     with _searching_for_nan() if options.anomaly else contextlib.nullcontext():
-        _run(options, monitor, end)
+        _run(options, monitor, raised)
     return _verdict(options.fail_on, monitor) if options.fail_on else 0
 
 
@@ -89,7 +79,8 @@ def _searching_for_nan() -> Iterator[None]:
         yield
 
 
-def _run(options: argparse.Namespace, monitor: Monitor, end: _End) -> None:
+def _run(options: argparse.Namespace, monitor: Monitor, raised: list[str]) -> None:
+    """Run the script. What it raises is also put into `raised`, for what is said at the very end."""
     run = run_module if options.module else run_script
     try:
         run(options.script, options.args)
@@ -100,8 +91,8 @@ def _run(options: argparse.Namespace, monitor: Monitor, end: _End) -> None:
         if not options.fail_on:
             raise
     except BaseException as error:
-        end.error = reason(error)
-        monitor.stop(end.error)
+        raised.append(reason(error))
+        monitor.stop(raised[0])
         raise
 
 
@@ -114,31 +105,29 @@ def _verdict(names: str, monitor: Monitor) -> int:
     return EXIT_CODE if matching(names, [monitor.report()]) else 0
 
 
-def _conclude(monitor: Monitor, end: _End, process: int, rank: RankInfo | None) -> None:
+def _conclude(monitor: Monitor, verbose: bool, raised: list[str], process: int, rank: RankInfo | None) -> None:
     if os.getpid() != process:  # a forked child of the script ends here as well
         return
     monitor.stop()
     if rank is None:
-        _print_report(monitor, end)
+        _print_report(monitor, verbose, raised)
     else:
-        _say_how_to_report(monitor, end, rank)
+        _say_how_to_report(monitor, rank)
 
 
-def _say_how_to_report(monitor: Monitor, end: _End, rank: RankInfo | None) -> None:
+def _say_how_to_report(monitor: Monitor, rank: RankInfo | None) -> None:
     """Name the command that reports on several ranks: only when all have ended are their records complete."""
-    if end.is_recorded and rank is not None and rank.rank == 0:
+    if rank is not None and rank.rank == 0:
         say(f"gradrein: when all {rank.world} ranks have ended: gradrein report {monitor.path}")
 
 
-def _print_report(monitor: Monitor, end: _End) -> None:
-    if not end.is_recorded:
-        return
+def _print_report(monitor: Monitor, verbose: bool, raised: list[str]) -> None:
     if monitor.steps == 0:
-        say(f"gradrein: no optimizer step was seen, so there is nothing to report. {_hint(monitor, end)}")
+        say(f"gradrein: no optimizer step was seen, so there is nothing to report. {_hint(monitor, raised)}")
         return
     try:
         report = monitor.report()
-        text = f"\n{report.details() if end.verbose else report}The page: gradrein report {monitor.path}"
+        text = f"\n{report.details() if verbose else report}The page: gradrein report {monitor.path}"
     except GradreinError as error:
         text = "" if monitor.stopped_because is not None else f"gradrein: no report: {error}"
     except Exception as error:  # the exit code is the script's, and so is its last traceback
@@ -149,9 +138,9 @@ def _print_report(monitor: Monitor, end: _End) -> None:
         say(text)
 
 
-def _hint(monitor: Monitor, end: _End) -> str:
-    if end.error:
-        return f"The script failed before its first step ended: {end.error}"
+def _hint(monitor: Monitor, raised: list[str]) -> str:
+    if raised:
+        return f"The script failed before its first step ended: {raised[0]}"
     if passes := monitor.backwards:
         return (
             f"{passes} backward pass{'es were' if passes > 1 else ' was'} seen: the weights are updated by other means "

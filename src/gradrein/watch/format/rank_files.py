@@ -15,7 +15,6 @@ from typing import Any
 import torch.distributed as dist
 
 from ...errors import ArgumentError
-from .schema import Line
 
 # The same on all ranks of one launch, and different between launches (torchrun makes an id for each).
 _LAUNCH = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -24,7 +23,7 @@ _OURS = ".gradrein.jsonl"  # of the names we make
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process among several.
+    """One process among several, as the first line of its record names it.
 
     Attributes:
         rank: Its number.
@@ -35,10 +34,6 @@ class RankInfo:
     rank: int
     world: int
     launch: str
-
-    def header(self) -> Line:
-        """Return what the first line of its record says about it."""
-        return {"rank": self.rank, "world": self.world, "launch": self.launch}
 
 
 def rank_info() -> RankInfo | None:

@@ -75,9 +75,7 @@ def _listed(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
 
 def _replace_inner(name: str, wrap: _Wrap) -> None:
     """Replace the function inside one of torch's clipping functions."""
-    function: Any = getattr(clip_grad, name, None)
-    if function is None:  # before torch 2.6
-        return
+    function: Any = getattr(clip_grad, name)
     if "func" not in function.__code__.co_freevars:
         warnings.warn(
             f"gradrein does not know the `{name}` of torch {torch.__version__}: where a script has imported it by name "

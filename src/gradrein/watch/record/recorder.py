@@ -78,13 +78,9 @@ class Recorder(Subscriber):
         self._model, self._only, self._new_policy, self._every, self._writer = model, only, new_policy, every, writer
         self._on_recorded, self._rank = on_recorded, rank
         self._watched: dict[int, _Watched] = {}
-        self._process = os.getpid()
-        self._loss, self._clipping = LossTracker(), ClipTracker()
-        self._batches = BatchTracker()
         self._readback, self._layers = Readback(flush_every), layers
-        self._sample_norms: Tensor | None = None
         self._began = time.perf_counter()
-        self.failure: str | None = None
+        self._begin()
         self.latest: Line = {}
         self._written: list[Line] = []
         self.backwards = 0
@@ -97,14 +93,18 @@ class Recorder(Subscriber):
 
     def attach(self, empty: bool) -> None:
         """Observe, for the first time or again. `empty`: the record is, so that everything is to be introduced."""
-        self._process = os.getpid()
-        self._loss, self._clipping = LossTracker(), ClipTracker()
-        self._batches = BatchTracker()
-        self._sample_norms, self.failure = None, None
+        self._begin()
         for watched in self._watched.values():
             watched.meter = None if empty else watched.meter
         hooks.subscribe(self)
         self._curves.install()
+
+    def _begin(self) -> None:
+        """Forget what belongs to a step that was not taken, and why recording stopped."""
+        self._process = os.getpid()
+        self._loss, self._clipping, self._batches = LossTracker(), ClipTracker(), BatchTracker()
+        self._sample_norms: Tensor | None = None
+        self.failure: str | None = None
 
     def detach(self) -> None:
         """Observe no more, and remove everything from the optimizers."""

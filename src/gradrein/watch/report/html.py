@@ -220,7 +220,7 @@ def _tried(labelled: Sequence[tuple[str, Run]]) -> str:
     drawn = ""
     for title, batches in (("Validation or test loss", False), ("Training loss, averaged over 1/40 of the run", True)):
         series = []
-        for (label, run), style in zip(labelled, cycle("bacd"), strict=False):
+        for (label, run), style in zip(labelled, cycle("bacdefg"), strict=False):
             loss = next((loss for loss in losses_of(run) if (loss.origin == BACKWARD) == batches), None)
             if loss is not None and loss.values:
                 at = (float(step) for step in loss.steps[:: block_of(loss)])

@@ -145,8 +145,7 @@ def read_run(path: str | os.PathLike[str], optimizer: int | None = None) -> Run:
     """Read the record of a run. Given the file of one rank, also read those of the other ranks beside it.
 
     Args:
-        path: The file. Its last line may be incomplete, if the run was killed while writing it. Lines with missing or
-            wrongly typed keys are left out, and `warnings` of the run says so.
+        path: The file. Its last line may be incomplete, if the run was killed while writing it.
         optimizer: Which optimizer, by number. None: the one with the most steps.
 
     Returns:

@@ -52,7 +52,7 @@ class Run:
         settings: Numbers of the optimizer's first parameter group, such as momentum and weight decay.
         dtypes: The dtypes of its parameters.
         sample_ratio: The largest per-sample gradient norm divided by the median one, if given.
-        warnings: Sentences about lines that could not be read.
+        warnings: Sentences about numbers that were not taken as they are.
         ranks: For several processes, the run of each that left a record, in order. All other numbers are then those of
             the lowest rank, and norms are of whole gradients.
 

@@ -4,7 +4,7 @@ python examples/demo_steady.py [folder for the records and the page [arguments o
 
 The script is chaotic as it stands: a processor that adds in another order gives other numbers. One record does not tell
 which change is best, so `--try` measures six. With `--seed` 0 to 4, on one machine, the change that it keeps ended 3 to
-32 times lower than the script as it is; the change advised first ended lower for four of these five, still falling.
+32 times lower than the script as it is; the change advised first ended lower for four of these five.
 """
 
 import math

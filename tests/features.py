@@ -44,6 +44,7 @@ FEATURES = {
     "GraphExecGroup": lambda: hasattr(torch.utils.checkpoint, "GraphExecGroup"),
     "SavedTensor.data": lambda: saved.READS_HANDLES,
     "Tensor.grad_dtype": lambda: hasattr(torch.Tensor, "grad_dtype"),
+    "Muon": lambda: hasattr(torch.optim, "Muon"),
     "averages over gloo": averages_over_gloo,
     "autograd_would_have_decomposed": lambda: RECORDS_WHAT_RUNS,
     "compiler that traces context managers": lambda: hasattr(torch._dynamo.config, "enable_trace_contextlib"),

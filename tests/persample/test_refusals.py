@@ -261,6 +261,25 @@ def test_rows_of_data_in_two_samples_by_an_op_without_a_rule():
     torch.testing.assert_close(gradrein.per_sample(apart, {"w": w}).grads()["w"], loop(apart, {"w": w})["w"])
 
 
+TWO_OPERANDS = {
+    **{name: getattr(torch, name) for name in ("mul", "div", "maximum", "atan2", "fmax", "logaddexp", "xlogy")},
+    "pow": torch.pow,
+    "exponent": lambda w, x: x**w,
+    "addcdiv": lambda w, x: torch.addcdiv(w, w, x),
+    "lerp": lambda w, x: torch.lerp(w, w + 1, x),
+}
+
+
+@pytest.mark.parametrize("op", TWO_OPERANDS.values(), ids=TWO_OPERANDS)
+def test_a_row_of_data_beside_a_weight_is_used_for_one_sample_only(op):
+    w = (torch.rand(6, dtype=torch.float64) + 0.5).requires_grad_()
+    x = torch.rand(4, 6, dtype=torch.float64) + 0.5
+    losses = op(w, x).square().sum(1)
+    torch.testing.assert_close(gradrein.per_sample(losses, {"w": w}).grads()["w"], loop(losses, {"w": w})["w"])
+    with pytest.raises(errors.BatchCouplingError, match="depends on several samples"):
+        gradrein.per_sample((op(w, x) + op(w, x[0])).square().sum(1), {"w": w}).norms()
+
+
 def test_data_that_an_unknown_op_keeps():
     w, x = torch.randn(5, requires_grad=True), torch.randn(3)
     losses = torch.addr(torch.zeros(3, 5), x, w).square().sum(1)

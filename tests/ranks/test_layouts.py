@@ -62,6 +62,7 @@ def test_policies_as_in_one_process(request, size, case):
         rank_processes.run(layouts.check_policies, case, p)
 
 
+@pytest.mark.needs("fully_shard on the CPU")
 @pytest.mark.parametrize(
     ("ranks", "fsdp", "tensor_parallel"),
     [("two", "line", "1x2/b"), ("four", "line", "2d/b"), ("four", "2d", "2d/b")],
@@ -70,6 +71,7 @@ def test_a_model_on_several_meshes(request, ranks, fsdp, tensor_parallel):
     request.getfixturevalue(ranks).run(layouts.check_model_on_several_meshes, fsdp, tensor_parallel)
 
 
+@pytest.mark.needs("fully_shard on the CPU")
 @pytest.mark.parametrize(("ranks", "name"), [("two", "line"), ("two", "reversed"), ("four", "shuffled")])
 def test_a_model_on_a_mesh_in_any_order(request, ranks, name):
     request.getfixturevalue(ranks).run(layouts.check_model_on_one_mesh, name)

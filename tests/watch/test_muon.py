@@ -8,6 +8,8 @@ from torch import nn
 
 import gradrein
 
+pytestmark = pytest.mark.needs("Muon")
+
 
 class Rippled(nn.Module):
     """A network, and a ripple of a thousandth whose matrix has gradients of about 1e11."""

@@ -68,9 +68,16 @@ def default_modes() -> AbstractContextManager[object]:
     changes. A default device is for tensors of the model: ours lie where those lie that they are computed with.
     """
     enabled = [device for device in ("cpu", "cuda", "xpu", "mps") if torch.is_autocast_enabled(device)]
-    if not enabled and not torch.is_inference_mode_enabled() and torch.get_default_device().type == "cpu":
+    if not enabled and not torch.is_inference_mode_enabled() and _default_is_cpu():
         return nullcontext()
     return _without_modes(enabled)
+
+
+def _default_is_cpu() -> bool:
+    try:
+        return torch.get_default_device().type == "cpu"
+    except AttributeError:  # torch 2.6, after `torch.set_default_device(None)`
+        return True
 
 
 @contextmanager

@@ -75,16 +75,20 @@ add_op("Add", entry=OpEntry(elementwise, rule=add))
 add_op("Sub", entry=OpEntry(elementwise, rule=subtract))
 add_op("Mul", entry=OpEntry(elementwise, keeps={0: "self", 1: "other"}, rule=multiply))
 add_op("Expand", entry=OpEntry(elementwise, rule=expand))
-add_op("Div", "Maximum", "Minimum", entry=OpEntry(elementwise, {0: "self", 1: "other"}, rule=broadcast, runs_op=True))
-add_op("Addcmul", entry=OpEntry(elementwise, {1: "tensor1", 2: "tensor2"}, rule=broadcast, runs_op=True))
+add_op(
+    *("Atan2", "Div", "Fmax", "Fmin", "Hypot", "Logaddexp", "Logaddexp2", "Maximum", "Minimum", "Xlogy"),
+    entry=OpEntry(elementwise, {0: "self", 1: "other"}, rule=broadcast, runs_op=True),
+)
+add_op("Addcmul", "Addcdiv", entry=OpEntry(elementwise, {1: "tensor1", 2: "tensor2"}, rule=broadcast, runs_op=True))
+add_op("Pow", entry=OpEntry(elementwise, {0: "self", 1: "exponent"}, rule=broadcast, runs_op=True))
+add_op("Lerp", entry=OpEntry(elementwise, {2: "weight"}, rule=broadcast, runs_op=True))
 add_op("PreluKernel", entry=OpEntry(elementwise, {0: "self"}, rule=broadcast, runs_op=True))
 # Of one input, the rule serves where each element of a bare parameter has one owner, such as one row for each sample.
 add_op(
-    *("Abs", "Acos", "Addcdiv", "Asin", "Atan", "Atan2", "Clamp", "ClampMax", "ClampMin", "Cos", "Cosh", "Elu"),
-    *("Erf", "Exp", "Exp2", "Expm1", "Fmax", "Fmin", "Gelu", "Hardsigmoid", "Hardswish", "Hardtanh", "Hypot"),
-    *("LeakyRelu", "Lerp", "Log", "Log10", "Log1P", "Log2", "LogSigmoid", "Logaddexp", "Logaddexp2", "MaskedFill"),
-    *("Mish", "Neg", "Pow", "Reciprocal", "Relu", "Rsqrt", "Rsub", "Sgn", "Sigmoid", "Silu", "Sin", "Sinh"),
-    *("Softplus", "Sqrt", "Tan", "Tanh", "Where", "Xlogy"),
+    *("Abs", "Acos", "Asin", "Atan", "Clamp", "ClampMax", "ClampMin", "Cos", "Cosh", "Elu", "Erf", "Exp", "Exp2"),
+    *("Expm1", "Gelu", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyRelu", "Log", "Log10", "Log1P", "Log2"),
+    *("LogSigmoid", "MaskedFill", "Mish", "Neg", "Reciprocal", "Relu", "Rsqrt", "Rsub", "Sgn", "Sigmoid", "Silu"),
+    *("Sin", "Sinh", "Softplus", "Sqrt", "Tan", "Tanh", "Where"),
     entry=OpEntry(elementwise, rule=broadcast, runs_op=True),
 )
 # These take no parameters, but for the odd model: their backward is then run once for each sample.

@@ -51,6 +51,7 @@ FEATURES = {
     "dicts for torch.autograd.grad": lambda: "dict[" in str(torch.autograd.grad.__annotations__["inputs"]),
     "fully_shard on the CPU": lambda: hasattr(torch.cpu.Stream, "record_event"),
     "masks of embeddings in every dtype": masks_in_every_dtype,
+    "ownership_token of edges": lambda: "ownership_token" in torch.autograd.graph.GradientEdge._fields,
     "trace_autograd_ops": lambda: hasattr(torch._dynamo.config, "trace_autograd_ops"),
     "views of empty DTensors": views_of_empty_dtensors,
 }

@@ -1,4 +1,4 @@
-"""The one way in: each call reads its target here, and ranks compare their calls before anything is measured.
+"""The one way in: each call reads its target here, and ranks compare their calls here or with the first norms.
 
 What comes out is a `Gradients`; where other ranks hold parts or copies of them a `SplitGradients`, which has the same
 methods and says what numbers of this process come to over all ranks.

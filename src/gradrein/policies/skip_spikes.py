@@ -33,7 +33,7 @@ class SkipSpikes(LearningPolicy):
     `Clipper` leaves the optimizer without gradients if it can read the decision, so that nothing moves.
 
     Args:
-        policy: The policy for a step that is not a spike; None leaves it unclipped.
+        policy: The policy for a step that is not a spike; None leaves it unclipped. It learns from every step.
         z: The threshold, in robust standard deviations above the median.
         window: The number of values to keep.
         warmup: The number of values to see before any step is skipped.

@@ -2,7 +2,8 @@
 
 An entry says where an op sends owners, which inputs it keeps, whether it moves elements by an index, and the rule for
 its per-sample gradients if it has one. All names that torch has for an op, on whichever device, share the entry. An op
-without an entry sends every output to every input, and its backward is run once for each sample.
+without an entry sends every output to every input, so that owners are observed; if it uses parameters, its backward is
+run once for each sample.
 """
 
 from . import (  # noqa: F401

@@ -96,7 +96,7 @@ def _version(grad: Any) -> int | None:
         return None
 
 
-def undo_clipping(
+def restore_norms(
     clipped: dict[int, Clipped], parameters: Sequence[Tensor], complete: bool
 ) -> tuple[Values, Callable[[Numbers, list[float | None]], Line]]:
     """Return what to read, and a function that then sets norms to those before clipping and says what clipping did.
@@ -117,7 +117,7 @@ def undo_clipping(
         "value": _if_known([event.norm() for event, covered in calls[:1] if covered == everything]),
     }
 
-    def undo(numbers: Numbers, norms: list[float | None]) -> Line:
+    def restore(numbers: Numbers, norms: list[float | None]) -> Line:
         after, before = _total(norms), iter(numbers["clipped"])
         for i, one in clipped.items():
             norms[i] = None if one.norm is None else next(before)
@@ -134,7 +134,7 @@ def undo_clipping(
             line["max_norm"] = min(limits)  # type: ignore[type-var]
         return line
 
-    return values, undo
+    return values, restore
 
 
 def _common_calls(clipped: dict[int, Clipped], parameters: Sequence[Tensor]) -> list[tuple[ClipEvent, frozenset[int]]]:

@@ -23,7 +23,7 @@ from ..say import say
 from . import hooks
 from .batches import Batch, BatchTracker
 from .call_sites import backward_sites, step_sites
-from .clipping import ClipTracker, refuse_flattened, remaining_scale, undo_clipping, unscaled
+from .clipping import ClipTracker, refuse_flattened, remaining_scale, restore_norms, unscaled
 from .curves import CurveObserver
 from .layers import LayerNorms, Layers
 from .loss import LossTracker
@@ -265,7 +265,7 @@ class Recorder(Subscriber):
         for i in meter.unmeasurable.keys() - known:
             self._writer.write({"unmeasured": names[i], "reason": meter.unmeasurable[i], "after": self.steps})
         clipped = self._clipping.take(meter.parameters)
-        clipping, undo = undo_clipping(clipped, meter.parameters, not meter.is_sharded and not meter.unmeasurable)
+        clipping, restore = restore_norms(clipped, meter.parameters, not meter.is_sharded and not meter.unmeasurable)
         values |= {"loss": loss, "scale": scale, **clipping, **self._take_samples()}
         counts = gradients.nonfinite | {i: one.nonfinite for i, one in clipped.items() if one.nonfinite}
         meter.hold_weights()
@@ -276,7 +276,7 @@ class Recorder(Subscriber):
 
         def finish(numbers: Numbers) -> None:
             norms = gradients.each(unscaled(numbers)["norms"], len(meter.parameters))
-            line.update(undo(numbers, norms), norms=rounded(norms), **_entries(numbers))
+            line.update(restore(numbers, norms), norms=rounded(norms), **_entries(numbers))
             bad = [i for i, n in enumerate(norms) if n and not math.isfinite(n) and i not in gradients.unmeasurable]
             if bad:
                 line["nonfinite"] = {names[i]: counts.get(i, 0) for i in bad}

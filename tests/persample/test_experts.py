@@ -94,7 +94,6 @@ def test_one_sample_that_sends_all_its_rows_to_one_expert():
 @pytest.mark.parametrize("rows", [0, 1, 30, 300])
 @pytest.mark.parametrize("even", [False, True])
 def test_rows_in_any_order(order, rows, even):
-    torch.set_default_dtype(torch.float32)
     owner = torch.randint(-1, B, (rows,))
     member = torch.arange(rows) % E if even else torch.randint(0, E + 1, (rows,))
     if order != "as they come":

@@ -21,7 +21,6 @@ from .coupling.shared_values import (
 )
 from .engine import Losses
 from .layout import Owners
-from .ops.indexing import unrecorded
 from .ops.samplewise import declared
 from .ops.table import moves_by_index
 from .owners.observe import observe
@@ -45,7 +44,6 @@ class Cuts:
         data: what these keep.
         stops: those of the ops at cuts below which there is no other; the engine does not run them.
         source: how owners were found.
-        indices: of what was followed, the indices, strides and places that it holds for.
         doubtful: uses of values that may be made from more than parameters.
         partly_used: the nodes of which samples use different parts, once these were asked for.
     """
@@ -55,12 +53,11 @@ class Cuts:
     data: list[DataUse]
     stops: list[int]
     source: str
-    indices: list[Any] = field(default_factory=list)
     doubtful: list[UseSite] = field(default_factory=list)
     partly_used: list[frozenset[int]] = field(default_factory=list)
 
 
-# What is proved by signature, or was followed in the last graph of it; None where nothing could be.
+# What is proved by signature; None where nothing could be.
 _PROOFS: OrderedDict[Any, Cuts | None] = OrderedDict()
 _AT_MOST = 64
 
@@ -94,16 +91,10 @@ def _surest(leaves: Collection[int], losses: Losses, known: ModelTensors) -> tup
     """Return what is proved, if it is beyond doubt that the shared values are made from parameters alone."""
     which = tuple([i for i in losses.scan.leaves if i in leaves])
     key = (signature_of(losses), which, declared() if losses.scan.custom else ())
-    proof = _proof_of(key, leaves, losses)
-    answer = None if proof is None or proof.source is FOLLOWED else _applied(proof, losses, known)
-    if answer is None and (moving := [node for node in losses.scan.nodes if moves_by_index(node)]):
-        # Refused once, indices are followed at once from now on: they show more. Where they go depends on the signature
-        # and on what it does not hold of them, so that while this is the same the answer of the last step is.
-        indices = [unrecorded(node) for node in moving]
-        if proof is None or proof.indices != indices:
-            found = _try_to_prove(leaves, losses, by_indices=True)
-            proof = _PROOFS[key] = None if found is None else replace(found, indices=indices)
-        answer = _applied(proof, losses, known)
+    answer = _applied(_proof_of(key, leaves, losses), losses, known)
+    if answer is None and any(moves_by_index(node) for node in losses.scan.nodes):
+        _PROOFS[key] = None  # refused once: from now on the indices are followed at once, which show more
+        answer = _applied(_try_to_prove(leaves, losses, by_indices=True), losses, known)
     return answer or _observed(leaves, losses, known)
 
 

@@ -6,16 +6,13 @@ Legend of tables: b sample, t look-up of a sample, v row of the table, d width.
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from ... import graph
-from ..._torch.saved import kind_of
 from ..._torch.storage import is_fake
 from .. import engine
 from ..layout import MIXED, UNREACHED, NotSeparableError, Owners
@@ -24,10 +21,7 @@ from ..representations.numerics import upcast_half
 from ..representations.rows import Rows
 from .reductions import along_dims
 from .rules import RuleContext
-from .table import IDS, OpEntry, Step, add_op, base_name
-
-# Of an index with more numbers than this nobody keeps them to compare them with those of the next step.
-_COMPARED = 1 << 14
+from .table import IDS, OpEntry, Step, add_op
 
 
 def anywhere(step: Step) -> Owners:
@@ -181,107 +175,29 @@ def _moved_slices(step: Step, whole: tuple[int, ...]) -> tuple[int, Tensor | Non
 
 
 def by_places(step: Step) -> Owners:
-    """Return the owners of an input of a write into a part of a tensor: torch says nowhere into which part."""
-    source = _sources(step.node)[step.position]
-    if source is None:
-        return step.mixed()
-    if source == _IN_PLACE:
-        return step.out
-    ids = step.out.ids.expand(step.out.shape).clone(memory_format=torch.contiguous_format).view(-1)
-    if isinstance(source, tuple):
-        return Owners.of(ids.as_strided(step.shape, *source), step.shape)
-    return Owners.of(torch.where(source < 0, UNREACHED, ids[source]), step.shape)
-
-
-_IN_PLACE = "where it was"
-
-
-def _sources(node: Node) -> list[Any]:
-    """Return where in the output the gradient of each input of a write into a part of a tensor comes from.
+    """Return the owners of an input of a write into a part of a tensor: torch says nowhere into which part.
 
     Random numbers as a gradient show what stays in its place, which is all of the tensor that is written into, but for
-    the part. The numbers of places show where all else comes from, and the random ones that it only comes from there.
-
-    Returns:
-        For each input `_IN_PLACE`; or the step from place to place along each dimension, and the first place; or the
-        place of each element, -1 for none; or None, where the op computes something.
+    the part. The numbers of places then show where all else comes from. What the op computes besides mixes.
     """
-    info = graph.describe(node)[0]
-    if info.dtype not in (torch.float32, torch.float64) or prod(info.shape) * torch.finfo(info.dtype).eps >= 1:
-        return [None] * len(node.next_functions)
-    random, numbers = _probes(info.shape, info.dtype)
-    sent = zip(*(engine.call(node, [probe.to(info.device)]) for probe in (random, numbers)), strict=True)
-    return [None if x is None or y is None else _source(x.to("cpu"), y.to("cpu"), random) for x, y in sent]
-
-
-@lru_cache(maxsize=2)
-def _probes(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    random = 1 + torch.rand(shape, generator=torch.Generator().manual_seed(3), dtype=dtype, device="cpu")
-    return random, torch.arange(1, prod(shape) + 1, dtype=dtype, device="cpu").view(shape)
-
-
-def _source(moved: Tensor, numbers: Tensor, random: Tensor) -> Any:
+    info, count = graph.describe(step.node)[0], prod(step.out.shape)
+    if info.dtype not in (torch.float32, torch.float64) or count * torch.finfo(info.dtype).eps >= 1:
+        return step.mixed()
+    random = 1 + torch.rand(step.out.shape, generator=torch.Generator().manual_seed(3), dtype=info.dtype, device="cpu")
+    moved = engine.call(step.node, [random.to(info.device)])[step.position]
+    if moved is None or moved.shape != step.shape:
+        return step.mixed()
+    moved = moved.to("cpu")
     if moved.shape == random.shape and bool(((moved == random) | (moved == 0)).all()):
-        return _IN_PLACE
-    if not moved.numel():
-        return None
-    size = moved.shape
-    first = int(numbers[(0,) * len(size)]) - 1
-    nexts = [tuple(min(1, n - 1) if at == dim else 0 for at, n in enumerate(size)) for dim in range(len(size))]
-    steps = tuple(int(numbers[one]) - 1 - first for one in nexts)
-    last = first + sum((n - 1) * step for n, step in zip(size, steps, strict=True))
-    if min(first, *steps, 0) >= 0 and last < random.numel() and moved.equal(random.as_strided(size, steps, first)):
-        return steps, first
-    place = numbers.clamp(0, random.numel()).long() - 1
-    return place if moved.equal(torch.where(place < 0, 0, random.view(-1)[place])) else None
-
-
-def unrecorded(node: Node) -> Any:
-    """Return what `by_index` follows of an op and the signature of its graph does not hold, to be compared.
-
-    Where that is too much to keep, what is returned equals nothing.
-    """
-    name = base_name(node)
-    if engine.is_packed(node):
-        return object()
-    if name == "CopySlices":
-        return [_content(source) if isinstance(source, Tensor) else source for source in _sources(node)]
-    if name == "AsStrided":
-        return _places_in_memory(node)
-    names = [name.removeprefix("_raw_saved_") for name in kind_of(node).tensors]
-    return [_content(engine.saved(node, name)) for name in names if name not in ("self", "source")]
-
-
-def _places_in_memory(node: Node) -> Any:
-    """Return where the first two elements along each dimension of what was strided lie, beside the first of the output.
-
-    A place in memory is a start and, along each dimension, a step times the index: two elements along each tell where
-    all are. The gradient of an element is the sum of those at its place, divided by the number of elements there. Were
-    it more than one, what comes back would be below every code.
-    """
-    codes, smallest = _codes(engine.saved(node, "size"), engine.saved(node, "stride"))
-    sent = engine.call(node, [codes])[0] if codes.numel() else None
-    first = None if sent is None else sent[(slice(2),) * sent.dim()].round()
-    return object() if first is None or bool((first < smallest).any()) else first.tolist()
-
-
-@lru_cache(maxsize=4)
-def _codes(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[Tensor, int]:
-    """Return a gradient that adds up to a code at each place, and the smallest code; none is twice as large."""
-    count = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    place = torch.arange(max(count, 0), device="cpu")
-    times = torch.bincount(place.as_strided(size, stride).reshape(-1), minlength=len(place)).clamp(min=1)
-    return ((place + 2 * count).double() / times).as_strided(size, stride), 2 * count
-
-
-def _content(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_content(one) for one in value]
-    if value is None:
-        return None
-    if type(value) is not Tensor or is_fake(value) or value.numel() > _COMPARED or value.is_floating_point():
-        return object()
-    return value.dtype, value.tolist()
+        return step.out
+    numbers = torch.arange(1, count + 1, dtype=info.dtype, device=info.device).view(step.out.shape)
+    places = engine.call(step.node, [numbers])[step.position]
+    assert places is not None
+    index = places.to("cpu").clamp(0, count).long()
+    if not bool((torch.where(index > 0, random.view(-1)[index - 1], 0) == moved).all()):
+        return step.mixed()
+    owners = step.out.ids.expand(step.out.shape).reshape(-1)
+    return Owners.of(torch.where(index > 0, owners[index - 1], UNREACHED), step.shape)
 
 
 add_op("Index", entry=OpEntry(anywhere, ids="indices", by_index=by_slices, rule=index))

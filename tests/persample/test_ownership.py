@@ -7,6 +7,7 @@ from torch import nn
 import gradrein
 from functions import function
 from gradrein.errors import GradreinError
+from gradrein.persample import cuts
 from gradrein.persample.cuts import ALONE, FOLLOWED, signature_of
 from gradrein.persample.engine import Losses
 
@@ -122,3 +123,73 @@ def test_places_of_any_number_of_samples_are_followed(samples, dtype):
         order[0] = order[-1]  # one row in the losses of two samples
         with pytest.raises(gradrein.errors.BatchCouplingError):
             gradrein.per_sample(torch.take(x @ w, order), {"w": w})
+
+
+# What was followed is kept while nothing has moved -----------------------------------------------------------------------
+
+
+def lying(h, k):
+    """The same rows, one after the other or side by side in memory, which is read as if they were the former."""
+    return ((torch.ones(D, B).T if k else torch.ones(B, D)) * h).as_strided((B, D), (D, 1))
+
+
+def windows(h, k):
+    return ((torch.ones(D, B).T if k else torch.ones(B, D)) * h).as_strided((B, 2, 2), (D, 1, 1)).flatten(1)
+
+
+def tail(h, k):
+    """Nothing of the first rows and columns."""
+    return ((torch.ones(D, B).T if k else torch.ones(B, D)) * h).as_strided((B, D - 2), (D, 1), 2)
+
+
+def put_by_rows(h, k):
+    out = torch.zeros(B + 1, D)
+    out[k : k + B] = h
+    return out[:B]
+
+
+def put_by_columns(h, k):
+    out = torch.zeros(B, B)
+    part = out.transpose(0, 1) if k else out.view(B, B)
+    part[1:, 1:] = h[1:, 1:]
+    return out
+
+
+def put_by_index(h, k):
+    out = torch.zeros(2, B, D)
+    out[1][torch.arange(B).roll(k)] = h
+    return out[1]
+
+
+ORDER = torch.arange(B)
+
+
+def picked_by_one_tensor(h, k):
+    return h[ORDER.copy_(torch.arange(B).roll(k))]
+
+
+MOVES = [lying, windows, tail, put_by_rows, put_by_columns, put_by_index, picked_by_one_tensor]
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_what_was_followed_is_kept_while_nothing_moves(move, monkeypatch):
+    followed, prove = [], cuts.prove
+    monkeypatch.setattr(cuts, "prove", lambda *args, **options: followed.append(options) or prove(*args, **options))
+    m, times = nn.Linear(D, D), []
+    for k in (0, 0, 1, 1, 0, 1):
+        followed.clear()
+        check(move(m(data()), k).square().sum(1), m, allow_coupling=True)
+        times.append(sum(1 for options in followed if options.get("by_indices")))
+    assert times == [1, 0, 1, 0, 1, 1]
+
+
+def test_a_row_that_is_added_in_place_to_all_samples():
+    """As positions are in RoCBert: the op hands out one gradient for each sample, and the engine adds them up."""
+    m = nn.ModuleDict({"words": nn.Linear(D, D), "positions": nn.Embedding(B, D)})
+    for _ in range(3):
+        h = m["words"](torch.randn(B, B, D))
+        h += m["positions"](torch.arange(B))
+        assert check(h.view(B, B, D).square().sum((1, 2)), m)
+        h = m["words"](torch.randn(B, B, D)).flatten(0, 1).view(B, B, D)
+        h += m["positions"](torch.arange(B))[None]
+        assert check(h.square().sum((1, 2)), m)

@@ -1,17 +1,19 @@
 """Find the cuts of a graph and the owners there: by proof, which is kept, or else by observing each step anew."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from .. import graph
 from .._torch.saved import packed_nodes
 from ..errors import BatchCouplingError
+from . import tracing
 from .coupling.data_rows import DataRows, DataUse, ModelTensors, coupling_error, data_uses
 from .coupling.shared_values import (
     is_used_by_rows,
@@ -21,6 +23,7 @@ from .coupling.shared_values import (
 )
 from .engine import Losses
 from .layout import Owners
+from .ops.indexing import moved_by
 from .ops.samplewise import declared
 from .ops.table import moves_by_index
 from .owners.observe import observe
@@ -59,7 +62,9 @@ class Cuts:
 
 # What is proved by signature; None where nothing could be.
 _PROOFS: OrderedDict[Any, Cuts | None] = OrderedDict()
-_AT_MOST = 64
+# What was followed in the last graph of a signature, and through which indices.
+_FOLLOWED: OrderedDict[Any, tuple[list[Tensor] | None, Cuts | None]] = OrderedDict()
+_AT_MOST, _AT_MOST_FOLLOWED = 64, 8
 
 
 def find_cuts(
@@ -92,9 +97,9 @@ def _surest(leaves: Collection[int], losses: Losses, known: ModelTensors) -> tup
     which = tuple([i for i in losses.scan.leaves if i in leaves])
     key = (signature_of(losses), which, declared() if losses.scan.custom else ())
     answer = _applied(_proof_of(key, leaves, losses), losses, known)
-    if answer is None and any(moves_by_index(node) for node in losses.scan.nodes):
+    if answer is None and (moving := [node for node in losses.scan.nodes if moves_by_index(node)]):
         _PROOFS[key] = None  # refused once: from now on the indices are followed at once, which show more
-        answer = _applied(_try_to_prove(leaves, losses, by_indices=True), losses, known)
+        answer = _applied(_followed(key, moving, leaves, losses), losses, known)
     return answer or _observed(leaves, losses, known)
 
 
@@ -135,10 +140,40 @@ def _proof_of(key: Any, leaves: Collection[int], losses: Losses) -> Cuts | None:
         _PROOFS.move_to_end(key)
         return _PROOFS[key]
     proof = _PROOFS[key] = _try_to_prove(leaves, losses)
-    with suppress(KeyError):
-        while len(_PROOFS) > _AT_MOST:
-            _PROOFS.popitem(last=False)
+    _forget_oldest(_PROOFS, _AT_MOST)
     return proof
+
+
+def _followed(key: Any, moving: Sequence[Node], leaves: Collection[int], losses: Losses) -> Cuts | None:
+    """Return what follows from the signature and the indices: what it was in the last graph, if these are the same.
+
+    Args:
+        key: the signature.
+        moving: the ops that move elements by index.
+        leaves: the parameters that are asked about.
+        losses: what is differentiated.
+    """
+    if tracing.is_traced():  # there are no indices yet
+        return _try_to_prove(leaves, losses, by_indices=True)
+    indices = moved_by(moving)
+    before, cuts = _FOLLOWED.pop(key, (None, None))
+    if indices is None or before is None or not _are_equal(indices, before):
+        cuts = _try_to_prove(leaves, losses, by_indices=True)
+    _FOLLOWED[key] = indices, cuts
+    _forget_oldest(_FOLLOWED, _AT_MOST_FOLLOWED)
+    return cuts
+
+
+def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    if len(some) != len(others):
+        return False
+    return all(a.dtype == b.dtype and a.device == b.device and a.equal(b) for a, b in zip(some, others, strict=True))
+
+
+def _forget_oldest(known: OrderedDict[Any, Any], at_most: int) -> None:
+    with suppress(KeyError):  # another thread may drop them, too
+        while len(known) > at_most:
+            known.popitem(last=False)
 
 
 def _try_to_prove(leaves: Collection[int], losses: Losses, *, by_indices: bool = False) -> Cuts | None:

@@ -4,15 +4,18 @@ Which element of the value an element of the output came from is found by lookin
 Legend of tables: b sample, t look-up of a sample, v row of the table, d width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from ... import graph
+from ..._torch.saved import kind_of
 from ..._torch.storage import is_fake
 from .. import engine
 from ..layout import MIXED, UNREACHED, NotSeparableError, Owners
@@ -183,7 +186,7 @@ def by_places(step: Step) -> Owners:
     info, count = graph.describe(step.node)[0], prod(step.out.shape)
     if info.dtype not in (torch.float32, torch.float64) or count * torch.finfo(info.dtype).eps >= 1:
         return step.mixed()
-    random = 1 + torch.rand(step.out.shape, generator=torch.Generator().manual_seed(3), dtype=info.dtype, device="cpu")
+    random = _random(count, info.dtype, 3).view(step.out.shape)
     moved = engine.call(step.node, [random.to(info.device)])[step.position]
     if moved is None or moved.shape != step.shape:
         return step.mixed()
@@ -198,6 +201,55 @@ def by_places(step: Step) -> Owners:
         return step.mixed()
     owners = step.out.ids.expand(step.out.shape).reshape(-1)
     return Owners.of(torch.where(index > 0, owners[index - 1], UNREACHED), step.shape)
+
+
+@lru_cache(maxsize=8)
+def _random(count: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return 1 + torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=dtype, device="cpu")
+
+
+# An index with more numbers than this is not kept for the next step.
+_KEPT = 1 << 16
+
+
+def moved_by(nodes: Iterable[Node]) -> list[Tensor] | None:
+    """Return what `by_index` follows of some ops and the signature of their graph does not hold; None if it is too much.
+
+    While it is the same, so is all that follows from it.
+    """
+    found: list[Tensor] = []
+    for node in nodes:
+        if engine.is_packed(node):
+            return None
+        names = kind_of(node).tensors
+        kept = _indices(engine.saved(node, name.removeprefix("_raw_saved_")) for name in names) if names else _mark(node)
+        if kept is None:
+            return None
+        found += kept
+    return found
+
+
+def _indices(saved: Iterable[Any]) -> list[Tensor] | None:
+    """Return copies of indices and masks; numbers that need gradients are moved, and move nothing."""
+    flat = [x for one in saved for x in (one if isinstance(one, tuple | list) else (one,))]
+    kept = [x for x in flat if x is not None and not (x.is_floating_point() or x.is_complex())]
+    if any(type(x) is not Tensor or is_fake(x) or x.numel() > _KEPT for x in kept):
+        return None
+    places = [-1 if x is None else x.dim() for x in flat]  # which dimensions have an index
+    return [torch.tensor(places, device="cpu"), *(x.clone() for x in kept)]
+
+
+def _mark(node: Node) -> list[Tensor] | None:
+    """Return a number for each input, of an op that keeps no index: random numbers times what it makes of others.
+
+    It moves and adds, which is linear. Two that move otherwise have other numbers, but by a chance of one in millions.
+    """
+    info = graph.describe(node)[0]
+    if info.dtype not in (torch.float32, torch.float64):
+        return None
+    random = _random(prod(info.shape), info.dtype, 3).view(info.shape)
+    sent = [x for x in engine.call(node, [random.to(info.device)]) if x is not None]
+    return [(x.double() * _random(x.numel(), torch.float64, 4).view(x.shape).to(x.device)).sum() for x in sent]
 
 
 add_op("Index", entry=OpEntry(anywhere, ids="indices", by_index=by_slices, rule=index))

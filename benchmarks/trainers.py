@@ -1,11 +1,12 @@
 """Clipping inside trainers, by the one line of each integration: its norm beside that of one process, for each layout.
 
-    python benchmarks/trainers.py     # writes results/trainers.json; some minutes
+    python benchmarks/trainers.py [--trainers Lightning ...]     # all, or these anew, in results/trainers.json
 
 The same model, data and global batch on one process, on DDP with two, on FSDP2 with two and four, on FSDP2 x tensor
 parallelism with two times two (gloo, CPU). In each run the norm before clipping that the trainer logs is compared with
 that of one process, and the norm of the gradients that the optimizer sees with the limit. What a trainer cannot do on a
-CPU is said. torchtitan (0.2.2; leave it out where it is not installed) trains its llama3 debug model in its own loop;
+CPU is said. Accelerate, alone and in Transformers, drops FSDP2 on CPUs: it is made to keep it, and then shards as on
+accelerators; with tensor parallelism, its model is sharded by hand. torchtitan (0.2.2; leave it out where it is not installed) trains its llama3 debug model in its own loop;
 since it asks for an accelerator and triton, the CPU stands in for the one, and its kernels for experts are left out.
 Under DDP its gradients are those of one process over the number of ranks; the norm is compared times that number.
 """
@@ -113,20 +114,38 @@ class Seen:
         optimizer.step = watched
 
 
+def shard_with_accelerate_on_a_cpu():
+    """Let Accelerate take what it was told of FSDP2 for CPUs as well: it drops it for anything but accelerators."""
+    from accelerate.state import AcceleratorState, DistributedType
+
+    begin = AcceleratorState.__init__
+
+    def begin_sharded(self, *args, fsdp_plugin=None, **options):
+        begin(self, *args, fsdp_plugin=fsdp_plugin, **options)
+        if fsdp_plugin is not None:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+    AcceleratorState.__init__ = begin_sharded
+
+
 def with_accelerate(layout):
-    from accelerate import Accelerator
+    from accelerate import Accelerator, FullyShardedDataParallelPlugin
 
     from gradrein.integrations.accelerate import clip_
 
-    accelerator = Accelerator(cpu=True)
     model = Model()
-    if layout.startswith("fsdp2"):  # by hand: Accelerate itself shards on accelerators only
-        names, sizes = ("data_parallel", "tensor_parallel"), (rank_and_size()[1] // 2, 2)
-        single = init_device_mesh("cpu", (rank_and_size()[1],), mesh_dim_names=names[:1])
-        shard(model, init_device_mesh("cpu", sizes, mesh_dim_names=names) if layout == "fsdp2-tp" else single)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plugin = None
+    if layout == "fsdp2":
+        shard_with_accelerate_on_a_cpu()
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, transformer_cls_names_to_wrap=["Linear"])
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    if layout == "fsdp2-tp":  # by hand
+        sizes, names = (rank_and_size()[1] // 2, 2), ("data_parallel", "tensor_parallel")
+        shard(model, init_device_mesh("cpu", sizes, mesh_dim_names=names))
         optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), 0.1))
     else:
-        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+        model, optimizer = accelerator.prepare(model, optimizer)
     before, after = [], Seen(layout)
     after.attach(optimizer.optimizer)
     for x, y in parts(layout):
@@ -159,7 +178,12 @@ def with_transformers(layout):
             return torch.utils.data.SequentialSampler(rows)
 
     folder = tempfile.mkdtemp()
-    fsdp = {"fsdp": "full_shard", "fsdp_config": {"version": 2}} if layout.startswith("fsdp2") else {}
+    fsdp = {}
+    if layout == "fsdp2-tp":
+        raise RuntimeError("the Trainer takes tensor parallelism from a model of Transformers with a plan for it")
+    if layout == "fsdp2":
+        shard_with_accelerate_on_a_cpu()
+        fsdp = {"fsdp": True, "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": ["Linear"]}}
     args = TrainingArguments(
         folder, max_steps=STEPS, per_device_train_batch_size=BATCH // size, logging_steps=1, report_to=[], use_cpu=True,
         disable_tqdm=True, save_strategy="no", learning_rate=0.1, lr_scheduler_type="constant", optim="sgd", **fsdp,
@@ -331,7 +355,9 @@ def main():
     asked = parser.parse_args()
     if asked.child:
         return child(*asked.child)
-    rows = []
+    path = pathlib.Path(__file__).parent / "results" / "trainers.json"
+    known = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [row for row in known if row["trainer"] not in asked.trainers]
     for trainer in asked.trainers:
         one = None
         for name, (layout, size) in LAYOUTS.items():
@@ -345,7 +371,6 @@ def main():
                 row["largest norm after, over the limit"] = max(row["after"]) / LIMIT
             print(row, flush=True)
             rows.append(row)
-    path = pathlib.Path(__file__).parent / "results" / "trainers.json"
     path.write_text(json.dumps({"method": __doc__, "limit": LIMIT, "rows": rows}, indent=1) + "\n")
     return None
 

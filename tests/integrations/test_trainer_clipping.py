@@ -1,6 +1,8 @@
 """Clipping in place of a trainer's own: once, by number, policy or mapping; with the norm before it in the log."""
 
+import importlib
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -166,3 +168,16 @@ def test_a_mistake_is_an_error_where_it_is_made():
     for wrong in (-1.0, "automatic", {"*": -1}):
         with pytest.raises(ArgumentError):
             ClipCallback(wrong)
+
+
+@pytest.mark.needs("fully_shard on the CPU")
+@pytest.mark.parametrize("trainer", ["Transformers", "Lightning"])
+def test_two_processes_with_fsdp2_clip_as_one_does(trainer, monkeypatch):
+    pytest.importorskip(trainer.lower(), reason=f"pip install 'gradrein[{trainer.lower()}]'")
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    trainers = importlib.import_module("trainers")
+    model, (x, y) = trainers.Model(), next(trainers.parts("none"))
+    model(x, y)["loss"].backward()
+    found = trainers.launched(trainer, "fsdp2", 2)
+    assert found.get("before", found)[0] == pytest.approx(norm_of(model.parameters()), rel=1e-6)
+    assert found["after"] == pytest.approx([trainers.LIMIT] * trainers.STEPS, rel=1e-6)

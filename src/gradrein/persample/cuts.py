@@ -63,7 +63,7 @@ class Cuts:
 # What is proved by signature; None where nothing could be.
 _PROOFS: OrderedDict[Any, Cuts | None] = OrderedDict()
 # What was followed in the last graph of a signature, and through which indices.
-_FOLLOWED: OrderedDict[Any, tuple[list[Tensor] | None, Cuts | None]] = OrderedDict()
+_FOLLOWED: OrderedDict[Any, tuple[Tensor, Cuts | None]] = OrderedDict()
 _AT_MOST, _AT_MOST_FOLLOWED = 64, 8
 
 
@@ -145,29 +145,15 @@ def _proof_of(key: Any, leaves: Collection[int], losses: Losses) -> Cuts | None:
 
 
 def _followed(key: Any, moving: Sequence[Node], leaves: Collection[int], losses: Losses) -> Cuts | None:
-    """Return what follows from the signature and the indices: what it was in the last graph, if these are the same.
-
-    Args:
-        key: the signature.
-        moving: the ops that move elements by index.
-        leaves: the parameters that are asked about.
-        losses: what is differentiated.
-    """
+    """Return what follows from a signature and indices: as it was in the last such graph, while these are the same."""
     if tracing.is_traced():  # there are no indices yet
         return _try_to_prove(leaves, losses, by_indices=True)
-    indices = moved_by(moving)
-    before, cuts = _FOLLOWED.pop(key, (None, None))
-    if indices is None or before is None or not _are_equal(indices, before):
+    indices, (before, cuts) = moved_by(moving), _FOLLOWED.pop(key, (None, None))
+    if before is None or not indices.equal(before):
         cuts = _try_to_prove(leaves, losses, by_indices=True)
     _FOLLOWED[key] = indices, cuts
     _forget_oldest(_FOLLOWED, _AT_MOST_FOLLOWED)
     return cuts
-
-
-def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    if len(some) != len(others):
-        return False
-    return all(a.dtype == b.dtype and a.device == b.device and a.equal(b) for a, b in zip(some, others, strict=True))
 
 
 def _forget_oldest(known: OrderedDict[Any, Any], at_most: int) -> None:

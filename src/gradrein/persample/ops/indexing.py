@@ -212,44 +212,47 @@ def _random(count: int, dtype: torch.dtype, seed: int) -> Tensor:
 _KEPT = 1 << 16
 
 
-def moved_by(nodes: Iterable[Node]) -> list[Tensor] | None:
-    """Return what `by_index` follows of some ops and the signature of their graph does not hold; None if it is too much.
+def moved_by(nodes: Iterable[Node]) -> Tensor:
+    """Return what `by_index` follows of some ops and the signature of their graph does not hold, as one vector.
 
-    While it is the same, so is all that follows from it.
+    While it is the same, so is what follows from it. It has NaN, which equals nothing, for what cannot be told.
     """
-    found: list[Tensor] = []
+    parts = [torch.zeros(0, dtype=torch.float64, device="cpu")]
     for node in nodes:
-        if engine.is_packed(node):
-            return None
-        names = kind_of(node).tensors
-        kept = _indices(engine.saved(node, name.removeprefix("_raw_saved_")) for name in names) if names else _mark(node)
-        if kept is None:
-            return None
-        found += kept
-    return found
+        found = [_unknown()] if engine.is_packed(node) else _indices(node) or _sums(node)
+        parts += [one.detach().reshape(-1).to("cpu", torch.float64) for one in found]
+    return torch.cat(parts)
 
 
-def _indices(saved: Iterable[Any]) -> list[Tensor] | None:
-    """Return copies of indices and masks; numbers that need gradients are moved, and move nothing."""
+def _indices(node: Node) -> list[Tensor]:
+    """Return the indices and masks of an op; numbers that it keeps besides are moved, and move nothing."""
+    saved = [engine.saved(node, name.removeprefix("_raw_saved_")) for name in kind_of(node).tensors]
     flat = [x for one in saved for x in (one if isinstance(one, tuple | list) else (one,))]
     kept = [x for x in flat if x is not None and not (x.is_floating_point() or x.is_complex())]
     if any(type(x) is not Tensor or is_fake(x) or x.numel() > _KEPT for x in kept):
-        return None
-    places = [-1 if x is None else x.dim() for x in flat]  # which dimensions have an index
-    return [torch.tensor(places, device="cpu"), *(x.clone() for x in kept)]
+        return [_unknown()]
+    forms = [
+        torch.tensor([-1] if x is None else [x.dim(), *x.shape, x.dtype in (torch.bool, torch.uint8)], device="cpu")
+        for x in flat
+    ]
+    return [*forms, *kept]
 
 
-def _mark(node: Node) -> list[Tensor] | None:
+def _sums(node: Node) -> list[Tensor]:
     """Return a number for each input, of an op that keeps no index: random numbers times what it makes of others.
 
-    It moves and adds, which is linear. Two that move otherwise have other numbers, but by a chance of one in millions.
+    It moves and adds, which is linear: two that move otherwise have other numbers, but by a chance of one in millions.
     """
     info = graph.describe(node)[0]
     if info.dtype not in (torch.float32, torch.float64):
-        return None
+        return [_unknown()]
     random = _random(prod(info.shape), info.dtype, 3).view(info.shape)
     sent = [x for x in engine.call(node, [random.to(info.device)]) if x is not None]
-    return [(x.double() * _random(x.numel(), torch.float64, 4).view(x.shape).to(x.device)).sum() for x in sent]
+    return [(x.to("cpu", torch.float64) * _random(x.numel(), torch.float64, 4).view(x.shape)).sum() for x in sent]
+
+
+def _unknown() -> Tensor:
+    return torch.full((), torch.nan, device="cpu")
 
 
 add_op("Index", entry=OpEntry(anywhere, ids="indices", by_index=by_slices, rule=index))

@@ -88,3 +88,71 @@ def test_outputs_without_a_gradient(used):
     gradients[used] = halves[used].cos()
     _, weight = engine.call(halves[used].grad_fn, gradients)  # as a region of torch's own is run
     torch.testing.assert_close(weight, expected["weight"].sum(0))
+
+
+class Overwriting(torch.autograd.Function):
+    """The product, whose backward writes over what was saved, as kernels of Liger do: no version counter tells."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        ctx.kept = torch.ones_like(a)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, g):
+        a, b = ctx.saved_tensors
+        given = g.clone() * ctx.kept
+        ctx.kept.data.zero_()
+        grads = given * b, given * a
+        a.data.copy_(grads[0])
+        b.data.copy_(grads[1])
+        return grads
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 5])
+@pytest.mark.parametrize("groups", [False, True])
+def test_what_a_backward_overwrites_is_put_back(samples, groups):
+    below, x = nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 4)]), torch.randn(samples, 3)
+    parameters = dict(below.named_parameters())
+
+    def losses_of():
+        return Overwriting.apply(below[0](x), below[1](x)).square().sum(1)
+
+    options = {"sample_groups": torch.zeros(samples, dtype=torch.int64)} if groups else {}
+    losses = losses_of()
+    expected = [torch.autograd.grad(losses_of()[i], [*parameters.values()]) for i in range(samples)]
+    rows = {name: torch.stack([one[k] for one in expected]) for k, name in enumerate(parameters)}
+    wanted = {name: row.sum(0, keepdim=True) if groups else row for name, row in rows.items()}
+    for _ in range(2):
+        ps = gradrein.per_sample(losses, parameters, **options)
+        torch.testing.assert_close(ps.grads(), wanted)
+        ps.audit()
+    total = torch.autograd.grad(losses.sum(), [*parameters.values()])
+    torch.testing.assert_close(list(total), [row.sum(0) for row in rows.values()])
+
+
+class WithSecond(torch.autograd.Function):
+    """A scaled value, and beside it nothing or a number that no loss uses."""
+
+    @staticmethod
+    def forward(ctx, x, w, second):
+        ctx.save_for_backward(x, w)
+        return x * w, (x.sum() if second else None)
+
+    @staticmethod
+    def backward(ctx, g, h):
+        WithSecond.given.append(None if h is None else tuple(h.shape))
+        x, w = ctx.saved_tensors
+        return g * w, (g * x).sum(0), None
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_outputs_that_no_loss_uses_get_what_autograd_hands_in(second):
+    WithSecond.given = []
+    gradrein.declare_samplewise(WithSecond, inputs=[0])
+    w, layer = nn.Parameter(torch.rand(4)), nn.Linear(4, 4)
+    losses = WithSecond.apply(layer(torch.randn(3, 4)), w, second)[0].square().sum(1)
+    expected = loop(losses, {"w": w})
+    torch.testing.assert_close(gradrein.per_sample(losses, {"w": w}, allow_opaque=True).grads(), expected)
+    assert set(WithSecond.given) == {() if second else None}

@@ -158,7 +158,8 @@ def _each_alone(losses: Losses, leaves: Mapping[str, Tensor], retain_graph: bool
     for sample in range(losses.samples):
         only = losses.weights_of_entries(torch.arange(losses.samples) == sample)
         keep = retain_graph or sample < losses.samples - 1
-        gradients = engine.gradients_at(losses.root, only, edges, retain_graph=keep)
+        with losses.unspoilt():
+            gradients = engine.gradients_at(losses.root, only, edges, retain_graph=keep)
         for name, gradient in zip(leaves, gradients, strict=True):
             if gradient is not None:
                 if name not in rows:

@@ -1,6 +1,7 @@
 """Runs of torch's engine over a recorded graph, what its nodes saved, and torch's errors about it in our words."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
@@ -18,6 +19,7 @@ from .._torch.saved import packed_nodes, unpacked
 from .._torch.signature import Scan, scan
 from ..autograd import explain_saved
 from ..errors import GradreinError, UnsupportedOperationError
+from . import tracing
 
 
 def raise_explained(where: str, error: RuntimeError, node: Node) -> NoReturn:
@@ -86,6 +88,8 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
     if graph.is_custom(node):
         # The engine hands zeros to a Function for outputs without a gradient, unless it was told not to.
         run, outs = node.apply, graph.describe(node)  # type: ignore[attr-defined]
+        if any(g is None and not out.shape for g, out in zip(gradients, outs, strict=True)):
+            return _call_through_engine(node, gradients)
         gradients = [_zeros(out) if g is None else g for g, out in zip(gradients, outs, strict=True)]
     try:
         answer = run(*gradients)
@@ -98,6 +102,21 @@ def call(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None,
     needed = zip(answer, node.needs_input_grad, strict=False)  # type: ignore[attr-defined]
     wanted = iter([g for g, is_needed in needed if is_needed])
     return tuple(None if used is None else next(wanted) for used, _ in node.next_functions)
+
+
+def _call_through_engine(node: Node, gradients: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """Run a Function of which an output is None or a scalar: torch does not tell which, and only its engine knows."""
+    inputs = [GradientEdge(used, nr) for used, nr in node.next_functions if used is not None]
+    if len({(edge.node, edge.output_nr) for edge in inputs}) < len(inputs):
+        raise UnsupportedOperationError(
+            f"per_sample: `{graph.op(node)}` takes one tensor twice, and has an output without a gradient. Pass it a "
+            "view, x.view_as(x), in one of the places.",
+            graph.op(node),
+        )
+    outputs = [GradientEdge(node, i) for i, g in enumerate(gradients) if g is not None]
+    starts = [g for g in gradients if g is not None]
+    found = iter(torch.autograd.grad(outputs, inputs, starts, retain_graph=True, allow_unused=True))
+    return tuple(None if used is None else next(found) for used, _ in node.next_functions)
 
 
 def _zeros(out: graph.OutputInfo) -> Tensor:
@@ -258,7 +277,33 @@ class Losses:
         """Show the gradients at the outputs of these ops, the loss of each sample times its weight."""
         above = self.read.leading_to(set(nodes))
         stops = [node for node in nodes if node not in above]
-        show_gradients(self.root, self.weights_of_entries(weights), nodes, stops, show, retain_graph=True)
+        with self.unspoilt():
+            show_gradients(self.root, self.weights_of_entries(weights), nodes, stops, show, retain_graph=True)
+
+    @contextmanager
+    def unspoilt(self) -> Iterator[None]:
+        """Put back what Functions have saved when the engine has run.
+
+        Some overwrite it, since a backward pass runs once; where a kernel does that, no version counter tells.
+        """
+        kept = self._kept
+        try:
+            yield
+        finally:
+            for tensor, before in kept:
+                if not tensor.equal(before):
+                    tensor.data.copy_(before)
+
+    @cached_property
+    def _kept(self) -> list[tuple[Tensor, Tensor]]:
+        """What Functions saved, each with a copy. What hooks have packed is made anew for each run."""
+        if tracing.is_traced():
+            return []
+        values: list[Any] = []
+        for node in set(self.scan.custom) - packed_nodes(self.scan.custom):
+            with suppress(RuntimeError):  # freed, or changed in place: the engine says so
+                values += [*node.saved_tensors, *vars(node).values()]  # type: ignore[attr-defined]
+        return [(x, x.detach().clone()) for x in values if isinstance(x, Tensor) and x.layout is torch.strided]
 
     def weights_of_entries(self, weights: Tensor) -> Tensor:
         """Return the weight of each entry, given those of samples."""

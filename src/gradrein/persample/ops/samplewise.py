@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 # another Function of this name.
 Samplewise: TypeAlias = tuple[int, tuple[int, ...] | None, int]
 
-# By the Function itself, or by its qualified name: those of other packages, whose source was read (Liger 0.8.2, mamba
-# 2.3.2, fla 0.5.2). Others of Liger are not here: the backward of its SwiGLU, RMS norm, rotation and cross entropy
-# overwrites what it has saved or is given.
+# By the Function itself, or by its qualified name: those of other packages, whose source was read. Run by Triton's
+# interpreter: Liger 0.8.2 and 0.8.5, fla 0.5.2 and 0.6.0, mamba 2.3.2 (of SelectiveScanFn, whose kernel is CUDA, the
+# wrapper). Others of Liger are not here: the backward of its SwiGLU, RMS norm, rotation and cross entropy overwrites
+# what it has saved or is given.
 _DECLARED: dict[type | str, Samplewise] = {
     "transformers.models.bloom.modeling_bloom.GeLUFunction": (0, None, 1),
     "transformers.models.recurrent_gemma.modeling_recurrent_gemma.SqrtBoundDerivative": (0, None, 1),
@@ -37,6 +38,7 @@ _DECLARED: dict[type | str, Samplewise] = {
     "liger_kernel.ops.layer_norm.LigerLayerNormFunction": (0, (0,), 2),
     "liger_kernel.ops.group_norm.LigerGroupNormFunction": (0, (0,), 3),
     "liger_kernel.ops.softmax.LigerSoftmaxFunction": (0, (0,), 2),
+    "liger_kernel.ops.relu_squared.LigerReLUSquaredFunction": (0, None, 2),
     # Weights have at most two dimensions, all else begins with (batch, ...). With cu_seqlens the batch is one row.
     "mamba_ssm.ops.selective_scan_interface.SelectiveScanFn": (0, None, 3),
     "mamba_ssm.ops.triton.ssd_combined.MambaChunkScanCombinedFn": (0, None, 3),

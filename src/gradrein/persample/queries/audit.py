@@ -94,7 +94,8 @@ def _weighted_gradients(losses: Losses, leaves: Mapping[str, Tensor], weights: T
     if not losses.root.requires_grad:
         return {}
     edges = [graph.edge_of(leaf) for leaf in leaves.values()]
-    gradients = engine.gradients_at(losses.root, losses.weights_of_entries(weights), edges)
+    with losses.unspoilt():
+        gradients = engine.gradients_at(losses.root, losses.weights_of_entries(weights), edges)
     dense = [one.to_dense() if one is not None and one.is_sparse else one for one in gradients]
     return {name: gradient for name, gradient in zip(leaves, dense, strict=True) if gradient is not None}
 

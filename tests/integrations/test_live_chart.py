@@ -49,3 +49,16 @@ def test_it_is_redrawn_no_more_often_than_asked(shown):
     for step in range(100):
         draw({"step": float(step), "loss": 1.0, "norm": 2.0, "opt": 1.0})
     assert len(shown) == 1
+
+
+def test_outside_of_a_notebook_nothing_can_be_redrawn(shown, monkeypatch):
+    import IPython.display as display
+
+    monkeypatch.setattr(display, "display", lambda page, display_id: shown.append(page))
+    from gradrein.integrations.notebook import live_chart
+
+    draw = live_chart(period=0.0)
+    for step in range(5):
+        draw({"step": float(step), "loss": 1.0, "norm": 2.0})
+    draw.close()
+    assert len(shown) == 1

@@ -8,7 +8,7 @@ from torch import nn
 
 import gradrein
 from functions import function
-from gradrein.errors import ArgumentTypeError, AuditError, UnsupportedOperationError
+from gradrein.errors import ArgumentTypeError, AuditError, GradreinError, UnsupportedOperationError
 
 from .oracle import loop
 
@@ -127,3 +127,9 @@ def test_what_is_no_function():
     for given in (3, nn.Linear, lambda x: x):
         with pytest.raises(ArgumentTypeError, match=r"expected a torch\.autograd\.Function, as in"):
             gradrein.declare_samplewise(given)
+
+
+@pytest.mark.parametrize("inputs", [0, "x", [1.5], [-1], ["x"]])
+def test_inputs_are_positions(inputs):
+    with pytest.raises(GradreinError, match="inputs"):
+        gradrein.declare_samplewise(function("Given", torch.sin, lambda g, x: g * x.cos()), inputs=inputs)

@@ -319,3 +319,32 @@ def test_a_step_that_calls_its_parents_is_clipped_once():
         p.grad = gradient(1.0)
         optimizer.step()
     assert len(seen) == 3
+
+
+def test_patterns_may_be_for_what_another_optimizer_has():
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("gen", "disc", "frozen")})
+    model["frozen"].requires_grad_(False)
+    policy = {"frozen*": None, "gen.*": gradrein.by_norm(0.1), "disc.*": gradrein.by_norm(0.2)}
+    for name, limit in (("gen", 0.1), ("disc", 0.2)):
+        optimizer = torch.optim.SGD(model[name].parameters(), 0.1)
+        clipper = gradrein.Clipper(optimizer, policy, model=model)
+        model[name](torch.ones(1, 2)).square().sum().backward()
+        optimizer.step()
+        assert list(clipper.policy) == [f"{name}.*"]
+        assert clipper.report.norm_after == pytest.approx(limit, rel=1e-4)
+    with pytest.raises(ArgumentError, match="'nobody' is never used"):
+        gradrein.Clipper(torch.optim.SGD(model["gen"].parameters(), 0.1), {"nobody": None, **policy}, model=model)
+
+
+def test_the_factor_of_a_group_is_not_that_of_all():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.named_parameters(), 0.1)
+    with gradrein.Monitor(model, optimizer) as monitor:
+        model(torch.ones(1, 2)).square().sum().mul(100).backward()
+        grads = [p.grad.clone() for p in model.parameters()]
+        gradrein.clip_(optimizer, {"0.*": gradrein.by_norm(0.01), "*": None})
+        kept = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+    before, after = (torch.cat([g.flatten() for g in each]).norm() for each in (grads, kept))
+    assert monitor.latest["clip"] == pytest.approx(float(after / before), rel=1e-4)
+    assert monitor.latest["norm"] == pytest.approx(float(before), rel=1e-4)

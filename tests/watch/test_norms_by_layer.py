@@ -80,3 +80,13 @@ def test_a_parameter_without_a_gradient_has_none():
 def test_what_chooses_nothing_is_refused(norms, error, text):
     with pytest.raises(error, match=text):
         gradrein.Monitor(torch.nn.Sequential(torch.nn.Linear(1, 1)), norms=norms)
+
+
+def test_layers_that_are_not_trained_are_named_once(capsys):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Linear(1, 1).requires_grad_(False))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    with gradrein.Monitor(model, optimizer, norms={"first": "0.*", "second": "1.*"}):
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+    assert capsys.readouterr().err.count("norms=['second'] matches none of the optimizer's parameters: 0.weight") == 1

@@ -21,7 +21,7 @@ from ._clip import NonFinite, clip_
 from ._report import ClipReport
 from .target.layouts import placements_of
 from .target.parameters import group_labels, named
-from .target.patterns import check_policies, match_names
+from .target.patterns import check_policies, first_match, match_names
 
 __all__ = ["Clipper"]
 
@@ -43,7 +43,7 @@ class Clipper:
         optimizer: The optimizer whose gradients to clip.
         policy: A policy, its name, or a mapping from name patterns to those, as for `gradrein.clip_`.
         model: The model that provides the names for a mapping, if the optimizer was not built from
-            `named_parameters()`.
+            `named_parameters()`. Patterns may then also be for parameters that the optimizer does not have.
         nonfinite: As for `gradrein.clip_`.
         dry_run: Change nothing; `report` says what would have been done.
         placement: How plain tensors are distributed over ranks, as for `gradrein.clip_`.
@@ -178,6 +178,12 @@ class Clipper:
         """Refuse now what would fail in the first step."""
         check_policies(self.policy)
         names, parameters = named(self._target())
+        if isinstance(self.policy, Mapping) and self._names is not None:
+            here = {id(p) for p in parameters}
+            elsewhere = {first_match(self.policy, name) for i, name in self._names.items() if i not in here}
+            labels = group_labels(self._target()) or [""] * len(parameters)
+            used = {first_match(self.policy, *each) for each in zip(names or (), labels, strict=True)}
+            self.policy = {pattern: own for pattern, own in self.policy.items() if pattern not in elsewhere - used}
         if self.placement is not None:
             placements_of(self.placement, names, len(parameters))
         if isinstance(self.policy, Mapping):

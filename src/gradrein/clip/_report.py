@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,9 +250,11 @@ def describe_report(arguments: dict[str, Any], report: ClipReport) -> ClipEvent 
     """Describe a call of `clip_` to those who watch."""
     if report.dry_run:
         return None
-    outcomes = report._outcomes
-    single = all(map(_has_one_factor, outcomes))
-    max_norm = getattr(arguments["policy"], "max_norm", None)
+    outcomes, policy = report._outcomes, arguments["policy"]
+    # What is left alone has another factor, and a norm that was not measured.
+    whole = not isinstance(policy, Mapping) or None not in policy.values()
+    single = whole and all(map(_has_one_factor, outcomes))
+    max_norm = getattr(policy, "max_norm", None)
 
     def factor() -> Tensor | None:
         skipped = report._is_skipped()
@@ -263,7 +265,7 @@ def describe_report(arguments: dict[str, Any], report: ClipReport) -> ClipEvent 
 
     return ClipEvent(
         max_norm if single and isinstance(max_norm, float) else None,
-        lambda: report._total(after=False) if {outcome.p for outcome in outcomes} == {2.0} else None,
+        lambda: report._total(after=False) if whole and {outcome.p for outcome in outcomes} == {2.0} else None,
         factor,
     )
 

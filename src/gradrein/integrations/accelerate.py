@@ -4,9 +4,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ..clip import ClipReport, NonFinite
 from ..clip import clip_ as _clip
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ArgumentTypeError
 from ..watch import ClipOption, Layers, Monitor
 from ._clipping import ClipPolicy, policies_of
 from ._missing import missing
@@ -27,7 +29,7 @@ def clip_(
 
     Args:
         accelerator: The accelerator that prepared the model.
-        model: The model, prepared or not.
+        model: The model, prepared or not; or parameters, or an optimizer, as for `gradrein.clip_`.
         policy: The largest norm; or a policy; or a mapping from name patterns to those. A policy that learns is built
             once, outside of the loop.
         nonfinite: As in `gradrein.clip_`. Under a GradScaler, which skips such steps itself, it does not apply.
@@ -38,6 +40,7 @@ def clip_(
     Returns:
         What was done; None while gradients are accumulated, where nothing is clipped yet.
     """
+    _check(accelerator)
     given = [*policy.values()] if isinstance(policy, Mapping) else [policy]
     if any(isinstance(each, str) for each in given):
         raise ArgumentError(
@@ -47,7 +50,7 @@ def clip_(
     if not accelerator.sync_gradients:
         return None
     accelerator.unscale_gradients()
-    inner, scaled = accelerator.unwrap_model(model), accelerator.scaler is not None
+    inner, scaled = _inner(accelerator, model), accelerator.scaler is not None
     return _clip(inner, policies_of(policy), nonfinite="propagate" if scaled else nonfinite)
 
 
@@ -75,5 +78,21 @@ def monitor(
     Returns:
         The monitor, for a `with` block.
     """
-    inner = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
-    return Monitor(accelerator.unwrap_model(model), inner, record=record, clip=clip, norms=norms, every=every)
+    _check(accelerator)
+    watched = _inner(accelerator, model), _inner(accelerator, optimizer)
+    return Monitor(*watched, record=record, clip=clip, norms=norms, every=every)
+
+
+def _check(accelerator: Any) -> None:
+    if not isinstance(accelerator, Accelerator):
+        raise ArgumentTypeError(
+            f"the first argument is the Accelerator, found {type(accelerator).__name__}. Call "
+            "clip_(accelerator, model, 1.0) or monitor(accelerator, model, optimizer)."
+        )
+
+
+def _inner(accelerator: Accelerator, prepared: Any) -> Any:
+    """Return what was prepared as it was before."""
+    if isinstance(prepared, torch.nn.Module):
+        return accelerator.unwrap_model(prepared)
+    return prepared.optimizer if isinstance(prepared, AcceleratedOptimizer) else prepared

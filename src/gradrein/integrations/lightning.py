@@ -1,7 +1,7 @@
 """Lightning callbacks: `Trainer(callbacks=[ClipCallback(1.0)])`, `MonitorCallback("run.jsonl")`."""
 
+import copy
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from ..clip import Clipper, NonFinite
@@ -16,6 +16,22 @@ try:
     from lightning.pytorch.callbacks import Callback
 except ImportError as error:
     raise missing("lightning", "lightning") from error
+
+
+class _OwnClipping:
+    """The trainer's own clipping, which is off while a callback clips, and then as it was."""
+
+    def __init__(self) -> None:
+        self._was: tuple[Any, Any] | None = None
+
+    def switch_off(self, trainer: Any) -> None:
+        if trainer.gradient_clip_val:
+            self._was, trainer.gradient_clip_val = (trainer, trainer.gradient_clip_val), None
+
+    def switch_on(self) -> None:
+        if self._was is not None:
+            trainer, value = self._was
+            trainer.gradient_clip_val, self._was = value, None
 
 
 class MonitorCallback(Callback):
@@ -46,19 +62,27 @@ class MonitorCallback(Callback):
         self._validation_loss = validation_loss
         self.monitor: Monitor | None = None
         self._module: Any = None
+        self._latest: dict[int, dict[str, float]] = {}
+        self._own = _OwnClipping()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Start recording, or go on with the record of this module. Each of several processes records itself."""
         if self._options["clip"] is not None:
-            trainer.gradient_clip_val = None
+            self._own.switch_off(trainer)
         if self.monitor is None or pl_module is not self._module:
-            self.monitor, self._module = Monitor(pl_module, **self._options), pl_module
+            self._latest = {}
+            self.monitor, self._module = Monitor(pl_module, **self._options, on_step=self._keep), pl_module
         self.monitor.start()
 
+    def _keep(self, line: dict[str, float]) -> None:
+        self._latest[int(line.get("opt", 0))] = line
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Log the latest numbers, if the trainer has a logger."""
+        """Log the latest numbers of each optimizer, if the trainer has a logger."""
         if self.monitor is not None and trainer.logger is not None and trainer._logger_connector.should_update_logs:
-            pl_module.log_dict(named(self.monitor.latest, "gradrein/")[1], rank_zero_only=True, batch_size=1)
+            _ = self.monitor.latest  # what is still on a device is read
+            for line in self._latest.values():
+                pl_module.log_dict(named(line, "gradrein/")[1], rank_zero_only=True, batch_size=1)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Note the validation loss of a fit, which the page draws and the report judges."""
@@ -78,6 +102,7 @@ class MonitorCallback(Callback):
         self._stop(f"{type(exception).__name__}: {exception}")
 
     def _stop(self, because: str | None = None) -> None:
+        self._own.switch_on()
         if self.monitor is not None:
             self.monitor.stop(because)
 
@@ -85,9 +110,10 @@ class MonitorCallback(Callback):
 class ClipCallback(Callback):
     """Clip in place of the trainer, inside the step of each optimizer: once, also under DDP and FSDP2.
 
-    The trainer's own `gradient_clip_val` is switched off. The norms before and after are logged as `grad_norm` and
-    `grad_norm_clipped`, those of a second optimizer as `grad_norm/1` and so on. What policies have learned is saved and
-    loaded with Lightning's checkpoints, and goes on in a second fit. After a fit the optimizers are as they were.
+    The trainer's own `gradient_clip_val` is off meanwhile; a module that calls `clip_gradients` itself clips as well.
+    The norms before and after, of all that a policy is for, are logged as `grad_norm` and `grad_norm_clipped`, those of
+    a second optimizer as `grad_norm/1` and so on. What policies have learned is saved and loaded with Lightning's
+    checkpoints, and goes on in a second fit of the module. After a fit trainer and optimizers are as they were.
 
     Args:
         policy: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
@@ -103,21 +129,26 @@ class ClipCallback(Callback):
         policies_of(policy)  # a mistake is an error here
         self.clippers: list[Clipper] = []
         self._saved: list[dict[str, Any]] = []
+        self._module: Any = None
+        self._own = _OwnClipping()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach to the optimizers, each with policies of its own, which go on from where they were."""
-        trainer.gradient_clip_val = None
-        names = pl_module if isinstance(self._policy, Mapping) else None
+        self._own.switch_off(trainer)
         self.clippers = [
-            Clipper(one, policies_of(self._policy), model=names, nonfinite=self._nonfinite)
+            Clipper(one, policies_of(copy.deepcopy(self._policy)), model=pl_module, nonfinite=self._nonfinite)
             for one in trainer.optimizers
         ]
+        if self._module not in (None, pl_module):
+            self._saved = []
+        self._module = pl_module
         if self._saved:
             for clipper, state in zip(self.clippers, self._saved, strict=True):
                 clipper.load_state_dict(state)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Leave the optimizers as they were."""
+        """Leave trainer and optimizers as they were."""
+        self._own.switch_on()
         self._saved = self.state_dict()["clippers"]
         for clipper in self.clippers:
             clipper.remove()
@@ -132,7 +163,7 @@ class ClipCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint, once the fit begins."""
-        self._saved = state_dict["clippers"]
+        self._saved, self._module = state_dict["clippers"], None
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Log the norms of the last step, if the trainer has a logger."""

@@ -36,7 +36,7 @@ def live_chart(period: float = 0.5) -> Callable[[dict[str, float]], None]:
                 label = f"{name} of optimizer {opt}" if opt else name
                 series.setdefault(label, _Series()).add(latest["step"], latest[name])
         seen.update(latest)
-        if handle is None or time.monotonic() - drawn >= period:
+        if not drawn or time.monotonic() - drawn >= period:
             draw()
 
     def draw() -> None:
@@ -46,9 +46,9 @@ def live_chart(period: float = 0.5) -> Callable[[dict[str, float]], None]:
         step, loss, norm = int(seen["step"]), seen.get("loss", float("nan")), seen.get("norm", float("nan"))
         picture = curves([(label, one.points) for label, one in series.items()])
         shown = HTML(card(f"step {step}: loss {loss:.4g}, gradient norm {norm:.4g}", picture))
-        if handle is None:
+        if not drawn:
             handle = display(shown, display_id=True)
-        else:
+        elif handle is not None:  # outside of a notebook there is none
             handle.update(shown)
         drawn = time.monotonic()
 

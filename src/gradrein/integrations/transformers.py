@@ -1,14 +1,16 @@
 """Transformers callbacks: `Trainer(..., callbacks=[ClipCallback(1.0)])`, `MonitorCallback("run.jsonl")`."""
 
+import copy
 import inspect
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..clip import Clipper, NonFinite
-from ..errors import PrivacyError
+from ..errors import GradreinWarning, PrivacyError
 from ..private import Private
 from ..watch import ClipOption, Layers, Monitor
 from ._clipping import ClipPolicy, policies_of
@@ -17,7 +19,6 @@ from ._scalars import named
 
 try:
     from transformers import Trainer, TrainerCallback
-    from transformers.trainer_callback import CallbackHandler
 except ImportError as error:
     raise missing("transformers", "transformers") from error
 
@@ -51,21 +52,37 @@ class MonitorCallback(TrainerCallback):
     ) -> None:
         self._options: dict[str, Any] = {"record": record, "clip": clip, "norms": norms, "every": every}
         self.monitor: Monitor | None = None
-        self._model: Any = None
+        self._watched: tuple[Any, Any] = None, None
+        self._test_loss: str | None = None
+        self._own = _OwnClipping()
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
-        """Start recording, or go on with the record of this model. Each of several processes records itself."""
-        _put_first(self)
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,  # noqa: ARG002
+        control: Any,  # noqa: ARG002
+        model: Any = None,
+        optimizer: Any = None,
+        **kwargs: Any,  # noqa: ARG002
+    ) -> None:
+        """Start recording, or go on with the record of these. Each of several processes records itself."""
+        trainer, _ = _called_by(self)
         if self._options["clip"] is not None:
-            args.max_grad_norm = 0.0
-        if self.monitor is None or model is not self._model:
-            self.monitor, self._model = Monitor(model, **self._options), model
+            self._own.switch_off(trainer, args)
+        inner = getattr(optimizer, "optimizer", optimizer)  # that of accelerate holds the one that steps
+        watched = model, inner if isinstance(inner, torch.optim.Optimizer) else None
+        if self.monitor is None or any(a is not b for a, b in zip(watched, self._watched, strict=True)):
+            if self.monitor is not None:
+                self.monitor.stop()  # of training that failed
+            self.monitor, self._watched = Monitor(*watched, **self._options), watched
         self.monitor.start()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Note the evaluation loss, which the page draws as the test loss."""
-        if self.monitor is not None and metrics and "eval_loss" in metrics:
-            self.monitor.note("test", loss=float(metrics["eval_loss"]))
+        names = [name for name in metrics or () if name.startswith("eval_") and name.endswith("loss")]
+        self._test_loss = self._test_loss or next(iter(names), None)  # of several datasets the first
+        if self.monitor is not None and self._test_loss in names:
+            self.monitor.note("test", loss=float(metrics[self._test_loss]))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Add the latest numbers to a log of the loss."""
@@ -74,6 +91,7 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Complete the record."""
+        self._own.switch_on()
         if self.monitor is not None:
             self.monitor.stop()
 
@@ -81,9 +99,10 @@ class MonitorCallback(TrainerCallback):
 class ClipCallback(TrainerCallback):
     """Clip in place of the trainer, inside the step of the optimizer: once, also under DDP and FSDP2.
 
-    The trainer's own `max_grad_norm` is switched off. `grad_norm` in its log is the norm before clipping, and
-    `grad_norm_clipped` the one after. What policies have learned is saved in the trainer's checkpoints, and loaded from
-    that of the step which training goes on from, in `output_dir`. After training the optimizer is as it was.
+    The trainer's own `max_grad_norm` is off meanwhile. `grad_norm` in its log is the norm before clipping, of all that
+    a policy is for, and `grad_norm_clipped` the one after. What policies have learned is saved in the trainer's
+    checkpoints and loaded from the one that training is resumed from; another model begins anew. After training
+    trainer and optimizer are as they were.
 
     Args:
         policy: The largest norm; or a policy or its name; or a mapping from name patterns to those, None for what is
@@ -97,33 +116,49 @@ class ClipCallback(TrainerCallback):
     def __init__(self, policy: ClipPolicy, *, nonfinite: NonFinite = "raise") -> None:
         self._policy, self._nonfinite = policies_of(policy), nonfinite
         self.clipper: Clipper | None = None
+        self._model: Any = None
+        self._folder = ""
+        self._own = _OwnClipping()
 
     def on_train_begin(
         self,
         args: Any,
-        state: Any,
+        state: Any,  # noqa: ARG002
         control: Any,  # noqa: ARG002
         model: Any = None,
         optimizer: Any = None,
         **kwargs: Any,  # noqa: ARG002
     ) -> None:
         """Switch the trainer's own clipping off, and attach to its optimizer."""
-        _put_first(self)
-        args.max_grad_norm = 0.0
+        trainer, local = _called_by(self)
+        self._own.switch_off(trainer, args)
+        self._folder = args.output_dir if trainer is None else trainer._get_output_dir(local.get("trial"))
         inner = getattr(optimizer, "optimizer", optimizer)  # that of accelerate holds the one that steps
         if self.clipper is not None:
             self.clipper.remove()  # of training that failed
-        self.clipper = Clipper(inner, self._policy, model=model, nonfinite=self._nonfinite)
-        if _clipper_file(args, state).exists():
-            self.clipper.load_state_dict(torch.load(_clipper_file(args, state), weights_only=True))
+        goes_on = self.clipper is not None and model is self._model
+        policy = self.clipper.policy if goes_on else copy.deepcopy(self._policy)  # type: ignore[union-attr]
+        self.clipper, self._model = Clipper(inner, policy, model=model, nonfinite=self._nonfinite), model
+        resumed = local.get("resume_from_checkpoint")
+        if resumed is not None and self.clipper.state_dict():
+            file = Path(resumed) / _FILE
+            if file.exists():
+                self.clipper.load_state_dict(torch.load(file, weights_only=True))
+            else:
+                warnings.warn(
+                    f"ClipCallback: {file} does not exist, so the policy begins to learn anew.",
+                    GradreinWarning,
+                    stacklevel=2,
+                )
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Save what the policies have learned in the checkpoint; all processes have learned the same."""
         if self.clipper is not None and state.is_world_process_zero:
-            torch.save(self.clipper.state_dict(), _clipper_file(args, state))
+            torch.save(self.clipper.state_dict(), Path(self._folder) / f"checkpoint-{state.global_step}" / _FILE)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Leave the optimizer as it was."""
+        """Leave trainer and optimizer as they were."""
+        self._own.switch_on()
         if self.clipper is not None:
             self.clipper.remove()
 
@@ -131,7 +166,7 @@ class ClipCallback(TrainerCallback):
         """Add the norms of the last step to a log of the loss."""
         report = None if self.clipper is None else self.clipper.report
         if report is not None and logs is not None and "loss" in logs:
-            logs.setdefault("grad_norm", float(report.norm))  # the trainer's own, where it has measured it
+            logs["grad_norm"] = float(report.norm)
             logs["grad_norm_clipped"] = float(report.norm_after)
 
 
@@ -188,16 +223,40 @@ class PrivateTrainer(Trainer):
             self._run.load_state_dict(torch.load(Path(checkpoint) / "private.pt", weights_only=True))
 
 
-def _clipper_file(args: Any, state: Any) -> Path:
-    return Path(args.output_dir) / f"checkpoint-{state.global_step}" / "clipper.pt"
+_FILE = "clipper.pt"
 
 
-def _put_first(callback: TrainerCallback) -> None:
-    """Move a callback before all others. The handler that calls it is not passed to it, so it is looked for."""
+class _OwnClipping:
+    """The trainer's own clipping, which is off while a callback clips, and then as it was."""
+
+    def __init__(self) -> None:
+        self._was: tuple[Any, float] | None = None
+        self._trainer: Any = None
+
+    def switch_off(self, trainer: Any, args: Any) -> None:
+        if args.max_grad_norm:
+            self._was, args.max_grad_norm = (args, args.max_grad_norm), 0.0
+        self._trainer = trainer
+        if trainer is not None:  # it measures by clipping at infinity, which makes all gradients NaN where one is
+            trainer._get_grad_norm = lambda model, grad_norm=None: grad_norm  # noqa: ARG005
+
+    def switch_on(self) -> None:
+        if self._was is not None:
+            args, value = self._was
+            args.max_grad_norm = value
+        vars(self._trainer or self).pop("_get_grad_norm", None)
+        self._was = self._trainer = None
+
+
+def _called_by(callback: TrainerCallback) -> tuple[Any, dict[str, Any]]:
+    """Return the trainer that calls a callback and does not pass itself, and the names there. Move it before others."""
     frame = inspect.currentframe()
-    while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
+    while frame is not None and not isinstance(frame.f_locals.get("self"), Trainer):
         frame = frame.f_back
-    callbacks = frame.f_locals["self"].callbacks if frame is not None else []
+    if frame is None:
+        return None, {}
+    trainer, callbacks = frame.f_locals["self"], frame.f_locals["self"].callback_handler.callbacks
     if callback in callbacks:
         callbacks.remove(callback)
         callbacks.insert(0, callback)
+    return trainer, dict(frame.f_locals)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import sys
@@ -14,6 +15,7 @@ import torch
 
 from .._notebook import card
 from ..errors import ArgumentError, RecordError
+from ..policies import Policy
 from .analysis.advice import Advice
 from .analysis.finding import Finding
 from .arguments import ClipOption, check_arguments, check_layers, check_norms, plain_values, policy_of
@@ -98,8 +100,14 @@ class Monitor:
         self._writer = Writer(file, max_bytes)
         self._started, self._on, self._depth, self._on_step = False, False, 0, on_step
         on_recorded = None if on_step is None else lambda line: on_step(_numbers(line))
+        given = [policy_of(clip)]
+        spare = copy.deepcopy(given[0])  # a second optimizer has norms of its own
+
+        def new_policy() -> Policy | None:
+            return given.pop() if given else copy.deepcopy(spare)
+
         self._recorder = Recorder(
-            model, optimizer, lambda: policy_of(clip), every, self._writer, on_recorded, rank, flush_every, norms
+            model, optimizer, new_policy, every, self._writer, on_recorded, rank, flush_every, norms
         )
         self._header: dict[str, Any] = {
             "gradrein": VERSION,
@@ -131,8 +139,8 @@ class Monitor:
         """The last recorded step: `step`, `loss`, `norm`, `update`, `clip`, `lr`, as far as known.
 
         For a second optimizer also its number, `opt`. With `norms` also `norm/NAME` (the gradient's, before clipping),
-        `weight/NAME` and `update/NAME` (how far it moved, relative to its norm) of each layer. Reading it waits for an
-        accelerator.
+        `weight/NAME` and `update/NAME` (how far it moved, relative to its norm) of each layer; the last from a sample
+        of large tensors, rough where few rows move, as of an embedding. Reading it waits for an accelerator.
         """
         self._recorder.flush()
         return _numbers(self._recorder.latest)

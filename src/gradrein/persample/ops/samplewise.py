@@ -70,7 +70,8 @@ def declare_samplewise(
             All by default.
 
     Raises:
-        ArgumentTypeError: `function` is not a Function, or `dim` not an integer.
+        ArgumentTypeError: `function` is not a Function, or `inputs` not a list.
+        ArgumentError: `dim` or one of `inputs` is no position.
 
     Examples:
         >>> import gradrein, torch
@@ -96,7 +97,12 @@ def declare_samplewise(
             "declare_samplewise: expected a torch.autograd.Function, as in declare_samplewise(Scale, dim=0); found "
             f"{function!r:.40}."
         )
-    _DECLARED[function] = count(dim, "dim", 0), None if inputs is None else tuple(inputs), 1
+    if inputs is not None and not isinstance(inputs, list | tuple):
+        raise ArgumentTypeError(
+            f"declare_samplewise: `inputs` is a list of positions such as [0]; found {inputs!r:.40}."
+        )
+    rows = None if inputs is None else tuple(count(position, "inputs", 0) for position in inputs)
+    _DECLARED[function] = count(dim, "dim", 0), rows, 1
 
 
 def samplewise(node: Node) -> Samplewise | None:

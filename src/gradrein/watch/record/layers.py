@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..._torch.dtensor import is_dtensor
+from ..say import say
 
 Layers: TypeAlias = str | Mapping[str, str]
 """A name pattern: each parameter that matches. Or patterns by label: under each, all that match together.
@@ -37,7 +38,11 @@ class LayerNorms:
     """
 
     def __init__(self, layers: Layers, names: Sequence[str], parameters: Sequence[Any]) -> None:
-        self._labels = {label: at for label, at in choose(layers, names).items() if at}
+        chosen = choose(layers, names)
+        self._labels = {label: at for label, at in chosen.items() if at}
+        missing = [label for label in chosen if label not in self._labels] if chosen else [layers]
+        if missing:
+            say(f"gradrein: norms={missing} matches none of the optimizer's parameters: {', '.join(names[:8])}")
         self._sharded: dict[tuple[Any, ...], list[int]] = {}
         for i in sorted({i for at in self._labels.values() for i in at}):
             if groups := _shard_groups(parameters[i]):

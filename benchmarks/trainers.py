@@ -6,9 +6,10 @@ The same model, data and global batch on one process, on DDP with two, on FSDP2 
 parallelism with two times two (gloo, CPU). In each run the norm before clipping that the trainer logs is compared with
 that of one process, and the norm of the gradients that the optimizer sees with the limit. What a trainer cannot do on a
 CPU is said. Accelerate, alone and in Transformers, drops FSDP2 on CPUs: it is made to keep it, and then shards as on
-accelerators; with tensor parallelism, its model is sharded by hand. torchtitan (0.2.2; leave it out where it is not installed) trains its llama3 debug model in its own loop;
-since it asks for an accelerator and triton, the CPU stands in for the one, and its kernels for experts are left out.
-Under DDP its gradients are those of one process over the number of ranks; the norm is compared times that number.
+accelerators; with tensor parallelism, its model is sharded by hand. torchtitan (0.2.2; leave it out where it is not
+installed) trains its llama3 debug model in its own loop; since it asks for an accelerator and triton, the CPU stands in
+for the one, and its kernels for experts are left out. Under DDP its gradients are those of one process over the number
+of ranks; the norm is compared times that number.
 """
 
 from __future__ import annotations

@@ -203,13 +203,17 @@ def by_places(step: Step) -> Owners:
     return Owners.of(torch.where(index > 0, owners[index - 1], UNREACHED), step.shape)
 
 
-@lru_cache(maxsize=8)
+# An index with more numbers than the first is not kept for the next step, nor are more random ones than the second.
+_KEPT, _KEPT_RANDOM = 1 << 16, 1 << 22
+
+
 def _random(count: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return (_kept_random if count <= _KEPT_RANDOM else _kept_random.__wrapped__)(count, dtype, seed)
+
+
+@lru_cache(maxsize=8)
+def _kept_random(count: int, dtype: torch.dtype, seed: int) -> Tensor:
     return 1 + torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=dtype, device="cpu")
-
-
-# An index with more numbers than this is not kept for the next step.
-_KEPT = 1 << 16
 
 
 def moved_by(nodes: Iterable[Node]) -> Tensor:

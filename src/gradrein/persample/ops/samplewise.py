@@ -61,7 +61,9 @@ def declare_samplewise(
 
     Known already, by their names: the GELU of Bloom and the square root of RecurrentGemma in transformers, the dense
     attention of flash-attn and xformers, the 4-bit and 8-bit products of bitsandbytes, layer norm, group norm and
-    softmax of Liger, the scans of mamba, gated linear attention and gated delta rule of fla.
+    softmax of Liger, the scans of mamba, gated linear attention and gated delta rule of fla. SwiGLU, RMS norm, rotation
+    and cross entropy of Liger overwrite what they are given: each loss is differentiated alone, which is right, and
+    slow.
 
     Args:
         function: your Function.

@@ -87,7 +87,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             run = wandb.init(project="norms", dir=folder)
             made = {name: contender(watching, run, batch) for name, watching in CONTENDERS.items()}
-            times = side_by_side.interleave(made, rounds=12, warmup=1, inner=1, clock=time.process_time)
+            times = side_by_side.interleave(made, rounds=8, warmup=1, inner=1, clock=time.process_time)
             run.finish()
         for name in CONTENDERS:
             ratio = side_by_side.ratio(times[name], times["plain"])

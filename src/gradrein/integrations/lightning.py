@@ -8,7 +8,7 @@ from ..clip import Clipper, NonFinite
 from ..errors import PrivacyError
 from ..private import Private
 from ..watch import ClipOption, Layers, Monitor
-from ._clipping import ClipPolicy, policies_of
+from ._clipping import ClipPolicy, Meanwhile, policies_of
 from ._missing import missing
 from ._scalars import named
 
@@ -16,22 +16,6 @@ try:
     from lightning.pytorch.callbacks import Callback
 except ImportError as error:
     raise missing("lightning", "lightning") from error
-
-
-class _OwnClipping:
-    """The trainer's own clipping, which is off while a callback clips, and then as it was."""
-
-    def __init__(self) -> None:
-        self._was: tuple[Any, Any] | None = None
-
-    def switch_off(self, trainer: Any) -> None:
-        if trainer.gradient_clip_val:
-            self._was, trainer.gradient_clip_val = (trainer, trainer.gradient_clip_val), None
-
-    def switch_on(self) -> None:
-        if self._was is not None:
-            trainer, value = self._was
-            trainer.gradient_clip_val, self._was = value, None
 
 
 class MonitorCallback(Callback):
@@ -63,12 +47,12 @@ class MonitorCallback(Callback):
         self.monitor: Monitor | None = None
         self._module: Any = None
         self._latest: dict[int, dict[str, float]] = {}
-        self._own = _OwnClipping()
+        self._own = Meanwhile()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Start recording, or go on with the record of this module. Each of several processes records itself."""
         if self._options["clip"] is not None:
-            self._own.switch_off(trainer)
+            self._own.set(trainer, "gradient_clip_val", None)
         if self.monitor is None or pl_module is not self._module:
             self._latest = {}
             self.monitor, self._module = Monitor(pl_module, **self._options, on_step=self._keep), pl_module
@@ -102,7 +86,7 @@ class MonitorCallback(Callback):
         self._stop(f"{type(exception).__name__}: {exception}")
 
     def _stop(self, because: str | None = None) -> None:
-        self._own.switch_on()
+        self._own.restore()
         if self.monitor is not None:
             self.monitor.stop(because)
 
@@ -130,11 +114,11 @@ class ClipCallback(Callback):
         self.clippers: list[Clipper] = []
         self._saved: list[dict[str, Any]] = []
         self._module: Any = None
-        self._own = _OwnClipping()
+        self._own = Meanwhile()
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach to the optimizers, each with policies of its own, which go on from where they were."""
-        self._own.switch_off(trainer)
+        self._own.set(trainer, "gradient_clip_val", None)
         self.clippers = [
             Clipper(one, policies_of(copy.deepcopy(self._policy)), model=pl_module, nonfinite=self._nonfinite)
             for one in trainer.optimizers
@@ -148,7 +132,7 @@ class ClipCallback(Callback):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Leave trainer and optimizers as they were."""
-        self._own.switch_on()
+        self._own.restore()
         self._saved = self.state_dict()["clippers"]
         for clipper in self.clippers:
             clipper.remove()

@@ -13,7 +13,7 @@ from ..clip import Clipper, NonFinite
 from ..errors import GradreinWarning, PrivacyError
 from ..private import Private
 from ..watch import ClipOption, Layers, Monitor
-from ._clipping import ClipPolicy, policies_of
+from ._clipping import ClipPolicy, Meanwhile, policies_of
 from ._missing import missing
 from ._scalars import named
 
@@ -54,7 +54,7 @@ class MonitorCallback(TrainerCallback):
         self.monitor: Monitor | None = None
         self._watched: tuple[Any, Any] = None, None
         self._test_loss: str | None = None
-        self._own = _OwnClipping()
+        self._own = Meanwhile()
 
     def on_train_begin(
         self,
@@ -68,7 +68,7 @@ class MonitorCallback(TrainerCallback):
         """Start recording, or go on with the record of these. Each of several processes records itself."""
         trainer, _ = _called_by(self)
         if self._options["clip"] is not None:
-            self._own.switch_off(trainer, args)
+            _switch_off(self._own, trainer, args)
         inner = getattr(optimizer, "optimizer", optimizer)  # that of accelerate holds the one that steps
         watched = model, inner if isinstance(inner, torch.optim.Optimizer) else None
         if self.monitor is None or any(a is not b for a, b in zip(watched, self._watched, strict=True)):
@@ -91,7 +91,7 @@ class MonitorCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Complete the record."""
-        self._own.switch_on()
+        self._own.restore()
         if self.monitor is not None:
             self.monitor.stop()
 
@@ -118,7 +118,7 @@ class ClipCallback(TrainerCallback):
         self.clipper: Clipper | None = None
         self._model: Any = None
         self._folder = ""
-        self._own = _OwnClipping()
+        self._own = Meanwhile()
 
     def on_train_begin(
         self,
@@ -131,7 +131,7 @@ class ClipCallback(TrainerCallback):
     ) -> None:
         """Switch the trainer's own clipping off, and attach to its optimizer."""
         trainer, local = _called_by(self)
-        self._own.switch_off(trainer, args)
+        _switch_off(self._own, trainer, args)
         self._folder = args.output_dir if trainer is None else trainer._get_output_dir(local.get("trial"))
         inner = getattr(optimizer, "optimizer", optimizer)  # that of accelerate holds the one that steps
         if self.clipper is not None:
@@ -158,7 +158,7 @@ class ClipCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Leave trainer and optimizer as they were."""
-        self._own.switch_on()
+        self._own.restore()
         if self.clipper is not None:
             self.clipper.remove()
 
@@ -226,26 +226,11 @@ class PrivateTrainer(Trainer):
 _FILE = "clipper.pt"
 
 
-class _OwnClipping:
-    """The trainer's own clipping, which is off while a callback clips, and then as it was."""
-
-    def __init__(self) -> None:
-        self._was: tuple[Any, float] | None = None
-        self._trainer: Any = None
-
-    def switch_off(self, trainer: Any, args: Any) -> None:
-        if args.max_grad_norm:
-            self._was, args.max_grad_norm = (args, args.max_grad_norm), 0.0
-        self._trainer = trainer
-        if trainer is not None:  # it measures by clipping at infinity, which makes all gradients NaN where one is
-            trainer._get_grad_norm = lambda model, grad_norm=None: grad_norm  # noqa: ARG005
-
-    def switch_on(self) -> None:
-        if self._was is not None:
-            args, value = self._was
-            args.max_grad_norm = value
-        vars(self._trainer or self).pop("_get_grad_norm", None)
-        self._was = self._trainer = None
+def _switch_off(own: Meanwhile, trainer: Any, args: Any) -> None:
+    """Switch the trainer's own clipping off, and its measuring, which makes all gradients NaN where one is."""
+    own.set(args, "max_grad_norm", 0.0)
+    if trainer is not None:
+        own.set(trainer, "_get_grad_norm", lambda model, grad_norm=None: grad_norm)  # noqa: ARG005
 
 
 def _called_by(callback: TrainerCallback) -> tuple[Any, dict[str, Any]]:

@@ -303,7 +303,8 @@ class Losses:
         for node in set(self.scan.custom) - packed_nodes(self.scan.custom):
             with suppress(RuntimeError):  # freed, or changed in place: the engine says so
                 values += [*node.saved_tensors, *vars(node).values()]  # type: ignore[attr-defined]
-        return [(x, x.detach().clone()) for x in values if isinstance(x, Tensor) and x.layout is torch.strided]
+        plain = [x for x in values if type(x) in (Tensor, torch.nn.Parameter) and x.layout is torch.strided]
+        return [(x, x.detach().clone()) for x in plain]
 
     def weights_of_entries(self, weights: Tensor) -> Tensor:
         """Return the weight of each entry, given those of samples."""

@@ -206,6 +206,10 @@ def test_the_loss_of_the_first_of_several_datasets(tmp_path):
         for number, name in enumerate("ab"):
             callback.on_evaluate(None, None, None, metrics={f"eval_{name}_loss": step + number / 2, "epoch": 1})
     assert noted == [0.0, 1.0]
+    noted.clear()
+    callback._test_loss = None
+    callback.on_evaluate(None, None, None, metrics={"eval_mlm_loss": 3.0, "eval_loss": 2.0})
+    assert noted == [2.0]
 
 
 @pytest.mark.parametrize("rules", RULES)

@@ -80,7 +80,7 @@ class MonitorCallback(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """Note the evaluation loss, which the page draws as the test loss."""
         names = [name for name in metrics or () if name.startswith("eval_") and name.endswith("loss")]
-        self._test_loss = self._test_loss or next(iter(names), None)  # of several datasets the first
+        self._test_loss = self._test_loss or min(names, key=len, default=None)  # of several datasets the first
         if self.monitor is not None and self._test_loss in names:
             self.monitor.note("test", loss=float(metrics[self._test_loss]))
 

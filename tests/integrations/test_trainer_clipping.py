@@ -268,6 +268,8 @@ def test_lightning_with_two_optimizers(tmp_path):
     from gradrein.integrations.lightning import ClipCallback, MonitorCallback
 
     class Pair(pl.LightningModule):
+        outside = False
+
         def __init__(self):
             super().__init__()
             self.automatic_optimization = False
@@ -281,7 +283,10 @@ def test_lightning_with_two_optimizers(tmp_path):
                 optimizer.step()
 
         def configure_optimizers(self):
-            return [torch.optim.SGD(part.parameters(), 1e-4) for part in (self.gen, self.disc)]
+            gen = (
+                [*self.gen.parameters(), torch.nn.Parameter(torch.zeros(1))] if self.outside else self.gen.parameters()
+            )
+            return [torch.optim.SGD(given, 1e-4) for given in (gen, self.disc.parameters())]
 
     def fit(*callbacks, logger=False):
         options = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
@@ -305,6 +310,8 @@ def test_lightning_with_two_optimizers(tmp_path):
     assert {"gradrein/norm", "gradrein/opt1/norm"} <= trainer.callback_metrics.keys()
     with pytest.raises(ArgumentError, match="never used"):
         fit(ClipCallback({"nobody*": None, "*": 1.0}))
+    Pair.outside = True  # a number needs no names: an optimizer may have a parameter that the module has not
+    fit(ClipCallback(0.01))
 
 
 def test_accelerate():

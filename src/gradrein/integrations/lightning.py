@@ -2,6 +2,7 @@
 
 import copy
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from ..clip import Clipper, NonFinite
@@ -119,8 +120,9 @@ class ClipCallback(Callback):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Attach to the optimizers, each with policies of its own, which go on from where they were."""
         self._own.set(trainer, "gradient_clip_val", None)
+        names = pl_module if isinstance(self._policy, Mapping) else None  # an optimizer may have more than the module
         self.clippers = [
-            Clipper(one, policies_of(copy.deepcopy(self._policy)), model=pl_module, nonfinite=self._nonfinite)
+            Clipper(one, policies_of(copy.deepcopy(self._policy)), model=names, nonfinite=self._nonfinite)
             for one in trainer.optimizers
         ]
         if self._module not in (None, pl_module):
